@@ -1,0 +1,1 @@
+"""From a capture request to a graph definition: compile, plan, build."""

@@ -1,0 +1,91 @@
+"""The DeviceProgram: the steps of a capture in program order, before they have addresses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeAlias
+
+from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferUse:
+    """A byte range of a buffer that a step reads or writes."""
+
+    buffer: str
+    offset: int
+    nbytes: int
+
+    def overlaps(self, other: BufferUse) -> bool:
+        """True when both name at least one common byte."""
+        return (
+            self.buffer == other.buffer
+            and self.offset < other.offset + other.nbytes
+            and other.offset < self.offset + self.nbytes
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutableCall:
+    """One call of a compiled region.
+
+    Attributes:
+        name: the region's name.
+        executable: called with the arrays of ``reads``; returns those of ``writes``.
+        reads: whole buffers, in order of the executable's parameters.
+        writes: whole buffers, in order of its results.
+        stream: number of the stream it is on.
+        is_captured: False when it runs eagerly between two graphs.
+    """
+
+    name: str
+    executable: Any = dataclasses.field(repr=False)
+    reads: tuple[BufferUse, ...]
+    writes: tuple[BufferUse, ...]
+    stream: int = 0
+    is_captured: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """A device-to-device copy of a byte range."""
+
+    name: str
+    source: BufferUse
+    target: BufferUse
+    stream: int = 0
+
+    @property
+    def reads(self) -> tuple[BufferUse, ...]:
+        """The source."""
+        return (self.source,)
+
+    @property
+    def writes(self) -> tuple[BufferUse, ...]:
+        """The target."""
+        return (self.target,)
+
+
+Step: TypeAlias = ExecutableCall | Copy
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceProgram:
+    """Steps, buffers and the order that the streams declare.
+
+    Attributes:
+        name: the captured function's name.
+        buffers: every buffer that a step touches, inputs and outputs included.
+        steps: in program order.
+        edges: pairs of step indices; the first must finish before the second (stream order and
+            waits, not reduced).
+        inputs: static inputs, constants included.
+        outputs: flat results.
+    """
+
+    name: str
+    buffers: tuple[BufferSpec, ...]
+    steps: tuple[Step, ...]
+    edges: tuple[tuple[int, int], ...]
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]

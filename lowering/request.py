@@ -1,0 +1,100 @@
+"""The waist between front end and lowering: what is to be captured, without the IR."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferSpec:
+    """Name, shape and dtype of one array in device memory (physical: a PRNG key is ``uint32``)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the array takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Role(enum.Enum):
+    """How an input reaches its static buffer."""
+
+    COPIED = "copied"
+    DONATED = "donated"
+    CONSTANT = "constant"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """A static input buffer and how it is filled: each replay, once and then resident, or once."""
+
+    buffer: BufferSpec
+    role: Role
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputSpec:
+    """A result: the buffer that holds it, and the name of the donated input that it updates."""
+
+    buffer: BufferSpec
+    alias: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a region runs.
+
+    Attributes:
+        stream: number of its stream; 0 is the capturing stream.
+        waits: names of the regions on other streams that must finish before it.
+        is_captured: False for a region that runs eagerly between two graphs.
+    """
+
+    stream: int = 0
+    waits: tuple[str, ...] = ()
+    is_captured: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """A maximal run of ops on one stream.
+
+    Attributes:
+        name: unique in its request.
+        function: flat and traceable; takes and returns arrays as ``inputs`` and ``outputs`` say.
+        inputs: what it reads.
+        outputs: what it defines.
+        place: its stream, its waits, and whether it is captured.
+    """
+
+    name: str
+    function: Callable[..., tuple[Any, ...]] = dataclasses.field(repr=False)
+    inputs: tuple[BufferSpec, ...]
+    outputs: tuple[BufferSpec, ...]
+    place: Place = Place()
+
+
+@dataclasses.dataclass(frozen=True)
+class CaptureRequest:
+    """Everything that lowering needs to know of a captured function.
+
+    Attributes:
+        name: the function's name.
+        regions: in program order.
+        inputs: every static input, constants included.
+        outputs: every flat result, in order.
+    """
+
+    name: str
+    regions: tuple[Region, ...]
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]

@@ -1,0 +1,1 @@
+"""From device to replay: what exists while a captured graph runs."""

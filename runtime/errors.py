@@ -1,0 +1,93 @@
+"""The error tree. Every error says what, where, why and how to fix it, in that order."""
+
+from __future__ import annotations
+
+
+class TracegraphError(Exception):
+    """Base of all errors of tracegraph: four lines, always in the same order.
+
+    Args:
+        what: what is wrong, naming the thing that the user wrote.
+        where: the user's file, line and function, and our op or argument.
+        why: the one fact about CUDA graphs or memory that makes it wrong.
+        fix: one or two things to type.
+        anchor: the section of ``docs/errors.md`` that explains it.
+
+    Example:
+        >>> error = CaptureError("`f` prints", where="a.py:3 in f", why="no host code is replayed",
+        ...                      fix="print outside", anchor="callback")
+        >>> print(error)
+        `f` prints
+          where: a.py:3 in f
+          why:   no host code is replayed
+          fix:   print outside          docs/errors.md#callback
+    """
+
+    def __init__(self, what: str, *, where: str, why: str, fix: str, anchor: str) -> None:
+        self.what, self.where, self.why, self.fix, self.anchor = what, where, why, fix, anchor
+        super().__init__(format_error(what, where, why, fix, anchor))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.where, self.why, self.fix, self.anchor)
+
+
+def format_error(what: str, where: str, why: str, fix: str, anchor: str) -> str:
+    """Returns the four lines of an error message."""
+    return (
+        f"{what}\n  where: {where}\n  why:   {why}\n"
+        f"  fix:   {fix}          docs/errors.md#{anchor}"
+    )
+
+
+def _rebuild(
+    kind: type[TracegraphError], what: str, where: str, why: str, fix: str, anchor: str
+) -> TracegraphError:
+    return kind(what, where=where, why=why, fix=fix, anchor=anchor)
+
+
+class CaptureError(TracegraphError):
+    """The function cannot be captured as it is written or called."""
+
+
+class UnsupportedError(TracegraphError):
+    """The function is fine, but this version cannot lower it."""
+
+
+class VerificationError(TracegraphError):
+    """The replay of a new graph differs from `jax.jit`; the graph is not used."""
+
+
+class ReplayError(TracegraphError):
+    """A captured graph cannot be replayed with these arguments or in this state."""
+
+
+class StaleOutputError(ReplayError):
+    """A static output was read after a later replay had overwritten it."""
+
+
+class OutOfMemoryError(TracegraphError):
+    """The pool cannot hold what the memory plan asks for."""
+
+
+class CudaError(TracegraphError):
+    """A CUDA driver call failed."""
+
+
+class ConfigError(TracegraphError):
+    """An option or environment variable has a value that is not allowed."""
+
+
+PUBLIC_ERRORS = (
+    TracegraphError,
+    CaptureError,
+    UnsupportedError,
+    VerificationError,
+    ReplayError,
+    StaleOutputError,
+    OutOfMemoryError,
+    CudaError,
+    ConfigError,
+)
+for _error in PUBLIC_ERRORS:
+    # Users import these from `tracegraph`, so tracebacks name them so.
+    _error.__module__ = "tracegraph"

@@ -1,0 +1,1 @@
+"""The embedded device: streams, pools and graphs over ordinary memory."""

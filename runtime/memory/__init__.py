@@ -1,0 +1,1 @@
+"""Segments, blocks and pools: pure Python, without JAX and without CUDA."""

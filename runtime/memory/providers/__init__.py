@@ -1,0 +1,1 @@
+"""Where the segments of a pool come from."""

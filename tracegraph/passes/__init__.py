@@ -1,0 +1,1 @@
+"""Graph to Graph rewrites, one per file."""
