@@ -1,0 +1,46 @@
+# Needs only python3 (3.11 or later) with its venv module, and network access for the first call.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Two workers: JAX compiles with several threads by itself.
+PYTEST_ARGS ?= -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/installed ## train a digit classifier, captured whole, and write digits_loss.png
+	$(BIN)/python examples/03_train_digits.py
+
+test: $(VENV)/installed ## run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/installed build/typecheck ## lint, check the format, check the types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/installed ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove everything that the other targets made
+	rm -rf .venv .venv-newest build dist *.egg-info
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tracegraph needs Python 3.11 or later; try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+# Type checkers do not run the line that joins the layers, so they get a tree of links in which
+# `lowering/` and `runtime/` stand inside `tracegraph/`.
+.PHONY: build/typecheck
+build/typecheck:
+	@rm -rf $@ && mkdir -p $@
+	@find tracegraph lowering runtime tests examples benchmarks -name '*.py' | while read -r file; do \
+	    case $$file in lowering/*|runtime/*) link=$@/tracegraph/$$file ;; *) link=$@/$$file ;; esac; \
+	    mkdir -p "$${link%/*}" && ln -s "$(CURDIR)/$$file" "$$link"; \
+	done

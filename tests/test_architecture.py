@@ -1,0 +1,128 @@
+"""The import law holds in this tree, and every rule fires on a planted fault."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from tests import architecture_rules as rules
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+CLEAN_TREE = {
+    "tracegraph/__init__.py": "from tracegraph.decorator import capture as capture\n",
+    "tracegraph/decorator.py": (
+        "import jax\n"
+        "from tracegraph.lowering import build\n"
+        "from tracegraph.runtime.errors import Bad\n"
+        "def capture(): return build, Bad, jax.__version__\n"
+    ),
+    "tracegraph/jax_internals.py": "from jax._src import core\n",
+    "lowering/__init__.py": "",
+    "lowering/build.py": "from tracegraph.runtime import errors\n",
+    "lowering/memory_plan.py": "import numpy\nfrom tracegraph.lowering.lifetimes import find\n",
+    "lowering/lifetimes.py": "def find(): return 1\n",
+    "runtime/__init__.py": "",
+    "runtime/errors.py": "class Bad(Exception): pass\n",
+    "runtime/cuda/driver.py": "from cuda.bindings import driver\n",
+    "runtime/memory/pool.py": (
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Pool:\n    a: int\n"
+    ),
+}
+
+SEVEN_FIELDS = "".join(f"    f{i}: int\n" for i in range(7))
+RECORD_HEAD = "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass R:\n"
+FAULTS = [
+    pytest.param(rule, path, text, message, id=f"{rule.__name__}-{index}")
+    for index, (rule, path, text, message) in enumerate(
+        [
+            (rules.check_layers, "runtime/x.py", "import tracegraph.lowering.build", "x.py:1: runtime imports lowering"),
+            (rules.check_layers, "runtime/x.py", "import tracegraph as tg", "runtime imports tracegraph"),
+            (rules.check_layers, "lowering/x.py", "\nfrom tracegraph.decorator import capture", "x.py:2: lowering imports tracegraph"),
+            (rules.check_layers, "lowering/x.py", "from tracegraph import decorator", "lowering imports tracegraph"),
+            (rules.check_layers, "tracegraph/x.py", "from runtime import errors", "users have it as `tracegraph.runtime.errors`"),
+            (rules.check_layers, "tracegraph/x.py", "from . import decorator", "relative import"),
+            (rules.check_local_imports, "lowering/x.py", "def f():\n  if 1:\n    import tracegraph.runtime.errors", "x.py:3: imports `tracegraph.runtime.errors` inside"),
+            (rules.check_local_imports, "tracegraph/x.py", "class A:\n  def f(self):\n    from .decorator import capture", "inside a function"),
+            (rules.check_local_imports, "tracegraph/x.py", "import importlib\ndef f(): return importlib.import_module('tracegraph.lowering')", "inside a function"),
+            (rules.check_cycles, "lowering/lifetimes.py", "from tracegraph.lowering.memory_plan import x", "tracegraph.lowering.lifetimes -> tracegraph.lowering.memory_plan -> tracegraph.lowering.lifetimes"),
+            (rules.check_cycles, "tracegraph/decorator.py", "import tracegraph", "tracegraph -> tracegraph.decorator -> tracegraph"),
+            (rules.check_cycles, "runtime/x.py", "from tracegraph.runtime.x import y", "import cycle"),
+            (rules.check_driver, "runtime/cuda/graph.py", "from cuda.bindings import driver", "graph.py:1: imports `cuda.bindings.driver`"),
+            (rules.check_driver, "runtime/cuda/graph.py", "from cuda.bindings.driver import cuInit", "only runtime/cuda/driver.py may"),
+            (rules.check_driver, "runtime/cuda/graph.py", "import cuda.bindings as b", "only runtime/cuda/driver.py may"),
+            (rules.check_private_jax, "tracegraph/x.py", "from jax._src import core", "`jax._src.core`"),
+            (rules.check_private_jax, "lowering/x.py", "import jax.extend.core", "`jax.extend.core`"),
+            (rules.check_private_jax, "lowering/x.py", "import jax\njax.extend.core.Literal", "x.py:2: touches private"),
+            (rules.check_private_jax, "lowering/x.py", "from jax import lax as l\nl._f()", "`jax.lax._f`"),
+            (rules.check_private_jax, "lowering/x.py", "import jax.numpy as jnp\njnp._f()", "`jax.numpy._f`"),
+            (rules.check_private_jax, "runtime/x.py", "import jaxlib.xla_client", "`jaxlib.xla_client`"),
+            (rules.check_pure_places, "runtime/memory/pool.py", "import jax.numpy", "pool.py: reaches jax"),
+            (rules.check_pure_places, "runtime/memory/providers/x.py", "from cuda.bindings import nvrtc", "reaches cuda"),
+            (rules.check_pure_places, "lowering/lifetimes.py", "import jax", "memory_plan.py: reaches jax through tracegraph.lowering.lifetimes"),
+            (rules.check_file_lengths, "lowering/x.py", "a = 1\n" * 401, "401 lines"),
+            (rules.check_module_names, "tracegraph/capture.py", "", "named like the public `capture`"),
+            (rules.check_module_names, "tracegraph/capture/__init__.py", "", "named like the public `capture`"),
+            (rules.check_records, "runtime/x.py", RECORD_HEAD + SEVEN_FIELDS, "x.py:3: record `R` has 7 fields"),
+            (rules.check_records, "runtime/x.py", "from dataclasses import dataclass\n@dataclass\nclass R:\n  a: int", "`R` is not frozen"),
+        ]
+    )
+]  # fmt: skip
+LEGAL_NEIGHBOURS = [
+    pytest.param(rule, path, text, id=f"{rule.__name__}-{index}")
+    for index, (rule, path, text) in enumerate(
+        [
+            (rules.check_layers, "tracegraph/x.py", "import tracegraph.runtime.errors, runtimes"),
+            (rules.check_local_imports, "tracegraph/x.py", "def f():\n  import numpy"),
+            (rules.check_cycles, "tracegraph/x.py", "from tracegraph.decorator import capture"),
+            (rules.check_driver, "runtime/cuda/x.py", "from cuda.bindings import nvrtc"),
+            (rules.check_private_jax, "lowering/x.py", "import jax\njax.numpy.sin, jax.__version__, a._b"),
+            (rules.check_pure_places, "runtime/array.py", "import jax"),
+            (rules.check_file_lengths, "lowering/x.py", '"""T, past 400\nlines because x."""\n' + "a = 1\n" * 500),
+            (rules.check_file_lengths, "lowering/x.py", "a = 1\n" * 400),
+            (rules.check_module_names, "tracegraph/__init__.py", "from tracegraph import decorator as decorator"),
+            (rules.check_records, "runtime/x.py", RECORD_HEAD + '    """R. More than six\n    fields because x."""\n' + SEVEN_FIELDS),
+            (rules.check_records, "runtime/x.py", RECORD_HEAD + "    a: ClassVar[int]\n" + SEVEN_FIELDS[:-12]),
+        ]
+    )
+]  # fmt: skip
+
+
+def _write_tree(root: pathlib.Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+def test_this_tree_keeps_the_law(rule: rules.Rule) -> None:
+    assert rules.read_sources(ROOT), f"no sources below {ROOT}"
+    assert rule(ROOT) == []
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+def test_a_clean_tree_has_no_violations(rule: rules.Rule, tmp_path: pathlib.Path) -> None:
+    _write_tree(tmp_path, CLEAN_TREE)
+    assert rule(tmp_path) == []
+
+
+@pytest.mark.parametrize(("rule", "path", "text", "message"), FAULTS)
+def test_a_planted_fault_is_found(
+    rule: rules.Rule, path: str, text: str, message: str, tmp_path: pathlib.Path
+) -> None:
+    _write_tree(tmp_path, {**CLEAN_TREE, path: text})
+    found = rule(tmp_path)
+    assert any(message in line for line in found), found
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), LEGAL_NEIGHBOURS)
+def test_a_legal_neighbour_is_not_found(
+    rule: rules.Rule, path: str, text: str, tmp_path: pathlib.Path
+) -> None:
+    _write_tree(tmp_path, {**CLEAN_TREE, path: text})
+    assert rule(tmp_path) == []
+
+
+def test_every_rule_has_a_planted_fault() -> None:
+    assert {fault.values[0] for fault in FAULTS} == set(rules.RULES)

@@ -1,0 +1,165 @@
+"""A bare checkout, an editable install and a wheel all give the same one top-level name."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LAYERS = ("tracegraph", "lowering", "runtime")
+SHIPPED = ("pyproject.toml", "README.md", "LICENSE", *LAYERS)
+PIP_OPTIONS = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+
+IMPORT_EVERYTHING = """
+import importlib, pathlib, sys
+import tracegraph, tracegraph.lowering, tracegraph.runtime
+from tracegraph.lowering.request import CaptureRequest
+from tracegraph.runtime.errors import CaptureError
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+folder = pathlib.Path(tracegraph.__file__).parent
+print(folder)
+print(pathlib.Path(tracegraph.lowering.__file__).parent)
+"""
+
+LIST_NEW_MODULES = """
+import sys
+import jax, numpy, absl
+before = set(sys.modules)
+import tracegraph
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+"""
+
+
+def _run(*command: object, cwd: pathlib.Path, path: pathlib.Path | None = None) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"JAX_PLATFORMS": "cpu"} | ({"PYTHONPATH": str(path)} if path else {})
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _modules(root: pathlib.Path) -> list[str]:
+    """Dotted names of every module that the three folders hold, as users import them."""
+    files = sorted(file for layer in LAYERS for file in (root / layer).rglob("*.py"))
+    parts = [file.relative_to(root).with_suffix("").parts for file in files]
+    dotted = [
+        ".".join(each if each[0] == "tracegraph" else ("tracegraph", *each)) for each in parts
+    ]
+    return [name.removesuffix(".__init__") for name in dotted if not name.endswith(".__main__")]
+
+
+def find_packages(root: pathlib.Path) -> list[str]:
+    """Returns the dotted name of every folder of the layers that holds Python files."""
+    folders = {file.parent for layer in LAYERS for file in (root / layer).rglob("*.py")}
+    names = [".".join(folder.relative_to(root).parts) for folder in folders]
+    return sorted(n if n.split(".")[0] == "tracegraph" else f"tracegraph.{n}" for n in names)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A copy of what is shipped, so that a build leaves nothing in the tree under test."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in SHIPPED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    _run(sys.executable, "-m", "pip", "wheel", *PIP_OPTIONS, "-w", folder, checkout, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_bare_checkout(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    code = ("-c", IMPORT_EVERYTHING, *_modules(checkout))
+    folders = _run(sys.executable, *code, cwd=tmp_path, path=checkout).split()
+    assert folders == [str(checkout / "tracegraph"), str(checkout / "lowering")]
+
+
+def test_wheel(wheel: pathlib.Path, checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "site"
+    _run(sys.executable, "-m", "pip", "install", *PIP_OPTIONS, "-t", target, wheel, cwd=tmp_path)
+    code = ("-c", IMPORT_EVERYTHING, *_modules(checkout))
+    folders = _run(sys.executable, *code, cwd=tmp_path, path=target).split()
+    assert folders == [str(target / "tracegraph"), str(target / "tracegraph" / "lowering")]
+
+
+def test_wheel_has_one_top_level_name(wheel: pathlib.Path, checkout: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"tracegraph"}
+    assert "tracegraph/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    shipped = {name for name in names if name.endswith(".py")}
+    wanted = {
+        file.relative_to(checkout).as_posix()
+        for layer in LAYERS
+        for file in (checkout / layer).rglob("*.py")
+    }
+    wanted = {name if name.startswith("tracegraph/") else f"tracegraph/{name}" for name in wanted}
+    assert shipped == wanted
+
+
+def test_editable_install(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    environment = tmp_path / "environment"
+    _run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    python = environment / "bin" / "python"
+    purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = pathlib.Path(_run(python, "-c", purelib, cwd=tmp_path).strip())
+    # The new environment sees what this one has installed, save an editable tracegraph: the line
+    # puts the folder on the path without running the .pth files in it.
+    numpy_home = pathlib.Path(sys.modules["numpy"].__file__ or "").parent.parent
+    (packages / "outer.pth").write_text(f"{numpy_home}\n")
+    options = (*PIP_OPTIONS, "--editable")
+    _run(
+        sys.executable, "-m", "pip", "--python", python, "install", *options, checkout, cwd=tmp_path
+    )
+    code = ("-c", IMPORT_EVERYTHING, *_modules(checkout))
+    folders = _run(python, *code, cwd=tmp_path).split()
+    assert folders == [str(checkout / "tracegraph"), str(checkout / "lowering")]
+    own = {each.name.split("-")[0] for each in packages.iterdir()} & set(LAYERS)
+    assert own == {"tracegraph"}, "only the metadata of tracegraph may stand in site-packages"
+
+
+def test_package_list_is_complete() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["tool"]["setuptools"]["packages"] == find_packages(ROOT)
+    missing = [
+        package
+        for package, folder in ((name, name.split(".")) for name in find_packages(ROOT))
+        if not (ROOT.joinpath(*folder) / "__init__.py").is_file()
+        and not (ROOT.joinpath(*folder[1:]) / "__init__.py").is_file()
+    ]
+    assert missing == []
+
+
+def test_a_new_folder_is_found(tmp_path: pathlib.Path) -> None:
+    for name in ("tracegraph/a.py", "tracegraph/new/b.py", "lowering/xla/c.py", "runtime/d.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    wanted = ["tracegraph", "tracegraph.lowering.xla", "tracegraph.new", "tracegraph.runtime"]
+    assert find_packages(tmp_path) == wanted
+
+
+def test_import_loads_nothing_else(tmp_path: pathlib.Path) -> None:
+    loaded = _run(sys.executable, "-c", LIST_NEW_MODULES, cwd=tmp_path, path=ROOT).split()
+    ours = {name for name in loaded if name not in sys.stdlib_module_names}
+    assert ours <= {"tracegraph", "jax", "jaxlib", "numpy", "absl", "ml_dtypes", "opt_einsum"}
+    assert "tracegraph" in ours
