@@ -1,0 +1,245 @@
+"""The front end's one door to the parts of JAX that are not public.
+
+Each private name, and why the public API is not enough:
+
+* ``jax._src.source_info_util``: the public API never tells which line an equation comes from
+  (``user_frame``), takes no folder out of that search (``register_exclusion``), and cannot give a
+  primitive that is bound anew its old line and scope (``user_context``, ``current_name_stack``).
+* ``jax._src.traceback_util.register_exclusion``: no public way to hide a library's frames.
+* ``jax._src.core.NamedAxisEffect``, ``ShapedArray``: an effect that moves no data, and the type of
+  an array's abstract value; neither is exported.
+* ``dtype._impl`` of a typed key's dtype: ``jax.random.key_impl`` wants an array, not a dtype.
+* ``Primitive.get_bind_params``, ``Primitive.abstract_eval``, ``JaxprEqn.ctx`` and its ``manager``:
+  members of exported classes, but undocumented; without them an op cannot be bound again as
+  JAX's own evaluation of a jaxpr binds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info_util
+from jax._src import traceback_util as _traceback_util
+from jax.extend import core as extend_core
+
+import tracegraph.lowering
+import tracegraph.runtime
+from tracegraph.ir import Op
+
+_FOLDERS = (
+    str(pathlib.Path(__file__).parent),
+    *tracegraph.lowering.__path__,
+    *tracegraph.runtime.__path__,
+)
+for _folder in _FOLDERS:
+    _source_info_util.register_exclusion(_folder + os.sep)
+    _traceback_util.register_exclusion(_folder + os.sep)
+
+
+@dataclasses.dataclass(frozen=True)
+class EquationContext:
+    """What a jaxpr knows of an equation beside its operands and parameters.
+
+    Attributes:
+        traceback: JAX's traceback of the line that made it, or None.
+        name_stack: JAX's name stack, relative to the outermost jaxpr.
+        settings: JAX's settings when it was traced, those of the enclosing call first.
+        effects: what it does beside computing its results.
+    """
+
+    traceback: Any
+    name_stack: Any
+    settings: tuple[Any, ...]
+    effects: frozenset[Any]
+
+
+def equation_context(equation: Any) -> EquationContext:
+    """Returns the context of an equation of a jaxpr."""
+    source = equation.source_info
+    return EquationContext(
+        source.traceback, source.name_stack, (equation.ctx,), frozenset(equation.effects)
+    )
+
+
+def nest_contexts(outer: EquationContext, inner: EquationContext) -> EquationContext:
+    """Returns the context of an op that moves out of a call: the call's scope, then its own."""
+    return EquationContext(
+        inner.traceback or outer.traceback,
+        outer.name_stack + inner.name_stack,
+        tuple(dict.fromkeys(outer.settings + inner.settings)),
+        inner.effects,
+    )
+
+
+def describe_scope(context: EquationContext) -> str:
+    """Returns the name stack as text, as ``transpose(jvp(layer))``."""
+    return str(context.name_stack)
+
+
+def describe_source(context: EquationContext) -> str | None:
+    """Returns the user's line as ``file.py:12 in step``, or None where JAX does not know it."""
+    frame = _source_info_util.user_frame(context.traceback)
+    if frame is None:
+        return None
+    function = frame.function_name.rpartition("<locals>.")[2]
+    return f"{pathlib.Path(frame.file_name).name}:{frame.start_line} in {function}"
+
+
+def find_source_path(op: Op) -> str | None:
+    """Returns the user's line with its whole path, as ``/home/me/file.py:12``, or None."""
+    context = op.origin.equation_context
+    frame = _source_info_util.user_frame(context.traceback) if context is not None else None
+    return None if frame is None else f"{frame.file_name}:{frame.start_line}"
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Returns a jaxpr and the arrays it closes over; JAX 0.11 made the two classes one."""
+    if not hasattr(jaxpr, "consts"):
+        return jaxpr, ()
+    return getattr(jaxpr, "jaxpr", jaxpr), tuple(jaxpr.consts)
+
+
+def is_jaxpr(value: Any) -> bool:
+    """True for a jaxpr, closed or open."""
+    return isinstance(value, extend_core.Jaxpr | extend_core.ClosedJaxpr)
+
+
+def name_jaxprs(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the jaxprs among a primitive's parameters, as ``jaxpr`` or ``branches[0]``."""
+    for name, value in params.items():
+        if is_jaxpr(value):
+            yield name, value
+        elif isinstance(value, tuple | list):
+            for index, item in enumerate(value):
+                if is_jaxpr(item):
+                    yield f"{name}[{index}]", item
+
+
+def measure_scan(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns how many operands of a ``scan`` are constants and how many are carried."""
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].elts
+    return len(constants), len(carry)
+
+
+def bind_op(op: Op, operands: Sequence[Any]) -> list[Any]:
+    """Binds the op's primitive on arrays or tracers, as JAX's evaluation of a jaxpr does.
+
+    Line, scope and settings of the original equation are in force, so that what is lowered from
+    it names the user's code.
+
+    Args:
+        op: the op.
+        operands: one array, tracer or scalar per operand.
+
+    Returns:
+        One array or tracer per result.
+    """
+    with contextlib.ExitStack() as stack:
+        _enter_context(stack, op.origin.equation_context)
+        # JAX's own rules pop from the parameters, so they get a copy.
+        params = op.primitive.get_bind_params(dict(op.params))
+        results = op.primitive.bind(*operands, **params)
+    return list(results) if op.primitive.multiple_results else [results]
+
+
+def infer_results(op: Op) -> tuple[Any, ...] | None:
+    """Returns the abstract values that JAX gives the op's results, None where it has no rule."""
+    if not _has_rule(op.primitive):
+        return None
+    avals = [operand.aval for operand in op.operands]
+    with contextlib.ExitStack() as stack:
+        _enter_context(stack, op.origin.equation_context)
+        results, _ = op.primitive.abstract_eval(*avals, **op.params)
+    return tuple(results) if op.primitive.multiple_results else (results,)
+
+
+def find_effects(op: Op) -> frozenset[Any]:
+    """Returns JAX's effects of the op; none for an op that was not traced."""
+    context = op.origin.equation_context
+    return frozenset() if context is None else context.effects
+
+
+def has_data_effects(op: Op) -> bool:
+    """True when the op does something beside computing its results (naming an axis is nothing)."""
+    return any(not isinstance(effect, _core.NamedAxisEffect) for effect in find_effects(op))
+
+
+def has_plain_placement(op: Op) -> bool:
+    """True when a call says nothing about devices, layouts or compiler options."""
+    shardings = (*op.params.get("in_shardings", ()), *op.params.get("out_shardings", ()))
+    layouts = (*op.params.get("in_layouts", ()), *op.params.get("out_layouts", ()))
+    has_sharding = any(isinstance(each, jax.sharding.Sharding) for each in shardings)
+    has_layout = any(each is not None for each in layouts)
+    return not (has_sharding or has_layout or op.params.get("compiler_options_kvs"))
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """True for the dtype of typed PRNG keys.
+
+    Example:
+        >>> import jax
+        >>> is_key_dtype(jax.random.key(0).dtype)
+        True
+    """
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def is_array_aval(aval: Any) -> bool:
+    """True for the abstract value of an array; references and tokens have others."""
+    return type(aval) is _core.ShapedArray
+
+
+def _enter_context(stack: contextlib.ExitStack, context: EquationContext | None) -> None:
+    if context is None:
+        return
+    names = _source_info_util.current_name_stack() + context.name_stack
+    stack.enter_context(_source_info_util.user_context(context.traceback, name_stack=names))
+    for settings in context.settings:
+        stack.enter_context(settings.manager)
+
+
+def _has_rule(primitive: Any) -> bool:
+    rule = getattr(primitive.abstract_eval, "__func__", None)
+    return rule is not _core.Primitive.abstract_eval
+
+
+def describe_physical(aval: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Returns shape and dtype of the memory that holds a value.
+
+    A typed PRNG key is its key data; ``float0``, which has no bytes in NumPy, is bool as in XLA.
+    """
+    if is_key_dtype(aval.dtype):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return tuple(data.shape), np.dtype(data.dtype)
+    if aval.dtype == jax.dtypes.float0:
+        return tuple(aval.shape), np.dtype(bool)
+    return tuple(aval.shape), np.dtype(aval.dtype)
+
+
+def to_logical(array: Any, aval: Any) -> Any:
+    """Returns physical memory as the value that it holds; traceable."""
+    if is_key_dtype(aval.dtype):
+        return jax.random.wrap_key_data(array, impl=aval.dtype._impl)
+    if aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, jax.dtypes.float0)
+    return array
+
+
+def to_physical(value: Any, aval: Any) -> Any:
+    """Returns a value as the array that its memory holds; traceable."""
+    if is_key_dtype(aval.dtype):
+        return jax.random.key_data(value)
+    if aval.dtype == jax.dtypes.float0:
+        return jnp.zeros(aval.shape, bool)
+    return value if isinstance(value, jax.Array) else jnp.asarray(value, aval.dtype)

@@ -1,0 +1,95 @@
+"""Common subexpressions: an op that repeats an earlier one takes its results."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from tracegraph.ir import Graph, Op, Operand, Value
+from tracegraph.jax_internals import is_array_aval
+from tracegraph.passes.dead_code import must_stay
+from tracegraph.passes.rewrite import find_replacement, replace_operands
+
+# Two of these are not one: they draw from a state, run the user's Python, or hold XLA back.
+_NEVER_MERGED = frozenset(
+    [
+        "debug_callback",
+        "debug_print",
+        "ffi_call",
+        "io_callback",
+        "optimization_barrier",
+        "pure_callback",
+        "rng_bit_generator",
+        "rng_uniform",
+    ]
+)
+_SCALARS = (bool, int, float, complex, np.generic)
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonSubexpressions:
+    """Merges ops with the same primitive, operands, parameters, settings and stream."""
+
+    name: str = "common-subexpressions"
+
+    def apply(self, graph: Graph) -> Graph:
+        """Returns the graph with each repeated op merged into its first."""
+        replacements: dict[Value, Operand] = {}
+        first: dict[Hashable, Op] = {}
+        ops: list[Op] = []
+        for op in graph.ops:
+            op = replace_operands(op, replacements)
+            key = _identify(op) if _can_merge(op) else None
+            if key is not None and key in first:
+                replacements.update(zip(op.results, first[key].results, strict=True))
+                continue
+            if key is not None:
+                first[key] = op
+            ops.append(op)
+        outputs = tuple(find_replacement(operand, replacements) for operand in graph.outputs)
+        return dataclasses.replace(graph, ops=tuple(ops), outputs=outputs)
+
+
+def _can_merge(op: Op) -> bool:
+    if op.subgraphs or op.name in _NEVER_MERGED or must_stay(op):
+        return False
+    return all(is_array_aval(each.aval) for each in (*op.operands, *op.results))
+
+
+def _identify(op: Op) -> Hashable | None:
+    operands = tuple(_freeze_operand(operand) for operand in op.operands)
+    params = tuple((name, _freeze(value)) for name, value in sorted(op.params.items()))
+    context = op.origin.equation_context
+    settings = () if context is None else tuple(map(id, context.settings))
+    key = (op.primitive, operands, params, op.origin.stream, settings)
+    return key if _is_hashable(key) else None
+
+
+def _freeze_operand(operand: Operand) -> Hashable:
+    if isinstance(operand, Value):
+        return operand
+    return ("literal", operand.aval, _freeze(operand.value))
+
+
+def _freeze(value: Any) -> Hashable:
+    # Python takes 1, 1.0 and True for equal, and 0.0 and -0.0; a program does not.
+    if isinstance(value, np.ndarray):
+        return (type(value), str(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, _SCALARS):
+        return (type(value), np.asarray(value).tobytes())
+    if isinstance(value, tuple | list):
+        return (type(value), tuple(_freeze(item) for item in value))
+    if isinstance(value, dict):
+        return (dict, tuple((key, _freeze(item)) for key, item in sorted(value.items())))
+    return value
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,39 @@
+"""Dead code: ops and constants that no result needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from tracegraph.ir import Graph, Op, Operand, Value
+from tracegraph.jax_internals import has_data_effects
+
+STREAM_MARKS = frozenset(["tg_record", "tg_wait"])
+
+
+@dataclasses.dataclass(frozen=True)
+class DeadCode:
+    """Removes what no output needs; ops with effects and stream marks stay."""
+
+    name: str = "dead-code"
+
+    def apply(self, graph: Graph) -> Graph:
+        """Returns the graph without unneeded ops and constants."""
+        needed = set(_list_values(graph.outputs))
+        ops: list[Op] = []
+        for op in reversed(graph.ops):
+            if not must_stay(op) and needed.isdisjoint(op.results):
+                continue
+            needed.update(_list_values(op.operands))
+            ops.append(op)
+        constants = tuple(each for each in graph.constants if each.value in needed)
+        return dataclasses.replace(graph, constants=constants, ops=tuple(reversed(ops)))
+
+
+def must_stay(op: Op) -> bool:
+    """True for an op that does something beside computing its results."""
+    return op.name in STREAM_MARKS or has_data_effects(op)
+
+
+def _list_values(operands: Iterable[Operand]) -> list[Value]:
+    return [operand for operand in operands if isinstance(operand, Value)]

@@ -1,0 +1,90 @@
+"""Inlining: a call of a nested ``jit`` becomes the ops of the function it calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from tracegraph.ir import Constant, Graph, Op, Operand, Origin, Value
+from tracegraph.jax_internals import has_plain_placement, nest_contexts
+from tracegraph.passes.rewrite import find_replacement
+
+_CALLS = frozenset(["jit", "pjit", "closed_call", "core_closed_call", "core_call", "call"])
+
+
+@dataclasses.dataclass(frozen=True)
+class InlineCalls:
+    """Inlines calls, also those inside inlined ones; a call with a placement of its own stays.
+
+    Ops keep their source line; their scope is the call's, then their own; an op without a stream
+    is on the call's.
+    """
+
+    name: str = "inline-calls"
+
+    def apply(self, graph: Graph) -> Graph:
+        """Returns the graph without calls."""
+        first = 1 + max((value.number for value in _list_values(graph)), default=-1)
+        inliner = _Inliner(itertools.count(first))
+        ops = tuple(inliner.inline(graph.ops))
+        outputs = tuple(find_replacement(each, inliner.replacements) for each in graph.outputs)
+        constants = (*graph.constants, *inliner.constants)
+        return dataclasses.replace(graph, constants=constants, ops=ops, outputs=outputs)
+
+
+class _Inliner:
+    """Copies the ops of one function into another graph, calls replaced by what they call."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._numbers = numbers
+        self.constants: list[Constant] = []
+        self.replacements: dict[Value, Operand] = {}
+
+    def inline(self, ops: tuple[Op, ...], call: Origin | None = None) -> Iterator[Op]:
+        """Yields the ops; those that come out of a call get values and origins of their own."""
+        for op in ops:
+            operands = tuple(find_replacement(each, self.replacements) for each in op.operands)
+            origin = op.origin if call is None else _nest_origins(call, op.origin)
+            if is_call(op):
+                yield from self._inline_call(op, operands, origin)
+                continue
+            # A function may be called often: each time its values become new ones of this graph.
+            results = op.results if call is None else tuple(map(self._copy, op.results))
+            yield dataclasses.replace(op, operands=operands, results=results, origin=origin)
+
+    def _inline_call(self, op: Op, operands: tuple[Operand, ...], origin: Origin) -> Iterator[Op]:
+        ((_, callee),) = op.subgraphs
+        body = _Inliner(self._numbers)
+        body.replacements.update(zip(callee.inputs, operands, strict=True))
+        for constant in callee.constants:
+            value = body._copy(constant.value)
+            self.constants.append(dataclasses.replace(constant, value=value))
+        yield from body.inline(callee.ops, origin)
+        self.constants += body.constants
+        outputs = (find_replacement(each, body.replacements) for each in callee.outputs)
+        self.replacements.update(zip(op.results, outputs, strict=True))
+
+    def _copy(self, value: Value) -> Value:
+        self.replacements[value] = new = Value(next(self._numbers), value.aval)
+        return new
+
+
+def is_call(op: Op) -> bool:
+    """True for an op that only calls a function, which can take its place."""
+    return op.name in _CALLS and len(op.subgraphs) == 1 and has_plain_placement(op)
+
+
+def _nest_origins(outer: Origin, inner: Origin) -> Origin:
+    context = inner.equation_context
+    if context is not None and outer.equation_context is not None:
+        context = nest_contexts(outer.equation_context, context)
+    scope = "/".join(filter(None, (outer.scope, inner.scope)))
+    return Origin(inner.source, scope, inner.stream or outer.stream, context)
+
+
+def _list_values(graph: Graph) -> Iterator[Value]:
+    yield from graph.inputs
+    yield from (constant.value for constant in graph.constants)
+    for op in graph.ops:
+        yield from op.results

@@ -1,0 +1,55 @@
+"""Donation to aliasing: which output is computed in place of which donated input."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict, deque
+from collections.abc import Hashable
+from typing import Any
+
+from tracegraph.ir import Graph
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolveDonation:
+    """Gives each donated input to one output of its shape and dtype, as ``jax.jit`` does.
+
+    Attributes:
+        donated: indices of the inputs that may be used up.
+        preferred: pairs (output index, input index) to try first.
+    """
+
+    donated: frozenset[int]
+    preferred: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The pass's name in reports."""
+        return "resolve-donation"
+
+    def apply(self, graph: Graph) -> Graph:
+        """Returns the graph with its aliases, in order of outputs."""
+        chosen: dict[int, int] = {}
+        free = {index for index in self.donated if 0 <= index < len(graph.inputs)}
+        for output, index in self.preferred:
+            if output not in chosen and index in free and _can_alias(graph, output, index):
+                chosen[output] = index
+                free.remove(index)
+        waiting: dict[Hashable, deque[int]] = defaultdict(deque)
+        for index in sorted(free):
+            waiting[_identify(graph.inputs[index].aval)].append(index)
+        for output, operand in enumerate(graph.outputs):
+            candidates = waiting.get(_identify(operand.aval))
+            if output not in chosen and candidates:
+                chosen[output] = candidates.popleft()
+        return dataclasses.replace(graph, aliases=tuple(sorted(chosen.items())))
+
+
+def _can_alias(graph: Graph, output: int, index: int) -> bool:
+    if not 0 <= output < len(graph.outputs):
+        return False
+    return _identify(graph.outputs[output].aval) == _identify(graph.inputs[index].aval)
+
+
+def _identify(aval: Any) -> Hashable:
+    return (tuple(aval.shape), aval.dtype) if hasattr(aval, "dtype") else aval

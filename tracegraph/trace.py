@@ -1,0 +1,162 @@
+"""Tracing: a Python function on abstract values becomes a Graph. Touches no device."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import pathlib
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.extend import core as extend_core
+
+from tracegraph.ir import Constant, Graph, Literal, Op, Operand, Origin, Value
+from tracegraph.jax_internals import (
+    describe_scope,
+    describe_source,
+    equation_context,
+    name_jaxprs,
+    open_jaxpr,
+)
+
+_STREAM_SCOPE = re.compile(r"tg_stream_(\d+)")
+_count_lock = threading.Lock()
+_count = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A function as a Graph, and the tree that its flat results make."""
+
+    graph: Graph
+    out_tree: Any
+
+
+def trace_function(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    name: str,
+    capturing_stream: int | None = None,
+) -> Traced:
+    """Runs a function once on abstract values.
+
+    The function's own Python runs at every call of this one, also on the same arguments; functions
+    that it calls and that are wrapped in ``jax.jit`` are cached by JAX as always. JAX's own errors
+    pass through.
+
+    Args:
+        function: takes and returns trees of arrays.
+        args: trees of arrays, ``jax.ShapeDtypeStruct``, NumPy arrays or Python scalars.
+        kwargs: the same, by name.
+        name: the graph's name.
+        capturing_stream: number of the stream that counts as the capturing one (0).
+
+    Returns:
+        The graph, its inputs in the order of ``jax.tree.leaves((args, kwargs))``, and the tree of
+        its results.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> [op.name for op in trace_function(jnp.sin, (1.0,), {}, name="f").graph.ops]
+        ['jit']
+    """
+    traced = jax.jit(_make_fresh(function)).trace(*args, **kwargs)
+    enclosing = Origin(_describe_function(function))
+    graph = _GraphBuilder(capturing_stream).build(traced.jaxpr, name, enclosing)
+    return Traced(graph, jax.tree.structure(traced.out_info))
+
+
+def trace_count() -> int:
+    """Returns how many times a function has been traced in this process."""
+    return _count
+
+
+def _make_fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    # JAX keeps jaxprs by the identity of the function: a new one is never found.
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        global _count
+        with _count_lock:
+            _count += 1
+        return function(*args, **kwargs)
+
+    traced.__name__ = getattr(function, "__name__", type(function).__name__)
+    traced.__qualname__ = getattr(function, "__qualname__", traced.__name__)
+    # JAX's messages name the arguments and the place of the function that is wrapped.
+    vars(traced)["__wrapped__"] = function
+    return traced
+
+
+def _describe_function(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return "unknown"
+    return f"{pathlib.Path(code.co_filename).name}:{code.co_firstlineno} in {code.co_name}"
+
+
+class _GraphBuilder:
+    """Turns a jaxpr into a Graph; a jaxpr that is used twice becomes one sub-graph."""
+
+    def __init__(self, capturing_stream: int | None) -> None:
+        self._capturing_stream = capturing_stream
+        self._built: dict[tuple[int, str, int, str], Graph] = {}
+
+    def build(self, closed: Any, name: str, enclosing: Origin) -> Graph:
+        key = (id(closed), name, enclosing.stream, enclosing.source)
+        if key not in self._built:
+            self._built[key] = self._build(closed, name, enclosing)
+        return self._built[key]
+
+    def _build(self, closed: Any, name: str, enclosing: Origin) -> Graph:
+        jaxpr, arrays = open_jaxpr(closed)
+        numbers = itertools.count()
+        values: dict[Any, Value] = {}
+
+        def define(variable: Any) -> Value:
+            value = Value(next(numbers), variable.aval)
+            values[variable] = value
+            return value
+
+        def read(atom: Any) -> Operand:
+            is_literal = isinstance(atom, extend_core.Literal)
+            return Literal(atom.val, atom.aval) if is_literal else values[atom]
+
+        inputs = [define(variable) for variable in jaxpr.invars]
+        # An open jaxpr's constants are parameters: nothing says what arrays they stand for.
+        free = [define(variable) for variable in jaxpr.constvars[len(arrays) :]]
+        constants = tuple(
+            Constant(define(variable), f"c{index}", array)
+            for index, (variable, array) in enumerate(zip(jaxpr.constvars, arrays, strict=False))
+        )
+        ops = []
+        for equation in jaxpr.eqns:
+            operands = tuple(read(atom) for atom in equation.invars)
+            origin = self._find_origin(equation, enclosing)
+            subgraphs = tuple(
+                (key, self.build(inner, key, origin)) for key, inner in name_jaxprs(equation.params)
+            )
+            results = tuple(define(variable) for variable in equation.outvars)
+            ops.append(
+                Op(results, equation.primitive, operands, equation.params, subgraphs, origin)
+            )
+        outputs = tuple(read(atom) for atom in jaxpr.outvars)
+        return Graph(name, (*free, *inputs), constants, tuple(ops), outputs)
+
+    def _find_origin(self, equation: Any, enclosing: Origin) -> Origin:
+        context = equation_context(equation)
+        scope = describe_scope(context)
+        # JAX forgets the user's line inside its own functions: the line that calls them stands in.
+        source = describe_source(context) or enclosing.source
+        return Origin(source, scope, self._find_stream(scope, enclosing.stream), context)
+
+    def _find_stream(self, scope: str, enclosing: int) -> int:
+        found = _STREAM_SCOPE.findall(scope)
+        if not found:
+            return enclosing
+        number = int(found[-1])
+        return 0 if number == self._capturing_stream else number
