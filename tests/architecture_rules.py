@@ -222,36 +222,32 @@ def check_private_jax(root: pathlib.Path) -> list[str]:
 
 def _is_private_jax(name: str) -> bool:
     first, *rest = name.split(".")
+    named = [part for part in rest if not part.startswith("__")]
     if first == "jaxlib":
-        return True
-    if first != "jax":
-        return False
-    return rest[:1] == ["extend"] or any(
-        part.startswith("_") and not part.startswith("__") for part in rest
-    )
+        return bool(named)
+    has_private_part = any(part.startswith("_") for part in named)
+    return first == "jax" and (named[:1] == ["extend"] or has_private_part)
 
 
 def _find_jax_attributes(tree: ast.Module) -> list[Import]:
-    names = {
-        alias.asname or alias.name.split(".")[0]: alias.name if alias.asname else "jax"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-        if _is_inside(alias.name, "jax")
-    }
-    names |= {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.level == 0
-        for alias in node.names
-        if node.module and _is_inside(node.module, "jax")
-    }
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= dict(_bind_import(alias) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
     return [
         Import(".".join((names[chain[0]], *chain[1:])), node.lineno)
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         if (chain := _dotted(node)) and chain[0] in names
     ]
+
+
+def _bind_import(alias: ast.alias) -> tuple[str, str]:
+    """Returns the local name that an import statement binds, and what it stands for."""
+    first = alias.name.split(".")[0]
+    return (alias.asname, alias.name) if alias.asname else (first, first)
 
 
 def _dotted(node: ast.expr) -> tuple[str, ...]:
