@@ -13,11 +13,19 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class BufferSpec:
-    """Name, shape and dtype of one array in device memory (physical: a PRNG key is ``uint32``)."""
+    """One array in device memory.
+
+    Attributes:
+        name: unique in its request.
+        shape: physical shape: that of a typed PRNG key includes its key data.
+        dtype: physical dtype: a typed PRNG key is ``uint32``.
+        weak_type: True when JAX lets the value adopt the dtype of what it meets.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    weak_type: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,7 @@ SMALL_ROUNDING_BYTES = 512
 LARGE_ROUNDING_BYTES = 2 << 20
 
 _numbers = itertools.count(1)
+_pools: weakref.WeakValueDictionary[PoolId, PrivatePool] = weakref.WeakValueDictionary()
 
 
 class PoolId(NamedTuple):
@@ -84,6 +85,7 @@ class PrivatePool:
         self._give_back = weakref.finalize(self, _give_back, provider, self._live, self._free)
         # At interpreter exit the process gives all memory back by itself.
         self._give_back.atexit = False
+        _pools[pool_id] = self
 
     def __repr__(self) -> str:
         return (
@@ -198,6 +200,23 @@ class PrivatePool:
             fix=error.fix,
             anchor=error.anchor,
         )
+
+
+def find_pool(pool_id: PoolId) -> PrivatePool:
+    """Returns the pool of this id.
+
+    Raises:
+        TracegraphError: nobody holds such a pool any more.
+    """
+    pool = _pools.get(pool_id)
+    if pool is None or pool.is_closed:
+        raise _refuse(
+            f"there is no pool {pool_id}",
+            pool_id,
+            why="a pool lives while a graph, or an array in it, lives",
+            fix="keep the captured function whose pool() this is, or leave pool= out",
+        )
+    return pool
 
 
 def round_up(nbytes: int) -> int:

@@ -1,0 +1,172 @@
+"""Compile: CaptureRequest → DeviceProgram. XLA compiles each region; results get their buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from tracegraph.lowering.dependencies import find_ancestors
+from tracegraph.lowering.device_program import (
+    BufferUse,
+    Copy,
+    DeviceProgram,
+    ExecutableCall,
+    Step,
+)
+from tracegraph.lowering.request import BufferSpec, CaptureRequest, OutputSpec, Region, Role
+
+
+def compile_request(
+    request: CaptureRequest, jax_device: Any, *, on_region: Callable[[str], None]
+) -> DeviceProgram:
+    """Compiles every captured region and places donated results in their inputs' buffers.
+
+    Args:
+        request: what to capture.
+        jax_device: the device that the regions are compiled for.
+        on_region: called with a region's name before it is compiled.
+
+    Returns:
+        The steps in program order, with the order that the streams declare.
+
+    Raises:
+        jax.errors.JaxRuntimeError: XLA cannot compile a region.
+    """
+    executables = []
+    for region in request.regions:
+        on_region(region.name)
+        executables.append(_compile_region(region, jax_device))
+    renamed, copies = place_donated_results(request)
+    steps: list[Step] = [
+        _make_call(region, executable, renamed)
+        for region, executable in zip(request.regions, executables, strict=True)
+    ]
+    edges = list(declared_edges(request.regions))
+    # A copy into a donated input comes after everything that may still read the old value.
+    call_count = len(steps)
+    for source, target in copies:
+        edges += [(index, len(steps)) for index in range(call_count)]
+        steps.append(Copy(f"update_{target.name}", _use(source), _use(target)))
+    return DeviceProgram(
+        name=request.name,
+        buffers=_collect_buffers(request, renamed),
+        steps=tuple(steps),
+        edges=tuple(edges),
+        inputs=request.inputs,
+        outputs=tuple(_place_output(output, request, renamed) for output in request.outputs),
+    )
+
+
+def declared_edges(regions: Sequence[Region]) -> tuple[tuple[int, int], ...]:
+    """Returns the order that streams and waits declare, as pairs of region indices.
+
+    A region comes after the previous region on its stream and after every region that it waits for.
+    """
+    index_of = {region.name: index for index, region in enumerate(regions)}
+    last_on_stream: dict[int, int] = {}
+    edges = []
+    for index, region in enumerate(regions):
+        if region.place.stream in last_on_stream:
+            edges.append((last_on_stream[region.place.stream], index))
+        edges += [(index_of[name], index) for name in region.place.waits]
+        last_on_stream[region.place.stream] = index
+    return tuple(sorted(set(edges)))
+
+
+def place_donated_results(
+    request: CaptureRequest,
+) -> tuple[dict[str, BufferSpec], list[tuple[BufferSpec, BufferSpec]]]:
+    """Decides where each result that updates a donated input is written.
+
+    The region that computes it writes straight into the input's buffer when nothing can read the
+    old value afterwards and no eager region, which may raise, comes later; else the result has a
+    buffer of its own and is copied at the very end.
+
+    Returns:
+        New buffers by the name of the result that they replace, and the copies (source, target).
+    """
+    donated = {spec.buffer.name: spec.buffer for spec in request.inputs if spec.role is Role.DONATED}
+    ancestors = find_ancestors(len(request.regions), declared_edges(request.regions))
+    renamed: dict[str, BufferSpec] = {}
+    copies: list[tuple[BufferSpec, BufferSpec]] = []
+    for output in request.outputs:
+        if output.alias is None or output.alias == output.buffer.name:
+            continue
+        target, result = donated[output.alias], output.buffer
+        writer = _find_writer(request.regions, result.name)
+        if _is_last_use(request.regions, ancestors, writer, target):
+            renamed[result.name] = target
+        else:
+            copies.append((result, target))
+    return renamed, copies
+
+
+def _is_last_use(
+    regions: Sequence[Region], ancestors: Sequence[int], writer: int, target: BufferSpec
+) -> bool:
+    """True when every reader of the old value is the writer itself or finishes before it."""
+    for index, region in enumerate(regions):
+        if index > writer and not region.place.is_captured:
+            return False
+        reads_old = any(spec.name == target.name for spec in region.inputs)
+        if reads_old and index != writer and not ancestors[writer] >> index & 1:
+            return False
+    return True
+
+
+def _find_writer(regions: Sequence[Region], name: str) -> int:
+    return next(
+        index
+        for index, region in enumerate(regions)
+        if any(spec.name == name for spec in region.outputs)
+    )
+
+
+def _compile_region(region: Region, jax_device: Any) -> Callable[..., Any]:
+    """Returns the compiled region, or for an eager one the function itself."""
+    if not region.place.is_captured:
+        return region.function
+    sharding = jax.sharding.SingleDeviceSharding(jax_device)
+    arguments = [
+        jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
+        for spec in region.inputs
+    ]
+    function = jax.jit(region.function, keep_unused=True, out_shardings=sharding)
+    return function.lower(*arguments).compile()
+
+
+def _make_call(region: Region, executable: Any, renamed: dict[str, BufferSpec]) -> ExecutableCall:
+    return ExecutableCall(
+        name=region.name,
+        executable=executable,
+        reads=tuple(_use(renamed.get(spec.name, spec)) for spec in region.inputs),
+        writes=tuple(_use(renamed.get(spec.name, spec)) for spec in region.outputs),
+        stream=region.place.stream,
+        is_captured=region.place.is_captured,
+    )
+
+
+def _use(spec: BufferSpec) -> BufferUse:
+    return BufferUse(spec.name, 0, spec.nbytes)
+
+
+def _place_output(
+    output: OutputSpec, request: CaptureRequest, renamed: dict[str, BufferSpec]
+) -> OutputSpec:
+    """Returns the output with the buffer that holds it after a replay."""
+    if output.alias is None:
+        return output
+    target = next(spec.buffer for spec in request.inputs if spec.buffer.name == output.alias)
+    return OutputSpec(target, output.alias)
+
+
+def _collect_buffers(
+    request: CaptureRequest, renamed: dict[str, BufferSpec]
+) -> tuple[BufferSpec, ...]:
+    """Returns each buffer once, in order of first appearance."""
+    found = {spec.buffer.name: spec.buffer for spec in request.inputs}
+    for region in request.regions:
+        found |= {spec.name: spec for spec in region.outputs if spec.name not in renamed}
+    return tuple(found.values())

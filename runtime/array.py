@@ -1,0 +1,369 @@
+"""Array: a `jax.Array` whose value stands in a static buffer until somebody needs it.
+
+Note [States of an Array].
+
+    FRESH ----settle, or first read---> SETTLED      an immutable value
+    RESIDENT ----detach---------------> SETTLED      shows the buffer's present bytes until then
+    STATIC                                           readable until the next replay
+    any ----consume, delete-----------> DELETED      every read raises, as after donation
+
+Making a JAX array costs microseconds, so an Array makes it on the first read only, and keeps it. A
+SETTLED array owns a private copy and no longer refers to its buffer: it does not keep a pool alive.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+from tracegraph.runtime.array_errors import (
+    describe_array,
+    make_immutable_error,
+    make_mismatch_error,
+    make_stale_error,
+    make_unsettled_error,
+)
+from tracegraph.runtime.array_forwarding import forward_names
+from tracegraph.runtime.jax_interop import (
+    find_sharding,
+    is_default_device,
+    register_array_type,
+    to_immutable,
+    to_plain,
+)
+
+# Inside the class, `jax` is the method.
+PlainArray: TypeAlias = jax.Array
+
+
+class StaticBuffer(Protocol):
+    """Bytes at a fixed address in the pool of a captured graph. It never holds its arrays."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def aval(self) -> Any:
+        """JAX's abstract value; physical, so ``uint32`` key data for a typed key."""
+        ...
+
+    @property
+    def jax_device(self) -> Any:
+        """The JAX device that reads this memory."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Number of the replay that last wrote it."""
+        ...
+
+    @property
+    def lock(self) -> Any:
+        """Re-entrant; held by whoever reads or writes."""
+        ...
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        ...
+
+    @property
+    def block(self) -> Any:
+        """The block of the pool that holds it."""
+        ...
+
+    @property
+    def view(self) -> np.ndarray[Any, Any]:
+        """The bytes themselves as a NumPy array."""
+        ...
+
+    def snapshot(self) -> np.ndarray[Any, Any]:
+        """Returns a private copy of the present bytes."""
+        ...
+
+    def write(self, value: Any) -> None:
+        """Copies an array of the same shape and dtype into the buffer."""
+        ...
+
+
+class Lifetime(enum.Enum):
+    """What an Array promises, see Note [States of an Array]."""
+
+    FRESH = "fresh"
+    RESIDENT = "resident"
+    STATIC = "static"
+    SETTLED = "settled"
+    DELETED = "deleted"
+
+
+# A class attribute of an Enum is slow to look up, and `settle` runs once per result and replay.
+_FRESH, _RESIDENT, _STATIC = Lifetime.FRESH, Lifetime.RESIDENT, Lifetime.STATIC
+_SETTLED, _DELETED = Lifetime.SETTLED, Lifetime.DELETED
+
+
+class Array(jax.Array):
+    """A value in a captured graph's pool; goes wherever a `jax.Array` goes.
+
+    Args:
+        buffer: where the value stands.
+        generation: number of the replay that made it.
+        lifetime: FRESH, RESIDENT or STATIC.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_aval",
+        "_buffer",
+        "_device",
+        "_generation",
+        "_lifetime",
+        "_lock",
+        "_plain",
+        "_snapshot",
+    )
+    __hash__ = None  # type: ignore[assignment]
+    # NumPy's operators give way to those of the type with the higher priority.
+    __array_priority__ = 100
+
+    _buffer: StaticBuffer | None
+    _plain: Any
+    _lock: threading.RLock
+
+    def __init__(self, buffer: StaticBuffer, generation: int, lifetime: Lifetime) -> None:
+        self._buffer = buffer
+        self._generation = generation
+        self._lifetime = lifetime
+        self._plain = None
+
+    # What the owner of the buffer calls.
+
+    def settle(self) -> None:
+        """Takes a private copy if the array is FRESH; the owner calls this before overwriting."""
+        buffer = self._buffer
+        if self._lifetime is not _FRESH or buffer is None:
+            return
+        if buffer.generation != self._generation:
+            raise make_unsettled_error(buffer.name, self._generation, buffer.generation)
+        self._leave(buffer, buffer.snapshot(), _SETTLED)
+
+    def detach(self) -> None:
+        """Turns a RESIDENT array into an immutable value: its slot gets another owner."""
+        buffer = self._buffer
+        if self._lifetime is not _RESIDENT or buffer is None:
+            return
+        with buffer.lock:
+            if self._generation != buffer.generation:
+                self._plain = None
+            self._leave(buffer, buffer.snapshot() if self._plain is None else None, _SETTLED)
+
+    def consume(self) -> None:
+        """Marks the array as deleted, as donation to `jax.jit` does to its argument."""
+        buffer = self._buffer
+        if buffer is not None:
+            self._leave(buffer, None, _DELETED)
+        self._lifetime, self._plain, self._snapshot = _DELETED, None, None
+
+    def is_in(self, block: Any) -> bool:
+        """True while the value stands in this block of a pool."""
+        buffer = self._buffer
+        return buffer is not None and buffer.block is block
+
+    def peek(self) -> np.ndarray[Any, Any]:
+        """Returns the present value as NumPy memory that must not be written.
+
+        No copy is made: for a value that stands in a buffer, hold the buffer's lock meanwhile.
+        """
+        buffer = self._buffer
+        if buffer is None:
+            is_unread = self._lifetime is _SETTLED and self._plain is None
+            return self._snapshot if is_unread else np.asarray(self.jax())
+        _check_generation(buffer, self)
+        return buffer.view
+
+    # What users call.
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """State of the array, see Note [States of an Array]."""
+        return self._lifetime
+
+    def jax(self) -> PlainArray:
+        """Returns the present value as a plain immutable `jax.Array`.
+
+        Raises:
+            StaleOutputError: a later replay has overwritten a static output.
+            RuntimeError: the array was donated or deleted.
+        """
+        buffer = self._buffer
+        if buffer is None:
+            return self._read_settled()
+        with buffer.lock:
+            if self._buffer is None:
+                return self._read_settled()
+            return self._read_buffer(buffer)
+
+    def data_ptr(self) -> int:
+        """Returns the address of the static buffer, or of an immutable value's private copy."""
+        self._check_if_deleted()
+        buffer = self._buffer
+        return self.jax().unsafe_buffer_pointer() if buffer is None else buffer.address
+
+    def copy_(self, src: Any) -> Array:
+        """Writes an array into the static buffer.
+
+        Args:
+            src: a JAX or NumPy array of the same shape and dtype.
+
+        Returns:
+            This array.
+
+        Raises:
+            ReplayError: the value is immutable, or shape or dtype differ.
+        """
+        self._check_if_deleted()
+        buffer = self._buffer
+        if buffer is None or self._lifetime is _FRESH:
+            raise make_immutable_error(self.aval.str_short())
+        wanted, got = describe_array(self), describe_array(src)
+        if wanted != got:
+            raise make_mismatch_error(buffer.name, wanted, got)
+        value = to_plain(src)
+        with buffer.lock:
+            _check_generation(buffer, self)
+            buffer.write(value)
+            self._plain = None
+        return self
+
+    def delete(self) -> None:
+        """Deletes the value, as `jax.Array.delete`."""
+        self.consume()
+
+    def is_deleted(self) -> bool:
+        """True after deletion or donation, also of the plain array that `jax` returned."""
+        if self._lifetime is _DELETED:
+            return True
+        value, buffer = self._plain, self._buffer
+        is_present = buffer is None or self._generation == buffer.generation
+        return value is not None and is_present and value.is_deleted()
+
+    def block_until_ready(self) -> Array:
+        """Waits until the value is there; makes no copy of it."""
+        self._check_if_deleted()
+        buffer = self._buffer
+        if buffer is None:
+            return self
+        # Whoever writes the buffer holds its lock until the bytes are there.
+        with buffer.lock:
+            _check_generation(buffer, self)
+        return self
+
+    def is_ready(self) -> bool:
+        """True when a read would not wait for a replay."""
+        self._check_if_deleted()
+        buffer = self._buffer
+        if buffer is None:
+            return True
+        is_free = buffer.lock.acquire(blocking=False)
+        if is_free:
+            buffer.lock.release()
+        return is_free
+
+    # What is known without reading.
+
+    @property
+    def aval(self) -> Any:
+        """JAX's abstract value."""
+        buffer = self._buffer
+        return self._aval if buffer is None else buffer.aval
+
+    @property
+    def sharding(self) -> Any:
+        """One device, as JAX names it."""
+        return find_sharding(self._jax_device)
+
+    @property
+    def device(self) -> Any:
+        """The JAX device that reads the memory."""
+        self._check_if_deleted()
+        return self._jax_device
+
+    def devices(self) -> set[Any]:
+        """Returns the one device."""
+        return {self.device}
+
+    @property
+    def committed(self) -> bool:
+        """False on the default device, as for results of `jax.jit`."""
+        return not is_default_device(self._jax_device)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    # What JAX itself looks at.
+
+    _committed = committed
+
+    @property
+    def _jax_device(self) -> Any:
+        buffer = self._buffer
+        return self._device if buffer is None else buffer.jax_device
+
+    def _check_if_deleted(self) -> None:
+        if self.is_deleted():
+            raise RuntimeError(f"Array has been deleted with shape={self.aval.str_short()}.")
+
+    def _leave(
+        self, buffer: StaticBuffer, snapshot: np.ndarray[Any, Any] | None, lifetime: Lifetime
+    ) -> None:
+        """Gives up the buffer; everything that is needed later is kept here."""
+        self._aval, self._device, self._lock = buffer.aval, buffer.jax_device, buffer.lock
+        self._snapshot, self._lifetime = snapshot, lifetime
+        # Last: another thread that finds no buffer finds all the rest.
+        self._buffer = None
+
+    def _read_settled(self) -> PlainArray:
+        value = self._plain
+        if value is not None:
+            return value
+        with self._lock:
+            if self._lifetime is _DELETED:
+                self._check_if_deleted()
+            if self._plain is None:
+                self._plain = to_immutable(self._snapshot, self._aval, self._device)
+                self._snapshot = None
+            return self._plain
+
+    def _read_buffer(self, buffer: StaticBuffer) -> PlainArray:
+        """Returns the value of an array that stands in a buffer; the caller holds the lock."""
+        _check_generation(buffer, self)
+        if self._plain is None or self._generation != buffer.generation:
+            self._plain = to_immutable(buffer.snapshot(), buffer.aval, buffer.jax_device)
+            self._generation = buffer.generation
+        value = self._plain
+        if self._lifetime is _FRESH:
+            self._leave(buffer, None, _SETTLED)
+        return value
+
+
+# Everything else is asked of the plain value.
+forward_names(Array, Array.jax)
+Array.__module__ = "tracegraph"
+register_array_type(Array, Array.jax)
+
+
+def _check_generation(buffer: StaticBuffer, array: Array) -> None:
+    """Raises when the bytes are no longer those that the array stands for."""
+    made, now = array._generation, buffer.generation
+    if array._lifetime is _RESIDENT or made == now:
+        return
+    if array._lifetime is _FRESH:
+        raise make_unsettled_error(buffer.name, made, now)
+    raise make_stale_error(buffer.name, made, now)

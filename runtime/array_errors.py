@@ -1,0 +1,85 @@
+"""The errors of `Array`: reading a stale output, writing where nothing may be written."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tracegraph.runtime.errors import ReplayError, StaleOutputError
+
+
+def make_stale_error(name: str, made: int, now: int) -> StaleOutputError:
+    """Returns the error of reading a static output after a later replay.
+
+    Args:
+        name: the buffer.
+        made: number of the replay that made the output.
+        now: number of the replay whose bytes the buffer holds.
+    """
+    return StaleOutputError(
+        f"static output `{name}` was overwritten by a later replay",
+        where=f"read at {find_user_line()}; made by replay {made}, "
+        f"the buffer now holds replay {now}",
+        why='outputs="static" hands out the static buffer itself, which every replay overwrites',
+        fix='copy it before the next call (`.copy()`), or capture with outputs="fresh"',
+        anchor="stale-output",
+    )
+
+
+def make_unsettled_error(name: str, made: int, now: int) -> ReplayError:
+    """Returns the error of an owner that overwrote a fresh result without settling it."""
+    return ReplayError(
+        f"result `{name}` was overwritten before it had a copy",
+        where=f"made by replay {made}, the buffer now holds replay {now}",
+        why="the owner of a buffer settles its live results before a replay; it did not",
+        fix="internal error in tracegraph: please report this text",
+        anchor="internal",
+    )
+
+
+def make_immutable_error(described: str) -> ReplayError:
+    """Returns the error of `copy_` into an immutable value."""
+    return ReplayError(
+        f"`copy_` cannot write to this {described}: it is an immutable value",
+        where=f"copy_ at {find_user_line()}",
+        why="only donated state and static outputs stand in a static buffer that may be written",
+        fix='pass the new value to the next call, or capture with outputs="static"',
+        anchor="array-copy",
+    )
+
+
+def make_mismatch_error(name: str, wanted: str, got: str) -> ReplayError:
+    """Returns the error of `copy_` from another shape or dtype."""
+    return ReplayError(
+        f"`copy_` into `{name}`: wanted {wanted}, got {got}",
+        where=f"copy_ at {find_user_line()}, argument 0 `src`",
+        why="a static buffer has a fixed shape and dtype; nothing is broadcast or converted",
+        fix="convert it first, as with `src.astype(dtype).reshape(shape)`",
+        anchor="array-copy",
+    )
+
+
+def describe_array(value: Any) -> str:
+    """Returns ``float32[2,3]`` for an array, and the type's name for anything else.
+
+    Example:
+        >>> import numpy as np
+        >>> describe_array(np.zeros((2, 3), np.float32)), describe_array("text")
+        ('float32[2,3]', 'str')
+    """
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return type(value).__name__
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def find_user_line() -> str:
+    """Returns ``file.py:12 in step`` of the innermost frame outside JAX, NumPy and tracegraph."""
+    frame = sys._getframe()
+    while frame.f_back is not None and _is_library(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    name = frame.f_code.co_filename.rpartition("/")[2]
+    return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _is_library(module: str) -> bool:
+    return module.partition(".")[0] in ("jax", "jaxlib", "numpy", "tracegraph")

@@ -1,0 +1,85 @@
+"""The names that an `Array` does not answer itself: they are asked of its plain value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tracegraph.runtime.jax_interop import ArrayImpl
+
+# Known from the abstract value, without reading.
+AVAL_PROPERTIES = ("dtype", "ndim", "shape", "size", "weak_type")
+OPERATORS = (
+    *("__abs__", "__invert__", "__neg__", "__pos__", "__round__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"),
+    *("__truediv__", "__rtruediv__", "__floordiv__", "__rfloordiv__"),
+    *("__mod__", "__rmod__", "__divmod__", "__rdivmod__", "__pow__", "__rpow__"),
+    *("__matmul__", "__rmatmul__", "__and__", "__rand__", "__or__", "__ror__"),
+    *("__xor__", "__rxor__", "__lshift__", "__rlshift__", "__rshift__", "__rrshift__"),
+)
+PROTOCOLS = (
+    *("__getitem__", "__setitem__", "__contains__", "__iter__", "__reversed__"),
+    *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__hex__", "__oct__"),
+    *("__array__", "__array_module__", "__array_namespace__", "__dlpack__", "__dlpack_device__"),
+    "__buffer__",
+    *("__repr__", "__str__", "__format__", "__copy__", "__deepcopy__", "__reduce__"),
+)
+METHODS = (
+    *("addressable_data", "all", "any", "argmax", "argmin", "argpartition", "argsort", "astype"),
+    *("byteswap", "choose", "clip", "clone", "compress", "conj", "conjugate", "copy"),
+    *("copy_to_host_async", "cumprod", "cumsum", "diagonal", "dot", "flatten", "item", "max"),
+    *("mean", "min", "nonzero", "on_device_size_in_bytes", "platform", "prod", "ptp", "ravel"),
+    *("repeat", "reshape", "round", "searchsorted", "sort", "squeeze", "std", "sum", "swapaxes"),
+    *("take", "to_device", "tobytes", "tolist", "trace", "transpose", "unsafe_buffer_pointer"),
+    *("unsafe_raw_buffer", "var", "view"),
+)
+PROPERTIES = (
+    *("T", "addressable_shards", "at", "device_buffer", "device_buffers", "flat", "format"),
+    *(
+        "global_shards",
+        "imag",
+        "is_fully_addressable",
+        "is_fully_replicated",
+        "itemsize",
+        "mT",
+        "nbytes",
+        "real",
+        "traceback",
+    ),
+    "__cuda_array_interface__",
+)
+# What JAX itself calls on an array that it has not converted yet.
+INTERNAL_METHODS = ("_chunk_iter", "_fully_replicated_shard", "_multi_slice", "_split", "_unstack")
+INTERNAL_PROPERTIES = ("_arrays", "_npy_value", "_pjrt_layout", "_sharding", "_value")
+
+
+def forward_names(array_type: type, read: Callable[[Any], Any]) -> None:
+    """Gives a type every name of the tables that JAX's own arrays have in this version of JAX.
+
+    Args:
+        array_type: gets the names.
+        read: returns the plain array of an instance.
+    """
+    for name in AVAL_PROPERTIES:
+        setattr(array_type, name, _forward_property(name, lambda array: array.aval))
+    for name in OPERATORS + PROTOCOLS + METHODS + INTERNAL_METHODS:
+        if hasattr(ArrayImpl, name):
+            setattr(array_type, name, _forward_method(name, read))
+    for name in PROPERTIES + INTERNAL_PROPERTIES:
+        if hasattr(ArrayImpl, name):
+            setattr(array_type, name, _forward_property(name, read))
+
+
+def _forward_method(name: str, read: Callable[[Any], Any]) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(read(self), name)(*args, **kwargs)
+
+    forward.__name__ = name
+    forward.__qualname__ = f"Array.{name}"
+    forward.__doc__ = getattr(ArrayImpl, name).__doc__
+    return forward
+
+
+def _forward_property(name: str, read: Callable[[Any], Any]) -> property:
+    return property(lambda self: getattr(read(self), name), doc=getattr(ArrayImpl, name).__doc__)

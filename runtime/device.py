@@ -1,0 +1,48 @@
+"""The protocol that every device speaks. Lowering and replay know nothing else of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.array import StaticBuffer
+from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
+from tracegraph.runtime.memory.private_pool import Provider
+
+
+class Device(Protocol):
+    """Memory, buffers and executable graphs of one device."""
+
+    @property
+    def name(self) -> str:
+        """What users read in reports, as ``host``."""
+        ...
+
+    @property
+    def jax_device(self) -> Any:
+        """The JAX device whose arrays live in the same memory."""
+        ...
+
+    @property
+    def provider(self) -> Provider:
+        """Where pools of this device take their segments from."""
+        ...
+
+    def bind_buffers(
+        self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
+    ) -> Mapping[str, StaticBuffer]:
+        """Returns every slot of a definition as a buffer at its address in the arena."""
+        ...
+
+    def instantiate(
+        self, definition: GraphDefinition, buffers: Mapping[str, Any]
+    ) -> tuple[ExecutableGraph, ...]:
+        """Returns one executable graph per stage."""
+        ...
+
+    def poison(self, arena: Arena) -> None:
+        """Overwrites an arena with bytes that show when they are read."""
+        ...
+
+

@@ -1,0 +1,148 @@
+"""GraphDefinition: what lowering hands to a device. Nodes, edges and a place for every buffer."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferSlot:
+    """A buffer and its place in the arena.
+
+    Attributes:
+        name: unique in its definition.
+        offset: bytes from the start of the arena.
+        shape: static shape.
+        dtype: NumPy dtype.
+        weak_type: JAX's weak type of the value.
+        is_resident: True when the value stays from one replay to the next (donated inputs).
+    """
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    weak_type: bool = False
+    is_resident: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class CallNode:
+    """One call of a compiled region: reads buffers, defines buffers (both by name)."""
+
+    name: str
+    executable: Callable[..., Any] = dataclasses.field(repr=False)
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyNode:
+    """A copy of one whole buffer into another."""
+
+    name: str
+    source: str
+    target: str
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The source."""
+        return (self.source,)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The target."""
+        return (self.target,)
+
+
+Node: TypeAlias = CallNode | CopyNode
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Nodes that become one graph, or one eager call between two graphs.
+
+    Attributes:
+        nodes: in program order.
+        edges: pairs of node indices of this stage; the first must finish before the second.
+        is_captured: False for eager work, which no graph replays.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[int, int], ...]
+    is_captured: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphDefinition:
+    """Everything that a device needs to make a capture executable.
+
+    Attributes:
+        name: the captured function's name.
+        arena_bytes: size of the arena that holds every slot.
+        slots: every buffer, with its offset in the arena.
+        stages: in order; one for a whole capture, more around eager work.
+        inputs: names of the static inputs, in order of the flat arguments, then the constants.
+        outputs: names of the buffers that hold the flat results.
+    """
+
+    name: str
+    arena_bytes: int
+    slots: tuple[BufferSlot, ...]
+    stages: tuple[Stage, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def node_count(self) -> int:
+        """Nodes of all graphs together."""
+        return sum(len(stage.nodes) for stage in self.stages if stage.is_captured)
+
+    @property
+    def edge_count(self) -> int:
+        """Edges of all graphs together."""
+        return sum(len(stage.edges) for stage in self.stages if stage.is_captured)
+
+    def __str__(self) -> str:
+        lines = [
+            f"graph definition `{self.name}`: {self.node_count} nodes, {self.edge_count} edges, "
+            f"arena of {self.arena_bytes:,} bytes"
+        ]
+        for number, stage in enumerate(self.stages):
+            lines.append(f"  stage {number}: {'graph' if stage.is_captured else 'eager'}")
+            lines += [f"    {_format_node(stage, i)}" for i in range(len(stage.nodes))]
+        return "\n".join(lines)
+
+
+def _format_node(stage: Stage, index: int) -> str:
+    node = stage.nodes[index]
+    kind = "call" if isinstance(node, CallNode) else "copy"
+    waits = [str(first) for first, second in stage.edges if second == index]
+    after = f"  after {', '.join(waits)}" if waits else ""
+    return (
+        f"node {index}: {kind} {node.name}({', '.join(node.arguments)})"
+        f" -> {', '.join(node.results)}{after}"
+    )
+
+
+class ReplayClock:
+    """Counts the replays of one captured function and serialises access to its arena."""
+
+    __slots__ = ("generation", "lock")
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.lock = threading.RLock()
+
+
+class ExecutableGraph(Protocol):
+    """An instantiated stage: ready to be launched, bound to fixed addresses."""
+
+    def launch(self) -> None:
+        """Enqueues every node once."""
+        ...

@@ -1,0 +1,230 @@
+"""The runtime's one door to private JAX names.
+
+JAX has no public way to (a) teach it a further array type, (b) wrap memory that we filled as one of
+its arrays with a given abstract value, (c) build a typed key around key data without computing. The
+tables below say for each private name why it is needed. They are the same from JAX 0.10 to 0.12.
+A JAX without one of them is refused when tracegraph is imported, by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend
+import numpy as np
+
+from tracegraph.runtime.errors import UnsupportedError
+
+SUPPORTED_JAX = "jax>=0.10,<0.13"
+
+PRIVATE_NAMES = {
+    "jax._src.array.ArrayImpl": "the type of plain arrays; `jax.Array` also covers tracers",
+    "jax._src.core.ShapedArray": "abstract values; the public alias does not take a weak type",
+    "jax._src.core.pytype_aval_mappings": "tracing asks it for an argument's abstract value",
+    "jax._src.dtypes.register_canonicalize_value_handler": "turns operands into plain arrays",
+    "jax._src.interpreters.pxla.shard_arg_handlers": "puts the arguments of `jax.jit` on devices",
+    "jax._src.interpreters.mlir.register_constant_handler": "lowers arrays that are closed over",
+    "jax._src.interpreters.mlir.register_lowering": "a mark in a trace lowers to nothing",
+    "jax._src.interpreters.mlir.get_constant_handler": "how a plain array is lowered there",
+    "jaxlib.xla_client.batched_device_put": "host memory to array in 3 us, not 30",
+    "jax._src.random.prng.PRNGKeyArray": "typed keys; `wrap_key_data` would read its operand",
+    "jax._src.random.prng.KeyTy": "the dtype of typed keys",
+}
+
+
+def load_private(path: str) -> Any:
+    """Returns a private JAX name.
+
+    Args:
+        path: module and attribute, as ``jax._src.core.ShapedArray``.
+
+    Raises:
+        UnsupportedError: this JAX has no such name.
+    """
+    module_name, _, attribute = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"JAX {jax.__version__} has no `{path}`",
+            where="runtime/jax_interop.py, at `import tracegraph`",
+            why="an array type that is not JAX's own can be registered through this name only",
+            fix=f'install a supported version: pip install "{SUPPORTED_JAX}"',
+            anchor="unsupported-jax",
+        ) from error
+
+
+_private = {path.rpartition(".")[2]: load_private(path) for path in PRIVATE_NAMES}
+ArrayImpl: Any = _private["ArrayImpl"]
+PRNGKeyArray: Any = _private["PRNGKeyArray"]
+KeyTy: Any = _private["KeyTy"]
+_ShapedArray: Any = _private["ShapedArray"]
+_batched_device_put: Any = _private["batched_device_put"]
+
+_readers: dict[type, Callable[[Any], jax.Array]] = {}
+
+
+def register_array_type(array_type: type, read: Callable[[Any], jax.Array]) -> None:
+    """Teaches JAX a type of arrays whose values it gets by reading them.
+
+    Args:
+        array_type: a subclass of ``jax.Array`` with an attribute ``aval``.
+        read: returns the plain array of an instance.
+    """
+    _readers[array_type] = read
+    _private["pytype_aval_mappings"][array_type] = _get_aval
+    # Every bind passes here first, so that what JAX keeps (residuals of `jax.vjp`, constants of a
+    # jaxpr) is the immutable value at that time and never the array in the pool itself.
+    _private["register_canonicalize_value_handler"](array_type, read)
+
+    def shard_arguments(
+        values: Sequence[Any], shardings: Any, layouts: Any, copy_semantics: Any
+    ) -> Any:
+        shard = _private["shard_arg_handlers"][ArrayImpl]
+        return shard([read(value) for value in values], shardings, layouts, copy_semantics)
+
+    def lower_constant(value: Any, aval: Any) -> Any:
+        return _private["get_constant_handler"](ArrayImpl)(read(value), aval)
+
+    # Both are reached without a bind: by the base array of a typed key, and by its constants.
+    _private["shard_arg_handlers"][array_type] = shard_arguments
+    _private["register_constant_handler"](array_type, lower_constant)
+
+
+def to_plain(value: Any) -> Any:
+    """Returns the plain immutable array of an array in a pool, and any other value as it is.
+
+    Args:
+        value: anything; a typed key around an array in a pool becomes one around its value.
+
+    Example:
+        >>> to_plain(3.0)
+        3.0
+    """
+    if type(value) is PRNGKeyArray:
+        return PRNGKeyArray(value._impl, to_plain(value._base_array))
+    read = _readers.get(type(value))
+    return value if read is None else read(value)
+
+
+def make_aval(shape: Sequence[int], dtype: Any, *, weak_type: bool = False) -> Any:
+    """Returns JAX's abstract value of a physical array.
+
+    Args:
+        shape: static shape.
+        dtype: NumPy dtype.
+        weak_type: True for values that adopt the dtype of what they meet, as Python scalars.
+
+    Example:
+        >>> print(make_aval((2, 3), np.dtype("float32")).str_short())
+        float32[2,3]
+    """
+    return _ShapedArray(tuple(shape), np.dtype(dtype), weak_type=weak_type)
+
+
+@functools.cache
+def find_sharding(device: Any) -> Any:
+    """Returns the sharding that JAX gives to arrays on one device."""
+    return jax.device_put(np.zeros((), np.uint8), device).sharding
+
+
+@functools.cache
+def is_default_device(device: Any) -> bool:
+    """True for the device where uncommitted arrays live.
+
+    A result of `jax.jit` on uncommitted arguments is uncommitted, and so are ours; on any other
+    device they must be committed, or JAX would move the work away from them.
+    """
+    return device == jax.local_devices()[0]
+
+
+def to_immutable(copy: np.ndarray[Any, Any], aval: Any, device: Any) -> jax.Array:
+    """Returns a private copy as an immutable JAX array, without copying where JAX can alias it.
+
+    Args:
+        copy: memory that nobody writes again, of the shape and dtype of ``aval``. JAX aliases it
+            when it is aligned to 64 bytes, and copies it otherwise.
+        aval: the array's abstract value, weak type included.
+        device: a JAX device that reads host memory.
+    """
+    return _batched_device_put(
+        aval,
+        find_sharding(device),
+        [copy],
+        [device],
+        not is_default_device(device),
+        # The dtype is settled; without this JAX would narrow 64-bit values where x64 is off.
+        enable_x64=True,
+    )
+
+
+def alias_host_memory(view: np.ndarray[Any, Any], device: Any) -> jax.Array | None:
+    """Returns a JAX array over the very bytes of a NumPy array, or None where JAX copies.
+
+    Writing to the view changes the array: it is for those who own both.
+
+    Args:
+        view: host memory, aligned to 64 bytes.
+        device: a JAX device that reads host memory.
+    """
+    array = to_immutable(view, make_aval(view.shape, view.dtype), device)
+    is_alias = view.nbytes == 0 or array.unsafe_buffer_pointer() == view.ctypes.data
+    return array if is_alias else None
+
+
+def wrap_key(implementation: Any, array: Any) -> Any:
+    """Returns a typed PRNG key whose key data is the given array.
+
+    Args:
+        implementation: a key dtype (``jax.random.key(0).dtype``) or what it implements.
+        array: key data, ``uint32``; an array in a pool stays one, so that settling, detaching and
+            consuming it do the same to the key.
+
+    Raises:
+        TypeError: the array is not key data of this implementation.
+
+    Example:
+        >>> key = jax.random.key(7)
+        >>> wrap_key(key.dtype, jax.random.key_data(key)) == key
+        Array(True, dtype=bool)
+    """
+    if isinstance(implementation, KeyTy):
+        implementation = implementation._impl
+    return PRNGKeyArray(implementation, array)
+
+
+def unwrap_key(value: Any) -> Any:
+    """Returns the key data inside a typed key, the same object that `wrap_key` got.
+
+    Args:
+        value: anything; what is not a typed key is returned as it is.
+    """
+    return value._base_array if type(value) is PRNGKeyArray else value
+
+
+def make_mark(name: str) -> Callable[[int, int], None]:
+    """Returns a function that leaves a mark, an op without operands and results, in a trace.
+
+    Args:
+        name: the primitive's name; its parameters are ``stream`` and ``event``.
+
+    A named scope labels ops but has no place between two of them; only an op has.
+    """
+    primitive = jax.extend.core.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *, stream, event: [])
+    primitive.def_abstract_eval(lambda *, stream, event: [])
+    _private["register_lowering"](primitive, lambda context, *, stream, event: [])
+
+    def leave_mark(stream: int, event: int) -> None:
+        primitive.bind(stream=stream, event=event)
+
+    return leave_mark
+
+
+def _get_aval(value: Any) -> Any:
+    return value.aval

@@ -1,0 +1,128 @@
+"""Replay: a captured graph with its memory. Fill the static inputs, launch, hand out the results.
+
+Note [Fresh outputs]. A result is read from the graph's static output buffer, which the next replay
+overwrites. Copying at every call would waste the copies that nobody reads, so the copy is deferred:
+just before a buffer is overwritten, every result that is still alive takes a private copy.
+
+Note [Resident state]. A donated input that aliases a result never leaves the arena. The user holds
+one leaf object for it; handing that object back costs one identity check. Any other value given for
+it is copied in, and the leaf that stood for the old contents, if someone still holds it, is detached
+with a private copy first. So a leaf changes only by being donated itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.graph import GraphDefinition, ReplayClock
+from tracegraph.runtime.memory.private_pool import PrivatePool
+
+
+class Replay:
+    """An instantiated capture: its arena, its executable graphs and the arrays in its buffers.
+
+    Args:
+        definition: what to instantiate.
+        device: where.
+        pool: takes the arena; it is given back by `close` or when the last array in it is gone.
+        output_lifetime: what results promise, FRESH or STATIC.
+    """
+
+    def __init__(
+        self,
+        definition: GraphDefinition,
+        device: Device,
+        pool: PrivatePool,
+        output_lifetime: Lifetime,
+    ) -> None:
+        self.definition = definition
+        self.jax_device = device.jax_device
+        self.clock = ReplayClock()
+        self.arena = Arena(pool, definition.arena_bytes)
+        device.poison(self.arena)
+        self.buffers = device.bind_buffers(definition, self.arena, self.clock)
+        self.inputs = [self.buffers[name] for name in definition.inputs]
+        self._stages = device.instantiate(definition, self.buffers)
+        self._pending: list[weakref.ref[Array]] = []
+        self._leaves: dict[str, weakref.ref[Array]] = {}
+        self._lifetime = output_lifetime
+        residents = {slot.name for slot in definition.slots if slot.is_resident}
+        self._resident_inputs = [name if name in residents else "" for name in definition.inputs]
+        self.is_resident_output = [name in residents for name in definition.outputs]
+        self._outputs = [self.buffers[name] for name in definition.outputs]
+
+    def settle(self) -> None:
+        """Gives every live result of the last replay a copy of its own, see Note [Fresh outputs]."""
+        for reference in self._pending:
+            array = reference()
+            if array is not None:
+                array.settle()
+        self._pending.clear()
+
+    def load(self, updates: Sequence[tuple[int, Any]]) -> None:
+        """Copies values into static inputs; all are read before any buffer is written.
+
+        Args:
+            updates: pairs (input index, value); a value is an array of the input's shape and dtype
+                or a Python scalar.
+        """
+        self.settle()
+        values = [(index, self._detach_value(value)) for index, value in updates]
+        for index, value in values:
+            self._detach_leaf(self._resident_inputs[index])
+            self.inputs[index].write(value)
+
+    def launch(self) -> None:
+        """Launches every stage once; afterwards the buffers belong to a new generation."""
+        if self._pending:
+            self.settle()
+        for stage in self._stages:
+            stage.launch()
+        self.clock.generation += 1
+
+    def copy_outputs(self) -> list[Any]:
+        """Returns private copies of all results of the last replay."""
+        return [buffer.snapshot() for buffer in self._outputs]
+
+    def take_output(self, index: int) -> Array:
+        """Returns a new array for a result that is not resident."""
+        array = Array(self._outputs[index], self.clock.generation, self._lifetime)
+        if self._lifetime is Lifetime.FRESH:
+            self._pending.append(weakref.ref(array))
+        return array
+
+    def find_leaf(self, index: int) -> Array:
+        """Returns the one leaf object that stands for a resident result."""
+        buffer = self._outputs[index]
+        reference = self._leaves.get(buffer.name)
+        leaf = reference() if reference is not None else None
+        if leaf is None or leaf.is_deleted():
+            leaf = Array(buffer, self.clock.generation, Lifetime.RESIDENT)
+            self._leaves[buffer.name] = weakref.ref(leaf)
+        return leaf
+
+    def is_leaf_of(self, value: Any, index: int) -> bool:
+        """True when the value is the resident leaf that lives in this static input."""
+        reference = self._leaves.get(self._resident_inputs[index])
+        return reference is not None and reference() is value and not value.is_deleted()
+
+    def is_resident_input(self, index: int) -> bool:
+        """True when a result is computed in place of this static input."""
+        return bool(self._resident_inputs[index])
+
+    def _detach_value(self, value: Any) -> Any:
+        """Returns a value that no write to this arena can change."""
+        if isinstance(value, Array) and value.is_in(self.arena):
+            return value.peek().copy()
+        return value
+
+    def _detach_leaf(self, name: str) -> None:
+        reference = self._leaves.pop(name, None)
+        leaf = reference() if reference is not None else None
+        if leaf is not None:
+            leaf.detach()

@@ -1,0 +1,233 @@
+"""Streams and events: what the user declares about order, inside a capture and outside.
+
+Inside a captured function, `with stream(s)` labels the ops traced in it through JAX's name scopes,
+and `Event.record` and `Event.wait` leave marks in the traced program. Outside, the host device runs
+everything in program order, so records and waits have nothing left to do but to take the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+
+import jax
+
+from tracegraph.runtime.errors import CaptureError, ReplayError
+from tracegraph.runtime.jax_interop import make_mark
+
+SCOPE_PREFIX = "tg_stream_"
+
+_leave_record = make_mark("tg_record")
+_leave_wait = make_mark("tg_wait")
+
+_numbers = itertools.count(1)
+_event_leave_record = make_mark("tg_record")
+_leave_wait = make_mark("tg_wait")
+
+_numbers = itertools.count(1)
+
+
+class Stream:
+    """A sequence of work that runs in order, beside the work of other streams.
+
+    Args:
+        device: the JAX device; None is the default one.
+        priority: lower numbers are served first on a device with priorities.
+
+    Example:
+        >>> side = Stream()
+        >>> with stream(side):
+        ...     assert current_stream() is side
+    """
+
+    def __init__(self, device: jax.Device | None = None, priority: int = 0) -> None:
+        self.device = device
+        self.priority = priority
+        self.number = next(_numbers)
+
+    def __repr__(self) -> str:
+        return f"Stream(number={self.number}, priority={self.priority})"
+
+    def wait_stream(self, other: Stream) -> None:
+        """Makes later work of this stream wait for what the other stream holds now."""
+        self.wait_event(other.record_event())
+
+    def wait_event(self, event: Event) -> None:
+        """Makes later work of this stream wait for the event."""
+        event.wait(self)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Records an event, a new one if none is given, behind the present work."""
+        event = event if event is not None else Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """True when all work is done; on the host device it always is."""
+        _refuse_in_capture("Stream.query")
+        return True
+
+    def synchronize(self) -> None:
+        """Blocks the host until all work is done; on the host device it already is."""
+        _refuse_in_capture("Stream.synchronize")
+
+
+class Event:
+    """A point in a stream that another stream, or the host, can wait for.
+
+    Args:
+        enable_timing: record the time, for `elapsed_time`.
+        blocking: whether a waiting host thread sleeps; the host device never waits.
+    """
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+        self.enable_timing = enable_timing
+        self.blocking = blocking
+        self.number = next(_event_numbers)
+        self._recorded_at: float | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Marks the present end of a stream, by default the current one."""
+        target = stream if stream is not None else current_stream()
+        if is_tracing():
+            _leave_record(stream=target.number, event=self.number)
+            return
+        self._recorded_at = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Makes later work of a stream, by default the current one, wait for this event."""
+        target = stream if stream is not None else current_stream()
+        if is_tracing():
+            _leave_wait(stream=target.number, event=self.number)
+
+    def query(self) -> bool:
+        """True when the work before the event is done."""
+        _refuse_in_capture("Event.query")
+        return True
+
+    def synchronize(self) -> None:
+        """Blocks the host until the work before the event is done."""
+        _refuse_in_capture("Event.synchronize")
+
+    def elapsed_time(self, end: Event) -> float:
+        """Returns the milliseconds between this event and a later one.
+
+        Raises:
+            ReplayError: one of the two has no time: not recorded, or without ``enable_timing``.
+        """
+        _refuse_in_capture("Event.elapsed_time")
+        for name, event in (("start", self), ("end", end)):
+            if event._recorded_at is None or not event.enable_timing:
+                raise ReplayError(
+                    f"the {name} event has no time",
+                    where="Event.elapsed_time",
+                    why="an event takes the time only with enable_timing=True and once recorded",
+                    fix="create it as Event(enable_timing=True) and call record()",
+                    anchor="event-time",
+                )
+        assert self._recorded_at is not None and end._recorded_at is not None
+        return (end._recorded_at - self._recorded_at) * 1e3
+
+
+class _ThreadState(threading.local):
+    """The current stream of a thread, and the capture that is tracing on it."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self.tracing: list[str] = []
+
+
+_default_stream = Stream()
+_state = _ThreadState()
+
+
+def default_stream() -> Stream:
+    """Returns the stream that JAX itself computes on."""
+    return _default_stream
+
+
+def current_stream() -> Stream:
+    """Returns this thread's current stream."""
+    return _state.streams[-1] if _state.streams else _default_stream
+
+
+def set_stream(s: Stream) -> None:
+    """Makes a stream this thread's current one until the next call; prefer `with stream(s)`."""
+    if is_tracing():
+        raise CaptureError(
+            "set_stream is called while a function is being captured",
+            where=f"capture of `{_state.tracing[-1]}`",
+            why="only a with-block says where the work of a stream ends in the traced program",
+            fix="write `with tg.stream(s):` around the work",
+            anchor="set-stream",
+        )
+    _state.streams[:] = [s]
+
+
+@contextlib.contextmanager
+def stream(s: Stream | None) -> Iterator[None]:
+    """Runs the body with `s` as the current stream; None changes nothing.
+
+    Raises:
+        CaptureError: the default stream is chosen inside a capture.
+    """
+    if s is None:
+        yield
+        return
+    if is_tracing() and s is _default_stream:
+        raise CaptureError(
+            "the default stream is used inside a capture",
+            where=f"capture of `{_state.tracing[-1]}`",
+            why="JAX's own work is on the default stream and would be captured with it",
+            fix="use a stream made by tg.Stream()",
+            anchor="default-stream",
+        )
+    _state.streams.append(s)
+    try:
+        with jax.named_scope(f"{SCOPE_PREFIX}{s.number}"):
+            yield
+    finally:
+        _state.streams.pop()
+
+
+def synchronize() -> None:
+    """Blocks the host until all work on the device is done."""
+    _refuse_in_capture("synchronize")
+    jax.effects_barrier()
+
+
+@contextlib.contextmanager
+def tracing(name: str, capturing_stream: Stream) -> Iterator[None]:
+    """Marks this thread as tracing a capture, with its stream as the current one."""
+    _state.tracing.append(name)
+    _state.streams.append(capturing_stream)
+    try:
+        yield
+    finally:
+        _state.streams.pop()
+        _state.tracing.pop()
+
+
+def is_tracing() -> bool:
+    """True while this thread traces a function for capture."""
+    return bool(_state.tracing)
+
+
+def traced_name() -> str | None:
+    """Returns the name of the function that this thread is tracing for capture, if any."""
+    return _state.tracing[-1] if _state.tracing else None
+
+
+def _refuse_in_capture(call: str) -> None:
+    if not is_tracing():
+        return
+    raise CaptureError(
+        f"{call} is called while `{_state.tracing[-1]}` is being captured",
+        where=f"capture of `{_state.tracing[-1]}`",
+        why="the host cannot wait for work that is only being recorded",
+        fix="call it before or after the captured function",
+        anchor="synchronize",
+    )

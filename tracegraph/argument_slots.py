@@ -1,0 +1,168 @@
+"""Argument slots: from the arguments of a call to updates of static inputs, as cheaply as can be.
+
+A slot belongs to one dynamic argument of one captured graph. It answers three questions in order of
+cost: is this the very tree that was loaded last (one identity check), does it have the same
+structure and leaf types (then only the leaves that changed are copied), or is it another signature.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, unwrap_key
+from tracegraph.runtime.replay import Replay
+from tracegraph.signature import LeafType, describe_leaf
+from tracegraph.tree_watch import TreeWatch
+
+_is_deleted = ArrayImpl.is_deleted
+
+
+class LeafSlot:
+    """The slot of one array.
+
+    Args:
+        replay: whose static input this is.
+        index: which of its inputs.
+        leaf: the type of the values that it accepts.
+    """
+
+    __slots__ = ("_aval", "_index", "_last", "_leaf", "_replay", "_sharding")
+
+    def __init__(self, replay: Replay, index: int, leaf: LeafType) -> None:
+        self._replay, self._index, self._leaf = replay, index, leaf
+        self._sharding = find_sharding(replay.jax_device)
+        self._aval: Any = None
+        self._last: weakref.ref[Any] | None = None
+
+    def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
+        """Adds what must be copied; returns False for a value of another signature."""
+        if type(value) is ArrayImpl:
+            if self._last is not None and self._last() is value and not value.is_deleted():
+                return True
+            if not self._accepts_plain(value):
+                return False
+            self._last = weakref.ref(value)
+            updates.append((self._index, value))
+            return True
+        if self._replay.is_leaf_of(unwrap_key(value), self._index):
+            return True
+        if not self._accepts(value):
+            return False
+        self._last = None
+        updates.append((self._index, unwrap_key(value)))
+        return True
+
+    def forget(self) -> None:
+        """Forgets the last value, after a call that failed."""
+        self._last = None
+
+    def _accepts_plain(self, value: Any) -> bool:
+        if value.is_deleted() or value.sharding != self._sharding:
+            return False
+        aval = value.aval
+        if aval is self._aval:
+            return True
+        is_same = describe_leaf(value) == self._leaf
+        if is_same:
+            self._aval = aval
+        return is_same
+
+    def _accepts(self, value: Any) -> bool:
+        if isinstance(value, jax.Array):
+            if isinstance(value, jax.core.Tracer) or value.is_deleted():
+                return False
+            return value.sharding.device_set == self._sharding.device_set and (
+                describe_leaf(value) == self._leaf
+            )
+        try:
+            return describe_leaf(value) == self._leaf
+        except TypeError:
+            return False
+
+
+class TreeSlot:
+    """The slot of a tree of arrays.
+
+    Args:
+        replay: whose static inputs these are.
+        start: index of the first of them.
+        tree: structure of the argument.
+        leaves: the types of its leaves.
+    """
+
+    __slots__ = ("_is_resident", "_leaves", "_plain", "_slots", "_tree", "_watch")
+
+    def __init__(self, replay: Replay, start: int, tree: Any, leaves: Sequence[LeafType]) -> None:
+        self._tree = tree
+        self._slots = [LeafSlot(replay, start + i, leaf) for i, leaf in enumerate(leaves)]
+        self._is_resident = all(replay.is_resident_input(start + i) for i in range(len(leaves)))
+        self._watch: TreeWatch | None = None
+        self._plain: list[Any] = []
+
+    def remember(self, watch: TreeWatch | None) -> None:
+        """Takes over a watch of the tree whose leaves are all loaded."""
+        self._watch = watch
+
+    def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
+        """Adds what must be copied; returns False for a value of another signature."""
+        watch = self._watch
+        if watch is not None and watch.is_unchanged(value) and not self._has_deleted():
+            return True
+        self._watch = None
+        leaves, tree = jax.tree_util.tree_flatten(value)
+        if tree != self._tree:
+            return False
+        if not all(map(LeafSlot.collect, self._slots, leaves, [updates] * len(leaves))):
+            return False
+        self._watch_if_immutable(value, leaves)
+        return True
+
+    def forget(self) -> None:
+        """Forgets the last value, after a call that failed."""
+        self._watch = None
+        for slot in self._slots:
+            slot.forget()
+
+    def _has_deleted(self) -> bool:
+        return any(map(_is_deleted, self._plain))
+
+    def _watch_if_immutable(self, value: Any, leaves: list[Any]) -> None:
+        """Remembers a tree whose leaves cannot change but by being donated here."""
+        if self._is_resident:
+            # The leaves become resident with this call, and the tree to watch is the returned one.
+            return
+        if all(type(leaf) is ArrayImpl for leaf in leaves):
+            self._plain = leaves
+            self._watch = TreeWatch(value)
+
+
+class StaticSlot:
+    """The slot of a static argument: it must be the value that was baked in."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
+        """Returns False for another value."""
+        return value is self._value or (
+            type(value) is type(self._value) and bool(operator.eq(value, self._value))
+        )
+
+    def forget(self) -> None:
+        """Has nothing to forget."""
+
+
+Slot = LeafSlot | TreeSlot | StaticSlot
+
+
+def is_consumable(value: Any) -> bool:
+    """True for what donation takes away: JAX arrays and arrays of other graphs."""
+    return isinstance(unwrap_key(value), ArrayImpl | Array)

@@ -1,0 +1,114 @@
+"""The report of `explain`: what is captured, how, what it costs, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tracegraph.frontend import CheckedGraph
+from tracegraph.lowering.lower import Lowered
+from tracegraph.lowering.request import Role
+from tracegraph.options import Options
+from tracegraph.printer import print_dtype
+from tracegraph.runtime.errors import CaptureError
+from tracegraph.signature import LeafType, Signature
+
+_MAX_LEAVES = 40
+
+
+def explain_capture(
+    options: Options,
+    signature: Signature,
+    names: Sequence[str],
+    lower: Callable[[], tuple[CheckedGraph, Lowered]],
+) -> str:
+    """Returns the report of one capture.
+
+    Args:
+        options: how it is captured.
+        signature: trees and types of its arguments.
+        names: one name per dynamic leaf.
+        lower: traces, checks, compiles and plans it.
+    """
+    sections = [_title("signature", _list_signature(signature, names))]
+    try:
+        checked, lowered = lower()
+    except CaptureError as error:
+        sections.append(_title("violations", str(error).splitlines()))
+        return _join(options, "cannot be captured", sections)
+    sections += [
+        _title("graph", str(checked).splitlines()),
+        _title("passes", [str(report) for report in checked.reports]),
+        _title("regions", _list_regions(checked, lowered)),
+        _title("memory plan", str(lowered.plan).splitlines()),
+        _title("nodes", str(lowered.definition).splitlines()),
+        _title("per call", _list_copies(lowered)),
+        _title("pool", [f"{lowered.definition.arena_bytes:,} bytes, known before the first run"]),
+    ]
+    if checked.notes:
+        sections.append(_title("notes", "\n".join(map(str, checked.notes)).splitlines()))
+    return _join(options, "can be captured", sections)
+
+
+def _join(options: Options, verdict: str, sections: list[str]) -> str:
+    head = f"`{options.name}` {verdict} (mode={options.mode!r}, outputs={options.outputs!r})"
+    return "\n\n".join([head, *sections])
+
+
+def _title(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([title, *(f"  {line}" if line else "" for line in lines)])
+
+
+def _list_signature(signature: Signature, names: Sequence[str]) -> list[str]:
+    lines = [
+        f"{name}: {_print_leaf(leaf)}"
+        for name, leaf in zip(names[:_MAX_LEAVES], signature.leaves, strict=False)
+    ]
+    if len(names) > _MAX_LEAVES:
+        lines.append(f"... and {len(names) - _MAX_LEAVES} more leaves")
+    lines += [f"static argument {key}: {value!r}" for key, value in signature.statics]
+    return lines or ["no arguments"]
+
+
+def _print_leaf(leaf: LeafType) -> str:
+    sizes = ",".join(map(str, leaf.shape))
+    return f"{print_dtype(leaf.dtype)}[{sizes}]{' (weak type)' if leaf.weak_type else ''}"
+
+
+def _list_regions(checked: CheckedGraph, lowered: Lowered) -> list[str]:
+    lines = []
+    for step in lowered.program.steps:
+        how = "captured" if getattr(step, "is_captured", True) else "eager"
+        reads = sum(use.nbytes for use in step.reads)
+        writes = sum(use.nbytes for use in step.writes)
+        lines.append(
+            f"{step.name}: {how}, stream {step.stream}, "
+            f"reads {len(step.reads)} buffers ({reads:,} bytes), "
+            f"writes {len(step.writes)} ({writes:,} bytes)"
+        )
+    for violation in checked.uncapturable.values():
+        lines += [f"eager because {violation.what}", f"  where: {violation.where}"]
+    return lines or ["none: every result is an argument or a constant"]
+
+
+def _list_copies(lowered: Lowered) -> list[str]:
+    """Says what a call moves besides the work of the graph."""
+    program = lowered.program
+    lines = []
+    for role, text in (
+        (Role.COPIED, "copied in, unless the same array is passed again"),
+        (Role.DONATED, "donated: copied in once, resident from then on"),
+        (Role.CONSTANT, "constant: copied in at capture"),
+    ):
+        sizes = [spec.buffer.nbytes for spec in program.inputs if spec.role is role]
+        if sizes:
+            lines.append(f"{len(sizes)} inputs, {sum(sizes):,} bytes: {text}")
+    fresh = [output.buffer.nbytes for output in program.outputs if output.alias is None]
+    resident = [output.buffer.nbytes for output in program.outputs if output.alias is not None]
+    if fresh:
+        lines.append(
+            f"{len(fresh)} results, {sum(fresh):,} bytes: copied out when read, or when still "
+            "alive at the next call"
+        )
+    if resident:
+        lines.append(f"{len(resident)} results, {sum(resident):,} bytes: resident, never copied")
+    return lines or ["nothing"]

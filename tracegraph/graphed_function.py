@@ -1,0 +1,319 @@
+"""GraphedFunction: what `capture` returns. Finds the graph of a call, or captures a new one."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from tracegraph.captured_graph import MISS, CapturedGraph
+from tracegraph.constraints.arguments import check_arguments
+from tracegraph.constraints.frames import locate_caller
+from tracegraph.constraints.violation import to_error
+from tracegraph.explain import explain_capture
+from tracegraph.frontend import CheckedGraph, make_request, trace_and_check
+from tracegraph.jax_internals import has_data_effects
+from tracegraph.lowering.lower import Lowered, lower_request
+from tracegraph.lowering.memory_plan import MemoryPlan
+from tracegraph.options import Options, read_options
+from tracegraph.progress import Progress
+from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.environment import read_check_replay
+from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.host.device import find_host_device
+from tracegraph.runtime.memory.private_pool import (
+    PoolId,
+    PrivatePool,
+    find_pool,
+    new_pool_id,
+)
+from tracegraph.runtime.replay import Replay
+from tracegraph.runtime.stream import is_tracing, traced_name
+from tracegraph.signature import BoundCall, Signature, bind_call, make_signature, name_leaves
+from tracegraph.verification import VerificationReport, compare_results, flatten_results
+
+MAX_SIGNATURES = 64
+
+
+class CacheInfo(NamedTuple):
+    """Counts of a captured function.
+
+    Attributes:
+        hits: calls that replayed an existing graph.
+        misses: calls that captured a new one.
+        maxsize: signatures kept; the least recently used is dropped beyond.
+        currsize: signatures kept now.
+    """
+
+    hits: int
+    misses: int
+    maxsize: int
+    currsize: int
+
+    @property
+    def captures(self) -> int:
+        """Graphs captured so far: one per miss."""
+        return self.misses
+
+
+class _Prepared(NamedTuple):
+    """A call on its way to a capture."""
+
+    call: BoundCall
+    signature: Signature
+    leaves: list[Any]
+    names: list[str]
+
+
+class LoweredCapture:
+    """A function lowered for one signature: everything is known, nothing is allocated.
+
+    Attributes:
+        checked: the traced and optimised graph.
+        lowered: device program, memory plan and graph definition.
+    """
+
+    def __init__(
+        self, owner: GraphedFunction, prepared: Any, checked: CheckedGraph, lowered: Lowered
+    ) -> None:
+        self._owner, self._prepared = owner, prepared
+        self.checked, self.lowered = checked, lowered
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """The memory plan."""
+        return self.lowered.plan
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes that the graph takes from its pool, known before the first run."""
+        return self.lowered.definition.arena_bytes
+
+    def instantiate(self) -> CapturedGraph:
+        """Allocates the arena and returns the graph; it is called like the function.
+
+        Raises:
+            OutOfMemoryError: the pool cannot hold the arena.
+        """
+        return self._owner.instantiate(self._prepared, self.checked, self.lowered)
+
+    def __str__(self) -> str:
+        return f"{self.lowered.definition}\n\n{self.lowered.plan}"
+
+
+class GraphedFunction:
+    """A function that is captured at its first call and replayed from then on.
+
+    Made by `tracegraph.capture`. Safe to call from several threads: replays of one graph follow one
+    another.
+    """
+
+    def __init__(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
+        self._function = function
+        self._options: Options = read_options(function, given)
+        self._shared_pool = find_pool(given["pool"]) if given["pool"] is not None else None
+        self._cache: collections.OrderedDict[Signature, CapturedGraph] = collections.OrderedDict()
+        self._latest: CapturedGraph | None = None
+        self._retired_calls = 0
+        self._misses = 0
+        self._lock = threading.RLock()
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Replays the graph of these arguments; captures it first if there is none.
+
+        Raises:
+            CaptureError: the function cannot be captured; all reasons are named.
+            VerificationError: the new graph differs from `jax.jit`.
+            OutOfMemoryError: the pool cannot hold the graph.
+        """
+        latest = self._latest
+        if latest is not None:
+            result = latest.try_call(args, kwargs)
+            if result is not MISS:
+                return result
+        return self._call_slowly(args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<GraphedFunction {self._options.name}, {len(self._cache)} signatures>"
+
+    def trace(self, *args: Any, **kwargs: Any) -> CheckedGraph:
+        """Returns the traced, checked and optimised graph; prints as the IR.
+
+        Args:
+            *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
+            **kwargs: the same.
+        """
+        prepared = self._prepare(args, kwargs)
+        return trace_and_check(
+            self._function, self._options, prepared.call, prepared.signature
+        )
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredCapture:
+        """Returns the compiled and planned capture; takes no memory from the pool.
+
+        Args:
+            *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
+            **kwargs: the same.
+        """
+        prepared = self._prepare(args, kwargs)
+        with Progress(f"capturing `{self._options.name}`") as progress:
+            return LoweredCapture(self, prepared, *self._lower(prepared, progress))
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Returns a report: signature, IR, regions, memory plan, nodes and what a call copies.
+
+        A function that cannot be captured is explained too: the report lists the violations.
+
+        Args:
+            *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
+            **kwargs: the same.
+        """
+        prepared = self._prepare(args, kwargs)
+        return explain_capture(
+            self._options, prepared.signature, prepared.names, lambda: self._lower_quietly(prepared)
+        )
+
+    def cache_info(self) -> CacheInfo:
+        """Returns counts of hits, misses and kept signatures."""
+        with self._lock:
+            calls = self._retired_calls + sum(graph.calls for graph in self._cache.values())
+            hits = calls - self._misses
+            return CacheInfo(hits, self._misses, MAX_SIGNATURES, len(self._cache))
+
+    def reset(self) -> None:
+        """Drops all graphs; arrays that they returned stay valid."""
+        with self._lock:
+            self._retired_calls += sum(graph.calls for graph in self._cache.values())
+            self._cache.clear()
+            self._latest = None
+            vars(self).pop("_pool", None)
+
+    def pool(self) -> PoolId:
+        """Returns the id of the private pool, which another capture may share by ``pool=``."""
+        return self._pool.pool_id
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes that the private pool holds from the device."""
+        return self._pool.reserved_bytes
+
+    def instantiate(
+        self, prepared: _Prepared, checked: CheckedGraph, lowered: Lowered
+    ) -> CapturedGraph:
+        """Returns an executable graph with an arena of its own."""
+        lifetime = Lifetime.STATIC if self._options.outputs == "static" else Lifetime.FRESH
+        return CapturedGraph(
+            checked=checked,
+            lowered=lowered,
+            replay=Replay(lowered.definition, self._device, self._pool, lifetime),
+            options=self._options,
+            call=prepared.call,
+            signature=prepared.signature,
+            names=prepared.names,
+        )
+
+    def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Looks the signature up, and captures on a miss."""
+        _refuse_nested(self._options.name)
+        prepared = self._prepare(args, kwargs)
+        with self._lock:
+            captured = self._cache.get(prepared.signature)
+            if captured is None:
+                captured = self._capture(prepared)
+            else:
+                self._cache.move_to_end(prepared.signature)
+            self._latest = captured
+            return captured(*args, **kwargs)
+
+    def _capture(self, prepared: _Prepared) -> CapturedGraph:
+        with Progress(f"capturing `{self._options.name}`") as progress:
+            checked, lowered = self._lower(prepared, progress)
+            captured = self.instantiate(prepared, checked, lowered)
+            if self._options.verify:
+                progress.enter("verify")
+                captured.verification = self._verify(prepared, captured)
+        self._misses += 1
+        self._cache[prepared.signature] = captured
+        if len(self._cache) > MAX_SIGNATURES:
+            _, dropped = self._cache.popitem(last=False)
+            self._retired_calls += dropped.calls
+        return captured
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
+        """Binds, checks and flattens a call."""
+        call = bind_call(self._function, self._options, args, kwargs)
+        names, argument_leaves = name_leaves(self._function, self._options, call)
+        abstract = jax.ShapeDtypeStruct
+        violations = check_arguments(
+            [leaf for leaf in argument_leaves if not isinstance(leaf.value, abstract)],
+            device=self._device.jax_device,
+        )
+        if violations:
+            raise to_error(violations, graph_name=self._options.name)
+        leaves, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
+        return _Prepared(call, make_signature(call, leaves, tree), leaves, names)
+
+    def _lower(self, prepared: _Prepared, progress: Progress) -> tuple[CheckedGraph, Lowered]:
+        progress.enter("trace")
+        checked = trace_and_check(
+            self._function, self._options, prepared.call, prepared.signature
+        )
+        request = make_request(checked, self._options, prepared.call, prepared.names)
+        lowered = lower_request(
+            request,
+            self._device.jax_device,
+            on_region=lambda name: progress.enter(f"compile {name} of {len(request.regions)}"),
+        )
+        return checked, lowered
+
+    def _lower_quietly(self, prepared: _Prepared) -> tuple[CheckedGraph, Lowered]:
+        return self._lower(prepared, Progress("explain"))
+
+    def _verify(self, prepared: _Prepared, captured: CapturedGraph) -> VerificationReport:
+        """Replays once on the call's own arguments and compares with `jax.jit`."""
+        ops = captured.checked.graph.ops
+        if any(has_data_effects(ops[index]) for index in captured.checked.uncapturable):
+            return VerificationReport(skipped="eager parts have effects, which must happen once")
+        with jax.default_device(self._device.jax_device):
+            expected = self._run_jit(prepared)
+        paths = [
+            "result" + jax.tree_util.keystr(path)
+            for path, _ in jax.tree_util.tree_leaves_with_path(expected)
+        ]
+        replayed = captured.replay_once(prepared.leaves)
+        return compare_results(self._options.name, paths, replayed, flatten_results(expected))
+
+    def _run_jit(self, prepared: _Prepared) -> Any:
+        def run(*leaves: Any) -> Any:
+            args, kwargs = jax.tree_util.tree_unflatten(prepared.signature.tree, leaves)
+            positional, keywords = prepared.call.restore(args, kwargs)
+            return self._function(*positional, **keywords)
+
+        return jax.jit(run)(*prepared.leaves)
+
+    # Devices are looked for at the first use, not when a module with a decorator is imported.
+    @functools.cached_property
+    def _device(self) -> Device:
+        return find_host_device(is_checking=read_check_replay())
+
+    @functools.cached_property
+    def _pool(self) -> PrivatePool:
+        return self._shared_pool or PrivatePool(new_pool_id(), self._device.provider)
+
+
+def _refuse_nested(name: str) -> None:
+    if not is_tracing():
+        return
+    raise CaptureError(
+        f"`{name}` is called while `{traced_name()}` is being captured",
+        where=f"{locate_caller()}, capture of `{traced_name()}`",
+        why="a replay inside a capture would run once, now, and never again",
+        fix=f"capture the outermost function only, or call `{name}.__wrapped__`",
+        anchor="nested-capture",
+    )

@@ -1,0 +1,152 @@
+"""The options of `capture`, checked when the function is decorated."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tracegraph.constraints.frames import locate_function
+from tracegraph.runtime.errors import CaptureError, ConfigError
+from tracegraph.runtime.memory.private_pool import PoolId
+from tracegraph.runtime.stream import Stream, default_stream
+
+MODES = ("whole", "partial")
+OUTPUTS = ("fresh", "static")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    More than six fields because it mirrors the keywords of `capture` one to one.
+    """
+
+    static_argnums: frozenset[int]
+    static_argnames: frozenset[str]
+    donate_argnums: frozenset[int]
+    donate_argnames: frozenset[str]
+    mode: str
+    outputs: str
+    pool: PoolId | None
+    stream: Stream
+    verify: bool
+    name: str
+
+
+def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options:
+    """Checks the keywords of `capture` against each other and against the function.
+
+    Args:
+        function: what is captured.
+        given: the keywords, with defaults filled in; unknown ones are refused here.
+
+    Raises:
+        ConfigError: a keyword is unknown or has a value that is not allowed.
+        CaptureError: the capturing stream is the default stream.
+    """
+    where = locate_function(function)
+    known = {field.name for field in dataclasses.fields(Options)}
+    for keyword in given:
+        if keyword not in known:
+            _refuse(f"capture has no option `{keyword}`", where, f"the options are {_join(known)}")
+    if given["mode"] not in MODES:
+        _refuse(f"mode={given['mode']!r} is unknown", where, f"the modes are {_join(MODES)}")
+    if given["outputs"] not in OUTPUTS:
+        _refuse(f"outputs={given['outputs']!r} is unknown", where, f"they are {_join(OUTPUTS)}")
+    if given["pool"] is not None and not isinstance(given["pool"], PoolId):
+        _refuse("pool= is not a pool", where, "a pool is what `pool()` of a captured function gives")
+    stream = given["stream"] if given["stream"] is not None else Stream()
+    if not isinstance(stream, Stream):
+        _refuse("stream= is not a tg.Stream", where, "work is captured on a stream of tracegraph")
+    if stream is default_stream():
+        raise CaptureError(
+            "the capture is asked for on the default stream",
+            where=where,
+            why="JAX's own work is on the default stream and would be captured with it",
+            fix="leave stream= out, or pass a stream made by tg.Stream()",
+            anchor="default-stream",
+        )
+    parameters = _read_parameters(function)
+    statics = _resolve(parameters, given, "static", where)
+    donated = _resolve(parameters, given, "donate", where)
+    if statics[0] & donated[0] or statics[1] & donated[1]:
+        _refuse("an argument is static and donated", where, "a static argument has no buffer")
+    return Options(
+        *statics,
+        *donated,
+        mode=given["mode"],
+        outputs=given["outputs"],
+        pool=given["pool"],
+        stream=stream,
+        verify=bool(given["verify"]),
+        name=given["name"] or getattr(function, "__name__", type(function).__name__),
+    )
+
+
+def _refuse(what: str, where: str, why: str) -> None:
+    raise ConfigError(
+        what,
+        where=f"{where}, tg.capture",
+        why=why,
+        fix="correct the keyword; help(tg.capture) lists all",
+        anchor="unknown-option",
+    )
+
+
+def _join(words: Sequence[str] | set[str]) -> str:
+    return ", ".join(sorted(words))
+
+
+def _read_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:
+        # Some callables written in C have no signature; positions then stand for themselves.
+        return None
+
+
+def _resolve(
+    parameters: list[inspect.Parameter] | None, given: dict[str, Any], kind: str, where: str
+) -> tuple[frozenset[int], frozenset[str]]:
+    """Returns positions and names; each also names what the other gives, as in `jax.jit`."""
+    positions = set(_as_tuple(given[f"{kind}_argnums"], int, f"{kind}_argnums", where))
+    names = set(_as_tuple(given[f"{kind}_argnames"], str, f"{kind}_argnames", where))
+    if parameters is None:
+        return frozenset(positions), frozenset(names)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    has_variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    takes_any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    positions = {p + len(positional) if p < 0 and not has_variadic else p for p in positions}
+    for position in positions:
+        if position < 0 or (position >= len(positional) and not has_variadic):
+            _refuse(
+                f"{kind}_argnums has {position}",
+                where,
+                f"the function has {len(positional)} positional arguments",
+            )
+    by_name = {p.name: i for i, p in enumerate(positional)}
+    for name in sorted(names):
+        if name not in {p.name for p in parameters} and not takes_any_name:
+            _refuse(
+                f"{kind}_argnames has '{name}'",
+                where,
+                f"the arguments are {', '.join(p.name for p in parameters) or 'none'}",
+            )
+    named_positions = {by_name[name] for name in names if name in by_name}
+    names |= {
+        positional[p].name
+        for p in positions
+        if p < len(positional) and positional[p].kind is not inspect.Parameter.POSITIONAL_ONLY
+    }
+    return frozenset(positions | named_positions), frozenset(names)
+
+
+def _as_tuple(value: Any, kind: type, keyword: str, where: str) -> tuple[Any, ...]:
+    values = (value,) if isinstance(value, kind) else tuple(value)
+    if not all(isinstance(item, kind) and not isinstance(item, bool) for item in values):
+        _refuse(
+            f"{keyword}={value!r} is not allowed", where, f"it is one or more of {kind.__name__}"
+        )
+    return values

@@ -1,0 +1,304 @@
+"""Partition: a Graph becomes regions, one per run of capturable ops on one stream.
+
+A region grows until something needs it to be finished: an event recorded behind it, a value of it
+used on another stream, or an op that cannot be captured. Such an op becomes an eager region.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tracegraph.ir import Constant, Graph, Op, Operand, Value
+from tracegraph.jax_internals import bind_op, describe_physical, to_logical, to_physical
+from tracegraph.lowering.request import (
+    BufferSpec,
+    CaptureRequest,
+    InputSpec,
+    OutputSpec,
+    Place,
+    Region,
+    Role,
+)
+
+CAPTURING_STREAM = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Draft:
+    """A region that is still growing."""
+
+    name: str
+    place: Place
+    ops: list[Op] = dataclasses.field(default_factory=list)
+    covered: set[str] = dataclasses.field(default_factory=set)
+    extra: dict[str, Operand] = dataclasses.field(default_factory=dict)
+
+
+def partition_graph(
+    graph: Graph,
+    *,
+    input_names: Sequence[str],
+    donated: Collection[int],
+    uncapturable: Collection[int] = (),
+    capturing_stream: int = CAPTURING_STREAM,
+) -> CaptureRequest:
+    """Cuts a graph into regions.
+
+    Args:
+        graph: checked and optimised.
+        input_names: one unique name per graph input; names that begin with ``%`` are ours.
+        donated: indices of the inputs that the caller gives up.
+        uncapturable: indices of the ops that run eagerly between two graphs.
+        capturing_stream: number of the stream that counts as 0 in ``tg_record`` and ``tg_wait``.
+
+    Returns:
+        The request, with inputs in the order of the graph's inputs, then its constants.
+    """
+    drafts = _Drafter(capturing_stream).split(graph, uncapturable)
+    specs = _name_inputs(graph, input_names)
+    producers = {value.number: d for d in drafts for op in d.ops for value in op.results}
+    outputs = [
+        _place_output(graph, index, drafts, producers, specs, donated)
+        for index in range(len(graph.outputs))
+    ]
+    used = _find_values_used_outside(graph, drafts)
+    regions = tuple(_finish(draft, used, specs) for draft in drafts)
+    roles = [Role.DONATED if i in donated else Role.COPIED for i in range(len(graph.inputs))]
+    values = [*graph.inputs, *(constant.value for constant in graph.constants)]
+    roles += [Role.CONSTANT] * len(graph.constants)
+    return CaptureRequest(
+        name=graph.name,
+        regions=regions,
+        inputs=tuple(
+            InputSpec(specs[value.number], role) for value, role in zip(values, roles, strict=True)
+        ),
+        outputs=tuple(outputs),
+    )
+
+
+class _Drafter:
+    """Walks the ops in program order and deals them out to regions."""
+
+    def __init__(self, capturing_stream: int) -> None:
+        self._capturing_stream = capturing_stream
+        self._drafts: list[_Draft] = []
+        self._open: dict[int, _Draft] = {}
+        self._last: dict[int, _Draft] = {}
+        self._waits: dict[int, set[str]] = {}
+        self._events: dict[int, _Draft | None] = {}
+        self._producers: dict[int, _Draft] = {}
+        self._floor: _Draft | None = None
+
+    def split(self, graph: Graph, uncapturable: Collection[int]) -> list[_Draft]:
+        """Returns the regions in program order."""
+        for index, op in enumerate(graph.ops):
+            if op.name == "tg_record":
+                self._record(self._number(op), op.params["event"])
+            elif op.name == "tg_wait":
+                self._wait(self._number(op), op.params["event"])
+            elif index in uncapturable:
+                self._add_eager(op)
+            else:
+                self._add(op)
+        return self._drafts
+
+    def _number(self, op: Op) -> int:
+        stream = op.params["stream"]
+        return CAPTURING_STREAM if stream == self._capturing_stream else stream
+
+    def _record(self, stream: int, event: int) -> None:
+        self._open.pop(stream, None)
+        self._events[event] = self._last.get(stream)
+
+    def _wait(self, stream: int, event: int) -> None:
+        self._open.pop(stream, None)
+        target = self._events.get(event)
+        if target is not None:
+            self._waits.setdefault(stream, set()).add(target.name)
+
+    def _add_eager(self, op: Op) -> None:
+        """Gives the op a region of its own that comes after everything before it."""
+        for draft in self._last.values():
+            self._waits.setdefault(CAPTURING_STREAM, set()).add(draft.name)
+        self._floor = self._start(CAPTURING_STREAM, is_captured=False)
+        self._append(self._floor, op)
+        self._open.clear()
+
+    def _add(self, op: Op) -> None:
+        stream = op.origin.stream
+        draft = self._open.get(stream)
+        foreign = [
+            producer
+            for producer in (self._find_producer(operand) for operand in op.operands)
+            if producer is not None and producer.place.stream != stream
+        ]
+        missing = [p for p in foreign if draft is None or p.name not in draft.covered]
+        if missing:
+            # Only the backward pass gets here: its streams are synchronised by data, see
+            # docs/constraints.md#stream-wait.
+            for producer in missing:
+                self._open.pop(producer.place.stream, None)
+                self._waits.setdefault(stream, set()).add(producer.name)
+            draft = None
+        self._append(draft or self._start(stream), op)
+
+    def _find_producer(self, operand: Operand) -> _Draft | None:
+        return self._producers.get(operand.number) if isinstance(operand, Value) else None
+
+    def _append(self, draft: _Draft, op: Op) -> None:
+        draft.ops.append(op)
+        self._producers.update((value.number, draft) for value in op.results)
+
+    def _start(self, stream: int, *, is_captured: bool = True) -> _Draft:
+        waits = self._waits.pop(stream, set())
+        if self._floor is not None:
+            waits.add(self._floor.name)
+        previous = self._last.get(stream)
+        by_name = {draft.name: draft for draft in self._drafts}
+        before = [by_name[name] for name in waits] + ([previous] if previous else [])
+        draft = _Draft(
+            name=f"region{len(self._drafts)}",
+            place=Place(stream, tuple(sorted(waits)), is_captured),
+            covered={name for d in before for name in (*d.covered, d.name)},
+        )
+        self._drafts.append(draft)
+        self._open[stream] = self._last[stream] = draft
+        return draft
+
+
+def _name_inputs(graph: Graph, names: Sequence[str]) -> dict[int, BufferSpec]:
+    """Returns the buffer of each input and constant by its value's number."""
+    pairs = [*zip(graph.inputs, names, strict=True)]
+    pairs += [(constant.value, f"%{constant.name}") for constant in graph.constants]
+    return {value.number: describe_buffer(name, value.aval) for value, name in pairs}
+
+
+def describe_buffer(name: str, aval: Any) -> BufferSpec:
+    """Returns the buffer that holds a value of this abstract value."""
+    shape, dtype = describe_physical(aval)
+    return BufferSpec(name, shape, dtype, bool(getattr(aval, "weak_type", False)))
+
+
+def _place_output(
+    graph: Graph,
+    index: int,
+    drafts: list[_Draft],
+    producers: dict[int, _Draft],
+    specs: dict[int, BufferSpec],
+    donated: Collection[int],
+) -> OutputSpec:
+    """Returns where a result is, adding it to a region where it has no buffer yet."""
+    operand = graph.outputs[index]
+    alias = next((i for o, i in graph.aliases if o == index), None)
+    if alias is not None:
+        target = specs[graph.inputs[alias].number]
+        if operand is graph.inputs[alias]:
+            return OutputSpec(target, target.name)
+        # A buffer of its own, so that the value can be written over the donated input.
+        return OutputSpec(_emit(operand, index, drafts, producers), target.name)
+    if not isinstance(operand, Value):
+        return OutputSpec(_emit(operand, index, drafts, producers))
+    if operand.number in producers:
+        return OutputSpec(describe_buffer(f"%{operand.number}", operand.aval))
+    if any(operand is graph.inputs[i] for i in donated):
+        return OutputSpec(_emit(operand, index, drafts, producers))
+    return OutputSpec(specs[operand.number])
+
+
+def _emit(
+    operand: Operand, index: int, drafts: list[_Draft], producers: dict[int, _Draft]
+) -> BufferSpec:
+    """Makes a region return the operand as a result of its own."""
+    name = f"%out{index}"
+    producer = producers.get(operand.number) if isinstance(operand, Value) else None
+    if producer is None:
+        producer = _find_epilogue(drafts)
+    producer.extra[name] = operand
+    return describe_buffer(name, operand.aval)
+
+
+def _find_epilogue(drafts: list[_Draft]) -> _Draft:
+    """Returns the region that returns literals and inputs: the only one, or a new last one."""
+    if len(drafts) == 1 and drafts[0].place.is_captured:
+        return drafts[0]
+    if drafts and drafts[-1].name == "epilogue":
+        return drafts[-1]
+    waits = tuple(sorted(draft.name for draft in drafts))
+    drafts.append(_Draft("epilogue", Place(CAPTURING_STREAM, waits)))
+    return drafts[-1]
+
+
+def _find_values_used_outside(graph: Graph, drafts: list[_Draft]) -> set[int]:
+    """Returns the numbers of the values that need a buffer: used in another region or returned."""
+    aliased = {output for output, _ in graph.aliases}
+    used = {
+        operand.number
+        for index, operand in enumerate(graph.outputs)
+        if isinstance(operand, Value) and index not in aliased
+    }
+    for draft in drafts:
+        own = {value.number for op in draft.ops for value in op.results}
+        used |= {value.number for value in _find_operands(draft) if value.number not in own}
+    return used
+
+
+def _find_operands(draft: _Draft) -> list[Value]:
+    operands = [operand for op in draft.ops for operand in op.operands]
+    return [operand for operand in (*operands, *draft.extra.values()) if isinstance(operand, Value)]
+
+
+def _finish(draft: _Draft, used: set[int], specs: dict[int, BufferSpec]) -> Region:
+    own = {value.number: value for op in draft.ops for value in op.results}
+    inputs = list(dict.fromkeys(v for v in _find_operands(draft) if v.number not in own))
+    returned: list[tuple[str, Operand]] = [
+        (f"%{number}", value) for number, value in own.items() if number in used
+    ]
+    returned += draft.extra.items()
+    return Region(
+        name=draft.name,
+        function=make_flat_function(
+            draft.name, draft.ops, inputs, [operand for _, operand in returned]
+        ),
+        inputs=tuple(
+            specs.get(v.number) or describe_buffer(f"%{v.number}", v.aval) for v in inputs
+        ),
+        outputs=tuple(describe_buffer(name, operand.aval) for name, operand in returned),
+        place=draft.place,
+    )
+
+
+def make_flat_function(
+    name: str, ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Operand]
+) -> Callable[..., tuple[Any, ...]]:
+    """Returns a traceable function of physical arrays that binds the ops in order.
+
+    Args:
+        name: of the function, as it shows in profiles.
+        ops: in program order.
+        inputs: the values that the arguments stand for.
+        outputs: what to return.
+    """
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        known = {
+            value.number: to_logical(array, value.aval)
+            for value, array in zip(inputs, arrays, strict=True)
+        }
+
+        def read(operand: Operand) -> Any:
+            return known[operand.number] if isinstance(operand, Value) else operand.value
+
+        for op in ops:
+            results = bind_op(op, [read(operand) for operand in op.operands])
+            known.update((v.number, r) for v, r in zip(op.results, results, strict=True))
+        return tuple(to_physical(read(operand), operand.aval) for operand in outputs)
+
+    run.__name__ = name
+    return run
+
+
+def read_constants(constants: Sequence[Constant]) -> list[Any]:
+    """Returns the physical arrays of the constants, in order."""
+    return [to_physical(constant.array, constant.value.aval) for constant in constants]

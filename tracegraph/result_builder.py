@@ -1,0 +1,91 @@
+"""ResultBuilder: from the buffers of a replay to the tree that the user's function returns.
+
+A subtree that holds resident leaves only, such as the state of a train step, is the same tree at
+every call: it is kept and handed out again, unless the user changed a container of it in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracegraph.jax_internals import is_key_dtype
+from tracegraph.runtime.jax_interop import wrap_key
+from tracegraph.runtime.replay import Replay
+from tracegraph.tree_watch import TreeWatch
+
+
+class ResultBuilder:
+    """Builds the results of one captured graph.
+
+    Args:
+        replay: whose buffers hold the flat results.
+        tree: structure of the results.
+        avals: JAX's abstract value of each flat result.
+    """
+
+    def __init__(self, replay: Replay, tree: Any, avals: list[Any]) -> None:
+        self._replay = replay
+        self._takers = [self._make_taker(index, aval) for index, aval in enumerate(avals)]
+        numbered = jax.tree_util.tree_unflatten(tree, range(len(avals)))
+        parts, self._outer = jax.tree_util.tree_flatten(numbered, is_leaf=self._is_resident)
+        self._parts = [
+            self._takers[part] if type(part) is int else _ResidentTree(self._takers, part)
+            for part in parts
+        ]
+
+    @property
+    def resident_trees(self) -> list[_ResidentTree]:
+        """The subtrees that are handed out again and again, with their flat indices."""
+        return [part for part in self._parts if isinstance(part, _ResidentTree)]
+
+    def build(self) -> Any:
+        """Returns the tree of results of the last replay."""
+        return self._outer.unflatten([part() for part in self._parts])
+
+    def _is_resident(self, node: Any) -> bool:
+        """True for a container whose leaves are all resident."""
+        leaves = jax.tree_util.tree_leaves(node)
+        if type(node) is int or not leaves:
+            return False
+        return all(self._replay.is_resident_output[index] for index in leaves)
+
+    def _make_taker(self, index: int, aval: Any) -> Callable[[], Any]:
+        """Returns a function that makes one flat result."""
+        replay = self._replay
+        if aval.dtype == jax.dtypes.float0:
+            return lambda: np.zeros(aval.shape, jax.dtypes.float0)
+        take = replay.find_leaf if replay.is_resident_output[index] else replay.take_output
+        if is_key_dtype(aval.dtype):
+            return lambda: wrap_key(aval.dtype, take(index))
+        return lambda: take(index)
+
+
+class _ResidentTree:
+    """A subtree of resident leaves."""
+
+    def __init__(self, takers: list[Callable[[], Any]], numbered: Any) -> None:
+        self.indices, self.structure = jax.tree_util.tree_flatten(numbered)
+        self._takers = [takers[index] for index in self.indices]
+        self._watch: TreeWatch | None = None
+
+    def __call__(self) -> Any:
+        """Returns the tree, the same object as last time if nobody changed it."""
+        watch = self._watch
+        if watch is not None and watch.is_unchanged(watch.tree):
+            return watch.tree
+        tree = self.structure.unflatten([take() for take in self._takers])
+        self._watch = TreeWatch(tree)
+        return tree
+
+    @property
+    def watch(self) -> TreeWatch | None:
+        """The watch of the tree that was handed out last."""
+        return self._watch
+
+    def forget(self) -> None:
+        """Lets go of the tree, before its leaves may be detached."""
+        self._watch = None

@@ -1,0 +1,167 @@
+"""Signatures: which calls one captured graph serves."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from tracegraph.constraints.arguments import ArgumentLeaf
+from tracegraph.constraints.frames import locate_caller
+from tracegraph.options import Options
+from tracegraph.runtime.errors import CaptureError
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundCall:
+    """A call split into what is baked in and what is data.
+
+    Attributes:
+        args: the positional arguments that are not static, in order.
+        kwargs: the keyword arguments that are not static.
+        positions: the place of each of ``args`` among the user's positional arguments.
+        statics: the static arguments, as sorted (position or name, value) pairs.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    positions: tuple[int, ...]
+    statics: tuple[tuple[int | str, Any], ...]
+
+    def restore(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Returns the user's call with other dynamic arguments."""
+        count = len(self.positions) + sum(isinstance(key, int) for key, _ in self.statics)
+        merged: list[Any] = [None] * count
+        for position, value in zip(self.positions, args, strict=True):
+            merged[position] = value
+        merged_kwargs = dict(kwargs)
+        for key, value in self.statics:
+            if isinstance(key, int):
+                merged[key] = value
+            else:
+                merged_kwargs[key] = value
+        return merged, merged_kwargs
+
+
+def bind_call(
+    function: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> BoundCall:
+    """Splits a call into static and dynamic arguments.
+
+    Raises:
+        CaptureError: an argument is missing or unexpected, or a static one cannot be hashed.
+    """
+    _check_arity(function, options.name, args, kwargs)
+    statics: list[tuple[int | str, Any]] = []
+    dynamic, positions = [], []
+    for position, value in enumerate(args):
+        if position in options.static_argnums:
+            statics.append((position, value))
+        else:
+            dynamic.append(value)
+            positions.append(position)
+    statics += sorted((k, v) for k, v in kwargs.items() if k in options.static_argnames)
+    for key, value in statics:
+        _check_static(options.name, key, value)
+    rest = {key: value for key, value in kwargs.items() if key not in options.static_argnames}
+    return BoundCall(tuple(dynamic), rest, tuple(positions), tuple(statics))
+
+
+def _check_arity(
+    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CaptureError(
+            f"`{name}` is called with the wrong arguments: {error}",
+            where=f"{locate_caller()}, `{name}{signature}`",
+            why="a capture is made from the arguments of its first call",
+            fix=f"call it as `{name}{signature}` says",
+            anchor="no-arguments",
+        ) from None
+
+
+def _check_static(name: str, key: int | str, value: Any) -> None:
+    label = f"argument {key}" if isinstance(key, int) else f"argument `{key}`"
+    try:
+        hash(value)
+    except TypeError:
+        raise CaptureError(
+            f"static {label} of `{name}` cannot be hashed: {type(value).__name__}",
+            where=f"{locate_caller()}, {label}",
+            why="static values are part of the key under which a capture is found again",
+            fix="pass a tuple instead of a list, or leave the argument out of static_argnums",
+            anchor="static-argument",
+        ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafType:
+    """What a static input accepts."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+
+
+def describe_leaf(value: Any) -> LeafType:
+    """Returns the type of an array, a `jax.ShapeDtypeStruct` or a Python scalar, as JAX sees it."""
+    aval = jax.typeof(value)
+    return LeafType(tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """The key of a captured graph: trees, leaf types and static values."""
+
+    tree: Any
+    leaves: tuple[LeafType, ...]
+    statics: tuple[tuple[int | str, Any], ...]
+    positions: tuple[int, ...]
+
+
+def make_signature(call: BoundCall, leaves: Sequence[Any], tree: Any) -> Signature:
+    """Returns the signature of a call whose dynamic arguments are flattened already."""
+    types = tuple(describe_leaf(leaf) for leaf in leaves)
+    return Signature(tree, types, call.statics, call.positions)
+
+
+def name_leaves(
+    function: Callable[..., Any], options: Options, call: BoundCall
+) -> tuple[list[str], list[ArgumentLeaf]]:
+    """Returns for each dynamic leaf a short unique name, and its place with its value.
+
+    Example: ``state['w']`` and ``argument 0 `state['w']```.
+    """
+    parameters = _name_positions(function, max(call.positions, default=-1) + 1)
+    names, leaves = [], []
+    for position, value in zip(call.positions, call.args, strict=True):
+        is_donated = position in options.donate_argnums
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            names.append(parameters[position] + jax.tree_util.keystr(path))
+            leaves.append(ArgumentLeaf(f"argument {position} `{names[-1]}`", leaf, is_donated))
+    for key in sorted(call.kwargs):
+        is_donated = key in options.donate_argnames
+        for path, leaf in jax.tree_util.tree_leaves_with_path(call.kwargs[key]):
+            names.append(key + jax.tree_util.keystr(path))
+            leaves.append(ArgumentLeaf(f"argument `{names[-1]}`", leaf, is_donated))
+    return names, leaves
+
+
+def _name_positions(function: Callable[..., Any], count: int) -> list[str]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    names += [f"{rest}[{index}]" for index in range(max(count - len(names), 0))]
+    return names[:count] if count else []

@@ -1,0 +1,113 @@
+"""Verification at capture: a new graph must give what `jax.jit` gives, or it is not used."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracegraph.constraints.traces import read_array
+from tracegraph.runtime.errors import VerificationError
+from tracegraph.runtime.jax_interop import unwrap_key
+
+# Relative to the largest magnitude in the array: what reordering a sum may change, per dtype.
+_TOLERANCES = {2: 2e-2, 4: 1e-4, 8: 1e-9}
+
+
+@dataclasses.dataclass(frozen=True)
+class VerificationReport:
+    """What the comparison found.
+
+    Attributes:
+        exact: number of results that are equal bit for bit.
+        close: names of the results that are equal within the tolerance of their dtype only.
+        skipped: why nothing was compared, or an empty text.
+    """
+
+    exact: int = 0
+    close: tuple[str, ...] = ()
+    skipped: str = ""
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"not compared with jax.jit: {self.skipped}"
+        total = self.exact + len(self.close)
+        text = f"{self.exact} of {total} results equal jax.jit bit for bit"
+        return text if not self.close else f"{text}; within tolerance: {', '.join(self.close)}"
+
+
+def compare_results(
+    name: str, paths: Sequence[str], replayed: Sequence[Any], expected: Sequence[Any]
+) -> VerificationReport:
+    """Compares the results of a replay with those of `jax.jit`.
+
+    Args:
+        name: the captured function's name.
+        paths: one name per result.
+        replayed: flat results of the replay.
+        expected: flat results of `jax.jit` on the same inputs.
+
+    Raises:
+        VerificationError: a result differs by more than its dtype's tolerance; all are named.
+    """
+    exact, close, wrong = 0, [], []
+    for path, got, wanted in zip(paths, replayed, expected, strict=True):
+        difference = measure_difference(read_array(got), read_array(wanted))
+        if difference == 0.0:
+            exact += 1
+        elif difference <= _TOLERANCES.get(_float_size(wanted), 0.0):
+            close.append(path)
+        else:
+            wrong.append(f"{path} (relative difference {difference:.1e})")
+    if wrong:
+        raise VerificationError(
+            f"the replay of `{name}` differs from jax.jit in {len(wrong)} of {len(paths)} results",
+            where=", ".join(wrong[:8]),
+            why="a graph that computes something else than the function must not be used",
+            fix="internal error in tracegraph: please report this text and the function",
+            anchor="verification",
+        )
+    return VerificationReport(exact, tuple(close))
+
+
+def flatten_results(result: Any) -> list[Any]:
+    """Returns the flat results as physical arrays: typed keys as key data, ``float0`` as bool."""
+    return [
+        np.zeros(np.shape(leaf), bool) if leaf.dtype == jax.dtypes.float0 else unwrap_key(leaf)
+        for leaf in jax.tree_util.tree_leaves(result)
+    ]
+
+
+def measure_difference(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> float:
+    """Returns 0.0 for equal bits, else the largest difference relative to the largest magnitude.
+
+    NaNs at equal places are equal; a NaN at one side only, or any difference of another kind than
+    a float's, is infinite.
+    """
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return float("inf")
+    if got.tobytes() == wanted.tobytes():
+        return 0.0
+    if got.dtype.kind not in "fcV":
+        return float("inf")
+    kind = complex if got.dtype.kind == "c" else float
+    got, wanted = got.astype(kind), wanted.astype(kind)
+    finite = np.isfinite(wanted)
+    if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
+        return float("inf")
+    got, wanted = got[finite], wanted[finite]
+    if not got.size or np.array_equal(got, wanted):
+        return 0.0 if got.size == 0 else np.finfo(np.float64).tiny
+    scale = float(np.max(np.abs(wanted))) or 1.0
+    return float(np.max(np.abs(got - wanted))) / scale
+
+
+def _float_size(value: Any) -> int:
+    """Returns the bytes of one real component, 0 for what is not a float."""
+    dtype = np.dtype(value.dtype)
+    if not jax.numpy.issubdtype(dtype, jax.numpy.inexact):
+        return 0
+    return max(dtype.itemsize // (2 if dtype.kind == "c" else 1), 2)
