@@ -1,0 +1,252 @@
+"""What the arguments of a call can break, leaf by leaf."""
+
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tracegraph.constraints import ArgumentLeaf, check_arguments, describe_mismatch
+
+DEVICE = jax.devices()[0]
+PLACE = "  where: test_constraints_arguments.py:N in check, "
+
+
+class OtherDevice:
+    def __str__(self):
+        return "other:0"
+
+
+def check(*leaves, device=DEVICE):
+    return check_arguments(leaves, device=device)
+
+
+def to_text(violation):
+    return re.sub(r"\.py:\d+", ".py:N", str(violation))
+
+
+def leaf(value, *, path="argument 0 `x`", is_donated=False):
+    return ArgumentLeaf(path, value, is_donated)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        True,
+        1,
+        1.5,
+        2j,
+        np.float32(1),
+        np.bool_(True),
+        np.zeros(3),
+        np.zeros(3, np.int8),
+        np.zeros(3, ml_dtypes.bfloat16),
+        np.zeros(3, ml_dtypes.float8_e4m3fn),
+        np.zeros(3, ml_dtypes.int4),
+        np.zeros((0, 2)),
+        jnp.zeros(3),
+        jax.random.key(0),
+        jax.device_put(jnp.zeros(3), DEVICE),
+    ],
+)
+def test_arrays_and_numbers_are_fine(value):
+    assert check(leaf(value), leaf(value)) == ()
+    assert check(leaf(value, is_donated=True)) == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("text", "str"),
+        (object(), "object"),
+        (len, "builtin_function_or_method"),
+        (np.array(["a"]), "ndarray of <U1"),
+        (np.array([object()]), "ndarray of object"),
+        (np.array(["2024-01-01"], "datetime64[D]"), "ndarray of datetime64[D]"),
+        (np.zeros(2, [("a", "f4")]), "ndarray of [('a', '<f4')]"),
+        (np.str_("a"), "str_ of <U1"),
+    ],
+)
+def test_other_objects_are_refused(value, kind):
+    (violation,) = check(leaf(value, path="argument 1 `state['w']`"))
+    assert to_text(violation) == (
+        f"argument 1 `state['w']` is a {kind}, not an array\n" + PLACE + "argument 1 `state['w']`\n"
+        "  why:   a graph reads arrays and numbers from its own buffers; anything else is fixed "
+        "when it is captured\n"
+        "  fix:   pass it as a static argument: static_argnums=... or static_argnames=..."
+        "          docs/errors.md#non-array-argument"
+    )
+
+
+def test_deleted_array():
+    value = jnp.zeros(3)
+    value.delete()
+    (violation,) = check(leaf(value))
+    assert to_text(violation) == (
+        "argument 0 `x` has been deleted\n" + PLACE + "argument 0 `x`\n"
+        "  why:   it was donated to an earlier call, which took its buffer\n"
+        "  fix:   pass what that call returned in its place, or do not donate it (donate_argnums)"
+        "          docs/errors.md#deleted-argument"
+    )
+
+
+def test_same_array_donated_twice():
+    value = jnp.zeros(3)
+    (violation,) = check(
+        leaf(value, path="argument 0 `a`", is_donated=True),
+        leaf(value, path="argument 1 `b`", is_donated=True),
+    )
+    assert to_text(violation) == (
+        "argument 1 `b` is the same array as argument 0 `a`, and both are donated\n"
+        + PLACE
+        + "argument 1 `b`\n"
+        "  why:   a donated buffer is overwritten by the call; it cannot be another argument as "
+        "well\n"
+        "  fix:   pass a copy for one of the two: jnp.array(x, copy=True)"
+        "          docs/errors.md#donated-twice"
+    )
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
+def test_same_array_donated_and_kept(first, second):
+    value = jnp.zeros(3)
+    (violation,) = check(
+        leaf(value, path="argument 0 `a`", is_donated=first),
+        leaf(value, path="argument 1 `b`", is_donated=second),
+    )
+    donated, kept = ("0 `a`", "1 `b`") if first else ("1 `b`", "0 `a`")
+    assert violation.what == f"argument {donated} is donated, and argument {kept} is the same array"
+
+
+def test_two_arrays_on_one_buffer_are_the_same():
+    value = jnp.arange(3)
+    other = jax.make_array_from_single_device_arrays(value.shape, value.sharding, [value])
+    assert other is not value
+    (violation,) = check(leaf(value, is_donated=True), leaf(other))
+    assert violation.rule == "donated-twice"
+
+
+@pytest.mark.parametrize("value", [1.0, np.float32(1), np.zeros(3), jnp.zeros((0,))])
+def test_donating_what_has_no_buffer_to_give_is_fine(value):
+    same = value if not isinstance(value, jax.Array) else jnp.zeros((0,))
+    assert check(leaf(value, is_donated=True), leaf(same, is_donated=True)) == ()
+
+
+def test_same_array_twice_without_donation_is_fine():
+    value = jnp.zeros(3)
+    assert check(leaf(value), leaf(value)) == ()
+
+
+def test_array_on_another_device():
+    value = jax.device_put(jnp.zeros(3), DEVICE)
+    (violation,) = check(leaf(value), device=OtherDevice())
+    assert to_text(violation) == (
+        f"argument 0 `x` is on another device: wanted other:0, got {DEVICE}\n"
+        + PLACE
+        + "argument 0 `x`\n"
+        "  why:   a graph's buffers and kernels belong to one device\n"
+        "  fix:   move it first: jax.device_put(x, device)"
+        "          docs/errors.md#other-device"
+    )
+
+
+def test_array_that_is_not_committed_may_be_anywhere():
+    assert check(leaf(jnp.zeros(3)), device=OtherDevice()) == ()
+
+
+def test_array_over_several_devices():
+    program = """
+import jax, numpy as np
+from tracegraph.constraints import ArgumentLeaf, check_arguments
+first, second = jax.devices()
+places = jax.sharding.NamedSharding(jax.make_mesh((2,), ("x",)), jax.sharding.PartitionSpec("x"))
+for place in (first, second, places):
+    leaf = ArgumentLeaf("argument 0 `x`", jax.device_put(np.zeros(4), place), False)
+    for violation in check_arguments([leaf], device=first):
+        print(violation.what)
+"""
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-c", program]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    # The names of JAX's devices differ between versions.
+    assert re.fullmatch(
+        r"argument 0 `x` is on another device: wanted \w+[:_]0, got \w+[:_]1\n"
+        r"argument 0 `x` is on another device: wanted \w+[:_]0, got \w+[:_]0, \w+[:_]1\n",
+        output.stdout,
+    )
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap])
+def test_traced_argument(transform):
+    found = []
+
+    def outer(x):
+        found.extend(check(leaf(x)))
+        return x * 1.0
+
+    transform(outer)(jnp.ones((2,)) if transform is jax.vmap else 1.0)
+    (violation,) = found
+    assert to_text(violation) == (
+        "argument 0 `x` has no value: the captured function was called inside jit, grad, vmap or "
+        "another capture\n" + PLACE + "argument 0 `x`\n"
+        "  why:   a CUDA graph launch is work of the host; it cannot be traced into another "
+        "program\n"
+        "  fix:   capture the outermost function only, and call plain functions inside it"
+        "          docs/errors.md#nested-capture"
+    )
+
+
+def test_all_leaves_are_reported_in_order():
+    value = jnp.zeros(3)
+    rules = [
+        violation.rule
+        for violation in check(
+            leaf("a"), leaf(value, is_donated=True), leaf(value), leaf(np.array(["b"]))
+        )
+    ]
+    assert rules == ["non-array-argument", "donated-twice", "non-array-argument"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "got", "text"),
+    [
+        (
+            ("batch['x']", (32, 784), np.dtype("float32"), False),
+            ("batch['x']", (16, 784), np.dtype("float32"), False),
+            "batch['x']: wanted f32[32,784], got f32[16,784]",
+        ),
+        (
+            ("x", (), np.dtype("float32"), False),
+            ("x", (), np.dtype("int32"), True),
+            "x: wanted f32[], got i32[] (weak type)",
+        ),
+        (
+            ("x", (), "bfloat16", True),
+            ("x", (), "bfloat16", False),
+            "x: wanted bf16[] (weak type), got bf16[]",
+        ),
+        (
+            ("x", (2,), np.dtype("float32"), False),
+            ("y", (2,), np.dtype("float32"), False),
+            "x: wanted f32[2], got nothing; y: wanted nothing, got f32[2]",
+        ),
+        (
+            ("k", (2,), jax.random.key(0).dtype, False),
+            ("k", (3,), jax.random.key(0).dtype, False),
+            "k: wanted key<fry>[2], got key<fry>[3]",
+        ),
+    ],
+)
+def test_mismatch_shows_only_what_differs(wanted, got, text):
+    same = ("same", (1,), np.dtype("float32"), False)
+    assert describe_mismatch([same, wanted], [same, got]) == text
+    assert describe_mismatch([same, wanted], [same, wanted]) == ""

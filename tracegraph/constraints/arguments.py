@@ -1,0 +1,170 @@
+"""The rules that the arguments of a call can break, leaf by leaf."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from tracegraph.constraints.frames import locate_caller
+from tracegraph.constraints.violation import Violation
+
+_NUMBERS = (bool, int, float, complex)
+_REFUSED_KINDS = "OSUMmV"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentLeaf:
+    """One leaf of the dynamic arguments.
+
+    Attributes:
+        path: its place, as ``argument 0 `state['w']```.
+        value: what was passed.
+        is_donated: True when the caller gives its buffer away.
+    """
+
+    path: str
+    value: Any
+    is_donated: bool
+
+
+_Holders: TypeAlias = dict[tuple[str, int], ArgumentLeaf]
+
+
+def check_arguments(leaves: Sequence[ArgumentLeaf], *, device: jax.Device) -> tuple[Violation, ...]:
+    """Checks the leaves of a call before they reach a graph.
+
+    Args:
+        leaves: every dynamic leaf, in order.
+        device: where the capture runs.
+
+    Returns:
+        All violations, leaf by leaf.
+
+    Example:
+        >>> check_arguments([ArgumentLeaf("argument 0 `x`", 1.0, False)], device=jax.devices()[0])
+        ()
+    """
+    found = []
+    holders: _Holders = {}
+    for leaf in leaves:
+        violation = check_leaf(leaf, device) or _check_twice(leaf, holders)
+        if violation is not None:
+            found.append(violation)
+    return tuple(found)
+
+
+def check_leaf(leaf: ArgumentLeaf, device: jax.Device) -> Violation | None:
+    """Checks what one leaf alone can break: its kind, its life and its device."""
+    value = leaf.value
+    if isinstance(value, jax.core.Tracer):
+        return _refuse_tracer(leaf)
+    if not _is_array(value):
+        return _refuse_object(leaf)
+    if not isinstance(value, jax.Array):
+        return None
+    if value.is_deleted():
+        return _refuse_deleted(leaf)
+    if len(value.sharding.device_set) > 1 or (value.committed and value.devices() != {device}):
+        return _refuse_device(leaf, device)
+    return None
+
+
+def _check_twice(
+    leaf: ArgumentLeaf, holders: dict[tuple[str, int], ArgumentLeaf]
+) -> Violation | None:
+    # NumPy arrays and numbers are copied on their way in; donating them takes nothing away.
+    if not isinstance(leaf.value, jax.Array):
+        return None
+    for key in _identify(leaf.value):
+        first = holders.setdefault(key, leaf)
+        if first is not leaf and (first.is_donated or leaf.is_donated):
+            return _refuse_twice(first, leaf)
+    return None
+
+
+def _identify(array: jax.Array) -> list[tuple[str, int]]:
+    keys = [("object", id(array))]
+    if array.size and array.is_fully_addressable:
+        keys.append(("buffer", array.unsafe_buffer_pointer()))
+    return keys
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        return isinstance(value, jax.Array) or _has_array_dtype(value.dtype)
+    return isinstance(value, _NUMBERS)
+
+
+def _has_array_dtype(dtype: np.dtype[Any]) -> bool:
+    # NumPy calls the dtypes of ml_dtypes (bfloat16, float8, int4) void ones, with a name.
+    if dtype.kind == "V":
+        return dtype.names is None and not dtype.name.startswith("void")
+    return dtype.kind not in _REFUSED_KINDS
+
+
+def _name_kind(value: Any) -> str:
+    kind = type(value).__name__
+    dtype = getattr(value, "dtype", None)
+    return kind if dtype is None else f"{kind} of {dtype}"
+
+
+def _refuse_object(leaf: ArgumentLeaf) -> Violation:
+    return Violation(
+        "non-array-argument",
+        f"{leaf.path} is a {_name_kind(leaf.value)}, not an array",
+        f"{locate_caller()}, {leaf.path}",
+        "a graph reads arrays and numbers from its own buffers; anything else is fixed when it is "
+        "captured",
+        "pass it as a static argument: static_argnums=... or static_argnames=...",
+    )
+
+
+def _refuse_deleted(leaf: ArgumentLeaf) -> Violation:
+    return Violation(
+        "deleted-argument",
+        f"{leaf.path} has been deleted",
+        f"{locate_caller()}, {leaf.path}",
+        "it was donated to an earlier call, which took its buffer",
+        "pass what that call returned in its place, or do not donate it (donate_argnums)",
+    )
+
+
+def _refuse_twice(first: ArgumentLeaf, second: ArgumentLeaf) -> Violation:
+    if first.is_donated and second.is_donated:
+        what = f"{second.path} is the same array as {first.path}, and both are donated"
+    else:
+        donated, kept = (first, second) if first.is_donated else (second, first)
+        what = f"{donated.path} is donated, and {kept.path} is the same array"
+    return Violation(
+        "donated-twice",
+        what,
+        f"{locate_caller()}, {second.path}",
+        "a donated buffer is overwritten by the call; it cannot be another argument as well",
+        "pass a copy for one of the two: jnp.array(x, copy=True)",
+    )
+
+
+def _refuse_device(leaf: ArgumentLeaf, device: jax.Device) -> Violation:
+    devices = ", ".join(sorted(str(held) for held in leaf.value.devices()))
+    return Violation(
+        "other-device",
+        f"{leaf.path} is on another device: wanted {device}, got {devices}",
+        f"{locate_caller()}, {leaf.path}",
+        "a graph's buffers and kernels belong to one device",
+        "move it first: jax.device_put(x, device)",
+    )
+
+
+def _refuse_tracer(leaf: ArgumentLeaf) -> Violation:
+    return Violation(
+        "nested-capture",
+        f"{leaf.path} has no value: the captured function was called inside jit, grad, vmap or "
+        "another capture",
+        f"{locate_caller()}, {leaf.path}",
+        "a CUDA graph launch is work of the host; it cannot be traced into another program",
+        "capture the outermost function only, and call plain functions inside it",
+    )

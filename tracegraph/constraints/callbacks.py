@@ -1,0 +1,106 @@
+"""The rule `callback`: nothing inside a capture may call back into Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tracegraph.constraints.violation import Violation, locate_op
+from tracegraph.ir import Op
+
+_CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback", "python_callback"})
+_PRINTS = frozenset({"debug_print"})
+_TRANSFERS = frozenset({"infeed", "outfeed"})
+_CHECKS = frozenset({"check"})
+_WRAPPER_ATTRIBUTES = ("callback_func", "func", "__wrapped__")
+_WRAPPING_MODULES = ("jax", "functools")
+_DEEPEST_WRAPPER = 6
+
+
+def check_callback(op: Op, graph_name: str) -> Violation | None:
+    """Finds an op that needs the host: a callback, a print, a check or a host transfer.
+
+    Args:
+        op: any op.
+        graph_name: the captured function's name.
+
+    Returns:
+        The violation, or None.
+    """
+    if op.name in _PRINTS:
+        return _refuse_print(op, graph_name)
+    if op.name in _CHECKS:
+        return _refuse_check(op, graph_name)
+    if op.name in _CALLBACKS | _TRANSFERS or callable(op.params.get("callback")):
+        return _refuse_callback(op, graph_name)
+    return None
+
+
+def _refuse_callback(op: Op, graph_name: str) -> Violation:
+    name = name_callback(op.params.get("callback"))
+    subject = "the host's part" if op.name in _TRANSFERS else "the callback"
+    called = subject if name is None else f"{subject} `{name}`"
+    return Violation(
+        "callback",
+        f"`{graph_name}` calls back into Python while it is being captured",
+        locate_op(op),
+        f"a CUDA graph replays device work only; {called} would never run again",
+        'move the callback outside `capture`, or use mode="partial"',
+        op,
+    )
+
+
+def _refuse_print(op: Op, graph_name: str) -> Violation:
+    text = str(op.params.get("fmt", ""))
+    return Violation(
+        "callback",
+        f"`{graph_name}` prints a traced value while it is being captured",
+        locate_op(op),
+        f"printing {text!r} is work of the host; a CUDA graph replays device work only",
+        'return the value and print it outside `capture`, or use mode="partial"',
+        op,
+    )
+
+
+def _refuse_check(op: Op, graph_name: str) -> Violation:
+    return Violation(
+        "callback",
+        f"`{graph_name}` checks a traced value on the host while it is being captured",
+        locate_op(op),
+        "a check raises on the host; a CUDA graph replays device work only",
+        "return the error as a value with jax.experimental.checkify.checkify, and throw it outside",
+        op,
+    )
+
+
+def name_callback(callback: Any) -> str | None:
+    """Returns the name of the user's function inside JAX's wrappers, or None.
+
+    Args:
+        callback: the parameter of a callback primitive.
+
+    Returns:
+        The innermost part of its qualified name, as ``log_loss`` or ``<lambda>``.
+    """
+    for function in _unwrap(callback, _DEEPEST_WRAPPER):
+        if not str(getattr(function, "__module__", "")).startswith(_WRAPPING_MODULES):
+            name = getattr(function, "__qualname__", type(function).__name__)
+            return str(name).split(".")[-1]
+    return None
+
+
+def _unwrap(function: Any, depth: int) -> Iterator[Callable[..., Any]]:
+    if depth == 0 or not callable(function):
+        return
+    yield function
+    for attribute in _WRAPPER_ATTRIBUTES:
+        yield from _unwrap(getattr(function, attribute, None), depth - 1)
+    for cell in getattr(function, "__closure__", None) or ():
+        yield from _unwrap(_read_cell(cell), depth - 1)
+
+
+def _read_cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the cell is still empty
+        return None

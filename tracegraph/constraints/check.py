@@ -1,0 +1,78 @@
+"""Holds the capture constraints against a Graph, before anything touches a device."""
+
+from __future__ import annotations
+
+from tracegraph.constraints.callbacks import check_callback
+from tracegraph.constraints.control_flow import check_control_flow
+from tracegraph.constraints.dependence import Dependence, iterate_ops, list_subgraphs
+from tracegraph.constraints.leaks import check_leaks
+from tracegraph.constraints.streams import check_streams
+from tracegraph.constraints.violation import Violation
+from tracegraph.ir import Graph, Op
+
+
+def check_graph(graph: Graph, *, argument_count: int | None = None) -> tuple[Violation, ...]:
+    """Checks every constraint that a Graph shows.
+
+    Args:
+        graph: with calls inlined.
+        argument_count: how many leaves the arguments have; with it, inputs that belong to another
+            trace are found.
+
+    Returns:
+        All violations in program order; none means that the graph can be captured whole.
+    """
+    dependence = Dependence(graph)
+    order = {id(op): index for index, op in enumerate(iterate_ops(graph))}
+    found = [
+        violation
+        for op in iterate_ops(graph)
+        if (violation := _check_op(op, dependence, graph.name)) is not None
+    ]
+    found += check_streams(graph)
+    if argument_count is not None:
+        found += check_leaks(graph, argument_count)
+    found.sort(key=lambda violation: order.get(id(violation.op), len(order)))
+    return _drop_repeated(found)
+
+
+def find_uncapturable(graph: Graph) -> dict[int, Violation]:
+    """Finds the ops that can't be inside a CUDA graph, where partial mode splits.
+
+    Args:
+        graph: with calls inlined.
+
+    Returns:
+        The index of each such op of ``graph.ops``, with the first reason, also when the reason lies
+        in one of its subgraphs.
+    """
+    dependence = Dependence(graph)
+    found = {}
+    for index, op in enumerate(graph.ops):
+        violation = _find_first(op, dependence, graph.name)
+        if violation is not None:
+            found[index] = violation
+    return found
+
+
+def _check_op(op: Op, dependence: Dependence, graph_name: str) -> Violation | None:
+    return check_callback(op, graph_name) or check_control_flow(op, dependence, graph_name)
+
+
+def _find_first(op: Op, dependence: Dependence, graph_name: str) -> Violation | None:
+    inner = (o for subgraph in list_subgraphs(op) for o in iterate_ops(subgraph))
+    for candidate in (op, *inner):
+        violation = _check_op(candidate, dependence, graph_name)
+        if violation is not None:
+            return violation
+    return None
+
+
+def _drop_repeated(violations: list[Violation]) -> tuple[Violation, ...]:
+    # One line of the user's can become several copies of an op, as in a linear solve.
+    kept: dict[tuple[str, ...], Violation] = {}
+    for violation in violations:
+        place = violation.where.split(",")[0]
+        name = "" if violation.op is None else violation.op.name
+        kept.setdefault((violation.rule, violation.what, place, name), violation)
+    return tuple(kept.values())

@@ -1,0 +1,49 @@
+"""The note `large-constant`: legal, but every graph keeps its own copy of what it closes over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracegraph.constraints.dependence import iterate_ops
+from tracegraph.constraints.violation import Violation, locate_op
+from tracegraph.ir import Constant, Graph
+from tracegraph.printer import print_type
+
+_MEBIBYTE = 1 << 20
+
+
+def find_large_constants(graph: Graph, limit_bytes: int = _MEBIBYTE) -> tuple[Violation, ...]:
+    """Finds closed-over arrays that a user would rather pass as arguments.
+
+    Args:
+        graph: with its constants lifted.
+        limit_bytes: the smallest size that is reported.
+
+    Returns:
+        One note per array, in order. A capture goes on all the same.
+    """
+    return tuple(
+        _report(graph, constant)
+        for constant in graph.constants
+        if _measure_bytes(constant.array) >= limit_bytes
+    )
+
+
+def _measure_bytes(array: Any) -> int:
+    return int(getattr(array, "nbytes", 0))
+
+
+def _report(graph: Graph, constant: Constant) -> Violation:
+    value = constant.value
+    op = next((op for op in iterate_ops(graph) if value in op.operands), None)
+    place = f"the results of `{graph.name}`" if op is None else locate_op(op)
+    size = _measure_bytes(constant.array) / _MEBIBYTE
+    return Violation(
+        "large-constant",
+        f"`{graph.name}` closes over an array of {size:.1f} MiB (`{constant.name}`, "
+        f"{print_type(value.aval)})",
+        place,
+        "the graph keeps a copy of its own, and a new array in the variable is not seen by replays",
+        "pass it as an argument, donated if it changes",
+        op,
+    )

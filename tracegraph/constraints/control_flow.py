@@ -1,0 +1,77 @@
+"""The rule `control-flow`: the path through a graph is fixed when it is captured."""
+
+from __future__ import annotations
+
+from tracegraph.constraints.dependence import Dependence
+from tracegraph.constraints.violation import Violation, locate_op
+from tracegraph.ir import Op
+
+# One primitive to JAX, a loop until convergence once lowered.
+_CONVERGING = frozenset(
+    {
+        "igamma",
+        "igammac",
+        "igamma_grad_a",
+        "random_gamma",
+        "random_gamma_grad",
+        "regularized_incomplete_beta",
+    }
+)
+
+
+def check_control_flow(op: Op, dependence: Dependence, graph_name: str) -> Violation | None:
+    """Finds a branch or a loop whose path depends on data.
+
+    Args:
+        op: any op.
+        dependence: the values of its graph that depend on data.
+        graph_name: the captured function's name.
+
+    Returns:
+        The violation, or None; ``scan``, loops with a counter from literals, and branches over the
+        platform are fine.
+    """
+    if op.name == "cond" and dependence.has_dependent_predicate(op):
+        return _refuse_branch(op, graph_name)
+    if op.name == "while" and dependence.has_dependent_predicate(op):
+        return _refuse_loop(op, graph_name)
+    if op.name in _CONVERGING and any(dependence.depends(operand) for operand in op.operands):
+        return _refuse_convergence(op, graph_name)
+    return None
+
+
+def _refuse_branch(op: Op, graph_name: str) -> Violation:
+    return Violation(
+        "control-flow",
+        f"`{graph_name}` takes a branch that depends on data",
+        locate_op(op),
+        "a CUDA graph launches the same kernels at every replay; the host can't choose between "
+        f"{len(op.subgraphs)} branches",
+        'compute both and select with jnp.where, or use mode="partial"',
+        op,
+    )
+
+
+def _refuse_loop(op: Op, graph_name: str) -> Violation:
+    return Violation(
+        "control-flow",
+        f"`{graph_name}` runs a loop whose length depends on data",
+        locate_op(op),
+        "a CUDA graph launches the same kernels at every replay; the number of rounds must be "
+        "known when it is captured",
+        "loop a fixed number of times with jax.lax.scan or jax.lax.fori_loop(0, 10, ...), or use "
+        'mode="partial"',
+        op,
+    )
+
+
+def _refuse_convergence(op: Op, graph_name: str) -> Violation:
+    return Violation(
+        "control-flow",
+        f"`{graph_name}` computes `{op.name}`, which loops until its data converges",
+        locate_op(op),
+        "a CUDA graph launches the same kernels at every replay; the number of rounds must be "
+        "known when it is captured",
+        f'move `{op.name}` outside `capture`, or use mode="partial"',
+        op,
+    )

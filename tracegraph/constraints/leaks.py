@@ -1,0 +1,51 @@
+"""The rule `leaked-tracer`: a trace uses its own arguments, and nothing of another trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from tracegraph.constraints.frames import locate_error
+from tracegraph.constraints.violation import Violation, locate_op
+from tracegraph.ir import Graph, Op, Value
+
+
+def check_leaks(graph: Graph, argument_count: int) -> list[Violation]:
+    """Finds arrays of other traces, which JAX puts in front of the arguments.
+
+    Args:
+        graph: as it was traced.
+        argument_count: how many leaves the arguments have.
+
+    Returns:
+        One violation per array, at its first use.
+    """
+    leaked = graph.inputs[: len(graph.inputs) - argument_count]
+    return [_refuse_value(graph, value) for value in leaked]
+
+
+def recognise_leak(error: Exception, function: Callable[..., Any], name: str) -> Violation | None:
+    """Returns the violation behind JAX's error of a leaked tracer, None for other errors."""
+    if not isinstance(error, jax.errors.UnexpectedTracerError):
+        return None
+    return _refuse_leak(name, locate_error(error, function), None)
+
+
+def _refuse_value(graph: Graph, value: Value) -> Violation:
+    op = next((op for op in graph.ops if value in op.operands), None)
+    where = f"the results of `{graph.name}`" if op is None else locate_op(op)
+    return _refuse_leak(graph.name, where, op)
+
+
+def _refuse_leak(graph_name: str, where: str, op: Op | None) -> Violation:
+    return Violation(
+        "leaked-tracer",
+        f"`{graph_name}` uses an array that was left over from another trace",
+        where,
+        "what is computed while tracing has no value once the trace has ended",
+        "return it from the function that computes it, instead of keeping it in a global, a list "
+        "or an attribute",
+        op,
+    )

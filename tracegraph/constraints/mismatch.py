@@ -1,0 +1,46 @@
+"""Shows what differs between two signatures, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tracegraph.printer import print_dtype
+
+LeafSpec: TypeAlias = tuple[str, tuple[int, ...], Any, bool]
+
+
+def describe_mismatch(wanted: Sequence[LeafSpec], got: Sequence[LeafSpec]) -> str:
+    """Compares two lists of leaves by path.
+
+    Args:
+        wanted: path, shape, dtype and weak type of every leaf that was captured.
+        got: the same of the leaves that were passed.
+
+    Returns:
+        One line per leaf that differs, joined by ``; ``; an empty text if none does.
+
+    Example:
+        >>> describe_mismatch([("batch['x']", (32, 784), "float32", False)],
+        ...                   [("batch['x']", (16, 784), "float32", False)])
+        "batch['x']: wanted f32[32,784], got f32[16,784]"
+    """
+    wanted_types, got_types = _print_types(wanted), _print_types(got)
+    lines = []
+    for path in dict.fromkeys([*wanted_types, *got_types]):
+        one, other = wanted_types.get(path, "nothing"), got_types.get(path, "nothing")
+        if one != other:
+            lines.append(f"{path}: wanted {one}, got {other}")
+    return "; ".join(lines)
+
+
+def _print_types(leaves: Sequence[LeafSpec]) -> dict[str, str]:
+    return {path: _print_leaf(shape, dtype, is_weak) for path, shape, dtype, is_weak in leaves}
+
+
+def _print_leaf(shape: tuple[int, ...], dtype: Any, is_weak: bool) -> str:
+    sizes = ",".join(str(size) for size in shape)
+    name = print_dtype(dtype if hasattr(dtype, "name") else np.dtype(dtype))
+    return f"{name}[{sizes}]{' (weak type)' if is_weak else ''}"

@@ -1,0 +1,66 @@
+"""The rule `host-read` for `print`: a traced value has nothing to print."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from tracegraph.constraints.frames import locate_caller
+from tracegraph.constraints.violation import Violation, to_error
+
+_lock = threading.Lock()
+_tracing = threading.local()
+_plain_print = builtins.print
+_watchers = 0
+
+
+@contextlib.contextmanager
+def watch_print(name: str) -> Iterator[None]:
+    """Makes `print` of a traced value an error in this thread, while the function is traced.
+
+    Args:
+        name: the captured function's name.
+
+    Raises:
+        CaptureError: from the user's `print`, when an argument is a traced value. Everything else
+            is printed as always, also from other threads.
+    """
+    outer = getattr(_tracing, "name", None)
+    _tracing.name = name
+    _install(1)
+    try:
+        yield
+    finally:
+        _install(-1)
+        _tracing.name = outer
+
+
+def _install(change: int) -> None:
+    global _watchers, _plain_print
+    with _lock:
+        if _watchers == 0:
+            _plain_print = builtins.print
+        _watchers += change
+        builtins.print = _print if _watchers else _plain_print
+
+
+def _print(*values: Any, **options: Any) -> None:
+    name = getattr(_tracing, "name", None)
+    if name is not None and any(isinstance(value, jax.core.Tracer) for value in values):
+        raise to_error([_refuse_print(name)], graph_name=name)
+    _plain_print(*values, **options)
+
+
+def _refuse_print(name: str) -> Violation:
+    return Violation(
+        "host-read",
+        f"`{name}` prints a traced value with `print`",
+        locate_caller(),
+        "the function is traced once without values; a CUDA graph never comes back to the host",
+        "return the value and print it outside `capture`; `print(x.shape)` is fine",
+    )

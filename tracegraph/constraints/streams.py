@@ -1,0 +1,149 @@
+"""The rules `stream-wait` and `stream-join`: streams fork from the capturing stream and join it.
+
+Each stream has a clock: how far into every stream its work is ordered after. An event is a copy of
+the clock of the stream it was recorded on; a wait takes the later of the two, stream by stream. A
+value is ready on a stream when the stream's clock has reached the op that made it.
+"""
+
+from __future__ import annotations
+
+from tracegraph.constraints.violation import Violation, locate_op
+from tracegraph.ir import Graph, Op, Value
+
+CAPTURING_STREAM = 0
+_BACKWARD_SCOPE = "transpose("
+
+
+def check_streams(graph: Graph) -> list[Violation]:
+    """Finds uses of a value without a wait, and side streams that do not fork or join.
+
+    Args:
+        graph: with calls inlined; ops inside a subgraph run where the op that holds them runs.
+
+    Returns:
+        The violations, each with its op. Ops of the backward pass synchronise by themselves.
+    """
+    walk = _StreamWalk(graph)
+    for op in graph.ops:
+        walk.visit(op)
+    walk.check_joins()
+    return walk.violations
+
+
+class _StreamWalk:
+    def __init__(self, graph: Graph) -> None:
+        self.violations: list[Violation] = []
+        self._name = graph.name
+        self._clocks: dict[int, dict[int, int]] = {CAPTURING_STREAM: {CAPTURING_STREAM: 0}}
+        self._events: dict[int, dict[int, int]] = {}
+        self._made: dict[int, tuple[int, int]] = {}
+        self._last: dict[int, tuple[int, Op]] = {}
+
+    def visit(self, op: Op) -> None:
+        if op.name == "tg_record":
+            stream = op.params["stream"]
+            self._tick(stream)
+            self._events[op.params["event"]] = dict(self._clocks[stream])
+            return
+        if op.name == "tg_wait":
+            self._wait(op)
+            return
+        # In the backward pass autograd orders the streams itself, as it does at its end.
+        if _BACKWARD_SCOPE not in op.origin.scope:
+            self._run(op)
+
+    def check_joins(self) -> None:
+        for stream, (tick, op) in self._last.items():
+            if self._clocks[CAPTURING_STREAM].get(stream, -1) < tick:
+                self.violations.append(_refuse_missing_join(op, stream, self._name))
+
+    def _run(self, op: Op) -> None:
+        stream = op.origin.stream
+        tick = self._tick(stream)
+        clock = self._clocks[stream]
+        if CAPTURING_STREAM not in clock:
+            self.violations.append(_refuse_missing_fork(op, stream, self._name))
+            # Said once: what follows is judged as if the stream had forked here.
+            clock[CAPTURING_STREAM] = self._clocks[CAPTURING_STREAM][CAPTURING_STREAM]
+        for value in _list_values(op):
+            self._use(op, value, clock)
+        self._made.update({id(result): (stream, tick) for result in op.results})
+        if stream != CAPTURING_STREAM:
+            self._last[stream] = (tick, op)
+
+    def _use(self, op: Op, value: Value, clock: dict[int, int]) -> None:
+        # Inputs and constants, like all that the backward pass made, are ready everywhere.
+        stream, tick = self._made.get(id(value), (CAPTURING_STREAM, 0))
+        if clock.get(stream, -1) >= tick:
+            return
+        self.violations.append(_refuse_use(op, value, stream, self._name))
+        clock[stream] = tick
+
+    def _wait(self, op: Op) -> None:
+        stream, event = op.params["stream"], op.params["event"]
+        clock = self._clocks.setdefault(stream, {})
+        if event not in self._events:
+            self.violations.append(_refuse_unrecorded(op, stream, event, self._name))
+            return
+        for other, tick in self._events[event].items():
+            clock[other] = max(clock.get(other, -1), tick)
+
+    def _tick(self, stream: int) -> int:
+        clock = self._clocks.setdefault(stream, {})
+        clock[stream] = clock.get(stream, 0) + 1
+        return clock[stream]
+
+
+def _list_values(op: Op) -> list[Value]:
+    return [operand for operand in op.operands if isinstance(operand, Value)]
+
+
+def _name_stream(stream: int) -> str:
+    return "the capturing stream" if stream == CAPTURING_STREAM else f"stream {stream}"
+
+
+def _refuse_use(op: Op, value: Value, made_on: int, graph_name: str) -> Violation:
+    used_on, made = _name_stream(op.origin.stream), _name_stream(made_on)
+    return Violation(
+        "stream-wait",
+        f"`{graph_name}` uses a value of {made} on {used_on} without a wait",
+        locate_op(op),
+        f"%{value.number} was made on {made}, and nothing makes {used_on} wait for it; the two "
+        "run side by side in a CUDA graph",
+        f"call `wait_stream` on {used_on} for {made} before this line",
+        op,
+    )
+
+
+def _refuse_missing_fork(op: Op, stream: int, graph_name: str) -> Violation:
+    return Violation(
+        "stream-wait",
+        f"`{graph_name}` works on stream {stream} before the stream has forked",
+        locate_op(op),
+        "a stream belongs to a capture only after it has waited for the capturing stream",
+        f"call `wait_stream(tg.current_stream())` on stream {stream} before its first work",
+        op,
+    )
+
+
+def _refuse_unrecorded(op: Op, stream: int, event: int, graph_name: str) -> Violation:
+    return Violation(
+        "stream-wait",
+        f"`{graph_name}` makes {_name_stream(stream)} wait for event {event}, which was never "
+        "recorded",
+        locate_op(op),
+        "an event orders nothing until it is recorded, in the same capture and before the wait",
+        f"call `record` on event {event} before this line",
+        op,
+    )
+
+
+def _refuse_missing_join(op: Op, stream: int, graph_name: str) -> Violation:
+    return Violation(
+        "stream-join",
+        f"`{graph_name}` ends while stream {stream} has not joined the capturing stream",
+        locate_op(op),
+        f"this op is the last on stream {stream}, and nothing in the capture waits for it",
+        f"end with `tg.current_stream().wait_stream(s)`, s being stream {stream}",
+        op,
+    )

@@ -1,0 +1,217 @@
+"""The rule `python-work`: two traces of one signature must give the same graph.
+
+What differs was computed by Python: a clock, NumPy's random numbers, a counter. A CUDA graph would
+replay the value of one trace for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracegraph.constraints.violation import Violation, locate_op
+from tracegraph.ir import Graph, Literal, Op, Operand, Value
+from tracegraph.jax_internals import is_jaxpr, is_key_dtype
+from tracegraph.printer import print_op, print_type
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+def compare_traces(first: Graph, second: Graph) -> tuple[Violation, ...]:
+    """Finds Python work that differs between two traces of the same signature.
+
+    Args:
+        first: one trace.
+        second: another, of the same function and signature, after the same passes.
+
+    Returns:
+        One violation per op that reads another literal, constant or parameter, in order, up to the
+        first op that is a different one.
+    """
+    comparison = _Comparison(first.name)
+    comparison.compare(first, second)
+    return tuple(comparison.violations)
+
+
+def is_same_array(first: Any, second: Any) -> bool:
+    """True for one array object, or for two of the same dtype, shape and bytes.
+
+    Example:
+        >>> is_same_array(np.array(np.nan), np.array(np.nan)), is_same_array(0.0, -0.0)
+        (True, False)
+    """
+    if first is second:
+        return True
+    one, other = read_array(first), read_array(second)
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return np.array_equal(_view_bytes(one), _view_bytes(other))
+
+
+def read_array(array: Any) -> np.ndarray[Any, Any]:
+    """Returns an array's values on the host, a typed PRNG key's as its words."""
+    dtype = getattr(array, "dtype", None)
+    return np.asarray(
+        jax.random.key_data(array) if dtype is not None and is_key_dtype(dtype) else array
+    )
+
+
+class _Comparison:
+    """One walk over two graphs: which value of the second stands for which of the first."""
+
+    def __init__(self, name: str) -> None:
+        self.violations: list[Violation] = []
+        self._name = name
+        self._partners: dict[int, Value] = {}
+        self._arrays: dict[int, Any] = {}
+
+    def compare(self, first: Graph, second: Graph) -> bool:
+        """Compares op by op; False once the two are different ops, for nothing pairs up then."""
+        self._pair(first.inputs, second.inputs)
+        for graph in (first, second):
+            self._arrays.update((id(held.value), held.array) for held in graph.constants)
+        for one, other in zip(first.ops, second.ops, strict=False):
+            if not self._compare_op(one, other):
+                return False
+        if len(first.ops) != len(second.ops):
+            self._refuse_end(first, second)
+            return False
+        self._compare_outputs(first, second)
+        return True
+
+    def _compare_op(self, first: Op, second: Op) -> bool:
+        if not _has_same_form(first, second):
+            self._refuse(locate_op(first), print_op(first), print_op(second), first)
+            return False
+        difference = self._find_difference(first.operands, second.operands)
+        difference = difference or _find_param_difference(first.params, second.params)
+        if difference is not None:
+            self._refuse(locate_op(first), *difference, first)
+        self._pair(first.results, second.results)
+        pairs = zip(first.subgraphs, second.subgraphs, strict=True)
+        return all(self.compare(one, other) for (_, one), (_, other) in pairs)
+
+    def _compare_outputs(self, first: Graph, second: Graph) -> None:
+        difference = self._find_difference(first.outputs, second.outputs)
+        if difference is not None:
+            self._refuse(f"the results of `{first.name}`", *difference, None)
+
+    def _find_difference(
+        self, first: Sequence[Operand], second: Sequence[Operand]
+    ) -> tuple[str, str] | None:
+        if len(first) != len(second):
+            return f"{len(first)} values", f"{len(second)} values"
+        for one, other in zip(first, second, strict=True):
+            if not self._is_same(one, other):
+                return self._show(one, other)
+        return None
+
+    def _is_same(self, one: Operand, other: Operand) -> bool:
+        known, known_other = self._read(one), self._read(other)
+        if known is None and known_other is None:
+            return self._partners.get(id(one)) is other
+        if known is None or known_other is None:
+            return False
+        return is_same_array(known, known_other)
+
+    def _show(self, one: Operand, other: Operand) -> tuple[str, str]:
+        known, known_other = self._read(one), self._read(other)
+        if known is None or known_other is None:
+            return _name_operand(one), _name_operand(other)
+        return show_arrays(read_array(known), read_array(known_other))
+
+    def _read(self, operand: Operand) -> Any:
+        return operand.value if isinstance(operand, Literal) else self._arrays.get(id(operand))
+
+    def _pair(self, first: Sequence[Value], second: Sequence[Value]) -> None:
+        pairs = zip(first, second, strict=False)
+        self._partners.update((id(one), other) for one, other in pairs)
+
+    def _refuse_end(self, first: Graph, second: Graph) -> None:
+        longer = max(first, second, key=lambda graph: len(graph.ops))
+        op = longer.ops[min(len(first.ops), len(second.ops))]
+        counts = (f"{len(first.ops)} ops", f"{len(second.ops)} ops")
+        self._refuse(locate_op(op), *counts, op)
+
+    def _refuse(self, where: str, first: str, second: str, op: Op | None) -> None:
+        self.violations.append(
+            Violation(
+                "python-work",
+                f"`{self._name}` does Python work that changes from one trace to the next",
+                where,
+                f"{first} in the first trace, {second} in the second; a CUDA graph would freeze "
+                "one of them (time, np.random, a counter)",
+                "pass the value as an argument, and draw random numbers with jax.random from a key "
+                "argument",
+                op,
+            )
+        )
+
+
+def _has_same_form(first: Op, second: Op) -> bool:
+    return _describe_form(first) == _describe_form(second)
+
+
+def _describe_form(op: Op) -> tuple[Any, ...]:
+    results = tuple(print_type(result.aval) for result in op.results)
+    subgraphs = tuple((name, len(graph.inputs)) for name, graph in op.subgraphs)
+    return op.name, len(op.operands), results, subgraphs, op.origin.stream
+
+
+def _find_param_difference(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    for name in first:
+        if not is_same_param(first[name], second.get(name)):
+            return f"{name}={first[name]}", f"{name}={second.get(name)}"
+    return None
+
+
+def is_same_param(first: Any, second: Any) -> bool:
+    """True for parameters that mean the same; functions and jaxprs count as the same.
+
+    A jaxpr is compared as the sub-graph it became, and a function is new at every trace.
+    """
+    if is_jaxpr(first) or (callable(first) and not isinstance(first, type)):
+        return type(first) is type(second)
+    if isinstance(first, np.ndarray | jax.Array):
+        return isinstance(second, np.ndarray | jax.Array) and is_same_array(first, second)
+    if isinstance(first, tuple | list):
+        return type(first) is type(second) and _are_same_params(first, second)
+    return _ADDRESS.sub("", repr(first)) == _ADDRESS.sub("", repr(second))
+
+
+def _are_same_params(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    if len(first) != len(second):
+        return False
+    return all(is_same_param(one, other) for one, other in zip(first, second, strict=True))
+
+
+def show_arrays(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> tuple[str, str]:
+    """Returns both as text, of large ones only the first element that differs.
+
+    Example:
+        >>> show_arrays(np.array([1, 2, 3]), np.array([1, 5, 3]))
+        ('[1] = 2', '[1] = 5')
+    """
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return print_type(first), print_type(second)
+    if first.ndim == 0:
+        return str(first[()]), str(second[()])
+    size = first.dtype.itemsize
+    differs = (_view_bytes(first) != _view_bytes(second)).reshape(-1, size).any(axis=1)
+    place = np.unravel_index(int(np.argmax(differs)), first.shape)
+    index = "[" + ",".join(str(int(number)) for number in place) + "]"
+    return f"{index} = {first[place]}", f"{index} = {second[place]}"
+
+
+def _name_operand(operand: Operand) -> str:
+    return f"%{operand.number}" if isinstance(operand, Value) else str(operand.value)
+
+
+def _view_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
