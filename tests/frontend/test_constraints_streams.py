@@ -44,9 +44,10 @@ class Program:
         primitive = types.SimpleNamespace(name=name)
         self.ops.append(Op(results, primitive, operands, params, (), origin))
 
-    def check(self):
+    def check(self, capturing_stream=0):
         constants = (Constant(self.constant, "c0", np.zeros(4, np.float32)),)
-        return check_graph(Graph("step", (self.input,), constants, tuple(self.ops), ()))
+        graph = Graph("step", (self.input,), constants, tuple(self.ops), ())
+        return check_graph(graph, capturing_stream=capturing_stream)
 
 
 def test_fork_wait_and_join_are_fine():
@@ -57,6 +58,22 @@ def test_fork_wait_and_join_are_fine():
     program.order(3, 0, event=1)
     program.run(0, first, second)
     assert program.check() == ()
+
+
+def test_capturing_stream_has_a_number_of_its_own_in_the_marks():
+    program = Program()
+    program.order(9, 3, event=0)
+    program.order(3, 9, event=1)
+    program.run(0, program.run(3, program.input))
+    (early,) = program.check(capturing_stream=9)
+    assert early.rule == "stream-wait"
+    program = Program()
+    program.order(9, 3, event=0)
+    made = program.run(3, program.input)
+    program.order(3, 9, event=1)
+    program.run(0, made)
+    assert program.check(capturing_stream=9) == ()
+    assert [violation.rule for violation in program.check()] == ["stream-wait"] * 2
 
 
 def test_one_stream_needs_no_wait():
@@ -77,8 +94,8 @@ def test_use_without_a_wait():
         "  where: a.py:4 in step, %3 = add %2\n"
         "  why:   %2 was made on stream 3, and nothing makes the capturing stream wait for it; the "
         "two run side by side in a CUDA graph\n"
-        "  fix:   call `wait_stream` on the capturing stream for stream 3 before this line"
-        "          docs/errors.md#stream-wait"
+        "  fix:   write `a.wait_stream(b)` before this line, a being the capturing stream and b "
+        "stream 3          docs/errors.md#stream-wait"
     )
 
 
@@ -140,9 +157,17 @@ def test_stream_that_has_not_forked():
         "`step` works on stream 3 before the stream has forked\n"
         "  where: a.py:1 in step, %2 = add %0\n"
         "  why:   a stream belongs to a capture only after it has waited for the capturing stream\n"
-        "  fix:   call `wait_stream(tg.current_stream())` on stream 3 before its first work"
-        "          docs/errors.md#stream-wait"
+        "  fix:   write `s.wait_stream(tg.current_stream())` before `with tg.stream(s)`, s being "
+        "stream 3          docs/errors.md#stream-wait"
     )
+
+
+def test_event_of_a_stream_that_has_not_forked():
+    program = Program()
+    program.order(3, 0, event=0)
+    (violation,) = program.check()
+    assert violation.what == "`step` works on stream 3 before the stream has forked"
+    assert violation.where == "a.py:1 in step, tg_record"
 
 
 def test_stream_that_has_not_joined():
@@ -156,7 +181,7 @@ def test_stream_that_has_not_joined():
         "`step` ends while stream 3 has not joined the capturing stream\n"
         "  where: a.py:6 in step, %3 = add %0\n"
         "  why:   this op is the last on stream 3, and nothing in the capture waits for it\n"
-        "  fix:   end with `tg.current_stream().wait_stream(s)`, s being stream 3"
+        "  fix:   write `tg.current_stream().wait_stream(s)` at the end, s being stream 3"
         "          docs/errors.md#stream-join"
     )
 

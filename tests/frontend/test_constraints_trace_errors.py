@@ -26,7 +26,9 @@ def translate(function, *args):
     with pytest.raises(Exception) as caught:  # noqa: PT011  (every kind is translated or passed on)
         trace_function(function, args, {}, name="step")
     # Inside tracegraph the traceback begins in our own code, not in a test.
-    error = caught.value.with_traceback(caught.value.__traceback__.tb_next)
+    whole = caught.value.__traceback__
+    assert whole is not None
+    error = caught.value.with_traceback(whole.tb_next)
     return translate_trace_error(error, function=function, name="step")
 
 

@@ -7,6 +7,7 @@ from tracegraph.constraints.check import find_uncapturable as find_uncapturable
 from tracegraph.constraints.constants import find_large_constants as find_large_constants
 from tracegraph.constraints.frames import locate_caller as locate_caller
 from tracegraph.constraints.frames import locate_function as locate_function
+from tracegraph.constraints.leaks import check_leaks as check_leaks
 from tracegraph.constraints.mismatch import describe_mismatch as describe_mismatch
 from tracegraph.constraints.printing import watch_print as watch_print
 from tracegraph.constraints.trace_errors import translate_trace_error as translate_trace_error

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.violation import Violation
@@ -34,12 +35,12 @@ class ArgumentLeaf:
 _Holders: TypeAlias = dict[tuple[str, int], ArgumentLeaf]
 
 
-def check_arguments(leaves: Sequence[ArgumentLeaf], *, device: jax.Device) -> tuple[Violation, ...]:
+def check_arguments(leaves: Sequence[ArgumentLeaf], *, device: Any) -> tuple[Violation, ...]:
     """Checks the leaves of a call before they reach a graph.
 
     Args:
         leaves: every dynamic leaf, in order.
-        device: where the capture runs.
+        device: where the capture runs, a ``jax.Device``.
 
     Returns:
         All violations, leaf by leaf.
@@ -57,10 +58,10 @@ def check_arguments(leaves: Sequence[ArgumentLeaf], *, device: jax.Device) -> tu
     return tuple(found)
 
 
-def check_leaf(leaf: ArgumentLeaf, device: jax.Device) -> Violation | None:
+def check_leaf(leaf: ArgumentLeaf, device: Any) -> Violation | None:
     """Checks what one leaf alone can break: its kind, its life and its device."""
     value = leaf.value
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return _refuse_tracer(leaf)
     if not _is_array(value):
         return _refuse_object(leaf)
@@ -148,7 +149,7 @@ def _refuse_twice(first: ArgumentLeaf, second: ArgumentLeaf) -> Violation:
     )
 
 
-def _refuse_device(leaf: ArgumentLeaf, device: jax.Device) -> Violation:
+def _refuse_device(leaf: ArgumentLeaf, device: Any) -> Violation:
     devices = ", ".join(sorted(str(held) for held in leaf.value.devices()))
     return Violation(
         "other-device",

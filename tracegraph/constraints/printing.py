@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import jax
+from jax.core import Tracer
 
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.violation import Violation, to_error
@@ -51,7 +51,7 @@ def _install(change: int) -> None:
 
 def _print(*values: Any, **options: Any) -> None:
     name = getattr(_tracing, "name", None)
-    if name is not None and any(isinstance(value, jax.core.Tracer) for value in values):
+    if name is not None and any(isinstance(value, Tracer) for value in values):
         raise to_error([_refuse_print(name)], graph_name=name)
     _plain_print(*values, **options)
 

@@ -14,16 +14,17 @@ CAPTURING_STREAM = 0
 _BACKWARD_SCOPE = "transpose("
 
 
-def check_streams(graph: Graph) -> list[Violation]:
+def check_streams(graph: Graph, capturing_stream: int = CAPTURING_STREAM) -> list[Violation]:
     """Finds uses of a value without a wait, and side streams that do not fork or join.
 
     Args:
         graph: with calls inlined; ops inside a subgraph run where the op that holds them runs.
+        capturing_stream: number of the stream that counts as 0 in the marks of events.
 
     Returns:
         The violations, each with its op. Ops of the backward pass synchronise by themselves.
     """
-    walk = _StreamWalk(graph)
+    walk = _StreamWalk(graph.name, capturing_stream)
     for op in graph.ops:
         walk.visit(op)
     walk.check_joins()
@@ -31,9 +32,10 @@ def check_streams(graph: Graph) -> list[Violation]:
 
 
 class _StreamWalk:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, name: str, capturing_stream: int) -> None:
         self.violations: list[Violation] = []
-        self._name = graph.name
+        self._name = name
+        self._capturing_stream = capturing_stream
         self._clocks: dict[int, dict[int, int]] = {CAPTURING_STREAM: {CAPTURING_STREAM: 0}}
         self._events: dict[int, dict[int, int]] = {}
         self._made: dict[int, tuple[int, int]] = {}
@@ -41,15 +43,11 @@ class _StreamWalk:
 
     def visit(self, op: Op) -> None:
         if op.name == "tg_record":
-            stream = op.params["stream"]
-            self._tick(stream)
-            self._events[op.params["event"]] = dict(self._clocks[stream])
-            return
-        if op.name == "tg_wait":
+            self._record(op)
+        elif op.name == "tg_wait":
             self._wait(op)
-            return
         # In the backward pass autograd orders the streams itself, as it does at its end.
-        if _BACKWARD_SCOPE not in op.origin.scope:
+        elif _BACKWARD_SCOPE not in op.origin.scope:
             self._run(op)
 
     def check_joins(self) -> None:
@@ -59,12 +57,8 @@ class _StreamWalk:
 
     def _run(self, op: Op) -> None:
         stream = op.origin.stream
-        tick = self._tick(stream)
+        tick = self._advance(op, stream)
         clock = self._clocks[stream]
-        if CAPTURING_STREAM not in clock:
-            self.violations.append(_refuse_missing_fork(op, stream, self._name))
-            # Said once: what follows is judged as if the stream had forked here.
-            clock[CAPTURING_STREAM] = self._clocks[CAPTURING_STREAM][CAPTURING_STREAM]
         for value in _list_values(op):
             self._use(op, value, clock)
         self._made.update({id(result): (stream, tick) for result in op.results})
@@ -79,8 +73,13 @@ class _StreamWalk:
         self.violations.append(_refuse_use(op, value, stream, self._name))
         clock[stream] = tick
 
+    def _record(self, op: Op) -> None:
+        stream = self._read_stream(op)
+        self._advance(op, stream)
+        self._events[op.params["event"]] = dict(self._clocks[stream])
+
     def _wait(self, op: Op) -> None:
-        stream, event = op.params["stream"], op.params["event"]
+        stream, event = self._read_stream(op), op.params["event"]
         clock = self._clocks.setdefault(stream, {})
         if event not in self._events:
             self.violations.append(_refuse_unrecorded(op, stream, event, self._name))
@@ -88,10 +87,18 @@ class _StreamWalk:
         for other, tick in self._events[event].items():
             clock[other] = max(clock.get(other, -1), tick)
 
-    def _tick(self, stream: int) -> int:
+    def _advance(self, op: Op, stream: int) -> int:
         clock = self._clocks.setdefault(stream, {})
         clock[stream] = clock.get(stream, 0) + 1
+        if CAPTURING_STREAM not in clock:
+            self.violations.append(_refuse_missing_fork(op, stream, self._name))
+            # Said once: what follows is judged as if the stream had forked here.
+            clock[CAPTURING_STREAM] = self._clocks[CAPTURING_STREAM][CAPTURING_STREAM]
         return clock[stream]
+
+    def _read_stream(self, op: Op) -> int:
+        stream = op.params["stream"]
+        return CAPTURING_STREAM if stream == self._capturing_stream else stream
 
 
 def _list_values(op: Op) -> list[Value]:
@@ -110,7 +117,7 @@ def _refuse_use(op: Op, value: Value, made_on: int, graph_name: str) -> Violatio
         locate_op(op),
         f"%{value.number} was made on {made}, and nothing makes {used_on} wait for it; the two "
         "run side by side in a CUDA graph",
-        f"call `wait_stream` on {used_on} for {made} before this line",
+        f"write `a.wait_stream(b)` before this line, a being {used_on} and b {made}",
         op,
     )
 
@@ -121,7 +128,8 @@ def _refuse_missing_fork(op: Op, stream: int, graph_name: str) -> Violation:
         f"`{graph_name}` works on stream {stream} before the stream has forked",
         locate_op(op),
         "a stream belongs to a capture only after it has waited for the capturing stream",
-        f"call `wait_stream(tg.current_stream())` on stream {stream} before its first work",
+        f"write `s.wait_stream(tg.current_stream())` before `with tg.stream(s)`, s being stream "
+        f"{stream}",
         op,
     )
 
@@ -144,6 +152,6 @@ def _refuse_missing_join(op: Op, stream: int, graph_name: str) -> Violation:
         f"`{graph_name}` ends while stream {stream} has not joined the capturing stream",
         locate_op(op),
         f"this op is the last on stream {stream}, and nothing in the capture waits for it",
-        f"end with `tg.current_stream().wait_stream(s)`, s being stream {stream}",
+        f"write `tg.current_stream().wait_stream(s)` at the end, s being stream {stream}",
         op,
     )

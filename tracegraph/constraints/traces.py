@@ -19,6 +19,7 @@ from tracegraph.jax_internals import is_jaxpr, is_key_dtype
 from tracegraph.printer import print_op, print_type
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_MARKS = ("tg_record", "tg_wait")
 
 
 def compare_traces(first: Graph, second: Graph) -> tuple[Violation, ...]:
@@ -68,6 +69,7 @@ class _Comparison:
         self._name = name
         self._partners: dict[int, Value] = {}
         self._arrays: dict[int, Any] = {}
+        self._renamed: dict[tuple[str, int], int] = {}
 
     def compare(self, first: Graph, second: Graph) -> bool:
         """Compares op by op; False once the two are different ops, for nothing pairs up then."""
@@ -84,16 +86,28 @@ class _Comparison:
         return True
 
     def _compare_op(self, first: Op, second: Op) -> bool:
-        if not _has_same_form(first, second):
+        if not (_has_same_form(first, second) and self._has_same_order(first, second)):
             self._refuse(locate_op(first), print_op(first), print_op(second), first)
             return False
         difference = self._find_difference(first.operands, second.operands)
-        difference = difference or _find_param_difference(first.params, second.params)
+        if first.name not in _MARKS:
+            difference = difference or _find_param_difference(first.params, second.params)
         if difference is not None:
             self._refuse(locate_op(first), *difference, first)
         self._pair(first.results, second.results)
         pairs = zip(first.subgraphs, second.subgraphs, strict=True)
         return all(self.compare(one, other) for (_, one), (_, other) in pairs)
+
+    def _has_same_order(self, first: Op, second: Op) -> bool:
+        """True when streams and events correspond; those made while tracing have new numbers."""
+        pairs = [("stream", first.origin.stream, second.origin.stream)]
+        if first.name in _MARKS:
+            pairs += [(key, first.params[key], second.params[key]) for key in ("stream", "event")]
+        return all(
+            self._renamed.setdefault((kind, one), other) == other
+            and self._renamed.setdefault((f"{kind} of the second", other), one) == one
+            for kind, one, other in pairs
+        )
 
     def _compare_outputs(self, first: Graph, second: Graph) -> None:
         difference = self._find_difference(first.outputs, second.outputs)
@@ -159,7 +173,7 @@ def _has_same_form(first: Op, second: Op) -> bool:
 def _describe_form(op: Op) -> tuple[Any, ...]:
     results = tuple(print_type(result.aval) for result in op.results)
     subgraphs = tuple((name, len(graph.inputs)) for name, graph in op.subgraphs)
-    return op.name, len(op.operands), results, subgraphs, op.origin.stream
+    return op.name, len(op.operands), results, subgraphs
 
 
 def _find_param_difference(
