@@ -22,12 +22,8 @@ SCOPE_PREFIX = "tg_stream_"
 
 _leave_record = make_mark("tg_record")
 _leave_wait = make_mark("tg_wait")
-
 _numbers = itertools.count(1)
-_event_leave_record = make_mark("tg_record")
-_leave_wait = make_mark("tg_wait")
-
-_numbers = itertools.count(1)
+_event_numbers = itertools.count(1)
 
 
 class Stream:

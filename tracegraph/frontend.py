@@ -94,7 +94,6 @@ def make_request(
         input_names=names,
         donated=find_donated(options, call),
         uncapturable=checked.uncapturable,
-        capturing_stream=options.stream.number,
     )
 
 

@@ -42,7 +42,6 @@ def partition_graph(
     input_names: Sequence[str],
     donated: Collection[int],
     uncapturable: Collection[int] = (),
-    capturing_stream: int = CAPTURING_STREAM,
 ) -> CaptureRequest:
     """Cuts a graph into regions.
 
@@ -51,12 +50,11 @@ def partition_graph(
         input_names: one unique name per graph input; names that begin with ``%`` are ours.
         donated: indices of the inputs that the caller gives up.
         uncapturable: indices of the ops that run eagerly between two graphs.
-        capturing_stream: number of the stream that counts as 0 in ``tg_record`` and ``tg_wait``.
 
     Returns:
         The request, with inputs in the order of the graph's inputs, then its constants.
     """
-    drafts = _Drafter(capturing_stream).split(graph, uncapturable)
+    drafts = _Drafter().split(graph, uncapturable)
     specs = _name_inputs(graph, input_names)
     producers = {value.number: d for d in drafts for op in d.ops for value in op.results}
     outputs = [
@@ -81,8 +79,7 @@ def partition_graph(
 class _Drafter:
     """Walks the ops in program order and deals them out to regions."""
 
-    def __init__(self, capturing_stream: int) -> None:
-        self._capturing_stream = capturing_stream
+    def __init__(self) -> None:
         self._drafts: list[_Draft] = []
         self._open: dict[int, _Draft] = {}
         self._last: dict[int, _Draft] = {}
@@ -95,18 +92,14 @@ class _Drafter:
         """Returns the regions in program order."""
         for index, op in enumerate(graph.ops):
             if op.name == "tg_record":
-                self._record(self._number(op), op.params["event"])
+                self._record(op.params["stream"], op.params["event"])
             elif op.name == "tg_wait":
-                self._wait(self._number(op), op.params["event"])
+                self._wait(op.params["stream"], op.params["event"])
             elif index in uncapturable:
                 self._add_eager(op)
             else:
                 self._add(op)
         return self._drafts
-
-    def _number(self, op: Op) -> int:
-        stream = op.params["stream"]
-        return CAPTURING_STREAM if stream == self._capturing_stream else stream
 
     def _record(self, stream: int, event: int) -> None:
         self._open.pop(stream, None)

@@ -24,6 +24,7 @@ from tracegraph.jax_internals import (
 )
 
 _STREAM_SCOPE = re.compile(r"tg_stream_(\d+)")
+_MARKS = ("tg_record", "tg_wait")
 _count_lock = threading.Lock()
 _count = 0
 
@@ -142,7 +143,14 @@ class _GraphBuilder:
             )
             results = tuple(define(variable) for variable in equation.outvars)
             ops.append(
-                Op(results, equation.primitive, operands, equation.params, subgraphs, origin)
+                Op(
+                    results,
+                    equation.primitive,
+                    operands,
+                    self._read_params(equation),
+                    subgraphs,
+                    origin,
+                )
             )
         outputs = tuple(read(atom) for atom in jaxpr.outvars)
         return Graph(name, (*free, *inputs), constants, tuple(ops), outputs)
@@ -154,9 +162,16 @@ class _GraphBuilder:
         source = describe_source(context) or enclosing.source
         return Origin(source, scope, self._find_stream(scope, enclosing.stream), context)
 
+    def _read_params(self, equation: Any) -> Mapping[str, Any]:
+        if equation.primitive.name not in _MARKS:
+            return equation.params
+        return equation.params | {"stream": self._number(equation.params["stream"])}
+
     def _find_stream(self, scope: str, enclosing: int) -> int:
         found = _STREAM_SCOPE.findall(scope)
         if not found:
             return enclosing
-        number = int(found[-1])
-        return 0 if number == self._capturing_stream else number
+        return self._number(int(found[-1]))
+
+    def _number(self, stream: int) -> int:
+        return 0 if stream == self._capturing_stream else stream
