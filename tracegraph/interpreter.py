@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from tracegraph.ir import Graph, Literal, Op, Operand, Value
-from tracegraph.jax_internals import bind_op, is_key_dtype, measure_scan
+from tracegraph.jax_internals import bind_op, describe_physical, measure_scan, to_logical
 
 Rule = Callable[[Op, list[Any]], list[Any]]
 
@@ -139,9 +139,7 @@ def _select(condition: Any, after: Any, before: Any) -> Any:
 
 
 def _make_empty(aval: Any) -> Any:
-    if not is_key_dtype(aval.dtype):
-        return jnp.empty(aval.shape, aval.dtype)
-    return jax.random.split(jax.random.key(0, impl=str(jax.random.key_impl(aval))), aval.shape)
+    return to_logical(jnp.zeros(*describe_physical(aval)), aval)
 
 
 def _to_array(array: Any) -> Any:

@@ -12,7 +12,7 @@ from tracegraph.passes.dead_code import DeadCode
 from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.passes.lift_constants import LiftConstants
 from tracegraph.passes.rewrite import renumber_graph
-from tracegraph.verifier import verify_graph
+from tracegraph.verifier import KnownTypes, verify_graph
 
 
 class Pass(Protocol):
@@ -78,9 +78,10 @@ def run_passes(graph: Graph, passes: Iterable[Pass]) -> tuple[Graph, tuple[PassR
         common-subexpressions: 2 -> 1 ops
     """
     reports = []
+    known: KnownTypes = {}
     for each in passes:
         after = renumber_graph(each.apply(graph))
-        verify_graph(after)
+        verify_graph(after, known)
         note = _describe_change(graph, after)
         reports.append(PassReport(each.name, len(graph.ops), len(after.ops), note))
         graph = after
