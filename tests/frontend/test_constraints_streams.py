@@ -44,10 +44,9 @@ class Program:
         primitive = types.SimpleNamespace(name=name)
         self.ops.append(Op(results, primitive, operands, params, (), origin))
 
-    def check(self, capturing_stream=0):
+    def check(self):
         constants = (Constant(self.constant, "c0", np.zeros(4, np.float32)),)
-        graph = Graph("step", (self.input,), constants, tuple(self.ops), ())
-        return check_graph(graph, capturing_stream=capturing_stream)
+        return check_graph(Graph("step", (self.input,), constants, tuple(self.ops), ()))
 
 
 def test_fork_wait_and_join_are_fine():
@@ -58,22 +57,6 @@ def test_fork_wait_and_join_are_fine():
     program.order(3, 0, event=1)
     program.run(0, first, second)
     assert program.check() == ()
-
-
-def test_capturing_stream_has_a_number_of_its_own_in_the_marks():
-    program = Program()
-    program.order(9, 3, event=0)
-    program.order(3, 9, event=1)
-    program.run(0, program.run(3, program.input))
-    (early,) = program.check(capturing_stream=9)
-    assert early.rule == "stream-wait"
-    program = Program()
-    program.order(9, 3, event=0)
-    made = program.run(3, program.input)
-    program.order(3, 9, event=1)
-    program.run(0, made)
-    assert program.check(capturing_stream=9) == ()
-    assert [violation.rule for violation in program.check()] == ["stream-wait"] * 2
 
 
 def test_one_stream_needs_no_wait():

@@ -6,7 +6,7 @@ from tracegraph.constraints.callbacks import check_callback
 from tracegraph.constraints.control_flow import check_control_flow
 from tracegraph.constraints.dependence import Dependence, iterate_ops, list_subgraphs
 from tracegraph.constraints.leaks import check_leaks
-from tracegraph.constraints.streams import CAPTURING_STREAM, check_streams
+from tracegraph.constraints.streams import check_streams
 from tracegraph.constraints.violation import Violation
 from tracegraph.ir import Graph, Op
 
@@ -15,7 +15,6 @@ def check_graph(
     graph: Graph,
     *,
     argument_count: int | None = None,
-    capturing_stream: int = CAPTURING_STREAM,
 ) -> tuple[Violation, ...]:
     """Checks every constraint that a Graph shows.
 
@@ -23,7 +22,6 @@ def check_graph(
         graph: with calls inlined.
         argument_count: how many leaves the arguments have; with it, inputs that belong to another
             trace are found.
-        capturing_stream: number of the stream that counts as 0 in the marks of events.
 
     Returns:
         All violations in program order; none means that the graph can be captured whole.
@@ -35,7 +33,7 @@ def check_graph(
         for op in iterate_ops(graph)
         if (violation := _check_op(op, dependence, graph.name)) is not None
     ]
-    found += check_streams(graph, capturing_stream)
+    found += check_streams(graph)
     if argument_count is not None:
         found += check_leaks(graph, argument_count)
     found.sort(key=lambda violation: order.get(id(violation.op), len(order)))

@@ -14,17 +14,16 @@ CAPTURING_STREAM = 0
 _BACKWARD_SCOPE = "transpose("
 
 
-def check_streams(graph: Graph, capturing_stream: int = CAPTURING_STREAM) -> list[Violation]:
+def check_streams(graph: Graph) -> list[Violation]:
     """Finds uses of a value without a wait, and side streams that do not fork or join.
 
     Args:
         graph: with calls inlined; ops inside a subgraph run where the op that holds them runs.
-        capturing_stream: number of the stream that counts as 0 in the marks of events.
 
     Returns:
         The violations, each with its op. Ops of the backward pass synchronise by themselves.
     """
-    walk = _StreamWalk(graph.name, capturing_stream)
+    walk = _StreamWalk(graph.name)
     for op in graph.ops:
         walk.visit(op)
     walk.check_joins()
@@ -32,10 +31,9 @@ def check_streams(graph: Graph, capturing_stream: int = CAPTURING_STREAM) -> lis
 
 
 class _StreamWalk:
-    def __init__(self, name: str, capturing_stream: int) -> None:
+    def __init__(self, name: str) -> None:
         self.violations: list[Violation] = []
         self._name = name
-        self._capturing_stream = capturing_stream
         self._clocks: dict[int, dict[int, int]] = {CAPTURING_STREAM: {CAPTURING_STREAM: 0}}
         self._events: dict[int, dict[int, int]] = {}
         self._made: dict[int, tuple[int, int]] = {}
@@ -74,12 +72,12 @@ class _StreamWalk:
         clock[stream] = tick
 
     def _record(self, op: Op) -> None:
-        stream = self._read_stream(op)
+        stream = op.params["stream"]
         self._advance(op, stream)
         self._events[op.params["event"]] = dict(self._clocks[stream])
 
     def _wait(self, op: Op) -> None:
-        stream, event = self._read_stream(op), op.params["event"]
+        stream, event = op.params["stream"], op.params["event"]
         clock = self._clocks.setdefault(stream, {})
         if event not in self._events:
             self.violations.append(_refuse_unrecorded(op, stream, event, self._name))
@@ -95,10 +93,6 @@ class _StreamWalk:
             # Said once: what follows is judged as if the stream had forked here.
             clock[CAPTURING_STREAM] = self._clocks[CAPTURING_STREAM][CAPTURING_STREAM]
         return clock[stream]
-
-    def _read_stream(self, op: Op) -> int:
-        stream = op.params["stream"]
-        return CAPTURING_STREAM if stream == self._capturing_stream else stream
 
 
 def _list_values(op: Op) -> list[Value]:

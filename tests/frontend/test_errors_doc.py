@@ -1,0 +1,92 @@
+"""docs/errors.md: every anchor has a section, and its examples do what they say."""
+
+import pathlib
+import re
+
+import pytest
+
+from tracegraph.runtime.errors import TracegraphError
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = ("tracegraph", "lowering", "runtime")
+ERRORS = (ROOT / "docs" / "errors.md").read_text()
+CONSTRAINTS = (ROOT / "docs" / "constraints.md").read_text()
+BLOCK = re.compile(
+    r"^(?P<kind>Fails|Works|Reported):\n\n```(?P<language>.*)\n(?P<code>(?s:.*?))^```", re.MULTILINE
+)
+SETUP = re.search(r"```python setup\n(.*?)```", ERRORS, re.DOTALL)
+HEAD = re.compile(r"^## (.+)$", re.MULTILINE)
+
+
+def read_sections():
+    parts = HEAD.split(ERRORS)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+SECTIONS = read_sections()
+
+
+def find_anchors():
+    """Every anchor that an error or a violation in the code can carry."""
+    found = set()
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text()
+            found.update(re.findall(r"anchor=\"([a-z-]+)\"", text))
+            found.update(re.findall(r"Violation\(\s*\"([a-z-]+)\"", text))
+            found.update(re.findall(r"docs/errors\.md#([a-z-]+)", text))
+    return sorted(found)
+
+
+def list_examples(kind):
+    return [
+        pytest.param(anchor, block["code"], id=anchor)
+        for anchor, text in SECTIONS.items()
+        for block in BLOCK.finditer(text)
+        if block["kind"] == kind and block["language"] == "python"
+    ]
+
+
+def run(code):
+    assert SETUP is not None
+    space: dict[str, object] = {"__name__": "example"}
+    exec(compile(SETUP.group(1), "setup.py", "exec"), space)
+    exec(compile(code, "example.py", "exec"), space)
+
+
+def test_anchors_are_found_in_the_code():
+    assert {"callback", "stream-join", "stale-output", "large-constant"} <= set(find_anchors())
+
+
+@pytest.mark.parametrize("anchor", find_anchors())
+def test_every_anchor_has_a_section(anchor):
+    assert anchor in SECTIONS, f"docs/errors.md has no section `{anchor}`"
+
+
+@pytest.mark.parametrize("anchor", SECTIONS)
+def test_every_section_shows_a_failing_and_a_repaired_example(anchor):
+    kinds = [block["kind"] for block in BLOCK.finditer(SECTIONS[anchor])]
+    assert kinds == ["Reported" if anchor == "large-constant" else "Fails", "Works"]
+
+
+@pytest.mark.parametrize(("anchor", "code"), list_examples("Fails"))
+def test_failing_example_raises_the_error_of_its_section(anchor, code):
+    with pytest.raises(TracegraphError) as caught:
+        run(code)
+    assert caught.value.anchor == anchor
+
+
+@pytest.mark.parametrize(("anchor", "code"), [*list_examples("Works"), *list_examples("Reported")])
+def test_repaired_example_runs(anchor, code):
+    run(code)
+
+
+def test_every_rule_of_the_table_has_a_section_and_the_other_way_round():
+    rows = re.findall(r"^\| \[([a-z-]+)\]\(errors\.md#([a-z-]+)\) \|", CONSTRAINTS, re.MULTILINE)
+    assert all(name == target for name, target in rows)
+    rules = {name for name, _ in rows}
+    used = set()
+    for path in (ROOT / "tracegraph" / "constraints").glob("*.py"):
+        used.update(re.findall(r"Violation\(\s*\"([a-z-]+)\"", path.read_text()))
+    assert rules == used | {"default-stream"}
+    assert rules <= set(SECTIONS)
