@@ -74,8 +74,8 @@ class StaticBuffer(Protocol):
         ...
 
     @property
-    def block(self) -> Any:
-        """The block of the pool that holds it."""
+    def arena(self) -> Any:
+        """The arena that holds it."""
         ...
 
     @property
@@ -133,6 +133,7 @@ class Array(jax.Array):
 
     _buffer: StaticBuffer | None
     _plain: Any
+    _snapshot: Any
     _lock: threading.RLock
 
     def __init__(self, buffer: StaticBuffer, generation: int, lifetime: Lifetime) -> None:
@@ -169,10 +170,10 @@ class Array(jax.Array):
             self._leave(buffer, None, _DELETED)
         self._lifetime, self._plain, self._snapshot = _DELETED, None, None
 
-    def is_in(self, block: Any) -> bool:
-        """True while the value stands in this block of a pool."""
+    def is_in(self, arena: Any) -> bool:
+        """True while the value stands in this arena."""
         buffer = self._buffer
-        return buffer is not None and buffer.block is block
+        return buffer is not None and buffer.arena is arena
 
     def peek(self) -> np.ndarray[Any, Any]:
         """Returns the present value as NumPy memory that must not be written.

@@ -216,9 +216,9 @@ def make_mark(name: str) -> Callable[[int, int], None]:
     """
     primitive = jax.extend.core.Primitive(name)
     primitive.multiple_results = True
-    primitive.def_impl(lambda *, stream, event: [])
-    primitive.def_abstract_eval(lambda *, stream, event: [])
-    _private["register_lowering"](primitive, lambda context, *, stream, event: [])
+    primitive.def_impl(lambda **_: [])
+    primitive.def_abstract_eval(lambda **_: [])
+    _private["register_lowering"](primitive, lambda *_, **__: [])
 
     def leave_mark(stream: int, event: int) -> None:
         primitive.bind(stream=stream, event=event)
@@ -228,3 +228,14 @@ def make_mark(name: str) -> Callable[[int, int], None]:
 
 def _get_aval(value: Any) -> Any:
     return value.aval
+
+
+def get_quick_call(compiled: Any) -> Callable[..., Any]:
+    """Returns what calls a compiled function, without the Python frame of ``Compiled.__call__``.
+
+    Args:
+        compiled: a ``jax.stages.Compiled``; what is none is returned as it is.
+    """
+    if not isinstance(compiled, jax.stages.Compiled):
+        return compiled
+    return compiled._executable.create_cpp_call(compiled._params) or compiled
