@@ -1,0 +1,1 @@
+"""Conformance: JAX's own primitive harnesses through capture and replay, against `jax.jit`."""
