@@ -113,7 +113,8 @@ class Array(jax.Array):
     Args:
         buffer: where the value stands.
         generation: number of the replay that made it.
-        lifetime: FRESH, RESIDENT or STATIC.
+        lifetime: FRESH, RESIDENT or STATIC; SETTLED for a value that never stood in a buffer.
+        plain: that value, then without a buffer.
     """
 
     __slots__ = (
@@ -136,11 +137,17 @@ class Array(jax.Array):
     _snapshot: Any
     _lock: threading.RLock
 
-    def __init__(self, buffer: StaticBuffer, generation: int, lifetime: Lifetime) -> None:
+    def __init__(
+        self,
+        buffer: StaticBuffer | None,
+        generation: int,
+        lifetime: Lifetime,
+        plain: PlainArray | None = None,
+    ) -> None:
         self._buffer = buffer
         self._generation = generation
         self._lifetime = lifetime
-        self._plain = None
+        self._plain = plain
 
     # What the owner of the buffer calls.
 
@@ -168,6 +175,8 @@ class Array(jax.Array):
         buffer = self._buffer
         if buffer is not None:
             self._leave(buffer, None, _DELETED)
+        elif self._plain is not None:
+            self._aval, self._device = self._plain.aval, self._jax_device
         self._lifetime, self._plain, self._snapshot = _DELETED, None, None
 
     def is_in(self, arena: Any) -> bool:
@@ -281,7 +290,10 @@ class Array(jax.Array):
     def aval(self) -> Any:
         """JAX's abstract value."""
         buffer = self._buffer
-        return self._aval if buffer is None else buffer.aval
+        if buffer is not None:
+            return buffer.aval
+        plain = self._plain
+        return self._aval if plain is None else plain.aval
 
     @property
     def sharding(self) -> Any:
@@ -315,7 +327,10 @@ class Array(jax.Array):
     @property
     def _jax_device(self) -> Any:
         buffer = self._buffer
-        return self._device if buffer is None else buffer.jax_device
+        if buffer is not None:
+            return buffer.jax_device
+        plain = self._plain
+        return self._device if plain is None else plain.device
 
     def _check_if_deleted(self) -> None:
         if self.is_deleted():
@@ -334,9 +349,9 @@ class Array(jax.Array):
         value = self._plain
         if value is not None:
             return value
+        if self._lifetime is _DELETED:
+            self._check_if_deleted()
         with self._lock:
-            if self._lifetime is _DELETED:
-                self._check_if_deleted()
             if self._plain is None:
                 self._plain = to_immutable(self._snapshot, self._aval, self._device)
                 self._snapshot = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tracegraph.runtime.arena import Arena
@@ -36,9 +36,16 @@ class Device(Protocol):
         ...
 
     def instantiate(
-        self, definition: GraphDefinition, buffers: Mapping[str, Any]
+        self, definition: GraphDefinition, buffers: Mapping[str, Any], fresh: Sequence[str]
     ) -> tuple[ExecutableGraph, ...]:
-        """Returns one executable graph per stage."""
+        """Returns one executable graph per stage.
+
+        Args:
+            definition: the whole capture.
+            buffers: what `bind_buffers` returned for it.
+            fresh: results that users get as immutable values; the device may give them memory of
+                their own, so that nothing needs to be copied when they are handed out.
+        """
         ...
 
     def poison(self, arena: Arena) -> None:

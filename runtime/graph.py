@@ -131,13 +131,26 @@ def _format_node(stage: Stage, index: int) -> str:
 
 
 class ReplayClock:
-    """Counts the replays of one captured function and serialises access to its arena."""
+    """Counts the replays of one captured function and serialises access to its arena.
 
-    __slots__ = ("generation", "lock")
+    Attributes:
+        generation: number of the last replay.
+        lock: held by whoever reads or writes the arena.
+        running: a result of a launch that may still be reading the arena, or None.
+    """
+
+    __slots__ = ("generation", "lock", "running")
 
     def __init__(self) -> None:
         self.generation = 0
         self.lock = threading.RLock()
+        self.running: Any = None
+
+    def drain(self) -> None:
+        """Waits until nothing reads the arena any more; to be called before it is written."""
+        if self.running is not None:
+            self.running.block_until_ready()
+            self.running = None
 
 
 class ExecutableGraph(Protocol):

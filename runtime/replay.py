@@ -12,12 +12,15 @@ with a private copy first. So a leaf changes only by being donated itself.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, Lifetime, StaticBuffer
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.graph import GraphDefinition, ReplayClock
 from tracegraph.runtime.memory.private_pool import PrivatePool
@@ -47,58 +50,88 @@ class Replay:
         device.poison(self.arena)
         self.buffers = device.bind_buffers(definition, self.arena, self.clock)
         self.inputs = [self.buffers[name] for name in definition.inputs]
-        self._stages = device.instantiate(definition, self.buffers)
-        self._pending: list[weakref.ref[Array]] = []
+        self.pending: list[weakref.ref[Array]] = []
         self._leaves: dict[str, weakref.ref[Array]] = {}
         self._lifetime = output_lifetime
         residents = {slot.name for slot in definition.slots if slot.is_resident}
         self._resident_inputs = [name if name in residents else "" for name in definition.inputs]
         self.is_resident_output = [name in residents for name in definition.outputs]
         self._outputs = [self.buffers[name] for name in definition.outputs]
+        fresh = [name for name in definition.outputs if name not in residents]
+        self._stages = device.instantiate(
+            definition, self.buffers, fresh if output_lifetime is Lifetime.FRESH else ()
+        )
+        self._launch = (
+            self._stages[0].launch if len(self._stages) == 1 else self._launch_stages
+        )
 
     def settle(self) -> None:
-        """Gives every live result of the last replay a copy of its own, see Note [Fresh outputs]."""
-        for reference in self._pending:
+        """Gives every live result of the last replay a private copy, see Note [Fresh outputs].
+
+        To be called before anything is loaded or launched.
+        """
+        for reference in self.pending:
             array = reference()
             if array is not None:
                 array.settle()
-        self._pending.clear()
+        self.pending.clear()
 
     def load(self, updates: Sequence[tuple[int, Any]]) -> None:
         """Copies values into static inputs; all are read before any buffer is written.
+
+        The results of the last replay must be settled.
 
         Args:
             updates: pairs (input index, value); a value is an array of the input's shape and dtype
                 or a Python scalar.
         """
-        self.settle()
         values = [(index, self._detach_value(value)) for index, value in updates]
         for index, value in values:
             self._detach_leaf(self._resident_inputs[index])
             self.inputs[index].write(value)
 
     def launch(self) -> None:
-        """Launches every stage once; afterwards the buffers belong to a new generation."""
-        if self._pending:
-            self.settle()
+        """Launches every stage once; afterwards the buffers belong to a new generation.
+
+        The results of the last replay must be settled.
+        """
+        self._launch()
+        self.clock.generation += 1
+
+    def __del__(self) -> None:
+        # The arena may go to another graph next: nothing must read it any more.
+        clock = getattr(self, "clock", None)
+        if clock is not None:
+            clock.drain()
+
+    def _launch_stages(self) -> None:
         for stage in self._stages:
             stage.launch()
-        self.clock.generation += 1
 
     def copy_outputs(self) -> list[Any]:
         """Returns private copies of all results of the last replay."""
-        return [buffer.snapshot() for buffer in self._outputs]
+        return [
+            np.array(buffer.result) if buffer.is_handed_out else buffer.snapshot()
+            for buffer in self._outputs
+        ]
 
-    def take_output(self, index: int) -> Array:
-        """Returns a new array for a result that is not resident."""
-        array = Array(self._outputs[index], self.clock.generation, self._lifetime)
+    def make_taker(self, index: int) -> Callable[[], Array]:
+        """Returns a function that makes the array of one result of the last replay."""
+        buffer = self._outputs[index]
+        if self.is_resident_output[index]:
+            return functools.partial(self._find_leaf, buffer)
+        if buffer.is_handed_out:
+            return lambda: Array(None, 0, Lifetime.SETTLED, buffer.result)
+        return functools.partial(self._make_array, buffer)
+
+    def _make_array(self, buffer: StaticBuffer) -> Array:
+        array = Array(buffer, self.clock.generation, self._lifetime)
         if self._lifetime is Lifetime.FRESH:
-            self._pending.append(weakref.ref(array))
+            self.pending.append(weakref.ref(array))
         return array
 
-    def find_leaf(self, index: int) -> Array:
+    def _find_leaf(self, buffer: StaticBuffer) -> Array:
         """Returns the one leaf object that stands for a resident result."""
-        buffer = self._outputs[index]
         reference = self._leaves.get(buffer.name)
         leaf = reference() if reference is not None else None
         if leaf is None or leaf.is_deleted():

@@ -181,12 +181,14 @@ def stream(s: Stream | None) -> Iterator[None]:
             fix="use a stream made by tg.Stream()",
             anchor="default-stream",
         )
+    # Not just popped: the body may call `set_stream`.
+    previous = list(_state.streams)
     _state.streams.append(s)
     try:
         with jax.named_scope(f"{SCOPE_PREFIX}{s.number}"):
             yield
     finally:
-        _state.streams.pop()
+        _state.streams[:] = previous
 
 
 def synchronize() -> None:

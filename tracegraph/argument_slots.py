@@ -8,7 +8,6 @@ structure and leaf types (then only the leaves that changed are copied), or is i
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from tracegraph.runtime.replay import Replay
 from tracegraph.signature import LeafType, describe_leaf
 from tracegraph.tree_watch import TreeWatch
 
+_MAX_KNOWN = 64
 _is_deleted = ArrayImpl.is_deleted
 
 
@@ -30,47 +30,54 @@ class LeafSlot:
         replay: whose static input this is.
         index: which of its inputs.
         leaf: the type of the values that it accepts.
+        is_donated: True when the caller gives them up.
     """
 
-    __slots__ = ("_aval", "_index", "_last", "_leaf", "_replay", "_sharding")
+    __slots__ = ("_index", "_known", "_leaf", "_replay", "_sharding", "_write")
 
-    def __init__(self, replay: Replay, index: int, leaf: LeafType) -> None:
+    def __init__(self, replay: Replay, index: int, leaf: LeafType, *, is_donated: bool) -> None:
         self._replay, self._index, self._leaf = replay, index, leaf
         self._sharding = find_sharding(replay.jax_device)
-        self._aval: Any = None
-        self._last: weakref.ref[Any] | None = None
+        self._known: dict[int, Any] = {}
+        # A donated value waits until all arguments are accepted: the leaf that lives in the buffer
+        # is detached first, and the value is consumed.
+        self._write = None if is_donated else replay.inputs[index].write_plain
 
     def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
-        """Adds what must be copied; returns False for a value of another signature."""
+        """Copies an immutable array in, or adds to the updates; False for another signature.
+
+        The results of the last replay must be settled.
+        """
         if type(value) is ArrayImpl:
-            if self._last is not None and self._last() is value and not value.is_deleted():
-                return True
-            if not self._accepts_plain(value):
+            known = self._known
+            if id(value.aval) not in known or id(value.sharding) not in known:
+                if not self._accepts_plain(value):
+                    return False
+            elif value.is_deleted():
                 return False
-            self._last = weakref.ref(value)
-            updates.append((self._index, value))
+            if self._write is None:
+                updates.append((self._index, value))
+                return True
+            self._write(value)
             return True
         if self._replay.is_leaf_of(unwrap_key(value), self._index):
             return True
         if not self._accepts(value):
             return False
-        self._last = None
         updates.append((self._index, unwrap_key(value)))
         return True
 
     def forget(self) -> None:
-        """Forgets the last value, after a call that failed."""
-        self._last = None
+        """Has nothing to forget: every value is looked at."""
 
     def _accepts_plain(self, value: Any) -> bool:
         if value.is_deleted() or value.sharding != self._sharding:
             return False
-        aval = value.aval
-        if aval is self._aval:
-            return True
         is_same = describe_leaf(value) == self._leaf
         if is_same:
-            self._aval = aval
+            # JAX shares these objects between arrays: next time their identity tells.
+            if len(self._known) < _MAX_KNOWN:
+                self._known |= {id(part): part for part in (value.aval, value.sharding)}
         return is_same
 
     def _accepts(self, value: Any) -> bool:
@@ -94,14 +101,26 @@ class TreeSlot:
         start: index of the first of them.
         tree: structure of the argument.
         leaves: the types of its leaves.
+        is_donated: True when the caller gives them up.
     """
 
-    __slots__ = ("_is_resident", "_leaves", "_plain", "_slots", "_tree", "_watch")
+    __slots__ = ("_is_donated", "_plain", "_slots", "_tree", "_watch")
 
-    def __init__(self, replay: Replay, start: int, tree: Any, leaves: Sequence[LeafType]) -> None:
+    def __init__(
+        self,
+        replay: Replay,
+        start: int,
+        tree: Any,
+        leaves: Sequence[LeafType],
+        *,
+        is_donated: bool,
+    ) -> None:
         self._tree = tree
-        self._slots = [LeafSlot(replay, start + i, leaf) for i, leaf in enumerate(leaves)]
-        self._is_resident = all(replay.is_resident_input(start + i) for i in range(len(leaves)))
+        self._slots = [
+            LeafSlot(replay, start + i, leaf, is_donated=is_donated)
+            for i, leaf in enumerate(leaves)
+        ]
+        self._is_donated = is_donated
         self._watch: TreeWatch | None = None
         self._plain: list[Any] = []
 
@@ -126,18 +145,13 @@ class TreeSlot:
     def forget(self) -> None:
         """Forgets the last value, after a call that failed."""
         self._watch = None
-        for slot in self._slots:
-            slot.forget()
 
     def _has_deleted(self) -> bool:
         return any(map(_is_deleted, self._plain))
 
     def _watch_if_immutable(self, value: Any, leaves: list[Any]) -> None:
-        """Remembers a tree whose leaves cannot change but by being donated here."""
-        if self._is_resident:
-            # The leaves become resident with this call, and the tree to watch is the returned one.
-            return
-        if all(type(leaf) is ArrayImpl for leaf in leaves):
+        """Remembers a tree of immutable leaves, until it is changed or they are deleted."""
+        if not self._is_donated and all(type(leaf) is ArrayImpl for leaf in leaves):
             self._plain = leaves
             self._watch = TreeWatch(value)
 

@@ -52,10 +52,12 @@ class CapturedGraph:
         self.checked, self.lowered, self.replay = checked, lowered, replay
         self.signature, self.names, self.name = signature, list(names), options.name
         self.calls = 0
+        self._lock = replay.clock.lock
         self.verification = VerificationReport(skipped="verify=False")
         self._donated = find_donated(options, call)
         avals = [operand.aval for operand in checked.graph.outputs]
         self._results = ResultBuilder(replay, checked.out_tree, avals)
+        self._build_result = self._results.build
         self._build_slots(options, call)
         constants = read_constants(checked.graph.constants)
         first = len(names)
@@ -63,17 +65,19 @@ class CapturedGraph:
 
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replays on the arguments, or returns MISS if they have another signature."""
-        if len(args) != len(self._slots) or kwargs.keys() != self._keyword_slots.keys():
+        if len(args) != self._arity:
             return MISS
-        with self.replay.clock.lock:
+        # This is the hot path: one frame, no keyword machinery unless the call has keywords.
+        if kwargs or self._keyword_slots:
+            return self._call_with_keywords(args, kwargs)
+        with self._lock:
+            replay = self.replay
+            if replay.pending:
+                replay.settle()
             updates: list[tuple[int, Any]] = []
-            for slot, value in zip(self._slots, args, strict=True):
-                if not slot.collect(value, updates):
+            for index, collect in self._collectors:
+                if not collect(args[index], updates):
                     return self._miss()
-            if kwargs:
-                for key, slot in self._keyword_slots.items():
-                    if not slot.collect(kwargs[key], updates):
-                        return self._miss()
             return self._replay_updates(updates)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,27 +97,38 @@ class CapturedGraph:
         Args:
             leaves: one value per dynamic leaf.
         """
-        with self.replay.clock.lock:
+        with self._lock:
             self._forget()
+            self.replay.settle()
             self.replay.load([(i, unwrap_key(value)) for i, value in enumerate(leaves)])
             self.replay.launch()
             return self.replay.copy_outputs()
 
+    def _call_with_keywords(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.keys() != self._keyword_slots.keys():
+            return MISS
+        with self._lock:
+            self.replay.settle()
+            updates: list[tuple[int, Any]] = []
+            pairs = [(slot, args[index]) for index, slot in enumerate(self._slots)]
+            pairs += [(slot, kwargs[key]) for key, slot in self._keyword_slots.items()]
+            if not all(slot.collect(value, updates) for slot, value in pairs):
+                return self._miss()
+            return self._replay_updates(updates)
+
     def _replay_updates(self, updates: list[tuple[int, Any]]) -> Any:
-        replay = self.replay
+        """Launches with what the slots have not written themselves; returns the results."""
         try:
             if updates:
                 self._load(updates)
-            replay.launch()
+            self.replay.launch()
         except BaseException:
             self._forget()
             raise
-        for index, value in updates:
-            # Only now: if the launch fails, the caller still has what it passed.
-            if index in self._donated and is_consumable(value):
-                value.delete()
         self.calls += 1
-        result = self._results.build()
+        if updates:
+            self._consume(updates)
+        result = self._build_result()
         for slot, tree in self._resident_slots:
             slot.remember(tree.watch)
         return result
@@ -126,6 +141,12 @@ class CapturedGraph:
                 slot.remember(None)
                 tree.forget()
         self.replay.load(updates)
+
+    def _consume(self, updates: list[tuple[int, Any]]) -> None:
+        """Deletes what was donated: after the launch, so that a failed one costs nothing."""
+        for index, value in updates:
+            if index in self._donated and is_consumable(value):
+                value.delete()
 
     def _miss(self) -> Any:
         self._forget()
@@ -140,17 +161,19 @@ class CapturedGraph:
         keys: list[int | str] = [*call.positions, *sorted(call.kwargs)]
         spans: dict[int, tuple[int, TreeSlot]] = {}
         start = 0
-        for key, (_, tree) in zip(keys, list_arguments(options, call), strict=True):
+        for key, (is_donated, tree) in zip(keys, list_arguments(options, call), strict=True):
             structure = jax.tree_util.tree_structure(tree)
             leaves = self.signature.leaves[start : start + structure.num_leaves]
             if jax.tree_util.treedef_is_leaf(structure):
-                slots[key] = LeafSlot(self.replay, start, leaves[0])
+                slots[key] = LeafSlot(self.replay, start, leaves[0], is_donated=is_donated)
             else:
-                slot = TreeSlot(self.replay, start, structure, leaves)
+                slot = TreeSlot(self.replay, start, structure, leaves, is_donated=is_donated)
                 slots[key] = slot
                 spans[start] = (structure.num_leaves, slot)
             start += structure.num_leaves
         self._slots = [slots[key] for key in sorted(k for k in slots if isinstance(k, int))]
+        self._arity = len(self._slots)
+        self._collectors = tuple(enumerate(slot.collect for slot in self._slots))
         self._keyword_slots = {key: slot for key, slot in slots.items() if isinstance(key, str)}
         self._resident_slots = self._pair_resident_trees(spans)
 

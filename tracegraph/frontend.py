@@ -10,6 +10,7 @@ import jax
 
 from tracegraph.constraints.check import check_graph, find_uncapturable
 from tracegraph.constraints.constants import find_large_constants
+from tracegraph.constraints.leaks import check_leaks
 from tracegraph.constraints.printing import watch_print
 from tracegraph.constraints.trace_errors import translate_trace_error
 from tracegraph.constraints.traces import compare_traces
@@ -64,6 +65,7 @@ def trace_and_check(
         Exception: the user's function raised; the exception passes as it is.
     """
     traced = _trace(function, options, call, signature)
+    _refuse_all(check_leaks(traced.graph, len(signature.leaves)), traced.graph)
     second = _trace(function, options, call, signature)
     _refuse_all(compare_traces(traced.graph, second.graph), traced.graph)
     donated = find_donated(options, call)

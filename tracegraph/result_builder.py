@@ -25,6 +25,9 @@ class ResultBuilder:
         replay: whose buffers hold the flat results.
         tree: structure of the results.
         avals: JAX's abstract value of each flat result.
+
+    Attributes:
+        build: returns the tree of results of the last replay.
     """
 
     def __init__(self, replay: Replay, tree: Any, avals: list[Any]) -> None:
@@ -36,14 +39,15 @@ class ResultBuilder:
             self._takers[part] if type(part) is int else _ResidentTree(self._takers, part)
             for part in parts
         ]
+        is_single = jax.tree_util.treedef_is_leaf(self._outer)
+        self.build: Callable[[], Any] = self._parts[0] if is_single else self._build_tree
 
     @property
     def resident_trees(self) -> list[_ResidentTree]:
         """The subtrees that are handed out again and again, with their flat indices."""
         return [part for part in self._parts if isinstance(part, _ResidentTree)]
 
-    def build(self) -> Any:
-        """Returns the tree of results of the last replay."""
+    def _build_tree(self) -> Any:
         return self._outer.unflatten([part() for part in self._parts])
 
     def _is_resident(self, node: Any) -> bool:
@@ -55,13 +59,10 @@ class ResultBuilder:
 
     def _make_taker(self, index: int, aval: Any) -> Callable[[], Any]:
         """Returns a function that makes one flat result."""
-        replay = self._replay
         if aval.dtype == jax.dtypes.float0:
             return lambda: np.zeros(aval.shape, jax.dtypes.float0)
-        take = replay.find_leaf if replay.is_resident_output[index] else replay.take_output
-        if is_key_dtype(aval.dtype):
-            return lambda: wrap_key(aval.dtype, take(index))
-        return lambda: take(index)
+        take = self._replay.make_taker(index)
+        return (lambda: wrap_key(aval.dtype, take())) if is_key_dtype(aval.dtype) else take
 
 
 class _ResidentTree:

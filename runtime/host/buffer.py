@@ -11,17 +11,28 @@ import numpy as np
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
-from tracegraph.runtime.jax_interop import ArrayImpl, alias_host_memory, make_aval, to_immutable
-
+from tracegraph.runtime.jax_interop import alias_host_memory, make_aval, to_immutable
 
 class HostBuffer:
-    """A static buffer: its address never changes; its generation says which replay wrote it.
+    """A static buffer: its address never changes.
+
+    Note [Rebinding]. XLA:CPU takes its arguments from wherever they are and puts its results into
+    memory of its own. So an immutable array given for a copied input is not copied: the calls that
+    read this input are pointed at it, as a CUDA graph's node parameters are patched. And a result
+    that leaves the graph as an immutable value is handed out as XLA made it. What stays inside the
+    graph (temporaries between regions, resident state, constants) is in the arena, always.
 
     Args:
         slot: name, place, shape and dtype.
         arena: where its bytes are; the buffer holds it, so they outlive every array that reads them.
         jax_device: the JAX device that computes on this memory.
         clock: counts the replays of the graph that owns the buffer.
+
+    Attributes:
+        alias: a JAX array over these very bytes, None where JAX cannot alias the dtype.
+        sites: the argument lists, with the index in each, that a rebound input is written into.
+        is_handed_out: True for a result that leaves the graph as XLA made it.
+        result: the last such result.
     """
 
     __slots__ = (
@@ -29,12 +40,15 @@ class HostBuffer:
         "alias",
         "arena",
         "aval",
-                "clock",
+        "clock",
         "dtype",
+        "is_handed_out",
         "jax_device",
         "name",
         "nbytes",
+        "result",
         "shape",
+        "sites",
         "view",
     )
 
@@ -48,6 +62,9 @@ class HostBuffer:
         self.address = arena.address + slot.offset
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self.alias = alias_host_memory(self.view, jax_device)
+        self.sites: list[tuple[list[Any], int]] = []
+        self.is_handed_out = False
+        self.result: Any = None
 
     @property
     def generation(self) -> int:
@@ -59,12 +76,6 @@ class HostBuffer:
         """Held by whoever reads or writes the arena."""
         return self.clock.lock
 
-    def as_argument(self) -> Any:
-        """Returns a JAX array over these very bytes, or a copy where JAX cannot alias the dtype."""
-        if self.alias is not None:
-            return self.alias
-        return to_immutable(self.view.copy(), self.aval, self.jax_device)
-
     def snapshot(self) -> np.ndarray[Any, Any]:
         """Returns a private copy of the present bytes."""
         return self.view.copy()
@@ -75,16 +86,19 @@ class HostBuffer:
 
     def write(self, value: Any) -> None:
         """Copies an array of the same shape and dtype, or a Python scalar, into the buffer."""
-        if type(value) is ArrayImpl and self.alias is not None:
-            # The pointer is valid only once the computation that defines it has finished.
-            value.block_until_ready()
-            if not len(value.devices()) == 1 or value.nbytes != self.nbytes:
-                raise ValueError(f"{self.name}: cannot copy {value.aval} into {self.aval}")
-            ctypes.memmove(self.address, value.unsafe_buffer_pointer(), self.nbytes)
-            return
+        self.clock.drain()
         if isinstance(value, Array):
             value = value.peek()
         np.copyto(self.view, np.asarray(value, dtype=self.dtype))
+        for arguments, index in self.sites:
+            arguments[index] = self.alias
+
+    def write_plain(self, value: Any) -> None:
+        """Takes a plain JAX array of the same type on this device, see Note [Rebinding]."""
+        if not self.sites:
+            return self.write(value)
+        for arguments, index in self.sites:
+            arguments[index] = value
 
     def fill_bytes(self, byte: int) -> None:
         """Sets every byte, to make a stale or premature read visible."""

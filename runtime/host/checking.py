@@ -10,11 +10,11 @@ on every machine.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from tracegraph.runtime.graph import GraphDefinition, Stage
+from tracegraph.runtime.graph import GraphDefinition, Node, Stage
 from tracegraph.runtime.host.buffer import HostBuffer
-from tracegraph.runtime.host.graph import bind_node
+from tracegraph.runtime.host.graph import bind_stage
 
 POISON = 0xFF
 
@@ -39,15 +39,18 @@ class CheckedHostGraph:
         stage = definition.stages[stage_index]
         self._stage = stage
         self._random = random.Random(seed)
-        self._launches = [
-            bind_node(node, buffers, is_captured=stage.is_captured) for node in stage.nodes
-        ]
+        self._launches = bind_stage(stage, buffers)
         scratch = find_scratch(definition)
         later = _names_used(definition.stages[stage_index + 1 :])
         self._mortal = {
             name: buffers[name] for name in scratch if name not in later and buffers[name].nbytes
         }
-        self._poisoned_first = [buffers[name] for name in scratch] if stage_index == 0 else []
+        # Results as well: those of the last replay would pass for those of this one.
+        self._poisoned_first = [
+            buffers[slot.name]
+            for slot in definition.slots
+            if stage_index == 0 and slot.name not in definition.inputs
+        ]
 
     def launch(self) -> None:
         """Runs every node once, in an order that the edges allow."""
@@ -98,5 +101,5 @@ def _names_used(stages: Sequence[Stage]) -> set[str]:
     return {name for stage in stages for name in _names_used_by(stage.nodes)}
 
 
-def _names_used_by(nodes: object) -> set[str]:
-    return {name for node in nodes for name in (*node.arguments, *node.results)}  # type: ignore[attr-defined]
+def _names_used_by(nodes: Iterable[Node]) -> set[str]:
+    return {name for node in nodes for name in (*node.arguments, *node.results)}

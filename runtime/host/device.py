@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckedHostGraph
-from tracegraph.runtime.host.graph import HostGraph
+from tracegraph.runtime.host.graph import HostGraph, mark_buffers
 from tracegraph.runtime.memory.providers.host import HostProvider
 
 
@@ -40,14 +40,23 @@ class HostDevice:
         }
 
     def instantiate(
-        self, definition: GraphDefinition, buffers: Mapping[str, HostBuffer]
+        self, definition: GraphDefinition, buffers: Mapping[str, HostBuffer], fresh: Sequence[str]
     ) -> tuple[ExecutableGraph, ...]:
         """Returns one executable graph per stage."""
-        if not self._is_checking:
-            return tuple(HostGraph(stage, buffers) for stage in definition.stages)
-        return tuple(
-            CheckedHostGraph(definition, index, buffers) for index in range(len(definition.stages))
-        )
+        if self._is_checking:
+            # In checking mode everything goes through the arena, where a stale read shows.
+            graphs: tuple[ExecutableGraph, ...] = tuple(
+                CheckedHostGraph(definition, index, buffers)
+                for index in range(len(definition.stages))
+            )
+            rebindable: list[str] = []
+        else:
+            rebindable = mark_buffers(definition, buffers, fresh)
+            graphs = tuple(HostGraph(stage, buffers) for stage in definition.stages)
+        for name, buffer in buffers.items():
+            if name not in rebindable:
+                buffer.sites.clear()
+        return graphs
 
     def poison(self, arena: Arena) -> None:
         """Fills the arena with ``0xFF`` bytes."""

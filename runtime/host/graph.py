@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import collections
 import ctypes
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tracegraph.runtime.graph import CallNode, CopyNode, Stage
+from tracegraph.runtime.graph import CallNode, CopyNode, GraphDefinition, Node, Stage
 from tracegraph.runtime.host.buffer import HostBuffer
-from tracegraph.runtime.jax_interop import ArrayImpl
+from tracegraph.runtime.jax_interop import ArrayImpl, get_quick_call
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
+# `memmove` without a result: `ctypes.memmove` makes an int of the address that it returns.
+_copy_bytes = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ("memmove", ctypes.pythonapi)
+)
 
 
 class HostGraph:
-    """One stage, bound to the buffers of one arena; `launch` returns when all nodes are done.
+    """One stage, bound to the buffers of one arena.
+
+    When `launch` returns, everything that is in the arena is written; results that are handed out
+    may still be on their way, as those of `jax.jit`.
 
     Args:
         stage: nodes in an order that respects its edges.
@@ -25,64 +33,130 @@ class HostGraph:
     """
 
     def __init__(self, stage: Stage, buffers: Mapping[str, HostBuffer]) -> None:
-        self._launches = [
-            bind_node(node, buffers, is_captured=stage.is_captured) for node in stage.nodes
-        ]
-
-    def launch(self) -> None:
-        """Runs every node once, in program order."""
-        for launch in self._launches:
-            launch()
+        launches = bind_stage(stage, buffers)
+        self.launch = launches[0] if len(launches) == 1 else _chain(launches)
 
 
-def bind_node(
-    node: CallNode | CopyNode, buffers: Mapping[str, HostBuffer], *, is_captured: bool
+def bind_stage(stage: Stage, buffers: Mapping[str, HostBuffer]) -> list[Callable[[], None]]:
+    """Returns one function per node that runs it on fixed buffers."""
+    # A later node of this or another stage may overwrite what a call still reads.
+    is_sole = len(stage.nodes) == 1
+    return [
+        _bind_node(node, buffers, is_captured=stage.is_captured, is_sole=is_sole)
+        for node in stage.nodes
+    ]
+
+
+def mark_buffers(
+    definition: GraphDefinition, buffers: Mapping[str, HostBuffer], fresh: Sequence[str]
+) -> list[str]:
+    """Marks results that leave the graph as XLA made them, and returns inputs to be rebound.
+
+    Args:
+        definition: the whole capture.
+        buffers: every buffer of the arena, by name.
+        fresh: results that users get as immutable values.
+
+    Returns:
+        Names of the inputs that only quick calls read; see Note [Rebinding].
+    """
+    nodes = [(stage, node) for stage in definition.stages for node in stage.nodes]
+    quick = [node for stage, node in nodes if is_quick(node, buffers, stage.is_captured)]
+    slow = [node for _, node in nodes if node not in quick]
+    read = {name for _, node in nodes for name in node.arguments}
+    made = {name for node in quick for name in node.results}
+    for name in fresh:
+        buffers[name].is_handed_out = name in made and name not in read
+    kept = {name for node in slow for name in node.arguments} | set(definition.outputs)
+    return [name for name in definition.inputs if name in read and name not in kept]
+
+
+def is_quick(node: Node, buffers: Mapping[str, HostBuffer], is_captured: bool) -> bool:
+    """True for a call that XLA can serve from the arena's own bytes."""
+    names = (*node.arguments, *node.results)
+    can_alias = all(buffers[name].alias is not None for name in names)
+    return isinstance(node, CallNode) and is_captured and can_alias and bool(node.results)
+
+
+def _chain(launches: list[Callable[[], None]]) -> Callable[[], None]:
+    def launch() -> None:
+        for each in launches:
+            each()
+
+    return launch
+
+
+def _bind_node(
+    node: Node, buffers: Mapping[str, HostBuffer], *, is_captured: bool, is_sole: bool
 ) -> Callable[[], None]:
-    """Returns a function that runs one node on fixed buffers."""
     arguments = [buffers[name] for name in node.arguments]
     results = [buffers[name] for name in node.results]
     if isinstance(node, CopyNode):
         return _bind_copy(arguments[0], results[0])
-    can_alias = all(buffer.alias is not None for buffer in arguments + results)
-    if is_captured and can_alias and results:
-        return _bind_call(node.executable, arguments, results)
+    if is_quick(node, buffers, is_captured):
+        return _bind_call(node, arguments, results, is_sole=is_sole)
     return _bind_isolated_call(node.executable, arguments, results)
 
 
 def _bind_copy(source: HostBuffer, target: HostBuffer) -> Callable[[], None]:
     def launch() -> None:
-        ctypes.memmove(target.address, source.address, target.nbytes)
+        _copy_bytes(target.address, source.address, target.nbytes)
 
     return launch
 
 
 def _bind_call(
-    executable: Callable[..., Any], arguments: list[HostBuffer], results: list[HostBuffer]
+    node: CallNode, arguments: list[HostBuffer], results: list[HostBuffer], *, is_sole: bool
 ) -> Callable[[], None]:
-    """Binds a call that reads the arena in place and whose results are copied into it."""
+    """Binds a call that reads the arena in place."""
+    call = get_quick_call(node.executable)
     inputs = [buffer.alias for buffer in arguments]
-    addresses = [buffer.address for buffer in results]
-    sizes = [buffer.nbytes for buffer in results]
-    memmove = ctypes.memmove
+    for index, buffer in enumerate(arguments):
+        buffer.sites.append((inputs, index))
+    clock = results[0].clock
+    handed_out = [(buffer, i) for i, buffer in enumerate(results) if buffer.is_handed_out]
+    kept = [i for i, buffer in enumerate(results) if not buffer.is_handed_out]
 
-    if len(results) == 1:
-        address, nbytes = addresses[0], sizes[0]
+    if is_sole and not kept and len(results) == 1:
+        result = results[0]
 
         def launch_one() -> None:
-            (output,) = executable(*inputs)
-            output.block_until_ready()
-            memmove(address, output.unsafe_buffer_pointer(), nbytes)
+            (result.result,) = call(*inputs)
+            clock.running = result.result
 
         return launch_one
 
+    copy_kept = _bind_result_copies(results, kept)
+
     def launch() -> None:
-        outputs = executable(*inputs)
-        # The outputs of one XLA:CPU execution share one definition event.
-        outputs[0].block_until_ready()
-        copies = map(memmove, addresses, map(_get_pointer, outputs), sizes)
-        collections.deque(copies, maxlen=0)
+        outputs = call(*inputs)
+        for buffer, index in handed_out:
+            buffer.result = outputs[index]
+        clock.running = outputs[0]
+        if kept or not is_sole:
+            # The outputs of one XLA:CPU execution share one definition event.
+            clock.drain()
+            copy_kept(outputs)
 
     return launch
+
+
+def _bind_result_copies(
+    results: list[HostBuffer], kept: list[int]
+) -> Callable[[Sequence[Any]], None]:
+    """Returns a function that copies some of a call's outputs into their buffers."""
+    addresses = [results[index].address for index in kept]
+    sizes = [results[index].nbytes for index in kept]
+    if not kept:
+        return lambda outputs: None
+    # With one index `itemgetter` returns the item itself, so the first is asked for twice.
+    select = operator.itemgetter(*kept, kept[0])
+
+    def copy_kept(outputs: Sequence[Any]) -> None:
+        pointers = map(_get_pointer, select(outputs))
+        collections.deque(map(_copy_bytes, addresses, pointers, sizes), maxlen=0)
+
+    return copy_kept
 
 
 def _bind_isolated_call(
