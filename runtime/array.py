@@ -91,6 +91,10 @@ class StaticBuffer(Protocol):
         """Copies an array of the same shape and dtype into the buffer."""
         ...
 
+    def drop_leaf(self) -> None:
+        """Hears that the array which stood for the resident value was deleted."""
+        ...
+
 
 class Lifetime(enum.Enum):
     """What an Array promises, see Note [States of an Array]."""
@@ -174,6 +178,8 @@ class Array(jax.Array):
         """Marks the array as deleted, as donation to `jax.jit` does to its argument."""
         buffer = self._buffer
         if buffer is not None:
+            if self._lifetime is _RESIDENT:
+                buffer.drop_leaf()
             self._leave(buffer, None, _DELETED)
         elif self._plain is not None:
             self._aval, self._device = self._plain.aval, self._jax_device

@@ -136,13 +136,15 @@ class ReplayClock:
     Attributes:
         generation: number of the last replay.
         lock: held by whoever reads or writes the arena.
+        dropped_leaves: how many resident leaves were deleted by others than this graph's replays.
         running: a result of a launch that may still be reading the arena, or None.
     """
 
-    __slots__ = ("generation", "lock", "running")
+    __slots__ = ("dropped_leaves", "generation", "lock", "running")
 
     def __init__(self) -> None:
         self.generation = 0
+        self.dropped_leaves = 0
         self.lock = threading.RLock()
         self.running: Any = None
 

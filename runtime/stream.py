@@ -124,7 +124,8 @@ class Event:
                     fix="create it as Event(enable_timing=True) and call record()",
                     anchor="event-time",
                 )
-        assert self._recorded_at is not None and end._recorded_at is not None
+        assert self._recorded_at is not None
+        assert end._recorded_at is not None
         return (end._recorded_at - self._recorded_at) * 1e3
 
 

@@ -104,7 +104,15 @@ class TreeSlot:
         is_donated: True when the caller gives them up.
     """
 
-    __slots__ = ("_is_donated", "_plain", "_slots", "_tree", "_watch")
+    __slots__ = (
+        "_clock",
+        "_dropped_leaves",
+        "_is_donated",
+        "_plain",
+        "_slots",
+        "_tree",
+        "_watch",
+    )
 
     def __init__(
         self,
@@ -121,12 +129,15 @@ class TreeSlot:
             for i, leaf in enumerate(leaves)
         ]
         self._is_donated = is_donated
+        self._clock = replay.clock
+        self._dropped_leaves = 0
         self._watch: TreeWatch | None = None
         self._plain: list[Any] = []
 
     def remember(self, watch: TreeWatch | None) -> None:
         """Takes over a watch of the tree whose leaves are all loaded."""
         self._watch = watch
+        self._dropped_leaves = self._clock.dropped_leaves
 
     def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
         """Adds what must be copied; returns False for a value of another signature."""
@@ -147,13 +158,14 @@ class TreeSlot:
         self._watch = None
 
     def _has_deleted(self) -> bool:
-        return any(map(_is_deleted, self._plain))
+        is_leaf_dropped = self._dropped_leaves != self._clock.dropped_leaves
+        return is_leaf_dropped or any(map(_is_deleted, self._plain))
 
     def _watch_if_immutable(self, value: Any, leaves: list[Any]) -> None:
         """Remembers a tree of immutable leaves, until it is changed or they are deleted."""
         if not self._is_donated and all(type(leaf) is ArrayImpl for leaf in leaves):
             self._plain = leaves
-            self._watch = TreeWatch(value)
+            self.remember(TreeWatch(value))
 
 
 class StaticSlot:

@@ -100,6 +100,10 @@ class HostBuffer:
         for arguments, index in self.sites:
             arguments[index] = value
 
+    def drop_leaf(self) -> None:
+        """Counts a deleted resident leaf, so that no tree with it is taken for unchanged."""
+        self.clock.dropped_leaves += 1
+
     def fill_bytes(self, byte: int) -> None:
         """Sets every byte, to make a stale or premature read visible."""
         ctypes.memset(self.address, byte, self.nbytes)

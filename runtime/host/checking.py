@@ -70,9 +70,7 @@ class CheckedHostGraph:
                 self._mortal[name].fill_bytes(POISON)
 
 
-def draw_order(
-    count: int, edges: Sequence[tuple[int, int]], generator: random.Random
-) -> list[int]:
+def draw_order(count: int, edges: Sequence[tuple[int, int]], generator: random.Random) -> list[int]:
     """Returns a random topological order of ``count`` nodes."""
     waits = [0] * count
     for _, second in edges:

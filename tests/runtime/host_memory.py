@@ -24,6 +24,7 @@ class NumpyBuffer:
         self.arena = object()
         self.generation = 1
         self.snapshot_count = 0
+        self.dropped_leaves = 0
 
     @property
     def address(self) -> int:
@@ -35,6 +36,10 @@ class NumpyBuffer:
 
     def write(self, value: Any) -> None:
         np.copyto(self.view, np.asarray(value))
+
+    def drop_leaf(self) -> None:
+        """Counts deleted resident leaves."""
+        self.dropped_leaves += 1
 
     def replay(self, value: Any, *settled: Array) -> None:
         """Settles the given arrays, then puts a new value in the buffer."""
