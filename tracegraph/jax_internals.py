@@ -113,6 +113,11 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, extend_core.Jaxpr | extend_core.ClosedJaxpr)
 
 
+def is_literal(atom: Any) -> bool:
+    """True for a scalar written into a jaxpr, where a variable could stand."""
+    return isinstance(atom, extend_core.Literal)
+
+
 def name_jaxprs(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the jaxprs among a primitive's parameters, as ``jaxpr`` or ``branches[0]``."""
     for name, value in params.items():

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax.extend import core as extend_core
 
 from tracegraph.ir import Constant, Graph, Literal, Op, Operand, Origin, Value
 from tracegraph.jax_internals import (
     describe_scope,
     describe_source,
     equation_context,
+    is_literal,
     name_jaxprs,
     open_jaxpr,
 )
@@ -65,7 +65,7 @@ def trace_function(
     Example:
         >>> import jax.numpy as jnp
         >>> [op.name for op in trace_function(jnp.sin, (1.0,), {}, name="f").graph.ops]
-        ['jit']
+        ['sin']
     """
     traced = jax.jit(_make_fresh(function)).trace(*args, **kwargs)
     enclosing = Origin(_describe_function(function))
@@ -124,8 +124,7 @@ class _GraphBuilder:
             return value
 
         def read(atom: Any) -> Operand:
-            is_literal = isinstance(atom, extend_core.Literal)
-            return Literal(atom.val, atom.aval) if is_literal else values[atom]
+            return Literal(atom.val, atom.aval) if is_literal(atom) else values[atom]
 
         inputs = [define(variable) for variable in jaxpr.invars]
         # An open jaxpr's constants are parameters: nothing says what arrays they stand for.
