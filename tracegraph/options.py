@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tracegraph.constraints.frames import locate_function
@@ -56,8 +56,12 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
     if given["outputs"] not in OUTPUTS:
         _refuse(f"outputs={given['outputs']!r} is unknown", where, f"they are {_join(OUTPUTS)}")
     if given["pool"] is not None and not isinstance(given["pool"], PoolId):
-        _refuse("pool= is not a pool", where, "a pool is what `pool()` of a captured function gives")
+        _refuse(
+            "pool= is not a pool", where, "a pool is what `pool()` of a captured function gives"
+        )
     stream = given["stream"] if given["stream"] is not None else Stream()
+    if given["name"] is not None and not isinstance(given["name"], str):
+        _refuse(f"name={given['name']!r} is not a text", where, "the name stands in messages")
     if not isinstance(stream, Stream):
         _refuse("stream= is not a tg.Stream", where, "work is captured on a stream of tracegraph")
     if stream is default_stream():
@@ -144,7 +148,10 @@ def _resolve(
 
 
 def _as_tuple(value: Any, kind: type, keyword: str, where: str) -> tuple[Any, ...]:
-    values = (value,) if isinstance(value, kind) else tuple(value)
+    """Returns one or more positions or names as a tuple; None stands for none, as in `jax.jit`."""
+    values = () if value is None else (value,) if isinstance(value, kind) else value
+    is_iterable = isinstance(values, Iterable) and not isinstance(values, str)
+    values = tuple(values) if is_iterable else (value,)
     if not all(isinstance(item, kind) and not isinstance(item, bool) for item in values):
         _refuse(
             f"{keyword}={value!r} is not allowed", where, f"it is one or more of {kind.__name__}"

@@ -80,83 +80,98 @@ class _Drafter:
     """Walks the ops in program order and deals them out to regions."""
 
     def __init__(self) -> None:
-        self._drafts: list[_Draft] = []
+        self._drafts: dict[str, _Draft] = {}
         self._open: dict[int, _Draft] = {}
         self._last: dict[int, _Draft] = {}
         self._waits: dict[int, set[str]] = {}
-        self._events: dict[int, _Draft | None] = {}
+        self._events: dict[int, set[str]] = {}
         self._producers: dict[int, _Draft] = {}
         self._floor: _Draft | None = None
 
     def split(self, graph: Graph, uncapturable: Collection[int]) -> list[_Draft]:
         """Returns the regions in program order."""
+        awaited = {op.params["event"] for op in graph.ops if op.name == "tg_wait"}
         for index, op in enumerate(graph.ops):
             if op.name == "tg_record":
-                self._record(op.params["stream"], op.params["event"])
+                if op.params["event"] in awaited:
+                    self._record(op.params["stream"], op.params["event"])
             elif op.name == "tg_wait":
                 self._wait(op.params["stream"], op.params["event"])
             elif index in uncapturable:
                 self._add_eager(op)
             else:
                 self._add(op)
-        return self._drafts
+        return list(self._drafts.values())
 
     def _record(self, stream: int, event: int) -> None:
         self._open.pop(stream, None)
-        self._events[event] = self._last.get(stream)
+        self._events[event] = self._find_previous(stream)
 
     def _wait(self, stream: int, event: int) -> None:
-        self._open.pop(stream, None)
-        target = self._events.get(event)
-        if target is not None:
-            self._waits.setdefault(stream, set()).add(target.name)
+        new = self._events.get(event, set()) - self._find_covered(stream)
+        if new:
+            self._open.pop(stream, None)
+            self._waits.setdefault(stream, set()).update(new)
 
     def _add_eager(self, op: Op) -> None:
         """Gives the op a region of its own that comes after everything before it."""
-        for draft in self._last.values():
-            self._waits.setdefault(CAPTURING_STREAM, set()).add(draft.name)
+        everything = {draft.name for draft in self._last.values()}
+        self._waits.setdefault(CAPTURING_STREAM, set()).update(everything)
         self._floor = self._start(CAPTURING_STREAM, is_captured=False)
         self._append(self._floor, op)
         self._open.clear()
 
     def _add(self, op: Op) -> None:
         stream = op.origin.stream
-        draft = self._open.get(stream)
-        foreign = [
+        covered = self._find_covered(stream)
+        missing = [
             producer
-            for producer in (self._find_producer(operand) for operand in op.operands)
-            if producer is not None and producer.place.stream != stream
+            for producer in map(self._find_producer, op.operands)
+            if producer is not None and producer.name not in covered
         ]
-        missing = [p for p in foreign if draft is None or p.name not in draft.covered]
+        # Only the backward pass finds any: its streams are synchronised by data, see
+        # docs/constraints.md#stream-wait.
+        for producer in missing:
+            if self._open.get(producer.place.stream) is producer:
+                del self._open[producer.place.stream]
+            self._waits.setdefault(stream, set()).add(producer.name)
         if missing:
-            # Only the backward pass gets here: its streams are synchronised by data, see
-            # docs/constraints.md#stream-wait.
-            for producer in missing:
-                self._open.pop(producer.place.stream, None)
-                self._waits.setdefault(stream, set()).add(producer.name)
-            draft = None
-        self._append(draft or self._start(stream), op)
+            self._open.pop(stream, None)
+        self._append(self._open.get(stream) or self._start(stream), op)
 
     def _find_producer(self, operand: Operand) -> _Draft | None:
         return self._producers.get(operand.number) if isinstance(operand, Value) else None
+
+    def _find_previous(self, stream: int) -> set[str]:
+        """Returns the regions that the next one on this stream directly comes after."""
+        before = [self._last.get(stream), self._floor]
+        return self._waits.get(stream, set()) | {draft.name for draft in before if draft}
+
+    def _find_covered(self, stream: int) -> set[str]:
+        """Returns all regions whose values the next op on this stream may read."""
+        draft = self._open.get(stream)
+        if draft is not None:
+            return {*draft.covered, draft.name}
+        return self._close_over(self._find_previous(stream))
+
+    def _close_over(self, names: set[str]) -> set[str]:
+        return names.union(*(self._drafts[name].covered for name in names))
 
     def _append(self, draft: _Draft, op: Op) -> None:
         draft.ops.append(op)
         self._producers.update((value.number, draft) for value in op.results)
 
     def _start(self, stream: int, *, is_captured: bool = True) -> _Draft:
-        waits = self._waits.pop(stream, set())
-        if self._floor is not None:
-            waits.add(self._floor.name)
-        previous = self._last.get(stream)
-        by_name = {draft.name: draft for draft in self._drafts}
-        before = [by_name[name] for name in waits] + ([previous] if previous else [])
+        previous = self._find_previous(stream)
+        self._waits.pop(stream, None)
+        # A stream is in order by itself.
+        waits = sorted(name for name in previous if self._drafts[name].place.stream != stream)
         draft = _Draft(
             name=f"region{len(self._drafts)}",
-            place=Place(stream, tuple(sorted(waits)), is_captured),
-            covered={name for d in before for name in (*d.covered, d.name)},
+            place=Place(stream, tuple(waits), is_captured),
+            covered=self._close_over(previous),
         )
-        self._drafts.append(draft)
+        self._drafts[draft.name] = draft
         self._open[stream] = self._last[stream] = draft
         return draft
 
@@ -218,8 +233,8 @@ def _find_epilogue(drafts: list[_Draft]) -> _Draft:
         return drafts[0]
     if drafts and drafts[-1].name == "epilogue":
         return drafts[-1]
-    waits = tuple(sorted(draft.name for draft in drafts))
-    drafts.append(_Draft("epilogue", Place(CAPTURING_STREAM, waits)))
+    others = (draft.name for draft in drafts if draft.place.stream != CAPTURING_STREAM)
+    drafts.append(_Draft("epilogue", Place(CAPTURING_STREAM, tuple(sorted(others)))))
     return drafts[-1]
 
 

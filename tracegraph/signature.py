@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +32,9 @@ class BoundCall:
     positions: tuple[int, ...]
     statics: tuple[tuple[int | str, Any], ...]
 
-    def restore(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def restore(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
         """Returns the user's call with other dynamic arguments."""
         count = len(self.positions) + sum(isinstance(key, int) for key, _ in self.statics)
         merged: list[Any] = [None] * count
@@ -120,18 +123,44 @@ def describe_leaf(value: Any) -> LeafType:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """The key of a captured graph: trees, leaf types and static values."""
+    """The key of a captured graph: trees, leaf types and static values.
+
+    Attributes:
+        tree: structure of the dynamic arguments.
+        leaves: one type per dynamic leaf.
+        statics: static arguments by position or name.
+        static_kinds: what tells static values apart that Python takes for equal.
+        positions: the place of each dynamic argument among the user's positional ones.
+    """
 
     tree: Any
     leaves: tuple[LeafType, ...]
     statics: tuple[tuple[int | str, Any], ...]
+    static_kinds: tuple[Any, ...]
     positions: tuple[int, ...]
 
 
 def make_signature(call: BoundCall, leaves: Sequence[Any], tree: Any) -> Signature:
     """Returns the signature of a call whose dynamic arguments are flattened already."""
     types = tuple(describe_leaf(leaf) for leaf in leaves)
-    return Signature(tree, types, call.statics, call.positions)
+    kinds = tuple(find_static_kind(value) for _, value in call.statics)
+    return Signature(tree, types, call.statics, kinds, call.positions)
+
+
+def find_static_kind(value: Any) -> Any:
+    """Returns what tells a static value from one that Python takes for equal.
+
+    Python says that 1, 1.0 and True are equal, and 0.0 and -0.0; a traced function does not.
+
+    Example:
+        >>> find_static_kind((1, -0.0)) == find_static_kind((True, 0.0))
+        False
+    """
+    if isinstance(value, tuple):
+        return (type(value), *(find_static_kind(item) for item in value))
+    if isinstance(value, frozenset):
+        return (type(value), frozenset((item, find_static_kind(item)) for item in value))
+    return (type(value), repr(value)) if isinstance(value, float | complex) else type(value)
 
 
 def name_leaves(
@@ -142,18 +171,34 @@ def name_leaves(
     Example: ``state['w']`` and ``argument 0 `state['w']```.
     """
     parameters = _name_positions(function, max(call.positions, default=-1) + 1)
-    names, leaves = [], []
+    names: list[str] = []
+    leaves: list[ArgumentLeaf] = []
+
+    def add(label: str, name: str, tree: Any, is_donated: bool) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            names.append(name + jax.tree_util.keystr(path))
+            leaves.append(ArgumentLeaf(f"{label}`{names[-1]}`", leaf, is_donated))
+
     for position, value in zip(call.positions, call.args, strict=True):
         is_donated = position in options.donate_argnums
-        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-            names.append(parameters[position] + jax.tree_util.keystr(path))
-            leaves.append(ArgumentLeaf(f"argument {position} `{names[-1]}`", leaf, is_donated))
+        add(f"argument {position} ", parameters[position], value, is_donated)
     for key in sorted(call.kwargs):
-        is_donated = key in options.donate_argnames
-        for path, leaf in jax.tree_util.tree_leaves_with_path(call.kwargs[key]):
-            names.append(key + jax.tree_util.keystr(path))
-            leaves.append(ArgumentLeaf(f"argument `{names[-1]}`", leaf, is_donated))
-    return names, leaves
+        # Any text can be a keyword, as in f(**{"%0": x}), and names with % are our own.
+        name = key if key.isidentifier() else f"kwargs[{key!r}]"
+        add("argument ", name, call.kwargs[key], key in options.donate_argnames)
+    return _make_unique(names), leaves
+
+
+def _make_unique(names: list[str]) -> list[str]:
+    """Numbers names that recur: the keys of a user's own tree type need not differ."""
+    seen: set[str] = set()
+    unique = []
+    for name in names:
+        candidates = itertools.chain([name], (f"{name}#{number}" for number in itertools.count(2)))
+        chosen = next(candidate for candidate in candidates if candidate not in seen)
+        seen.add(chosen)
+        unique.append(chosen)
+    return unique
 
 
 def _name_positions(function: Callable[..., Any], count: int) -> list[str]:

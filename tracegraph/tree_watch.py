@@ -10,11 +10,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_DICTS = (dict, collections.OrderedDict)
 
 
 class TreeWatch:
@@ -39,7 +39,7 @@ class TreeWatch:
         self.tree = tree
         self._dicts: list[tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]] = []
         self._lists: list[tuple[list[Any], tuple[Any, ...]]] = []
-        self._others: list[tuple[Any, tuple[Any, ...]]] = []
+        self._others: list[tuple[Any, _Parts]] = []
         self._visit(tree)
 
     def is_unchanged(self, tree: Any) -> bool:
@@ -56,7 +56,7 @@ class TreeWatch:
         for sequence, items in self._lists:
             if len(sequence) != len(items) or not all(map(operator.is_, sequence, items)):
                 return False
-        return all(_is_same_node(node, children) for node, children in self._others)
+        return all(_has_parts(node, parts) for node, parts in self._others)
 
     def _visit(self, node: Any) -> None:
         if type(node) in _DICTS:
@@ -66,25 +66,49 @@ class TreeWatch:
             self._lists.append((node, tuple(node)))
             children = tuple(node)
         else:
-            children = _flatten_once(node)
-            if children and not _is_immutable(node):
-                self._others.append((node, children))
+            parts = _flatten_once(node)
+            if parts is None:
+                return
+            children = parts.children
+            if not _is_immutable(node, children):
+                self._others.append((node, parts))
         for child in children:
             self._visit(child)
 
 
-def _is_same_node(node: Any, children: tuple[Any, ...]) -> bool:
-    present = _flatten_once(node)
-    return len(present) == len(children) and all(map(operator.is_, present, children))
+class _Parts(NamedTuple):
+    """A node as JAX sees it: what it holds, and what else makes its structure."""
+
+    children: tuple[Any, ...]
+    metadata: Any
 
 
-def _flatten_once(node: Any) -> tuple[Any, ...]:
-    """Returns the children of a node as JAX sees them; none for a leaf."""
+def _flatten_once(node: Any) -> _Parts | None:
+    """Returns the parts of a node; None for a leaf."""
     flat = jax.tree_util.default_registry.flatten_one_level(node)
-    return () if flat is None else tuple(flat[0])
+    return None if flat is None else _Parts(tuple(flat[0]), flat[1])
 
 
-def _is_immutable(node: Any) -> bool:
-    if isinstance(node, tuple):
+def _has_parts(node: Any, parts: _Parts) -> bool:
+    present = _flatten_once(node)
+    return (
+        present is not None
+        and len(present.children) == len(parts.children)
+        and all(map(operator.is_, present.children, parts.children))
+        and bool(present.metadata == parts.metadata)
+    )
+
+
+def _is_immutable(node: Any, children: tuple[Any, ...]) -> bool:
+    """True when the node cannot come to hold other children: tuples and frozen dataclasses."""
+    if (
+        node is None
+        or type(node) is tuple
+        or (isinstance(node, tuple) and hasattr(node, "_fields"))
+    ):
         return True
-    return dataclasses.is_dataclass(node) and node.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    if not (dataclasses.is_dataclass(node) and node.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        return False
+    # A frozen dataclass may hand out the items of a list that it holds: the list can change.
+    held = {id(getattr(node, field.name, None)) for field in dataclasses.fields(node)}
+    return all(id(child) in held for child in children)
