@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
+import shlex
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -47,6 +51,20 @@ def find_unnamed_folders(root: pathlib.Path, text: str) -> list[str]:
 def test_readme_blocks_run() -> None:
     namespace = run_blocks(README)
     assert "report" in namespace, "the last block defines it"
+
+
+def test_readme_command_runs() -> None:
+    (command,) = re.findall(r"^`python (-m tracegraph .*)`$", README.read_text(), re.MULTILINE)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, *shlex.split(command)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "memory plan" in done.stdout
 
 
 def test_readme_is_short_and_code_comes_first() -> None:
