@@ -5,14 +5,17 @@ from __future__ import annotations
 import collections
 import functools
 import threading
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 
 from tracegraph.captured_graph import MISS, CapturedGraph
 from tracegraph.constraints.arguments import check_arguments
-from tracegraph.constraints.frames import locate_caller
+from tracegraph.constraints.frames import hide_own_frames, locate_caller
 from tracegraph.constraints.violation import to_error
 from tracegraph.explain import explain_capture
 from tracegraph.frontend import CheckedGraph, make_request, trace_and_check
@@ -121,6 +124,7 @@ class GraphedFunction:
         self._latest: CapturedGraph | None = None
         self._retired_calls = 0
         self._misses = 0
+        self._first_calls = 0
         self._lock = threading.RLock()
         functools.update_wrapper(self, function)
 
@@ -133,11 +137,19 @@ class GraphedFunction:
             OutOfMemoryError: the pool cannot hold the graph.
         """
         latest = self._latest
-        if latest is not None:
-            result = latest.try_call(args, kwargs)
-            if result is not MISS:
-                return result
-        return self._call_slowly(args, kwargs)
+        try:
+            if latest is not None and not is_tracing():
+                result = latest.try_call(args, kwargs)
+                if result is not MISS:
+                    return result
+            return self._call_slowly(args, kwargs)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Binds like a function, so that a method can be captured."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
         return f"<GraphedFunction {self._options.name}, {len(self._cache)} signatures>"
@@ -150,9 +162,7 @@ class GraphedFunction:
             **kwargs: the same.
         """
         prepared = self._prepare(args, kwargs)
-        return trace_and_check(
-            self._function, self._options, prepared.call, prepared.signature
-        )
+        return trace_and_check(self._function, self._options, prepared.call, prepared.signature)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredCapture:
         """Returns the compiled and planned capture; takes no memory from the pool.
@@ -183,7 +193,8 @@ class GraphedFunction:
         """Returns counts of hits, misses and kept signatures."""
         with self._lock:
             calls = self._retired_calls + sum(graph.calls for graph in self._cache.values())
-            hits = calls - self._misses
+            # A capture whose first call failed has not been used yet.
+            hits = calls - self._first_calls
             return CacheInfo(hits, self._misses, MAX_SIGNATURES, len(self._cache))
 
     def reset(self) -> None:
@@ -224,14 +235,18 @@ class GraphedFunction:
         prepared = self._prepare(args, kwargs)
         with self._lock:
             captured = self._cache.get(prepared.signature)
+            is_new = captured is None
             if captured is None:
                 captured = self._capture(prepared)
             else:
                 self._cache.move_to_end(prepared.signature)
             self._latest = captured
-            return captured(*args, **kwargs)
+            result = captured(*args, **kwargs)
+            self._first_calls += is_new
+            return result
 
     def _capture(self, prepared: _Prepared) -> CapturedGraph:
+        _refuse_staged(self._options.name)
         with Progress(f"capturing `{self._options.name}`") as progress:
             checked, lowered = self._lower(prepared, progress)
             captured = self.instantiate(prepared, checked, lowered)
@@ -261,9 +276,7 @@ class GraphedFunction:
 
     def _lower(self, prepared: _Prepared, progress: Progress) -> tuple[CheckedGraph, Lowered]:
         progress.enter("trace")
-        checked = trace_and_check(
-            self._function, self._options, prepared.call, prepared.signature
-        )
+        checked = trace_and_check(self._function, self._options, prepared.call, prepared.signature)
         request = make_request(checked, self._options, prepared.call, prepared.names)
         lowered = lower_request(
             request,
@@ -315,5 +328,26 @@ def _refuse_nested(name: str) -> None:
         where=f"{locate_caller()}, capture of `{traced_name()}`",
         why="a replay inside a capture would run once, now, and never again",
         fix=f"capture the outermost function only, or call `{name}.__wrapped__`",
+        anchor="nested-capture",
+    )
+
+
+def _refuse_staged(name: str) -> None:
+    """Refuses a capture where JAX does not compute: while it traces, or runs nothing compiled."""
+    if jax.config.jax_disable_jit:
+        raise CaptureError(
+            f"`{name}` is captured while jax.disable_jit is on",
+            where=locate_caller(),
+            why="a graph is made of compiled programs; with disable_jit JAX compiles nothing",
+            fix=f"leave disable_jit out, or call `{name}.__wrapped__` to run it op by op",
+            anchor="nested-capture",
+        )
+    if not isinstance(jnp.zeros(()), Tracer):
+        return
+    raise CaptureError(
+        f"`{name}` is captured while JAX traces another function",
+        where=locate_caller(),
+        why="a capture compiles, launches and compares values, and there are none while tracing",
+        fix=f"call `{name}` outside jit, scan and eval_shape, or call `{name}.__wrapped__` inside",
         anchor="nested-capture",
     )

@@ -133,7 +133,7 @@ def measure_scan(params: Mapping[str, Any]) -> tuple[int, int]:
     """Returns how many operands of a ``scan`` are constants and how many are carried."""
     if "ft_in" not in params:
         return params["num_consts"], params["num_carry"]
-    constants, carry, _ = params["ft_in"].elts
+    constants, carry, _ = params["ft_in"].unpack()
     return len(constants), len(carry)
 
 
@@ -247,4 +247,8 @@ def to_physical(value: Any, aval: Any) -> Any:
         return jax.random.key_data(value)
     if aval.dtype == jax.dtypes.float0:
         return jnp.zeros(aval.shape, bool)
-    return value if isinstance(value, jax.Array) else jnp.asarray(value, aval.dtype)
+    if isinstance(value, jax.Array):
+        return value
+    # With a dtype, `asarray` makes a strong type of a Python number.
+    number = jnp.asarray(value)
+    return number if jax.typeof(number) == aval else jnp.asarray(value, aval.dtype)

@@ -65,6 +65,8 @@ def check_leaf(leaf: ArgumentLeaf, device: Any) -> Violation | None:
         return _refuse_tracer(leaf)
     if not _is_array(value):
         return _refuse_object(leaf)
+    if isinstance(value, int) and not _fits(value):
+        return _refuse_number(leaf)
     if not isinstance(value, jax.Array):
         return None
     if value.is_deleted():
@@ -100,6 +102,14 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, _NUMBERS)
 
 
+def _fits(number: int) -> bool:
+    try:
+        jax.typeof(number)
+    except OverflowError:
+        return False
+    return True
+
+
 def _has_array_dtype(dtype: np.dtype[Any]) -> bool:
     # NumPy calls the dtypes of ml_dtypes (bfloat16, float8, int4) void ones, with a name.
     if dtype.kind == "V":
@@ -121,6 +131,16 @@ def _refuse_object(leaf: ArgumentLeaf) -> Violation:
         "a graph reads arrays and numbers from its own buffers; anything else is fixed when it is "
         "captured",
         "pass it as a static argument: static_argnums=... or static_argnames=...",
+    )
+
+
+def _refuse_number(leaf: ArgumentLeaf) -> Violation:
+    return Violation(
+        "non-array-argument",
+        f"{leaf.path} is {leaf.value}, which JAX's default integer type cannot hold",
+        f"{locate_caller()}, {leaf.path}",
+        "a Python number is copied into a buffer of JAX's default type",
+        "pass an array of a type that holds it, or turn jax_enable_x64 on",
     )
 
 

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 
 from tracegraph.lowering import request
 from tracegraph.runtime import errors
+from tracegraph.runtime.errors import TracegraphError
 
 
 def _find_folder(file: str | None) -> str:
@@ -26,9 +27,13 @@ def _find_folder(file: str | None) -> str:
     return str(pathlib.Path(file).resolve().parent) + "/"
 
 
-_HIDDEN_FOLDERS = (
-    *(_find_folder(module.__file__) for module in (jax, jaxlib, np, request, errors)),
+_OWN_FOLDERS = (
+    *(_find_folder(module.__file__) for module in (request, errors)),
     str(pathlib.Path(__file__).resolve().parents[1]) + "/",
+)
+_HIDDEN_FOLDERS = (
+    *(_find_folder(module.__file__) for module in (jax, jaxlib, np)),
+    *_OWN_FOLDERS,
 )
 _SITE_FOLDERS = ("site-packages", "dist-packages")
 _STANDARD_FOLDER = sysconfig.get_path("stdlib") + "/"
@@ -71,6 +76,36 @@ def locate_caller() -> str:
             return name_line(frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return "<unknown>"
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Takes the frames of tracegraph out of an error's traceback; `raise` it bare afterwards.
+
+    An error that starts in our own code, and is not one of ours, keeps them: it is a fault of ours.
+    JAX's switch ``JAX_TRACEBACK_FILTERING=off`` keeps all frames.
+
+    Args:
+        error: caught in the outermost function of ours.
+    """
+    if jax.config.jax_traceback_filtering == "off":
+        return
+    entries = []
+    entry = error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    is_fault = bool(entries) and _is_own(entries[-1]) and not isinstance(error, TracegraphError)
+    if is_fault:
+        return
+    kept: TracebackType | None = None
+    for entry in reversed(entries):
+        if not _is_own(entry):
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = kept
+
+
+def _is_own(entry: TracebackType) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS)
 
 
 def is_user_file(filename: str) -> bool:
