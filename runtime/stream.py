@@ -12,6 +12,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -39,7 +40,7 @@ class Stream:
         ...     assert current_stream() is side
     """
 
-    def __init__(self, device: jax.Device | None = None, priority: int = 0) -> None:
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
         self.device = device
         self.priority = priority
         self.number = next(_numbers)
@@ -89,7 +90,7 @@ class Event:
         """Marks the present end of a stream, by default the current one."""
         target = stream if stream is not None else current_stream()
         if is_tracing():
-            _leave_record(stream=target.number, event=self.number)
+            _leave_record(target.number, self.number)
             return
         self._recorded_at = time.perf_counter()
 
@@ -97,7 +98,7 @@ class Event:
         """Makes later work of a stream, by default the current one, wait for this event."""
         target = stream if stream is not None else current_stream()
         if is_tracing():
-            _leave_wait(stream=target.number, event=self.number)
+            _leave_wait(target.number, self.number)
 
     def query(self) -> bool:
         """True when the work before the event is done."""

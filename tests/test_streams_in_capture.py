@@ -78,7 +78,7 @@ def make_function(program: Program) -> Callable[..., Any]:
         for side in sides:
             side.wait_stream(capturing)
         streams = [capturing, *sides]
-        values = [(value, 0, None) for value in (*state, batch)]
+        values: list[Any] = [(value, 0, None) for value in (*state, batch)]
         for kind, number, left, right, waits_for_event in program.steps:
             operands = [values[left % len(values)], values[right % len(values)]]
             for _, made_on, event in operands:

@@ -122,14 +122,15 @@ def _resolve(
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     has_variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     takes_any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    positions = {p + len(positional) if p < 0 and not has_variadic else p for p in positions}
-    for position in positions:
+    resolved = {p: p + len(positional) if p < 0 and not has_variadic else p for p in positions}
+    for wanted, position in sorted(resolved.items()):
         if position < 0 or (position >= len(positional) and not has_variadic):
             _refuse(
-                f"{kind}_argnums has {position}",
+                f"{kind}_argnums has {wanted}",
                 where,
                 f"the function has {len(positional)} positional arguments",
             )
+    positions = set(resolved.values())
     by_name = {p.name: i for i, p in enumerate(positional)}
     for name in sorted(names):
         if name not in {p.name for p in parameters} and not takes_any_name:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from tracegraph.lowering.request import CaptureRequest, Role
 from tracegraph.partition import partition_graph
@@ -282,8 +283,8 @@ def test_eager_ops_keep_their_order():
 
     def two_callbacks(x):
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        first = jax.experimental.io_callback(note("first"), shape, x, ordered=False)
-        second = jax.experimental.io_callback(note("second"), shape, x, ordered=False)
+        first = io_callback(note("first"), shape, x, ordered=False)
+        second = io_callback(note("second"), shape, x, ordered=False)
         return second + first
 
     request = partition(two_callbacks, X, eager=["io_callback"])

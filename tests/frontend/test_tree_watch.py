@@ -1,0 +1,182 @@
+"""TreeWatch: every change of a tree is seen, and an unchanged tree is recognised."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import pytest
+
+from tracegraph.tree_watch import TreeWatch
+
+jax.config.update("jax_platforms", "cpu")
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    weight: Any
+    bias: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Mutable:
+    weight: Any
+    bias: Any
+    mode: str = dataclasses.field(default="train", metadata={"static": True})
+
+
+class Bag:
+    """A node with children and metadata that may both change."""
+
+    def __init__(self, *items: Any, label: Any = "a") -> None:
+        self.items = list(items)
+        self.label = label
+
+
+jax.tree_util.register_pytree_node(
+    Bag, lambda bag: (tuple(bag.items), bag.label), lambda label, items: Bag(*items, label=label)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenBag:
+    """Frozen, but its children are the items of a list."""
+
+    items: list[Any]
+
+
+jax.tree_util.register_pytree_node(
+    FrozenBag, lambda bag: (tuple(bag.items), None), lambda _, items: FrozenBag(list(items))
+)
+
+
+class Leaf:
+    """An object of its own, so that identity tells."""
+
+
+def make(count: int = 2) -> list[Leaf]:
+    return [Leaf() for _ in range(count)]
+
+
+TREES: dict[str, Callable[[], Any]] = {
+    "leaf": Leaf,
+    "none": lambda: None,
+    "tuple": lambda: tuple(make()),
+    "empty": lambda: ([], {}, ()),
+    "namedtuple": lambda: Pair(*make()),
+    "dict": lambda: {"a": Leaf(), "b": Leaf()},
+    "ordered": lambda: collections.OrderedDict(b=Leaf(), a=Leaf()),
+    "default": lambda: collections.defaultdict(Leaf, a=Leaf()),
+    "frozen": lambda: Frozen(*make()),
+    "mutable": lambda: Mutable(Leaf(), Leaf()),
+    "bag": lambda: Bag(*make()),
+    "empty bag": Bag,
+    "frozen bag": lambda: FrozenBag(make()),
+    "nested": lambda: {"a": [Pair(Frozen([Leaf()], Leaf()), {"b": Bag(Mutable(Leaf(), Leaf()))})]},
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_an_unchanged_tree_is_recognised(name: str):
+    tree = TREES[name]()
+    watch = TreeWatch(tree)
+    assert watch.is_unchanged(tree)
+    assert watch.is_unchanged(tree)
+    assert watch.tree is tree
+
+
+@pytest.mark.parametrize("name", set(TREES) - {"none"})
+def test_another_tree_is_not_taken_for_it(name: str):
+    assert not TreeWatch(TREES[name]()).is_unchanged(TREES[name]())
+
+
+def _swap_order(tree: dict[str, Any]) -> None:
+    tree["a"] = tree.pop("a")
+
+
+def _replace_key(tree: dict[Any, Any]) -> None:
+    tree["c"] = tree.pop("b")
+
+
+def _set_factory(tree: Any) -> None:
+    tree.default_factory = list
+
+
+CHANGES: list[tuple[str, str, Callable[[Any], Any]]] = [
+    ("dict", "replaced value", lambda t: t.update(a=Leaf())),
+    ("dict", "added key", lambda t: t.update(c=Leaf())),
+    ("dict", "removed key", lambda t: t.pop("a")),
+    ("dict", "replaced key", _replace_key),
+    ("dict", "key order", _swap_order),
+    ("ordered", "replaced value", lambda t: t.update(a=Leaf())),
+    ("ordered", "key order", lambda t: t.move_to_end("b")),
+    ("default", "replaced value", lambda t: t.update(a=Leaf())),
+    ("default", "added by reading", lambda t: t["z"]),
+    ("default", "factory", _set_factory),
+    ("mutable", "replaced field", lambda t: setattr(t, "weight", Leaf())),
+    ("mutable", "replaced metadata", lambda t: setattr(t, "mode", "eval")),
+    ("bag", "replaced item", lambda t: t.items.__setitem__(0, Leaf())),
+    ("bag", "added item", lambda t: t.items.append(Leaf())),
+    ("bag", "removed item", lambda t: t.items.pop()),
+    ("bag", "metadata", lambda t: setattr(t, "label", "b")),
+    ("empty bag", "added item", lambda t: t.items.append(Leaf())),
+    ("empty bag", "metadata", lambda t: setattr(t, "label", "b")),
+    ("frozen bag", "replaced item", lambda t: t.items.__setitem__(0, Leaf())),
+    ("frozen bag", "added item", lambda t: t.items.append(Leaf())),
+    ("nested", "list in a frozen dataclass", lambda t: t["a"][0].left.weight.append(Leaf())),
+    ("nested", "dict in a namedtuple", lambda t: t["a"][0].right.update(b=Leaf())),
+    ("nested", "dataclass in a node", lambda t: setattr(t["a"][0].right["b"].items[0], "bias", 1)),
+    ("nested", "outer list", lambda t: t["a"].append(Leaf())),
+    ("empty", "item in an empty list", lambda t: t[0].append(Leaf())),
+    ("empty", "item in an empty dict", lambda t: t[1].update(a=Leaf())),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [pytest.param(n, c, id=f"{n}, {what}") for n, what, c in CHANGES]
+)
+def test_a_change_in_place_is_seen(name: str, change: Callable[[Any], Any]):
+    tree = TREES[name]()
+    watch = TreeWatch(tree)
+    change(tree)
+    assert not watch.is_unchanged(tree)
+
+
+def test_a_list_with_replaced_added_or_removed_items():
+    for change in (
+        lambda t: t.__setitem__(1, Leaf()),
+        lambda t: t.append(Leaf()),
+        lambda t: t.pop(),
+        lambda t: t.reverse(),
+    ):
+        tree = make()
+        watch = TreeWatch(tree)
+        change(tree)
+        assert not watch.is_unchanged(tree)
+
+
+def test_a_change_that_is_undone_is_no_change():
+    tree: dict[str, Any] = TREES["dict"]()
+    watch = TreeWatch(tree)
+    kept = tree["b"]
+    tree["b"] = Leaf()
+    assert not watch.is_unchanged(tree)
+    tree["b"] = kept
+    assert watch.is_unchanged(tree)
+
+
+def test_equal_metadata_is_no_change():
+    tree = Bag(*make(), label=tuple(range(300)))
+    watch = TreeWatch(tree)
+    tree.label = tuple(range(300))
+    assert watch.is_unchanged(tree)

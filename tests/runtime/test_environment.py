@@ -1,0 +1,73 @@
+"""Environment variables: defaults, allowed values, and the refusal of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tracegraph as tg
+from tracegraph.runtime import environment
+from tracegraph.runtime.environment import read_check_replay, read_progress
+from tracegraph.runtime.errors import ConfigError
+
+jax.config.update("jax_platforms", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read", "value"),
+    [
+        ("TRACEGRAPH_CHECK_REPLAY", None, read_check_replay, False),
+        ("TRACEGRAPH_CHECK_REPLAY", "0", read_check_replay, False),
+        ("TRACEGRAPH_CHECK_REPLAY", "1", read_check_replay, True),
+        ("TRACEGRAPH_PROGRESS", None, read_progress, "auto"),
+        ("TRACEGRAPH_PROGRESS", "auto", read_progress, "auto"),
+        ("TRACEGRAPH_PROGRESS", "0", read_progress, "0"),
+        ("TRACEGRAPH_PROGRESS", "1", read_progress, "1"),
+    ],
+)
+def test_values(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    text: str | None,
+    read: Callable[[], Any],
+    value: Any,
+):
+    monkeypatch.delenv(name, raising=False)
+    if text is not None:
+        monkeypatch.setenv(name, text)
+    assert read() == value
+
+
+@pytest.mark.parametrize("text", ["", "2", "yes", "TRUE"])
+@pytest.mark.parametrize(
+    ("name", "read", "allowed"),
+    [
+        ("TRACEGRAPH_CHECK_REPLAY", read_check_replay, "0, 1"),
+        ("TRACEGRAPH_PROGRESS", read_progress, "auto, 0, 1"),
+    ],
+)
+def test_other_values_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, read: Callable[[], Any], allowed: str, text: str
+):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError) as raised:
+        read()
+    assert raised.value.what == f"environment variable {name} has the value {text!r}"
+    assert raised.value.why == f"the allowed values are {allowed}"
+    assert raised.value.anchor == "config"
+
+
+def test_every_variable_is_in_the_table():
+    assert environment.__doc__ is not None
+    for name in ("TRACEGRAPH_CHECK_REPLAY", "TRACEGRAPH_PROGRESS"):
+        assert f"| ``{name}`` |" in environment.__doc__
+
+
+def test_a_wrong_value_is_refused_by_the_capture(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRACEGRAPH_CHECK_REPLAY", "maybe")
+    with pytest.raises(ConfigError, match="TRACEGRAPH_CHECK_REPLAY"):
+        tg.capture(lambda x: x + 1)(jnp.arange(3.0))

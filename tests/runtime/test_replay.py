@@ -1,0 +1,241 @@
+"""Replay: filling inputs, launching, and what becomes of results and leaves."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.runtime.definitions import (
+    make_call,
+    make_definition,
+    make_replay,
+    make_stage,
+    replay_once,
+)
+from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.errors import OutOfMemoryError, StaleOutputError
+from tracegraph.runtime.graph import CallNode
+from tracegraph.runtime.memory.private_pool import PrivatePool, new_pool_id
+from tracegraph.runtime.memory.providers.host import HostProvider
+from tracegraph.runtime.replay import Replay
+
+jax.config.update("jax_platforms", "cpu")
+X = np.arange(1, 5, dtype=np.float32)
+MODES = pytest.mark.parametrize("is_checking", [False, True])
+
+
+def make_step(**options: Any) -> Replay:
+    """Returns a replay of ``s, x -> s + x (in place of s), s * x``."""
+    node = make_call("a", lambda s, x: (s + x, s * x), "s x", "s y")
+    definition = make_definition(make_stage(node), inputs="s x", outputs="s y", residents=["s"])
+    return make_replay(definition, **options)
+
+
+def load(replay: Replay, *updates: tuple[int, Any]) -> None:
+    replay.settle()
+    replay.load(updates)
+
+
+def launch(replay: Replay) -> tuple[Any, Any]:
+    """Launches as the captured function does, and returns leaf and result."""
+    replay.settle()
+    replay.launch()
+    leaf, result = (replay.make_taker(index)() for index in range(2))
+    return leaf, result
+
+
+@MODES
+def test_loaded_values_are_computed_with(is_checking: bool):
+    replay = make_step(is_checking=is_checking)
+    load(replay, (0, X), (1, X * 10))
+    leaf, result = launch(replay)
+    np.testing.assert_array_equal(leaf, X * 11)
+    np.testing.assert_array_equal(result, X * X * 10)
+
+
+@pytest.mark.parametrize(
+    "value", [X, jnp.asarray(X), 3.0, True, np.float32(2)], ids=lambda value: type(value).__name__
+)
+def test_what_can_be_loaded(value: Any):
+    replay = make_step()
+    load(replay, (0, value), (1, np.zeros(4, np.float32)))
+    leaf, _ = launch(replay)
+    np.testing.assert_array_equal(leaf, np.broadcast_to(np.asarray(value, np.float32), 4))
+
+
+def test_static_inputs_keep_their_address():
+    replay = make_step()
+    addresses = [buffer.address for buffer in replay.inputs]
+    for value in (X, X + 1, X + 2):
+        load(replay, (0, value), (1, value))
+        launch(replay)
+    assert [buffer.address for buffer in replay.inputs] == addresses
+
+
+@MODES
+def test_a_fresh_result_keeps_its_value(is_checking: bool):
+    replay = make_step(is_checking=is_checking)
+    load(replay, (0, X), (1, X))
+    kept = [launch(replay)[1] for _ in range(4)]
+    for count, result in enumerate(kept, start=1):
+        np.testing.assert_array_equal(result, X * count * X)
+
+
+def test_a_static_result_becomes_stale():
+    replay = make_step(lifetime=Lifetime.STATIC)
+    load(replay, (0, X), (1, X))
+    _, result = launch(replay)
+    np.testing.assert_array_equal(result, X * X)
+    launch(replay)
+    with pytest.raises(StaleOutputError):
+        np.asarray(result)
+
+
+@MODES
+def test_the_same_leaf_stands_for_the_state(is_checking: bool):
+    replay = make_step(is_checking=is_checking)
+    load(replay, (0, X), (1, X))
+    first, _ = launch(replay)
+    second, _ = launch(replay)
+    assert second is first
+    assert replay.is_leaf_of(first, 0)
+    assert not replay.is_leaf_of(first, 1)
+    np.testing.assert_array_equal(first, X * 3)
+
+
+@MODES
+def test_a_leaf_is_detached_when_its_input_gets_another_value(is_checking: bool):
+    replay = make_step(is_checking=is_checking)
+    load(replay, (0, X), (1, X))
+    old, _ = launch(replay)
+    load(replay, (0, X * 100))
+    new, _ = launch(replay)
+    assert new is not old
+    assert not replay.is_leaf_of(old, 0)
+    np.testing.assert_array_equal(old, X * 2)
+    np.testing.assert_array_equal(new, X * 101)
+
+
+def test_a_deleted_leaf_is_replaced_by_a_new_one():
+    replay = make_step()
+    load(replay, (0, X), (1, X))
+    old, _ = launch(replay)
+    old.delete()
+    assert not replay.is_leaf_of(old, 0)
+    new, _ = launch(replay)
+    assert new is not old
+    np.testing.assert_array_equal(new, X * 3)
+
+
+@MODES
+def test_values_of_the_same_arena_are_read_before_any_is_written(is_checking: bool):
+    swap = make_call("a", lambda s, r: (s + 0, r + 0), "s r", "s r")
+    definition = make_definition(
+        make_stage(swap), inputs="s r", outputs="s r", residents=["s", "r"]
+    )
+    replay = make_replay(definition, is_checking=is_checking)
+    load(replay, (0, X), (1, X * 10))
+    one, other = launch(replay)
+    load(replay, (0, other), (1, one))
+    new_one, new_other = launch(replay)
+    np.testing.assert_array_equal(new_one, X * 10)
+    np.testing.assert_array_equal(new_other, X)
+
+
+def test_a_result_that_nobody_holds_is_not_copied():
+    replay = make_step(is_checking=True)
+    load(replay, (0, X), (1, X))
+    snapshots = 0
+    snapshot = type(replay.buffers["y"]).snapshot
+
+    def count(buffer: Any) -> Any:
+        nonlocal snapshots
+        snapshots += 1
+        return snapshot(buffer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(replay.buffers["y"]), "snapshot", count)
+        launch(replay)
+        launch(replay)
+        assert snapshots == 0
+        _, kept = launch(replay)
+        launch(replay)
+        assert snapshots == 1
+    np.testing.assert_array_equal(kept, X * 3 * X)
+
+
+def test_generations_count_launches():
+    replay = make_step()
+    load(replay, (0, X), (1, X))
+    for count in (1, 2, 3):
+        launch(replay)
+        assert replay.clock.generation == count
+
+
+def test_copies_of_results_are_private():
+    node = make_call("a", lambda x: (x + 1,), "x", "y")
+    replay = make_replay(make_definition(make_stage(node)))
+    (first,) = replay_once(replay, X)
+    (second,) = replay_once(replay, X * 2)
+    np.testing.assert_array_equal(first, X + 1)
+    np.testing.assert_array_equal(second, X * 2 + 1)
+
+
+def test_stages_run_in_order():
+    order: list[str] = []
+
+    def note(word: str) -> CallNode:
+        return CallNode(word, lambda x: order.append(word) or (), ("x",), ())
+
+    stages = [make_stage(note(word), is_captured=False) for word in ("one", "two", "three")]
+    replay_once(make_replay(make_definition(*stages, outputs="x")), X)
+    assert order == ["one", "two", "three"]
+
+
+def test_a_definition_without_stages_hands_its_input_out():
+    replay = make_replay(make_definition(outputs="x"))
+    (first,) = replay_once(replay, X)
+    kept = replay.make_taker(0)()
+    (second,) = replay_once(replay, X * 2)
+    np.testing.assert_array_equal([first, second], [X, X * 2])
+    np.testing.assert_array_equal(kept, X)
+
+
+def test_arrays_outlive_the_replay():
+    replay = make_step(is_checking=True)
+    load(replay, (0, X), (1, X))
+    leaf, result = launch(replay)
+    assert isinstance(leaf, Array)
+    gone = weakref.ref(replay)
+    del replay
+    gc.collect()
+    assert gone() is None
+    np.testing.assert_array_equal(leaf, X * 2)
+    np.testing.assert_array_equal(result, X * X)
+
+
+def test_the_arena_goes_back_when_replay_and_arrays_are_gone():
+    pool = PrivatePool(new_pool_id(), HostProvider())
+    replay = make_step(pool=pool)
+    load(replay, (0, X), (1, X))
+    leaf, _ = launch(replay)
+    assert pool.allocated_bytes > 0
+    del replay
+    gc.collect()
+    assert pool.allocated_bytes > 0
+    del leaf, _
+    gc.collect()
+    assert pool.allocated_bytes == 0
+
+
+def test_no_room_for_the_arena():
+    pool = PrivatePool(new_pool_id(), HostProvider(limit_bytes=1024))
+    with pytest.raises(OutOfMemoryError, match="cannot reserve"):
+        make_step(pool=pool)
+    assert pool.reserved_bytes == 0
