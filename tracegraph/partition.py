@@ -210,9 +210,10 @@ def _place_output(
         return OutputSpec(_emit(operand, index, drafts, producers))
     if operand.number in producers:
         return OutputSpec(describe_buffer(f"%{operand.number}", operand.aval))
-    if any(operand is graph.inputs[i] for i in donated):
-        return OutputSpec(_emit(operand, index, drafts, producers))
-    return OutputSpec(specs[operand.number])
+    if any(operand is value for i, value in enumerate(graph.inputs) if i not in donated):
+        return OutputSpec(specs[operand.number])
+    # Donated inputs are overwritten, and constants must not be, which users may do to a result.
+    return OutputSpec(_emit(operand, index, drafts, producers))
 
 
 def _emit(

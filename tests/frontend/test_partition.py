@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
+import tracegraph as tg
 from tracegraph.lowering.request import CaptureRequest, Role
 from tracegraph.partition import partition_graph
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
@@ -328,6 +329,20 @@ def test_where_results_are(function: Any, donated: Any, outputs: Any):
 
 def test_nothing_to_compute_needs_no_region():
     assert partition(lambda x: x, X).regions == ()
+
+
+def test_a_constant_that_is_a_result_keeps_its_own_buffer():
+    table = jnp.arange(4.0)
+    request = partition(lambda x: (x * 1, table), X)
+    assert [output.buffer.name for output in request.outputs] == ["%2", "%out1"]
+    np.testing.assert_array_equal(evaluate(request, X, constants=[table])[1], table)
+
+
+def test_writing_to_a_static_result_does_not_change_a_constant():
+    table = jnp.arange(4.0)
+    captured = tg.capture(lambda x: (x * 1, table), outputs="static")
+    captured(X)[1].copy_(table + 9)
+    np.testing.assert_array_equal(captured(X)[1], table)
 
 
 def test_swap_beside_several_regions_gets_an_epilogue_that_waits_for_all_streams():
