@@ -137,22 +137,25 @@ class ReplayClock:
         generation: number of the last replay.
         lock: held by whoever reads or writes the arena.
         dropped_leaves: how many resident leaves were deleted by others than this graph's replays.
-        running: a result of a launch that may still be reading the arena, or None.
+        readers: results of a launch that may still be reading the arena; one or none.
+
+    Args:
+        readers: the arena's list of them.
     """
 
-    __slots__ = ("dropped_leaves", "generation", "lock", "running")
+    __slots__ = ("dropped_leaves", "generation", "lock", "readers")
 
-    def __init__(self) -> None:
+    def __init__(self, readers: list[Any]) -> None:
         self.generation = 0
         self.dropped_leaves = 0
         self.lock = threading.RLock()
-        self.running: Any = None
+        self.readers = readers
 
     def drain(self) -> None:
         """Waits until nothing reads the arena any more; to be called before it is written."""
-        if self.running is not None:
-            self.running.block_until_ready()
-            self.running = None
+        for reader in self.readers:
+            reader.block_until_ready()
+        self.readers.clear()
 
 
 class ExecutableGraph(Protocol):

@@ -45,8 +45,8 @@ class Replay:
     ) -> None:
         self.definition = definition
         self.jax_device = device.jax_device
-        self.clock = ReplayClock()
         self.arena = Arena(pool, definition.arena_bytes)
+        self.clock = ReplayClock(self.arena.readers)
         device.poison(self.arena)
         self.buffers = device.bind_buffers(definition, self.arena, self.clock)
         self.inputs = [self.buffers[name] for name in definition.inputs]
@@ -97,12 +97,6 @@ class Replay:
         """
         self._launch()
         self.clock.generation += 1
-
-    def __del__(self) -> None:
-        # The arena may go to another graph next: nothing must read it any more.
-        clock = getattr(self, "clock", None)
-        if clock is not None:
-            clock.drain()
 
     def _launch_stages(self) -> None:
         for stage in self._stages:

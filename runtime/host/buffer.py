@@ -13,6 +13,7 @@ from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import alias_host_memory, make_aval, to_immutable
 
+
 class HostBuffer:
     """A static buffer: its address never changes.
 

@@ -113,7 +113,7 @@ def _bind_call(
     inputs = [buffer.alias for buffer in arguments]
     for index, buffer in enumerate(arguments):
         buffer.sites.append((inputs, index))
-    clock = results[0].clock
+    readers = results[0].clock.readers
     handed_out = [(buffer, i) for i, buffer in enumerate(results) if buffer.is_handed_out]
     kept = [i for i, buffer in enumerate(results) if not buffer.is_handed_out]
 
@@ -121,8 +121,9 @@ def _bind_call(
         result = results[0]
 
         def launch_one() -> None:
-            (result.result,) = call(*inputs)
-            clock.running = result.result
+            (output,) = call(*inputs)
+            result.result = output
+            readers[:] = (output,)
 
         return launch_one
 
@@ -132,11 +133,12 @@ def _bind_call(
         outputs = call(*inputs)
         for buffer, index in handed_out:
             buffer.result = outputs[index]
-        clock.running = outputs[0]
-        if kept or not is_sole:
-            # The outputs of one XLA:CPU execution share one definition event.
-            clock.drain()
-            copy_kept(outputs)
+        if is_sole and not kept:
+            readers[:] = (outputs[0],)
+            return
+        # The outputs of one XLA:CPU execution share one definition event.
+        outputs[0].block_until_ready()
+        copy_kept(outputs)
 
     return launch
 
