@@ -1,4 +1,4 @@
-"""Build: DeviceProgram and MemoryPlan → GraphDefinition. Steps become nodes, order becomes edges."""
+"""Build: DeviceProgram and MemoryPlan → GraphDefinition; steps become nodes, order edges."""
 
 from __future__ import annotations
 

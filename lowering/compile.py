@@ -55,7 +55,7 @@ def compile_request(
         steps=tuple(steps),
         edges=tuple(edges),
         inputs=request.inputs,
-        outputs=tuple(_place_output(output, request, renamed) for output in request.outputs),
+        outputs=tuple(_place_output(output, request) for output in request.outputs),
     )
 
 
@@ -87,7 +87,7 @@ def place_donated_results(
     Returns:
         New buffers by the name of the result that they replace, and the copies (source, target).
     """
-    donated = {spec.buffer.name: spec.buffer for spec in request.inputs if spec.role is Role.DONATED}
+    donated = {s.buffer.name: s.buffer for s in request.inputs if s.role is Role.DONATED}
     ancestors = find_ancestors(len(request.regions), declared_edges(request.regions))
     renamed: dict[str, BufferSpec] = {}
     copies: list[tuple[BufferSpec, BufferSpec]] = []
@@ -152,9 +152,7 @@ def _use(spec: BufferSpec) -> BufferUse:
     return BufferUse(spec.name, 0, spec.nbytes)
 
 
-def _place_output(
-    output: OutputSpec, request: CaptureRequest, renamed: dict[str, BufferSpec]
-) -> OutputSpec:
+def _place_output(output: OutputSpec, request: CaptureRequest) -> OutputSpec:
     """Returns the output with the buffer that holds it after a replay."""
     if output.alias is None:
         return output

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -35,65 +35,10 @@ from tracegraph.runtime.jax_interop import (
     to_immutable,
     to_plain,
 )
+from tracegraph.runtime.static_buffer import StaticBuffer
 
 # Inside the class, `jax` is the method.
 PlainArray: TypeAlias = jax.Array
-
-
-class StaticBuffer(Protocol):
-    """Bytes at a fixed address in the pool of a captured graph. It never holds its arrays."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        ...
-
-    @property
-    def aval(self) -> Any:
-        """JAX's abstract value; physical, so ``uint32`` key data for a typed key."""
-        ...
-
-    @property
-    def jax_device(self) -> Any:
-        """The JAX device that reads this memory."""
-        ...
-
-    @property
-    def generation(self) -> int:
-        """Number of the replay that last wrote it."""
-        ...
-
-    @property
-    def lock(self) -> Any:
-        """Re-entrant; held by whoever reads or writes."""
-        ...
-
-    @property
-    def address(self) -> int:
-        """Address of the first byte."""
-        ...
-
-    @property
-    def arena(self) -> Any:
-        """The arena that holds it."""
-        ...
-
-    @property
-    def view(self) -> np.ndarray[Any, Any]:
-        """The bytes themselves as a NumPy array."""
-        ...
-
-    def snapshot(self) -> np.ndarray[Any, Any]:
-        """Returns a private copy of the present bytes."""
-        ...
-
-    def write(self, value: Any) -> None:
-        """Copies an array of the same shape and dtype into the buffer."""
-        ...
-
-    def drop_leaf(self) -> None:
-        """Hears that the array which stood for the resident value was deleted."""
-        ...
 
 
 class Lifetime(enum.Enum):

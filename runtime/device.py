@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import StaticBuffer
 from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
 from tracegraph.runtime.memory.private_pool import Provider
+from tracegraph.runtime.static_buffer import StaticBuffer
 
 
 class Device(Protocol):
@@ -51,5 +51,3 @@ class Device(Protocol):
     def poison(self, arena: Arena) -> None:
         """Overwrites an arena with bytes that show when they are read."""
         ...
-
-

@@ -1,9 +1,9 @@
 """Environment variables: read here and nowhere else, typed, with their allowed values.
 
-| Variable | Values | Meaning |
+| Variable | Values (default first) | Meaning |
 |---|---|---|
-| ``TRACEGRAPH_CHECK_REPLAY`` | ``0`` (default), ``1`` | host device: poison dead memory, vary the order of streams |
-| ``TRACEGRAPH_PROGRESS`` | ``auto`` (default), ``0``, ``1`` | progress line of captures that take over a second |
+| ``TRACEGRAPH_CHECK_REPLAY`` | 0, 1 | host device: poison dead memory, vary the order of streams |
+| ``TRACEGRAPH_PROGRESS`` | auto, 0, 1 | progress line of captures that take over a second |
 """
 
 from __future__ import annotations

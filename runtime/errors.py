@@ -34,8 +34,7 @@ class TracegraphError(Exception):
 def format_error(what: str, where: str, why: str, fix: str, anchor: str) -> str:
     """Returns the four lines of an error message."""
     return (
-        f"{what}\n  where: {where}\n  why:   {why}\n"
-        f"  fix:   {fix}          docs/errors.md#{anchor}"
+        f"{what}\n  where: {where}\n  why:   {why}\n  fix:   {fix}          docs/errors.md#{anchor}"
     )
 
 

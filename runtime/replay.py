@@ -6,8 +6,8 @@ just before a buffer is overwritten, every result that is still alive takes a pr
 
 Note [Resident state]. A donated input that aliases a result never leaves the arena. The user holds
 one leaf object for it; handing that object back costs one identity check. Any other value given for
-it is copied in, and the leaf that stood for the old contents, if someone still holds it, is detached
-with a private copy first. So a leaf changes only by being donated itself.
+it is copied in, and the leaf that stood for the old contents, if someone still holds it, is first
+detached with a private copy. So a leaf changes only by being donated itself.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import Array, Lifetime, StaticBuffer
+from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.graph import GraphDefinition, ReplayClock
 from tracegraph.runtime.memory.private_pool import PrivatePool
+from tracegraph.runtime.static_buffer import StaticBuffer
 
 
 class Replay:
@@ -61,9 +62,7 @@ class Replay:
         self._stages = device.instantiate(
             definition, self.buffers, fresh if output_lifetime is Lifetime.FRESH else ()
         )
-        self._launch = (
-            self._stages[0].launch if len(self._stages) == 1 else self._launch_stages
-        )
+        self._launch = self._stages[0].launch if len(self._stages) == 1 else self._launch_stages
 
     def settle(self) -> None:
         """Gives every live result of the last replay a private copy, see Note [Fresh outputs].

@@ -61,8 +61,7 @@ def explain_target(words: Sequence[str]) -> str:
 def _find_arguments(function: Any, namespace: dict[str, Any], path: str) -> tuple[Any, ...]:
     expression = _ARGS.value
     if expression is not None:
-        # The file has just been run at the user's word; the expression is of the same hand.
-        return _as_tuple(eval(expression, namespace))
+        return _as_tuple(_evaluate(expression, namespace))
     sample = namespace.get("sample_args")
     if sample is not None:
         return _as_tuple(sample() if callable(sample) else sample)
@@ -77,6 +76,20 @@ def _find_arguments(function: Any, namespace: dict[str, Any], path: str) -> tupl
             "a graph has static shapes, so it is made from example arguments",
         )
     return ()
+
+
+def _evaluate(expression: str, namespace: dict[str, Any]) -> Any:
+    # The file has just been run at the user's word; the expression is of the same hand.
+    try:
+        return eval(expression, namespace)
+    except Exception as error:
+        raise ConfigError(
+            f"cannot evaluate --args `{expression}`: {type(error).__name__}: {error}",
+            where="command line, --args",
+            why="the expression is evaluated with the names of FILE and gives the arguments",
+            fix='write a tuple, as in --args "(jnp.ones(3), 2.0)"',
+            anchor="command-line",
+        ) from error
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.core
 
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, unwrap_key
@@ -74,10 +75,9 @@ class LeafSlot:
         if value.is_deleted() or value.sharding != self._sharding:
             return False
         is_same = describe_leaf(value) == self._leaf
-        if is_same:
+        if is_same and len(self._known) < _MAX_KNOWN:
             # JAX shares these objects between arrays: next time their identity tells.
-            if len(self._known) < _MAX_KNOWN:
-                self._known |= {id(part): part for part in (value.aval, value.sharding)}
+            self._known |= {id(part): part for part in (value.aval, value.sharding)}
         return is_same
 
     def _accepts(self, value: Any) -> bool:
@@ -176,8 +176,8 @@ class StaticSlot:
     def __init__(self, value: Any) -> None:
         self._value = value
 
-    def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
-        """Returns False for another value."""
+    def collect(self, value: Any, _updates: list[tuple[int, Any]]) -> bool:
+        """Returns False for another value; a static argument is never copied."""
         return value is self._value or (
             type(value) is type(self._value) and bool(operator.eq(value, self._value))
         )

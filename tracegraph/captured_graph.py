@@ -199,7 +199,7 @@ class CapturedGraph:
             f"the graph of `{self.name}` is called with another signature",
             where=f"{locate_caller()}: {describe_mismatch(wanted, got)}",
             why="a graph has static shapes: its kernels and buffers fit one signature only",
-            fix=f"pass what it was captured with, or call `{self.name}` itself, which captures anew",
+            fix=f"pass what it was captured with, or call `{self.name}`, which captures anew",
             anchor="signature",
         )
 

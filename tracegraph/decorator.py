@@ -42,8 +42,8 @@ def capture(
         donate_argnames: the same by name.
         mode: ``"whole"`` refuses what a graph cannot hold; ``"partial"`` runs it eagerly between
             two graphs.
-        outputs: ``"fresh"`` results keep their value for ever; ``"static"`` ones are the graph's own
-            buffers and become stale with the next call.
+        outputs: ``"fresh"`` results keep their value for ever; ``"static"`` ones are the graph's
+            own buffers and become stale with the next call.
         pool: share the private pool of another captured function, from its ``pool()``.
         stream: the stream that is captured; not the default stream.
         verify: compare the first replay with `jax.jit`.

@@ -19,7 +19,7 @@ from tracegraph.constraints.frames import hide_own_frames, locate_caller
 from tracegraph.constraints.violation import to_error
 from tracegraph.explain import explain_capture
 from tracegraph.frontend import CheckedGraph, make_request, trace_and_check
-from tracegraph.jax_internals import has_data_effects
+from tracegraph.jax_internals import has_data_effects, read_settings
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.memory_plan import MemoryPlan
 from tracegraph.options import Options, read_options
@@ -116,6 +116,9 @@ class GraphedFunction:
     another.
     """
 
+    __wrapped__: Callable[..., Any]
+    __name__: str
+
     def __init__(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
         self._function = function
         self._options: Options = read_options(function, given)
@@ -138,7 +141,11 @@ class GraphedFunction:
         """
         latest = self._latest
         try:
-            if latest is not None and not is_tracing():
+            if (
+                latest is not None
+                and latest.signature.settings == read_settings()
+                and not is_tracing()
+            ):
                 result = latest.try_call(args, kwargs)
                 if result is not MISS:
                     return result
@@ -334,7 +341,7 @@ def _refuse_nested(name: str) -> None:
 
 def _refuse_staged(name: str) -> None:
     """Refuses a capture where JAX does not compute: while it traces, or runs nothing compiled."""
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         raise CaptureError(
             f"`{name}` is captured while jax.disable_jit is on",
             where=locate_caller(),

@@ -5,6 +5,8 @@ Each private name, and why the public API is not enough:
 * ``jax._src.source_info_util``: the public API never tells which line an equation comes from
   (``user_frame``), takes no folder out of that search (``register_exclusion``), and cannot give a
   primitive that is bound anew its old line and scope (``user_context``, ``current_name_stack``).
+* ``jax._src.config.trace_context``: the settings under which ``jax.jit`` keeps a program apart from
+  others; the public API names none of them as such.
 * ``jax._src.traceback_util.register_exclusion``: no public way to hide a library's frames.
 * ``jax._src.core.NamedAxisEffect``, ``ShapedArray``: an effect that moves no data, and the type of
   an array's abstract value; neither is exported.
@@ -26,20 +28,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax.extend import core as extend_core
 
-import tracegraph.lowering
-import tracegraph.runtime
 from tracegraph.ir import Op
+from tracegraph.lowering import request
+from tracegraph.runtime import errors
 
-_FOLDERS = (
-    str(pathlib.Path(__file__).parent),
-    *tracegraph.lowering.__path__,
-    *tracegraph.runtime.__path__,
-)
+_FOLDERS = [str(pathlib.Path(file).parent) for file in (__file__, request.__file__, errors.__file__)]
 for _folder in _FOLDERS:
     _source_info_util.register_exclusion(_folder + os.sep)
     _traceback_util.register_exclusion(_folder + os.sep)
@@ -60,6 +59,10 @@ class EquationContext:
     name_stack: Any
     settings: tuple[Any, ...]
     effects: frozenset[Any]
+
+
+# JAX's own function, without a frame around it: it runs at every call of a captured function.
+read_settings = _config.trace_context
 
 
 def equation_context(equation: Any) -> EquationContext:

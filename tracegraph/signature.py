@@ -12,6 +12,7 @@ import jax
 
 from tracegraph.constraints.arguments import ArgumentLeaf
 from tracegraph.constraints.frames import locate_caller
+from tracegraph.jax_internals import read_settings
 from tracegraph.options import Options
 from tracegraph.runtime.errors import CaptureError
 
@@ -131,6 +132,7 @@ class Signature:
         statics: static arguments by position or name.
         static_kinds: what tells static values apart that Python takes for equal.
         positions: the place of each dynamic argument among the user's positional ones.
+        settings: JAX's settings that programs depend on, as 64-bit types and matmul precision.
     """
 
     tree: Any
@@ -138,13 +140,14 @@ class Signature:
     statics: tuple[tuple[int | str, Any], ...]
     static_kinds: tuple[Any, ...]
     positions: tuple[int, ...]
+    settings: tuple[Any, ...]
 
 
 def make_signature(call: BoundCall, leaves: Sequence[Any], tree: Any) -> Signature:
     """Returns the signature of a call whose dynamic arguments are flattened already."""
     types = tuple(describe_leaf(leaf) for leaf in leaves)
     kinds = tuple(find_static_kind(value) for _, value in call.statics)
-    return Signature(tree, types, call.statics, kinds, call.positions)
+    return Signature(tree, types, call.statics, kinds, call.positions, read_settings())
 
 
 def find_static_kind(value: Any) -> Any:

@@ -25,7 +25,7 @@ class HostBuffer:
 
     Args:
         slot: name, place, shape and dtype.
-        arena: where its bytes are; the buffer holds it, so they outlive every array that reads them.
+        arena: where its bytes are; the buffer holds it, so they outlive arrays that read them.
         jax_device: the JAX device that computes on this memory.
         clock: counts the replays of the graph that owns the buffer.
 
@@ -53,9 +53,7 @@ class HostBuffer:
         "view",
     )
 
-    def __init__(
-        self, slot: BufferSlot, arena: Arena, jax_device: Any, clock: ReplayClock
-    ) -> None:
+    def __init__(self, slot: BufferSlot, arena: Arena, jax_device: Any, clock: ReplayClock) -> None:
         self.name, self.shape, self.dtype = slot.name, slot.shape, slot.dtype
         self.arena, self.jax_device, self.clock = arena, jax_device, clock
         self.view = _view_bytes(arena, slot)
@@ -97,7 +95,7 @@ class HostBuffer:
     def write_plain(self, value: Any) -> None:
         """Takes a plain JAX array of the same type on this device, see Note [Rebinding]."""
         if not self.sites:
-            return self.write(value)
+            self.write(value)
         for arguments, index in self.sites:
             arguments[index] = value
 

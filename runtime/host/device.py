@@ -65,7 +65,7 @@ class HostDevice:
 
 def find_host_device(*, is_checking: bool) -> HostDevice:
     """Returns the host device: JAX's default device if it is a CPU, else its first CPU."""
-    default = jax.config.jax_default_device
+    default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(default, jax.Device) and default.platform == "cpu":
         return HostDevice(default, is_checking=is_checking)
     return HostDevice(jax.local_devices(backend="cpu")[0], is_checking=is_checking)

@@ -127,7 +127,7 @@ def _bind_call(
 
         return launch_one
 
-    copy_kept = _bind_result_copies(results, kept)
+    copy_kept = _bind_result_copies(results, kept) if kept else None
 
     def launch() -> None:
         outputs = call(*inputs)
@@ -138,7 +138,8 @@ def _bind_call(
             return
         # The outputs of one XLA:CPU execution share one definition event.
         outputs[0].block_until_ready()
-        copy_kept(outputs)
+        if copy_kept is not None:
+            copy_kept(outputs)
 
     return launch
 
@@ -149,8 +150,6 @@ def _bind_result_copies(
     """Returns a function that copies some of a call's outputs into their buffers."""
     addresses = [results[index].address for index in kept]
     sizes = [results[index].nbytes for index in kept]
-    if not kept:
-        return lambda outputs: None
     # With one index `itemgetter` returns the item itself, so the first is asked for twice.
     select = operator.itemgetter(*kept, kept[0])
 

@@ -37,6 +37,12 @@ class NumpyBuffer:
     def write(self, value: Any) -> None:
         np.copyto(self.view, np.asarray(value))
 
+    is_handed_out = False
+    result = None
+
+    def write_plain(self, value: Any) -> None:
+        self.write(value)
+
     def drop_leaf(self) -> None:
         """Counts deleted resident leaves."""
         self.dropped_leaves += 1

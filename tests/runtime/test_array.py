@@ -1,4 +1,7 @@
-"""Array: states, values, errors. Its way through JAX is in test_array_in_jax.py."""
+"""Array: states, values, errors. Its way through JAX is in test_array_in_jax.py.
+
+This file is past 400 lines because every state of an Array meets every method in it.
+"""
 
 from __future__ import annotations
 

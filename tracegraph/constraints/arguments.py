@@ -14,7 +14,6 @@ from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.violation import Violation
 
 _NUMBERS = (bool, int, float, complex)
-_REFUSED_KINDS = "OSUMmV"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +96,18 @@ def _identify(array: jax.Array) -> list[tuple[str, int]]:
 
 
 def _is_array(value: Any) -> bool:
-    if isinstance(value, jax.Array | np.ndarray | np.generic):
-        return isinstance(value, jax.Array) or _has_array_dtype(value.dtype)
-    return isinstance(value, _NUMBERS)
+    if isinstance(value, np.ndarray | np.generic):
+        return _is_known_to_jax(value)
+    return isinstance(value, (jax.Array, *_NUMBERS))
+
+
+def _is_known_to_jax(value: Any) -> bool:
+    # Texts, dates, records, long doubles and foreign byte orders are not.
+    try:
+        jax.typeof(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _fits(number: int) -> bool:
@@ -108,13 +116,6 @@ def _fits(number: int) -> bool:
     except OverflowError:
         return False
     return True
-
-
-def _has_array_dtype(dtype: np.dtype[Any]) -> bool:
-    # NumPy calls the dtypes of ml_dtypes (bfloat16, float8, int4) void ones, with a name.
-    if dtype.kind == "V":
-        return dtype.names is None and not dtype.name.startswith("void")
-    return dtype.kind not in _REFUSED_KINDS
 
 
 def _name_kind(value: Any) -> str:

@@ -87,7 +87,7 @@ def hide_own_frames(error: BaseException) -> None:
     Args:
         error: caught in the outermost function of ours.
     """
-    if jax.config.jax_traceback_filtering == "off":
+    if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
     entries = []
     entry = error.__traceback__

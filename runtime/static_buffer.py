@@ -1,0 +1,77 @@
+"""StaticBuffer: what arrays and replays need to know of a buffer, whatever device it is on."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class StaticBuffer(Protocol):
+    """Bytes at a fixed address in the pool of a captured graph. It never holds its arrays."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def aval(self) -> Any:
+        """JAX's abstract value; physical, so ``uint32`` key data for a typed key."""
+        ...
+
+    @property
+    def jax_device(self) -> Any:
+        """The JAX device that reads this memory."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Number of the replay that last wrote it."""
+        ...
+
+    @property
+    def lock(self) -> Any:
+        """Re-entrant; held by whoever reads or writes."""
+        ...
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        ...
+
+    @property
+    def arena(self) -> Any:
+        """The arena that holds it."""
+        ...
+
+    @property
+    def is_handed_out(self) -> bool:
+        """True for a result that leaves the graph in memory of its own."""
+        ...
+
+    @property
+    def result(self) -> Any:
+        """The last such result, a plain JAX array."""
+        ...
+
+    @property
+    def view(self) -> np.ndarray[Any, Any]:
+        """The bytes themselves as a NumPy array."""
+        ...
+
+    def snapshot(self) -> np.ndarray[Any, Any]:
+        """Returns a private copy of the present bytes."""
+        ...
+
+    def write(self, value: Any) -> None:
+        """Copies an array of the same shape and dtype into the buffer."""
+        ...
+
+    def write_plain(self, value: Any) -> None:
+        """Takes a plain JAX array of the same type on this device, without a copy if it can."""
+        ...
+
+    def drop_leaf(self) -> None:
+        """Hears that the array which stood for the resident value was deleted."""
+        ...
