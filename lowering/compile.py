@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -125,16 +126,30 @@ def _find_writer(regions: Sequence[Region], name: str) -> int:
 
 
 def _compile_region(region: Region, jax_device: Any) -> Callable[..., Any]:
-    """Returns the compiled region, or for an eager one the function itself."""
+    """Returns the compiled region, or for an eager one the function itself.
+
+    A region of one result returns it bare: a tuple would cost every call its unpacking.
+    """
+    function = region.function if len(region.outputs) != 1 else _return_bare(region.function)
     if not region.place.is_captured:
-        return region.function
-    sharding = jax.sharding.SingleDeviceSharding(jax_device)
+        return function
+    # On the default device results are uncommitted, as those of `jax.jit` on plain arguments.
+    is_default = jax_device == jax.local_devices()[0]
+    sharding = None if is_default else jax.sharding.SingleDeviceSharding(jax_device)
     arguments = [
         jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
         for spec in region.inputs
     ]
-    function = jax.jit(region.function, keep_unused=True, out_shardings=sharding)
-    return function.lower(*arguments).compile()
+    with jax.default_device(jax_device):
+        return jax.jit(function, keep_unused=True).lower(*arguments).compile()
+
+
+def _return_bare(function: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*arrays: Any) -> Any:
+        return function(*arrays)[0]
+
+    return run
 
 
 def _make_call(region: Region, executable: Any, renamed: dict[str, BufferSpec]) -> ExecutableCall:

@@ -25,12 +25,12 @@ class Arena:
 
     Attributes:
         block: the block.
-        readers: what must be ready before the block may serve another graph.
+        readers: in its one place, what must be ready before the block may serve another graph.
     """
 
     def __init__(self, pool: PrivatePool, nbytes: int) -> None:
         self.block: Block = pool.allocate(max(nbytes, 1))
-        self.readers: list[Any] = []
+        self.readers: list[Any] = [None]
         # At interpreter exit the process gives all memory back by itself.
         weakref.finalize(self, pool.free, self.block, self.readers).atexit = False
 

@@ -62,8 +62,7 @@ class Array(jax.Array):
     Args:
         buffer: where the value stands.
         generation: number of the replay that made it.
-        lifetime: FRESH, RESIDENT or STATIC; SETTLED for a value that never stood in a buffer.
-        plain: that value, then without a buffer.
+        lifetime: FRESH, RESIDENT or STATIC.
     """
 
     __slots__ = (
@@ -86,17 +85,11 @@ class Array(jax.Array):
     _snapshot: Any
     _lock: threading.RLock
 
-    def __init__(
-        self,
-        buffer: StaticBuffer | None,
-        generation: int,
-        lifetime: Lifetime,
-        plain: PlainArray | None = None,
-    ) -> None:
+    def __init__(self, buffer: StaticBuffer, generation: int, lifetime: Lifetime) -> None:
         self._buffer = buffer
         self._generation = generation
         self._lifetime = lifetime
-        self._plain = plain
+        self._plain = None
 
     # What the owner of the buffer calls.
 
@@ -126,8 +119,6 @@ class Array(jax.Array):
             if self._lifetime is _RESIDENT:
                 buffer.drop_leaf()
             self._leave(buffer, None, _DELETED)
-        elif self._plain is not None:
-            self._aval, self._device = self._plain.aval, self._jax_device
         self._lifetime, self._plain, self._snapshot = _DELETED, None, None
 
     def is_in(self, arena: Any) -> bool:
@@ -241,10 +232,7 @@ class Array(jax.Array):
     def aval(self) -> Any:
         """JAX's abstract value."""
         buffer = self._buffer
-        if buffer is not None:
-            return buffer.aval
-        plain = self._plain
-        return self._aval if plain is None else plain.aval
+        return self._aval if buffer is None else buffer.aval
 
     @property
     def sharding(self) -> Any:
@@ -278,10 +266,7 @@ class Array(jax.Array):
     @property
     def _jax_device(self) -> Any:
         buffer = self._buffer
-        if buffer is not None:
-            return buffer.jax_device
-        plain = self._plain
-        return self._device if plain is None else plain.device
+        return self._device if buffer is None else buffer.jax_device
 
     def _check_if_deleted(self) -> None:
         if self.is_deleted():

@@ -33,7 +33,14 @@ class BufferSlot:
 
 @dataclasses.dataclass(frozen=True)
 class CallNode:
-    """One call of a compiled region: reads buffers, defines buffers (both by name)."""
+    """One call of a compiled region: reads buffers, defines buffers (both by name).
+
+    Attributes:
+        name: the region's name.
+        executable: returns its one result, or a tuple of several.
+        arguments: names of the buffers that it reads, in order.
+        results: names of the buffers that it defines, in order.
+    """
 
     name: str
     executable: Callable[..., Any] = dataclasses.field(repr=False)
@@ -137,10 +144,10 @@ class ReplayClock:
         generation: number of the last replay.
         lock: held by whoever reads or writes the arena.
         dropped_leaves: how many resident leaves were deleted by others than this graph's replays.
-        readers: results of a launch that may still be reading the arena; one or none.
+        readers: in its one place, a result of a launch that may still be reading the arena.
 
     Args:
-        readers: the arena's list of them.
+        readers: the arena's list.
     """
 
     __slots__ = ("dropped_leaves", "generation", "lock", "readers")
@@ -153,9 +160,10 @@ class ReplayClock:
 
     def drain(self) -> None:
         """Waits until nothing reads the arena any more; to be called before it is written."""
-        for reader in self.readers:
+        reader = self.readers[0]
+        if reader is not None:
             reader.block_until_ready()
-        self.readers.clear()
+            self.readers[0] = None
 
 
 class ExecutableGraph(Protocol):

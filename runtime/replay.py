@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
@@ -62,7 +63,10 @@ class Replay:
         self._stages = device.instantiate(
             definition, self.buffers, fresh if output_lifetime is Lifetime.FRESH else ()
         )
-        self._launch = self._stages[0].launch if len(self._stages) == 1 else self._launch_stages
+        # What `launch` does before it counts; a caller that is in a hurry does both itself.
+        self.launch_stages = (
+            self._stages[0].launch if len(self._stages) == 1 else self._launch_each_stage
+        )
 
     def settle(self) -> None:
         """Gives every live result of the last replay a private copy, see Note [Fresh outputs].
@@ -94,10 +98,10 @@ class Replay:
 
         The results of the last replay must be settled.
         """
-        self._launch()
+        self.launch_stages()
         self.clock.generation += 1
 
-    def _launch_stages(self) -> None:
+    def _launch_each_stage(self) -> None:
         for stage in self._stages:
             stage.launch()
 
@@ -108,13 +112,17 @@ class Replay:
             for buffer in self._outputs
         ]
 
-    def make_taker(self, index: int) -> Callable[[], Array]:
-        """Returns a function that makes the array of one result of the last replay."""
+    def make_taker(self, index: int) -> Callable[[], jax.Array]:
+        """Returns a function that gives one result of the last replay.
+
+        A result that is resident or stands in the arena is an Array; one that the device made in
+        memory of its own is the plain array that it made.
+        """
         buffer = self._outputs[index]
         if self.is_resident_output[index]:
             return functools.partial(self._find_leaf, buffer)
         if buffer.is_handed_out:
-            return lambda: Array(None, 0, Lifetime.SETTLED, buffer.result)
+            return functools.partial(getattr, buffer, "result")
         return functools.partial(self._make_array, buffer)
 
     def _make_array(self, buffer: StaticBuffer) -> Array:

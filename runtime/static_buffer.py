@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,8 +69,11 @@ class StaticBuffer(Protocol):
         """Copies an array of the same shape and dtype into the buffer."""
         ...
 
-    def write_plain(self, value: Any) -> None:
-        """Takes a plain JAX array of the same type on this device, without a copy if it can."""
+    def make_writer(self) -> Callable[[Any], None]:
+        """Returns what takes a plain JAX array of the same type on this device, as fast as can be.
+
+        It need not copy: the array is immutable.
+        """
         ...
 
     def drop_leaf(self) -> None:

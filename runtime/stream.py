@@ -130,7 +130,7 @@ class Event:
         return (end._recorded_at - self._recorded_at) * 1e3
 
 
-class _ThreadState(threading.local):
+class ThreadState(threading.local):
     """The current stream of a thread, and the capture that is tracing on it."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class _ThreadState(threading.local):
 
 
 _default_stream = Stream()
-_state = _ThreadState()
+thread_state = ThreadState()
 
 
 def default_stream() -> Stream:
@@ -149,7 +149,7 @@ def default_stream() -> Stream:
 
 def current_stream() -> Stream:
     """Returns this thread's current stream."""
-    return _state.streams[-1] if _state.streams else _default_stream
+    return thread_state.streams[-1] if thread_state.streams else _default_stream
 
 
 def set_stream(s: Stream) -> None:
@@ -157,12 +157,12 @@ def set_stream(s: Stream) -> None:
     if is_tracing():
         raise CaptureError(
             "set_stream is called while a function is being captured",
-            where=f"capture of `{_state.tracing[-1]}`",
+            where=f"capture of `{thread_state.tracing[-1]}`",
             why="only a with-block says where the work of a stream ends in the traced program",
             fix="write `with tg.stream(s):` around the work",
             anchor="set-stream",
         )
-    _state.streams[:] = [s]
+    thread_state.streams[:] = [s]
 
 
 @contextlib.contextmanager
@@ -178,19 +178,19 @@ def stream(s: Stream | None) -> Iterator[None]:
     if is_tracing() and s is _default_stream:
         raise CaptureError(
             "the default stream is used inside a capture",
-            where=f"capture of `{_state.tracing[-1]}`",
+            where=f"capture of `{thread_state.tracing[-1]}`",
             why="JAX's own work is on the default stream and would be captured with it",
             fix="use a stream made by tg.Stream()",
             anchor="default-stream",
         )
     # Not just popped: the body may call `set_stream`.
-    previous = list(_state.streams)
-    _state.streams.append(s)
+    previous = list(thread_state.streams)
+    thread_state.streams.append(s)
     try:
         with jax.named_scope(f"{SCOPE_PREFIX}{s.number}"):
             yield
     finally:
-        _state.streams[:] = previous
+        thread_state.streams[:] = previous
 
 
 def synchronize() -> None:
@@ -202,31 +202,31 @@ def synchronize() -> None:
 @contextlib.contextmanager
 def tracing(name: str, capturing_stream: Stream) -> Iterator[None]:
     """Marks this thread as tracing a capture, with its stream as the current one."""
-    _state.tracing.append(name)
-    _state.streams.append(capturing_stream)
+    thread_state.tracing.append(name)
+    thread_state.streams.append(capturing_stream)
     try:
         yield
     finally:
-        _state.streams.pop()
-        _state.tracing.pop()
+        thread_state.streams.pop()
+        thread_state.tracing.pop()
 
 
 def is_tracing() -> bool:
     """True while this thread traces a function for capture."""
-    return bool(_state.tracing)
+    return bool(thread_state.tracing)
 
 
 def traced_name() -> str | None:
     """Returns the name of the function that this thread is tracing for capture, if any."""
-    return _state.tracing[-1] if _state.tracing else None
+    return thread_state.tracing[-1] if thread_state.tracing else None
 
 
 def _refuse_in_capture(call: str) -> None:
     if not is_tracing():
         return
     raise CaptureError(
-        f"{call} is called while `{_state.tracing[-1]}` is being captured",
-        where=f"capture of `{_state.tracing[-1]}`",
+        f"{call} is called while `{thread_state.tracing[-1]}` is being captured",
+        where=f"capture of `{thread_state.tracing[-1]}`",
         why="the host cannot wait for work that is only being recorded",
         fix="call it before or after the captured function",
         anchor="synchronize",

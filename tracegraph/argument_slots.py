@@ -42,25 +42,20 @@ class LeafSlot:
         self._known: dict[int, Any] = {}
         # A donated value waits until all arguments are accepted: the leaf that lives in the buffer
         # is detached first, and the value is consumed.
-        self._write = None if is_donated else replay.inputs[index].write_plain
+        self._write = None if is_donated else replay.inputs[index].make_writer()
 
     def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
         """Copies an immutable array in, or adds to the updates; False for another signature.
 
         The results of the last replay must be settled.
         """
-        if type(value) is ArrayImpl:
+        write = self._write
+        if type(value) is ArrayImpl and write is not None:
             known = self._known
-            if id(value.aval) not in known or id(value.sharding) not in known:
-                if not self._accepts_plain(value):
-                    return False
-            elif value.is_deleted():
-                return False
-            if self._write is None:
-                updates.append((self._index, value))
+            is_known = id(value.aval) in known and id(value.sharding) in known
+            if not value.is_deleted() if is_known else self._learn(value):
+                write(value)
                 return True
-            self._write(value)
-            return True
         if self._replay.is_leaf_of(unwrap_key(value), self._index):
             return True
         if not self._accepts(value):
@@ -71,26 +66,31 @@ class LeafSlot:
     def forget(self) -> None:
         """Has nothing to forget: every value is looked at."""
 
-    def _accepts_plain(self, value: Any) -> bool:
-        if value.is_deleted() or value.sharding != self._sharding:
+    def _learn(self, value: Any) -> bool:
+        """True for a plain array of the right type on this very device.
+
+        JAX shares the objects that say so between arrays: next time their identity tells.
+        """
+        if value.sharding != self._sharding or not self._accepts(value):
             return False
-        is_same = describe_leaf(value) == self._leaf
-        if is_same and len(self._known) < _MAX_KNOWN:
-            # JAX shares these objects between arrays: next time their identity tells.
+        if len(self._known) < _MAX_KNOWN:
             self._known |= {id(part): part for part in (value.aval, value.sharding)}
-        return is_same
+        return True
 
     def _accepts(self, value: Any) -> bool:
-        if isinstance(value, jax.Array):
-            if isinstance(value, jax.core.Tracer) or value.is_deleted():
-                return False
-            return value.sharding.device_set == self._sharding.device_set and (
-                describe_leaf(value) == self._leaf
-            )
+        if isinstance(value, jax.Array) and not self._can_read(value):
+            return False
         try:
             return describe_leaf(value) == self._leaf
         except TypeError:
             return False
+
+    def _can_read(self, array: jax.Array) -> bool:
+        """True for an array here, or for one that JAX would move here."""
+        if isinstance(array, jax.core.Tracer) or array.is_deleted():
+            return False
+        devices = array.sharding.device_set
+        return devices == self._sharding.device_set or (len(devices) == 1 and not array.committed)
 
 
 class TreeSlot:
@@ -143,6 +143,7 @@ class TreeSlot:
         """Adds what must be copied; returns False for a value of another signature."""
         watch = self._watch
         if watch is not None and watch.is_unchanged(value) and not self._has_deleted():
+            watch.is_checked = True
             return True
         self._watch = None
         leaves, tree = jax.tree_util.tree_flatten(value)

@@ -51,7 +51,9 @@ class CapturedGraph:
     ) -> None:
         self.checked, self.lowered, self.replay = checked, lowered, replay
         self.signature, self.names, self.name = signature, list(names), options.name
-        self.calls = 0
+        self.settings = signature.settings
+        self._uncounted = 0
+        self._clock, self._launch_stages = replay.clock, replay.launch_stages
         self._lock = replay.clock.lock
         self.verification = VerificationReport(skipped="verify=False")
         self._donated = find_donated(options, call)
@@ -63,13 +65,20 @@ class CapturedGraph:
         first = len(names)
         replay.load([(first + i, array) for i, array in enumerate(constants)])
 
+    @property
+    def calls(self) -> int:
+        """How often it was called; the replay that verified it does not count."""
+        return self._clock.generation - self._uncounted
+
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replays on the arguments, or returns MISS if they have another signature."""
+        if kwargs or self._keyword_slots:
+            if kwargs.keys() != self._keyword_slots.keys():
+                return MISS
+            args = (*args, *(kwargs[key] for key in self._keyword_slots))
         if len(args) != self._arity:
             return MISS
-        # This is the hot path: one frame, no keyword machinery unless the call has keywords.
-        if kwargs or self._keyword_slots:
-            return self._call_with_keywords(args, kwargs)
+        # This is the hot path: few frames, one list, nothing that grows with the leaves.
         with self._lock:
             replay = self.replay
             if replay.pending:
@@ -78,7 +87,21 @@ class CapturedGraph:
             for index, collect in self._collectors:
                 if not collect(args[index], updates):
                     return self._miss()
-            return self._replay_updates(updates)
+            try:
+                if updates:
+                    self._load(updates)
+                # As `replay.launch()`, without its frame.
+                self._launch_stages()
+                self._clock.generation += 1
+            except BaseException:
+                self._forget()
+                raise
+            if updates:
+                self._consume(updates)
+            result = self._build_result()
+            for slot, tree in self._resident_slots:
+                slot.remember(tree.watch)
+            return result
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replays on arguments that must have this graph's signature.
@@ -102,36 +125,8 @@ class CapturedGraph:
             self.replay.settle()
             self.replay.load([(i, unwrap_key(value)) for i, value in enumerate(leaves)])
             self.replay.launch()
+            self._uncounted += 1
             return self.replay.copy_outputs()
-
-    def _call_with_keywords(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs.keys() != self._keyword_slots.keys():
-            return MISS
-        with self._lock:
-            self.replay.settle()
-            updates: list[tuple[int, Any]] = []
-            pairs = [(slot, args[index]) for index, slot in enumerate(self._slots)]
-            pairs += [(slot, kwargs[key]) for key, slot in self._keyword_slots.items()]
-            if not all(slot.collect(value, updates) for slot, value in pairs):
-                return self._miss()
-            return self._replay_updates(updates)
-
-    def _replay_updates(self, updates: list[tuple[int, Any]]) -> Any:
-        """Launches with what the slots have not written themselves; returns the results."""
-        try:
-            if updates:
-                self._load(updates)
-            self.replay.launch()
-        except BaseException:
-            self._forget()
-            raise
-        self.calls += 1
-        if updates:
-            self._consume(updates)
-        result = self._build_result()
-        for slot, tree in self._resident_slots:
-            slot.remember(tree.watch)
-        return result
 
     def _load(self, updates: list[tuple[int, Any]]) -> None:
         """Copies values in."""
@@ -172,9 +167,10 @@ class CapturedGraph:
                 spans[start] = (structure.num_leaves, slot)
             start += structure.num_leaves
         self._slots = [slots[key] for key in sorted(k for k in slots if isinstance(k, int))]
-        self._arity = len(self._slots)
-        self._collectors = tuple(enumerate(slot.collect for slot in self._slots))
         self._keyword_slots = {key: slot for key, slot in slots.items() if isinstance(key, str)}
+        every_slot = (*self._slots, *self._keyword_slots.values())
+        self._arity = len(every_slot)
+        self._collectors = tuple(enumerate(slot.collect for slot in every_slot))
         self._resident_slots = self._pair_resident_trees(spans)
 
     def _pair_resident_trees(self, spans: dict[int, tuple[int, TreeSlot]]) -> list[Any]:

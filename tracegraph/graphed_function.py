@@ -36,7 +36,7 @@ from tracegraph.runtime.memory.private_pool import (
     new_pool_id,
 )
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.stream import is_tracing, traced_name
+from tracegraph.runtime.stream import is_tracing, thread_state, traced_name
 from tracegraph.signature import BoundCall, Signature, bind_call, make_signature, name_leaves
 from tracegraph.verification import VerificationReport, compare_results, flatten_results
 
@@ -143,8 +143,8 @@ class GraphedFunction:
         try:
             if (
                 latest is not None
-                and latest.signature.settings == read_settings()
-                and not is_tracing()
+                and latest.settings == read_settings()
+                and not thread_state.tracing
             ):
                 result = latest.try_call(args, kwargs)
                 if result is not MISS:

@@ -38,8 +38,8 @@ from tracegraph.ir import Op
 from tracegraph.lowering import request
 from tracegraph.runtime import errors
 
-_FOLDERS = [str(pathlib.Path(file).parent) for file in (__file__, request.__file__, errors.__file__)]
-for _folder in _FOLDERS:
+_FILES = (__file__, request.__file__, errors.__file__)
+for _folder in {str(pathlib.Path(file).parent) for file in _FILES}:
     _source_info_util.register_exclusion(_folder + os.sep)
     _traceback_util.register_exclusion(_folder + os.sep)
 

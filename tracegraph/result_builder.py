@@ -76,7 +76,8 @@ class _ResidentTree:
     def __call__(self) -> Any:
         """Returns the tree, the same object as last time if nobody changed it."""
         watch = self._watch
-        if watch is not None and watch.is_unchanged(watch.tree):
+        if watch is not None and (watch.is_checked or watch.is_unchanged(watch.tree)):
+            watch.is_checked = False
             return watch.tree
         tree = self.structure.unflatten([take() for take in self._takers])
         self._watch = TreeWatch(tree)

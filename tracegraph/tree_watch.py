@@ -23,6 +23,10 @@ class TreeWatch:
     Args:
         tree: any pytree; the watch keeps it, and so its leaves, alive.
 
+    Attributes:
+        tree: the tree.
+        is_checked: True after a check in this call of a captured function; no second one is needed.
+
     Example:
         >>> state = {"w": [1.5, 2.5]}
         >>> watch = TreeWatch(state)
@@ -33,10 +37,11 @@ class TreeWatch:
         False
     """
 
-    __slots__ = ("_dicts", "_lists", "_others", "tree")
+    __slots__ = ("_dicts", "_lists", "_others", "is_checked", "tree")
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
+        self.is_checked = False
         self._dicts: list[tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]] = []
         self._lists: list[tuple[list[Any], tuple[Any, ...]]] = []
         self._others: list[tuple[Any, _Parts]] = []
@@ -56,7 +61,7 @@ class TreeWatch:
         for sequence, items in self._lists:
             if len(sequence) != len(items) or not all(map(operator.is_, sequence, items)):
                 return False
-        return all(_has_parts(node, parts) for node, parts in self._others)
+        return not self._others or all(_has_parts(node, parts) for node, parts in self._others)
 
     def _visit(self, node: Any) -> None:
         if type(node) in _DICTS:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,10 +94,14 @@ class HostBuffer:
         for arguments, index in self.sites:
             arguments[index] = self.alias
 
-    def write_plain(self, value: Any) -> None:
-        """Takes a plain JAX array of the same type on this device, see Note [Rebinding]."""
-        if not self.sites:
-            self.write(value)
+    def make_writer(self) -> Callable[[Any], None]:
+        """Returns what takes a plain JAX array on this device, see Note [Rebinding]."""
+        if len(self.sites) == 1:
+            arguments, index = self.sites[0]
+            return functools.partial(arguments.__setitem__, index)
+        return self._rebind if self.sites else self.write
+
+    def _rebind(self, value: Any) -> None:
         for arguments, index in self.sites:
             arguments[index] = value
 

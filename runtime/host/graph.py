@@ -114,32 +114,35 @@ def _bind_call(
     for index, buffer in enumerate(arguments):
         buffer.sites.append((inputs, index))
     readers = results[0].clock.readers
+    if is_sole and len(results) == 1 and results[0].is_handed_out:
+        return _bind_single_result(call, inputs, results[0], readers)
+    is_single = len(results) == 1
     handed_out = [(buffer, i) for i, buffer in enumerate(results) if buffer.is_handed_out]
     kept = [i for i, buffer in enumerate(results) if not buffer.is_handed_out]
-
-    if is_sole and not kept and len(results) == 1:
-        result = results[0]
-
-        def launch_one() -> None:
-            (output,) = call(*inputs)
-            result.result = output
-            readers[:] = (output,)
-
-        return launch_one
-
     copy_kept = _bind_result_copies(results, kept) if kept else None
 
     def launch() -> None:
-        outputs = call(*inputs)
+        outputs = (call(*inputs),) if is_single else call(*inputs)
         for buffer, index in handed_out:
             buffer.result = outputs[index]
-        if is_sole and not kept:
-            readers[:] = (outputs[0],)
+        if is_sole and copy_kept is None:
+            readers[0] = outputs[0]
             return
         # The outputs of one XLA:CPU execution share one definition event.
         outputs[0].block_until_ready()
         if copy_kept is not None:
             copy_kept(outputs)
+
+    return launch
+
+
+def _bind_single_result(
+    call: Callable[..., Any], inputs: list[Any], result: HostBuffer, readers: list[Any]
+) -> Callable[[], None]:
+    """Binds the call of the smallest graphs, where each step counts."""
+
+    def launch() -> None:
+        result.result = readers[0] = call(*inputs)
 
     return launch
 
@@ -167,6 +170,7 @@ def _bind_isolated_call(
 
     def launch() -> None:
         outputs = executable(*[buffer.to_jax(buffer.snapshot()) for buffer in arguments])
+        outputs = outputs if len(results) != 1 else (outputs,)
         # All outputs are read before any buffer is written: an output may alias an argument.
         values = [np.asarray(output) for output in outputs]
         for buffer, value in zip(results, values, strict=True):

@@ -89,7 +89,7 @@ class PrivatePool:
         self._provider = provider
         self._live: dict[Block, None] = {}
         self._free: list[Segment] = []
-        self._readers: dict[Segment, Sequence[Reader]] = {}
+        self._readers: dict[Segment, Sequence[Reader | None]] = {}
         # Reentrant: the collector may free a block while this thread is inside `allocate`.
         self._lock = threading.RLock()
         self._give_back = weakref.finalize(self, _give_back, provider, self._live, self._free)
@@ -152,7 +152,7 @@ class PrivatePool:
             self._live[block] = None
             return block
 
-    def free(self, block: Block, readers: Sequence[Reader] = ()) -> None:
+    def free(self, block: Block, readers: Sequence[Reader | None] = ()) -> None:
         """Returns a block to the pool, which keeps it for reuse.
 
         After `close` there is nothing left to return, and this does nothing.
@@ -190,7 +190,8 @@ class PrivatePool:
         best = min(fitting, key=lambda segment: (segment.nbytes, segment.address))
         self._free.remove(best)
         for reader in self._readers.pop(best):
-            reader.block_until_ready()
+            if reader is not None:
+                reader.block_until_ready()
         return best
 
     def _reserve(self, wanted_bytes: int) -> Segment:

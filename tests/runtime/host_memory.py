@@ -40,8 +40,8 @@ class NumpyBuffer:
     is_handed_out = False
     result = None
 
-    def write_plain(self, value: Any) -> None:
-        self.write(value)
+    def make_writer(self) -> Any:
+        return self.write
 
     def drop_leaf(self) -> None:
         """Counts deleted resident leaves."""
