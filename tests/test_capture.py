@@ -1,6 +1,8 @@
 """`tg.capture` from outside: programs equal `jax.jit` bit for bit, and nothing is done twice."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +65,7 @@ def low_precision(x):
     return half @ half.T, small, (x * 7).astype(jnp.int4), x > 0, x + 1j * x
 
 
-PROGRAMS = {
+PROGRAMS: dict[str, Callable[..., Any]] = {
     "nested jit": nested_jit,
     "grad of vmap": jax.grad(lambda x: jax.vmap(lambda row: jnp.dot(row, row) ** 1.5)(x).sum()),
     "vmap of grad": jax.vmap(jax.grad(lambda row: jnp.exp(row).prod())),

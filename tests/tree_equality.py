@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -20,6 +21,6 @@ def assert_same(got: Any, wanted: Any) -> None:
 
 def to_bytes(array: Any) -> bytes:
     """Returns the bits of an array; of a typed key, those of its key data."""
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.asarray(array).tobytes()

@@ -70,6 +70,8 @@ def test_arrays_and_numbers_are_fine(value):
         (np.array(["2024-01-01"], "datetime64[D]"), "ndarray of datetime64[D]"),
         (np.zeros(2, [("a", "f4")]), "ndarray of [('a', '<f4')]"),
         (np.str_("a"), "str_ of <U1"),
+        (np.zeros(2, ">f4"), "ndarray of >f4"),
+        (np.zeros(2, np.longdouble), f"ndarray of {np.dtype(np.longdouble)}"),
     ],
 )
 def test_other_objects_are_refused(value, kind):
