@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -153,17 +154,32 @@ def test_a_copy_at_the_end_comes_after_all_calls():
 
 
 def test_a_captured_region_is_compiled_and_an_eager_one_is_not():
-    eager = region("e", "x", "t", EAGER)
-    program = compile_it(request(eager, region("a", "t s", "n")))
-    assert program.steps[0].executable is eager.function
-    (result,) = program.steps[1].executable(jnp.ones(4), jnp.ones(4))
-    np.testing.assert_array_equal(result, np.full(4, 2, np.float32))
+    traced: list[bool] = []
+
+    def look(x: Any) -> tuple[Any, ...]:
+        traced.append(isinstance(x, jax.core.Tracer))
+        return (x + 1,)
+
+    regions = [region("e", "x", "t", EAGER), region("a", "x", "n")]
+    program = compile_it(request(*[dataclasses.replace(r, function=look) for r in regions]))
+    assert traced == [True]
+    for step in program.steps:
+        np.testing.assert_array_equal(step.executable(jnp.ones(4)), np.full(4, 2, np.float32))
+    assert traced == [True, False]
+
+
+def test_one_result_comes_bare_and_several_as_a_tuple():
+    program = compile_it(request(region("a", "x", "t"), region("b", "x s", "n m")))
+    first, second = (step.executable for step in program.steps)
+    np.testing.assert_array_equal(first(jnp.ones(4)), np.ones(4, np.float32))
+    n, m = second(jnp.ones(4), jnp.ones(4))
+    np.testing.assert_array_equal([n, m], [np.full(4, 2), np.full(4, 3)])
 
 
 def test_unused_parameters_are_kept():
     unused = Region("a", lambda x, s: (x,), (spec("x"), spec("s")), (spec("n"),))
     program = compile_it(request(unused))
-    (result,) = program.steps[0].executable(jnp.ones(4), jnp.zeros(4))
+    result = program.steps[0].executable(jnp.ones(4), jnp.zeros(4))
     np.testing.assert_array_equal(result, np.ones(4, np.float32))
 
 

@@ -27,7 +27,7 @@ def compile_call(function: Callable[..., Any], *arguments: jax.ShapeDtypeStruct)
 
 
 def make_call(name: str, function: Callable[..., Any], reads: str, writes: str) -> CallNode:
-    """Returns a compiled call on float32[4] buffers."""
+    """Returns a compiled call on float32[4] buffers; one result comes bare, several as a tuple."""
     arguments = tuple(reads.split())
     executable = compile_call(function, *[FLOATS] * len(arguments))
     return CallNode(name, executable, arguments, tuple(writes.split()))

@@ -29,10 +29,10 @@ LAUNCHES = 20
 
 # The fork of a capture on three streams: a -> (b, c) -> d.
 FORK = (
-    make_call("a", lambda x: (x + 1,), "x", "t"),
-    make_call("b", lambda t: (t * 2,), "t", "u"),
-    make_call("c", lambda t: (t * 3,), "t", "v"),
-    make_call("d", lambda u, v: (u + v,), "u v", "y"),
+    make_call("a", lambda x: x + 1, "x", "t"),
+    make_call("b", lambda t: t * 2, "t", "u"),
+    make_call("c", lambda t: t * 3, "t", "v"),
+    make_call("d", lambda u, v: u + v, "u v", "y"),
 )
 FORK_EDGES = ((0, 1), (0, 2), (1, 3), (2, 3))
 
@@ -88,8 +88,8 @@ def test_a_missing_edge_gives_a_wrong_result(missing: tuple[int, int]):
 
 @pytest.mark.parametrize("edges", [(), ((0, 1),)])
 def test_an_input_that_is_overwritten_too_early_gives_a_wrong_result(edges: Any):
-    read = make_call("a", lambda s: (s + 0,), "s", "y")
-    write = make_call("b", lambda x: (x * 0,), "x", "s")
+    read = make_call("a", lambda s: s + 0, "s", "y")
+    write = make_call("b", lambda x: x * 0, "x", "s")
     definition = make_definition(
         make_stage(read, write, edges=edges), inputs="s x", outputs="y s", residents=["s"]
     )
@@ -104,8 +104,8 @@ def test_an_input_that_is_overwritten_too_early_gives_a_wrong_result(edges: Any)
 
 def test_a_result_of_the_last_replay_does_not_pass_for_that_of_this_one():
     # `b` reads a result that `a` may not have written yet.
-    first = make_call("a", lambda x: (x + 1,), "x", "y")
-    second = make_call("b", lambda y: (y * 2,), "y", "z")
+    first = make_call("a", lambda x: x + 1, "x", "y")
+    second = make_call("b", lambda y: y * 2, "y", "z")
     definition = make_definition(make_stage(first, second), outputs="z y")
     wrong = [z for z in launch_often(definition) if not np.array_equal(z, (X + 1) * 2)]
     assert wrong
@@ -114,9 +114,9 @@ def test_a_result_of_the_last_replay_does_not_pass_for_that_of_this_one():
 
 def chain(offsets: dict[str, int] | None) -> GraphDefinition:
     nodes = (
-        make_call("a", lambda x: (x + 1,), "x", "t"),
-        make_call("b", lambda t: (t * 2,), "t", "u"),
-        make_call("c", lambda t, u: (t + u,), "t u", "y"),
+        make_call("a", lambda x: x + 1, "x", "t"),
+        make_call("b", lambda t: t * 2, "t", "u"),
+        make_call("c", lambda t, u: t + u, "t u", "y"),
     )
     edges = ((0, 1), (1, 2))
     return make_definition(make_stage(*nodes, edges=edges), offsets=offsets)
@@ -132,9 +132,9 @@ def test_buffers_that_overlap_while_both_live_give_a_wrong_result():
 def test_a_read_after_the_end_of_a_lifetime_meets_poison():
     # `u` starts where `t` ends, but its plan says that `t` is dead: nothing reads it by name.
     nodes = (
-        make_call("a", lambda x: (x + 1,), "x", "t"),
-        make_call("b", lambda t: (t * 2,), "t", "y"),
-        make_call("c", lambda stale: (stale * 1,), "stale", "z"),
+        make_call("a", lambda x: x + 1, "x", "t"),
+        make_call("b", lambda t: t * 2, "t", "y"),
+        make_call("c", lambda stale: stale * 1, "stale", "z"),
     )
     definition = make_definition(
         make_stage(*nodes, edges=((0, 1), (1, 2))),
@@ -149,21 +149,21 @@ def test_a_read_after_the_end_of_a_lifetime_meets_poison():
 def test_values_that_a_later_stage_reads_are_not_poisoned():
     seen: list[Any] = []
 
-    def look(t: Any) -> tuple[Any]:
+    def look(t: Any) -> Any:
         seen.append(np.asarray(t))
-        return (np.asarray(t) * 2,)
+        return np.asarray(t) * 2
 
     definition = make_definition(
         make_stage(FORK[0]),
         make_stage(CallNode("e", look, ("t",), ("u",)), is_captured=False),
-        make_stage(make_call("c", lambda t, u: (t + u,), "t u", "y")),
+        make_stage(make_call("c", lambda t, u: t + u, "t u", "y")),
     )
     assert count_wrong(launch_often(definition), (X + 1) * 3) == 0
     np.testing.assert_array_equal(seen, [X + 1] * LAUNCHES)
 
 
 def test_resident_state_survives_from_one_launch_to_the_next():
-    compute = make_call("a", lambda s, x: (s + x,), "s x", "n")
+    compute = make_call("a", lambda s, x: s + x, "s x", "n")
     definition = make_definition(
         make_stage(compute, make_copy("n", "s"), edges=[(0, 1)]),
         inputs="s x",

@@ -27,14 +27,14 @@ X = np.arange(4, dtype=np.float32)
 
 
 def test_one_call():
-    double = make_call("a", lambda x: (x * 2,), "x", "y")
+    double = make_call("a", lambda x: x * 2, "x", "y")
     (y,) = replay_once(make_replay(make_definition(make_stage(double))), X)
     np.testing.assert_array_equal(y, X * 2)
 
 
 def test_calls_pass_values_through_the_arena():
     first = make_call("a", lambda x: (x * 2, x + 1), "x", "t u")
-    second = make_call("b", lambda t, u: (t - u,), "t u", "y")
+    second = make_call("b", lambda t, u: t - u, "t u", "y")
     replay = make_replay(make_definition(make_stage(first, second, edges=[(0, 1)])))
     for value in (X, X + 5):
         (y,) = replay_once(replay, value)
@@ -54,7 +54,7 @@ def test_results_may_trade_places_with_arguments():
 
 
 def test_a_copy_node_moves_a_whole_buffer():
-    compute = make_call("a", lambda s: (s + 1,), "s", "n")
+    compute = make_call("a", lambda s: s + 1, "s", "n")
     definition = make_definition(
         make_stage(compute, make_copy("n", "s"), edges=[(0, 1)]),
         inputs="s",
@@ -96,9 +96,9 @@ def test_every_dtype_and_shape(dtype: Any, shape: tuple[int, ...]):
 def test_an_eager_call_gets_copies_that_it_may_keep():
     kept: list[Any] = []
 
-    def keep(x: Any) -> tuple[Any]:
+    def keep(x: Any) -> Any:
         kept.append(x)
-        return (x,)
+        return x
 
     node = CallNode("e", keep, ("x",), ("y",))
     replay = make_replay(make_definition(make_stage(node, is_captured=False)))
@@ -114,7 +114,7 @@ def test_an_eager_call_without_results_runs():
         seen.append(np.asarray(x))
         return ()
 
-    first = make_call("a", lambda x: (x + 1,), "x", "y")
+    first = make_call("a", lambda x: x + 1, "x", "y")
     definition = make_definition(
         make_stage(first), make_stage(CallNode("e", look, ("y",), ()), is_captured=False)
     )
@@ -148,17 +148,17 @@ def test_a_later_stage_does_not_overwrite_what_a_running_call_still_reads():
     size = 600
     square = jax.ShapeDtypeStruct((size, size), np.float32)
 
-    def take_long(t: Any, u: Any) -> tuple[Any]:
+    def take_long(t: Any, u: Any) -> Any:
         for _ in range(12):
             u = jnp.tanh(u @ u)
-        return (t + u,)
+        return t + u
 
-    def subtract(x: Any) -> tuple[Any]:
-        return (np.asarray(x) - 1,)
+    def subtract(x: Any) -> Any:
+        return np.asarray(x) - 1
 
     stages = [
-        make_stage(CallNode("a", compile_call(lambda x: (x + 1,), square), ("x",), ("t",))),
-        make_stage(CallNode("e", lambda x: (x,), ("x",), ("u",)), is_captured=False),
+        make_stage(CallNode("a", compile_call(lambda x: x + 1, square), ("x",), ("t",))),
+        make_stage(CallNode("e", lambda x: x, ("x",), ("u",)), is_captured=False),
         make_stage(CallNode("b", compile_call(take_long, square, square), ("t", "u"), ("y",))),
         make_stage(CallNode("g", subtract, ("x",), ("w",)), is_captured=False),
     ]
