@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Tracer
 
 from tracegraph.lowering.compile import compile_request, declared_edges, place_donated_results
 from tracegraph.lowering.dependencies import reduce_edges
@@ -157,7 +158,7 @@ def test_a_captured_region_is_compiled_and_an_eager_one_is_not():
     traced: list[bool] = []
 
     def look(x: Any) -> tuple[Any, ...]:
-        traced.append(isinstance(x, jax.core.Tracer))
+        traced.append(isinstance(x, Tracer))
         return (x + 1,)
 
     regions = [region("e", "x", "t", EAGER), region("a", "x", "n")]
