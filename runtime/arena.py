@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.segment import Block
@@ -15,24 +14,19 @@ class Arena:
     Arrays hold buffers, buffers hold the arena, and the arena's finaliser holds the pool: so a pool
     lives while its graph or any array in it lives, in whatever order users drop things.
 
-    Note [Waiting in the collector]. The finaliser may run inside Python's garbage collector, where
-    waiting for a JAX array corrupts memory: jaxlib frees other objects while it waits. So whoever
-    may still read the block goes along with it, and the pool waits before it serves it again.
+    Note [Finalisers]. A finaliser may run inside Python's garbage collector, where a call into JAX
+    that releases the interpreter's lock corrupts memory. So none of ours calls JAX, and when a
+    launch returns nothing reads the arena any more.
 
     Args:
         pool: where the block comes from.
         nbytes: at least this many bytes.
-
-    Attributes:
-        block: the block.
-        readers: in its one place, what must be ready before the block may serve another graph.
     """
 
     def __init__(self, pool: PrivatePool, nbytes: int) -> None:
         self.block: Block = pool.allocate(max(nbytes, 1))
-        self.readers: list[Any] = [None]
         # At interpreter exit the process gives all memory back by itself.
-        weakref.finalize(self, pool.free, self.block, self.readers).atexit = False
+        weakref.finalize(self, pool.free, self.block).atexit = False
 
     @property
     def address(self) -> int:

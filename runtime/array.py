@@ -160,6 +160,12 @@ class Array(jax.Array):
                 return self._read_settled()
             return self._read_buffer(buffer)
 
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by whoever reads or writes what the array stands for."""
+        buffer = self._buffer
+        return self._lock if buffer is None else buffer.lock
+
     def data_ptr(self) -> int:
         """Returns the address of the static buffer, or of an immutable value's private copy."""
         self._check_if_deleted()

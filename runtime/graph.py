@@ -144,26 +144,16 @@ class ReplayClock:
         generation: number of the last replay.
         lock: held by whoever reads or writes the arena.
         dropped_leaves: how many resident leaves were deleted by others than this graph's replays.
-        readers: in its one place, a result of a launch that may still be reading the arena.
-
-    Args:
-        readers: the arena's list.
+        has_copied: True when an input was copied into the arena since the last launch.
     """
 
-    __slots__ = ("dropped_leaves", "generation", "lock", "readers")
+    __slots__ = ("dropped_leaves", "generation", "has_copied", "lock")
 
-    def __init__(self, readers: list[Any]) -> None:
+    def __init__(self) -> None:
         self.generation = 0
         self.dropped_leaves = 0
+        self.has_copied = False
         self.lock = threading.RLock()
-        self.readers = readers
-
-    def drain(self) -> None:
-        """Waits until nothing reads the arena any more; to be called before it is written."""
-        reader = self.readers[0]
-        if reader is not None:
-            reader.block_until_ready()
-            self.readers[0] = None
 
 
 class ExecutableGraph(Protocol):

@@ -48,7 +48,7 @@ class Replay:
         self.definition = definition
         self.jax_device = device.jax_device
         self.arena = Arena(pool, definition.arena_bytes)
-        self.clock = ReplayClock(self.arena.readers)
+        self.clock = ReplayClock()
         device.poison(self.arena)
         self.buffers = device.bind_buffers(definition, self.arena, self.clock)
         self.inputs = [self.buffers[name] for name in definition.inputs]
@@ -108,7 +108,7 @@ class Replay:
     def copy_outputs(self) -> list[Any]:
         """Returns private copies of all results of the last replay."""
         return [
-            np.array(buffer.result) if buffer.is_handed_out else buffer.snapshot()
+            np.array(buffer.take_result()) if buffer.is_handed_out else buffer.snapshot()
             for buffer in self._outputs
         ]
 
@@ -122,7 +122,7 @@ class Replay:
         if self.is_resident_output[index]:
             return functools.partial(self._find_leaf, buffer)
         if buffer.is_handed_out:
-            return functools.partial(getattr, buffer, "result")
+            return buffer.take_result
         return functools.partial(self._make_array, buffer)
 
     def _make_array(self, buffer: StaticBuffer) -> Array:

@@ -51,9 +51,8 @@ class StaticBuffer(Protocol):
         """True for a result that leaves the graph in memory of its own."""
         ...
 
-    @property
-    def result(self) -> Any:
-        """The last such result, a plain JAX array."""
+    def take_result(self) -> Any:
+        """Returns such a result of the last replay, a plain JAX array, and lets go of it."""
         ...
 
     @property

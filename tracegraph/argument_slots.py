@@ -7,17 +7,17 @@ structure and leaf types (then only the leaves that changed are copied), or is i
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.core
+import numpy as np
 
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, unwrap_key
 from tracegraph.runtime.replay import Replay
-from tracegraph.signature import LeafType, describe_leaf
+from tracegraph.signature import LeafType, describe_leaf, find_static_kind
 from tracegraph.tree_watch import TreeWatch
 
 _MAX_KNOWN = 64
@@ -50,12 +50,14 @@ class LeafSlot:
         The results of the last replay must be settled.
         """
         write = self._write
-        if type(value) is ArrayImpl and write is not None:
-            known = self._known
-            is_known = id(value.aval) in known and id(value.sharding) in known
-            if not value.is_deleted() if is_known else self._learn(value):
-                write(value)
-                return True
+        # Deleted arrays, and those on another device or of another layout, XLA refuses by itself.
+        if (
+            type(value) is ArrayImpl
+            and write is not None
+            and (id(value.aval) in self._known or self._learn(value))
+        ):
+            write(value)
+            return True
         if self._replay.is_leaf_of(unwrap_key(value), self._index):
             return True
         if not self._accepts(value):
@@ -69,16 +71,18 @@ class LeafSlot:
     def _learn(self, value: Any) -> bool:
         """True for a plain array of the right type on this very device.
 
-        JAX shares the objects that say so between arrays: next time their identity tells.
+        JAX shares the object that says the type between arrays: next time its identity tells.
         """
         if value.sharding != self._sharding or not self._accepts(value):
             return False
         if len(self._known) < _MAX_KNOWN:
-            self._known |= {id(part): part for part in (value.aval, value.sharding)}
+            self._known[id(value.aval)] = value.aval
         return True
 
     def _accepts(self, value: Any) -> bool:
         if isinstance(value, jax.Array) and not self._can_read(value):
+            return False
+        if type(value) is int and not _fits(value, self._leaf.dtype):
             return False
         try:
             return describe_leaf(value) == self._leaf
@@ -172,22 +176,30 @@ class TreeSlot:
 class StaticSlot:
     """The slot of a static argument: it must be the value that was baked in."""
 
-    __slots__ = ("_value",)
+    __slots__ = ("_kind", "_value")
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self._value, self._kind = value, find_static_kind(value)
 
     def collect(self, value: Any, _updates: list[tuple[int, Any]]) -> bool:
         """Returns False for another value; a static argument is never copied."""
-        return value is self._value or (
-            type(value) is type(self._value) and bool(operator.eq(value, self._value))
-        )
+        if value is self._value:
+            return True
+        return find_static_kind(value) == self._kind and bool(value == self._value)
 
     def forget(self) -> None:
         """Has nothing to forget."""
 
 
 Slot = LeafSlot | TreeSlot | StaticSlot
+
+
+def _fits(number: int, dtype: Any) -> bool:
+    """True when an integer input can hold the number; a float input holds any."""
+    if not np.issubdtype(dtype, np.integer):
+        return True
+    limits = np.iinfo(dtype)
+    return int(limits.min) <= number <= int(limits.max)
 
 
 def is_consumable(value: Any) -> bool:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
 from tracegraph.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
 from tracegraph.constraints.frames import locate_caller
-from tracegraph.constraints.mismatch import describe_mismatch
+from tracegraph.constraints.mismatch import LeafSpec, describe_mismatch
 from tracegraph.frontend import CheckedGraph, find_donated, list_arguments
 from tracegraph.lowering.lower import Lowered
 from tracegraph.options import Options
 from tracegraph.partition import read_constants
 from tracegraph.result_builder import ResultBuilder
+from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import ReplayError
 from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.runtime.replay import Replay
-from tracegraph.signature import BoundCall, Signature, describe_leaf
+from tracegraph.signature import BoundCall, Signature, is_leaf_tree
 from tracegraph.verification import VerificationReport
 
 MISS: Any = object()
@@ -35,6 +36,7 @@ class CapturedGraph:
         call: the call that it was captured from.
         signature: trees and types that it accepts.
         names: one name per dynamic leaf.
+        inspect: checks the arguments of a call and returns path and type of each dynamic leaf.
     """
 
     # Constructed once per signature; each argument is a stage of the way of the data.
@@ -48,10 +50,12 @@ class CapturedGraph:
         call: BoundCall,
         signature: Signature,
         names: Sequence[str],
+        inspect: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[LeafSpec]],
     ) -> None:
         self.checked, self.lowered, self.replay = checked, lowered, replay
         self.signature, self.names, self.name = signature, list(names), options.name
         self.settings = signature.settings
+        self._inspect = inspect
         self._uncounted = 0
         self._clock, self._launch_stages = replay.clock, replay.launch_stages
         self._lock = replay.clock.lock
@@ -70,48 +74,69 @@ class CapturedGraph:
         """How often it was called; the replay that verified it does not count."""
         return self._clock.generation - self._uncounted
 
-    def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Replays on the arguments, or returns MISS if they have another signature."""
+    def try_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_checked: bool = False
+    ) -> Any:
+        """Replays on the arguments, or returns MISS if they have another signature.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            is_checked: True when `check_arguments` has passed them; without it arguments that could
+                break one of its rules (values for a donated argument) are a MISS, too.
+        """
         if kwargs or self._keyword_slots:
             if kwargs.keys() != self._keyword_slots.keys():
                 return MISS
             args = (*args, *(kwargs[key] for key in self._keyword_slots))
         if len(args) != self._arity:
             return MISS
-        # This is the hot path: few frames, one list, nothing that grows with the leaves.
-        with self._lock:
-            replay = self.replay
-            if replay.pending:
-                replay.settle()
-            updates: list[tuple[int, Any]] = []
-            for index, collect in self._collectors:
-                if not collect(args[index], updates):
-                    return self._miss()
-            try:
-                if updates:
-                    self._load(updates)
-                # As `replay.launch()`, without its frame.
-                self._launch_stages()
-                self._clock.generation += 1
-            except BaseException:
-                self._forget()
-                raise
-            if updates:
-                self._consume(updates)
-            result = self._build_result()
-            for slot, tree in self._resident_slots:
-                slot.remember(tree.watch)
-            return result
+        copies: dict[int, Any] | None = None
+        while True:
+            # This is the hot path: few frames, one list, nothing that grows with the leaves.
+            with self._lock:
+                updates: list[tuple[int, Any]] = []
+                try:
+                    if self.replay.pending:
+                        self.replay.settle()
+                    for index, collect in self._collectors:
+                        if not collect(args[index], updates):
+                            return self._miss()
+                    is_loaded = not updates or self._load(updates, copies)
+                    if is_loaded:
+                        # As `replay.launch()`, without its frame.
+                        self._launch_stages()
+                        self._clock.generation += 1
+                except BaseException as error:
+                    if self._recover(error, args):
+                        return MISS
+                    raise
+                if is_loaded:
+                    if updates:
+                        self._consume(updates)
+                    result = self._build_result()
+                    for slot, tree in self._resident_slots:
+                        slot.remember(tree.watch)
+                    return result
+            if not is_checked and not self._is_harmless(updates):
+                return self._miss()
+            copies = copy_together(value for _, value in updates if isinstance(value, Array))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replays on arguments that must have this graph's signature.
 
         Raises:
-            ReplayError: they have another one; only what differs is shown.
+            CaptureError: an argument was donated before, or is donated twice.
+            ReplayError: they have another signature; only what differs is shown.
         """
         result = self.try_call(args, kwargs)
+        if result is not MISS:
+            return result
+        # What is wrong with the arguments themselves comes before what is wrong for this graph.
+        found = self._inspect(args, kwargs)
+        result = self.try_call(args, kwargs, is_checked=True)
         if result is MISS:
-            raise self._explain_mismatch(args, kwargs)
+            raise self._explain_mismatch(found)
         return result
 
     def replay_once(self, leaves: Sequence[Any]) -> list[Any]:
@@ -128,20 +153,52 @@ class CapturedGraph:
             self._uncounted += 1
             return self.replay.copy_outputs()
 
-    def _load(self, updates: list[tuple[int, Any]]) -> None:
-        """Copies values in."""
+    def _load(self, updates: list[tuple[int, Any]], copies: dict[int, Any] | None) -> bool:
+        """Copies values in; False if arrays in a graph's pool must be copied before.
+
+        Note [Two graphs]. Another graph may be replaying while its arrays are read here. Holding
+        both locks at once could deadlock, so the arrays are copied under their own lock, all of one
+        graph together, while this graph's lock is not held.
+        """
+        if copies is None:
+            if any(i in self._donated or isinstance(value, Array) for i, value in updates):
+                return False
+            copies = {}
         if any(index in self._donated for index, _ in updates):
-            # The trees of the old state must not keep leaves alive that are about to be detached.
-            for slot, tree in self._resident_slots:
+            # The old trees must not keep leaves alive that are about to be detached.
+            for slot, _ in self._resident_slots:
                 slot.remember(None)
+            for tree in self._results.resident_trees:
                 tree.forget()
-        self.replay.load(updates)
+        self.replay.load([(index, copies.get(id(value), value)) for index, value in updates])
+        return True
 
     def _consume(self, updates: list[tuple[int, Any]]) -> None:
-        """Deletes what was donated: after the launch, so that a failed one costs nothing."""
+        """Deletes what was donated: after the launch, so that a failed one takes nothing."""
         for index, value in updates:
             if index in self._donated and is_consumable(value):
                 value.delete()
+
+    def _recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
+        """Makes the next call possible; True if only the arguments were at fault."""
+        # What stood in the buffers may be gone, and resident trees must be looked at again.
+        self._clock.generation += 1
+        self._uncounted += 1
+        self._forget()
+        arrays = [a for a in jax.tree_util.tree_leaves(args) if isinstance(a, jax.Array)]
+        return isinstance(error, RuntimeError | ValueError) and not all(map(self._is_here, arrays))
+
+    def _is_here(self, array: jax.Array) -> bool:
+        """True for an array that is alive on this graph's device."""
+        return not array.is_deleted() and array.devices() == {self.replay.jax_device}
+
+    def _is_harmless(self, updates: list[tuple[int, Any]]) -> bool:
+        """True when no value is given up, and none is a leaf that this graph is about to change."""
+        arena = self.replay.arena
+        return not any(
+            index in self._donated or (isinstance(value, Array) and value.is_in(arena))
+            for index, value in updates
+        )
 
     def _miss(self) -> Any:
         self._forget()
@@ -159,7 +216,7 @@ class CapturedGraph:
         for key, (is_donated, tree) in zip(keys, list_arguments(options, call), strict=True):
             structure = jax.tree_util.tree_structure(tree)
             leaves = self.signature.leaves[start : start + structure.num_leaves]
-            if jax.tree_util.treedef_is_leaf(structure):
+            if is_leaf_tree(structure):
                 slots[key] = LeafSlot(self.replay, start, leaves[0], is_donated=is_donated)
             else:
                 slot = TreeSlot(self.replay, start, structure, leaves, is_donated=is_donated)
@@ -184,37 +241,34 @@ class CapturedGraph:
                 pairs.append((slot, tree))
         return pairs
 
-    def _explain_mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayError:
+    def _explain_mismatch(self, found: Sequence[LeafSpec]) -> ReplayError:
         """Returns an error that shows wanted and got side by side where they differ."""
         wanted = [
             (name, leaf.shape, leaf.dtype, leaf.weak_type)
             for name, leaf in zip(self.names, self.signature.leaves, strict=True)
         ]
-        got = describe_call(self.names, self.signature, args, kwargs)
         return ReplayError(
             f"the graph of `{self.name}` is called with another signature",
-            where=f"{locate_caller()}: {describe_mismatch(wanted, got)}",
+            where=f"{locate_caller()}: {describe_mismatch(wanted, found)}",
             why="a graph has static shapes: its kernels and buffers fit one signature only",
             fix=f"pass what it was captured with, or call `{self.name}`, which captures anew",
             anchor="signature",
         )
 
 
-def describe_call(
-    names: Sequence[str], signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[str, tuple[int, ...], Any, bool]]:
-    """Returns path and type of each dynamic leaf of a call; paths as captured where trees agree."""
-    static = {key for key, _ in signature.statics}
-    dynamic = tuple(value for i, value in enumerate(args) if i not in static)
-    rest = {key: value for key, value in kwargs.items() if key not in static}
-    leaves, tree = jax.tree_util.tree_flatten((dynamic, rest))
-    if tree == signature.tree:
-        paths = list(names)
-    else:
-        with_paths = jax.tree_util.tree_leaves_with_path((dynamic, rest))
-        paths = [jax.tree_util.keystr(path) for path, _ in with_paths]
-    described = []
-    for path, value in zip(paths, leaves, strict=True):
-        leaf = describe_leaf(value)
-        described.append((path, leaf.shape, leaf.dtype, leaf.weak_type))
-    return described
+def copy_together(arrays: Iterable[Array]) -> dict[int, Any]:
+    """Returns private copies of arrays by their identity, see Note [Two graphs].
+
+    Arrays of one graph are copied under one hold of its lock, so that they are of one replay.
+    """
+    by_lock: dict[int, list[Array]] = {}
+    locks = {}
+    for array in arrays:
+        lock = array.lock
+        locks[id(lock)] = lock
+        by_lock.setdefault(id(lock), []).append(array)
+    copies = {}
+    for key, group in by_lock.items():
+        with locks[key]:
+            copies |= {id(array): array.peek().copy() for array in group}
+    return copies

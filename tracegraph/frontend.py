@@ -23,7 +23,7 @@ from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, run_passes
 from tracegraph.passes.resolve_donation import ResolveDonation
 from tracegraph.printer import print_graph
 from tracegraph.runtime.stream import tracing
-from tracegraph.signature import BoundCall, LeafType, Signature
+from tracegraph.signature import BoundCall, LeafType, Signature, is_leaf_tree
 from tracegraph.trace import Traced, trace_function
 
 
@@ -134,7 +134,7 @@ def match_trees(options: Options, call: BoundCall, out_tree: Any) -> tuple[tuple
     start = 0
     for is_donated, tree in list_arguments(options, call):
         structure = jax.tree_util.tree_structure(tree)
-        if is_donated and not jax.tree_util.treedef_is_leaf(structure):
+        if is_donated and not is_leaf_tree(structure):
             place = next((p for p in free if p[0] == structure), None)
             if place is not None:
                 free.remove(place)

@@ -16,10 +16,11 @@ from jax.core import Tracer
 from tracegraph.captured_graph import MISS, CapturedGraph
 from tracegraph.constraints.arguments import check_arguments
 from tracegraph.constraints.frames import hide_own_frames, locate_caller
+from tracegraph.constraints.mismatch import LeafSpec
 from tracegraph.constraints.violation import to_error
 from tracegraph.explain import explain_capture
 from tracegraph.frontend import CheckedGraph, make_request, trace_and_check
-from tracegraph.jax_internals import has_data_effects, read_settings
+from tracegraph.jax_internals import eval_trace, has_data_effects, read_settings, trace_state
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.memory_plan import MemoryPlan
 from tracegraph.options import Options, read_options
@@ -36,7 +37,7 @@ from tracegraph.runtime.memory.private_pool import (
     new_pool_id,
 )
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.stream import is_tracing, thread_state, traced_name
+from tracegraph.runtime.stream import is_tracing, traced_name
 from tracegraph.signature import BoundCall, Signature, bind_call, make_signature, name_leaves
 from tracegraph.verification import VerificationReport, compare_results, flatten_results
 
@@ -144,7 +145,7 @@ class GraphedFunction:
             if (
                 latest is not None
                 and latest.settings == read_settings()
-                and not thread_state.tracing
+                and trace_state.trace is eval_trace
             ):
                 result = latest.try_call(args, kwargs)
                 if result is not MISS:
@@ -234,11 +235,14 @@ class GraphedFunction:
             call=prepared.call,
             signature=prepared.signature,
             names=prepared.names,
+            inspect=self._inspect,
         )
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
         _refuse_nested(self._options.name)
+        if trace_state.trace is not eval_trace:
+            _refuse_staged(self._options.name)
         prepared = self._prepare(args, kwargs)
         with self._lock:
             captured = self._cache.get(prepared.signature)
@@ -248,7 +252,9 @@ class GraphedFunction:
             else:
                 self._cache.move_to_end(prepared.signature)
             self._latest = captured
-            result = captured(*args, **kwargs)
+            result = captured.try_call(args, kwargs, is_checked=True)
+            if result is MISS:
+                raise AssertionError(f"`{self._options.name}`: a new graph refuses its own call")
             self._first_calls += is_new
             return result
 
@@ -266,6 +272,14 @@ class GraphedFunction:
             _, dropped = self._cache.popitem(last=False)
             self._retired_calls += dropped.calls
         return captured
+
+    def _inspect(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LeafSpec]:
+        """Checks a call and returns path and type of each dynamic leaf."""
+        prepared = self._prepare(args, kwargs)
+        return [
+            (name, leaf.shape, leaf.dtype, leaf.weak_type)
+            for name, leaf in zip(prepared.names, prepared.signature.leaves, strict=True)
+        ]
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
         """Binds, checks and flattens a call."""

@@ -15,6 +15,7 @@ import numpy as np
 from tracegraph.jax_internals import is_key_dtype
 from tracegraph.runtime.jax_interop import wrap_key
 from tracegraph.runtime.replay import Replay
+from tracegraph.signature import is_leaf_tree
 from tracegraph.tree_watch import TreeWatch
 
 
@@ -39,7 +40,7 @@ class ResultBuilder:
             self._takers[part] if type(part) is int else _ResidentTree(self._takers, part)
             for part in parts
         ]
-        is_single = jax.tree_util.treedef_is_leaf(self._outer)
+        is_single = is_leaf_tree(self._outer)
         self.build: Callable[[], Any] = self._parts[0] if is_single else self._build_tree
 
     @property

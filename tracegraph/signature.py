@@ -122,6 +122,11 @@ def describe_leaf(value: Any) -> LeafType:
     return LeafType(tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
 
 
+def is_leaf_tree(tree: Any) -> bool:
+    """True for the structure of one leaf; JAX's own test takes None, which has none, for one."""
+    return tree.num_nodes == 1 and tree.num_leaves == 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Signature:
     """The key of a captured graph: trees, leaf types and static values.

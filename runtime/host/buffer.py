@@ -77,6 +77,11 @@ class HostBuffer:
         """Held by whoever reads or writes the arena."""
         return self.clock.lock
 
+    def take_result(self) -> Any:
+        """Returns the result that is handed out, and lets go of it."""
+        result, self.result = self.result, None
+        return result
+
     def snapshot(self) -> np.ndarray[Any, Any]:
         """Returns a private copy of the present bytes."""
         return self.view.copy()
@@ -87,10 +92,10 @@ class HostBuffer:
 
     def write(self, value: Any) -> None:
         """Copies an array of the same shape and dtype, or a Python scalar, into the buffer."""
-        self.clock.drain()
         if isinstance(value, Array):
             value = value.peek()
         np.copyto(self.view, np.asarray(value, dtype=self.dtype))
+        self.clock.has_copied = True
         for arguments, index in self.sites:
             arguments[index] = self.alias
 

@@ -45,18 +45,12 @@ class HostDevice:
         """Returns one executable graph per stage."""
         if self._is_checking:
             # In checking mode everything goes through the arena, where a stale read shows.
-            graphs: tuple[ExecutableGraph, ...] = tuple(
+            return tuple(
                 CheckedHostGraph(definition, index, buffers)
                 for index in range(len(definition.stages))
             )
-            rebindable: list[str] = []
-        else:
-            rebindable = mark_buffers(definition, buffers, fresh)
-            graphs = tuple(HostGraph(stage, buffers) for stage in definition.stages)
-        for name, buffer in buffers.items():
-            if name not in rebindable:
-                buffer.sites.clear()
-        return graphs
+        rebindable = frozenset(mark_buffers(definition, buffers, fresh))
+        return tuple(HostGraph(stage, buffers, rebindable) for stage in definition.stages)
 
     def poison(self, arena: Arena) -> None:
         """Fills the arena with ``0xFF`` bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,26 +24,28 @@ _copy_bytes = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c
 class HostGraph:
     """One stage, bound to the buffers of one arena.
 
-    When `launch` returns, everything that is in the arena is written; results that are handed out
-    may still be on their way, as those of `jax.jit`.
+    When `launch` returns, everything that goes into the arena is written, and nothing reads it any
+    more. Results of calls that read no arena may still be on their way, as those of `jax.jit`.
 
     Args:
         stage: nodes in an order that respects its edges.
         buffers: every buffer of the arena, by name.
+        rebindable: inputs that need not be copied, see Note [Rebinding].
     """
 
-    def __init__(self, stage: Stage, buffers: Mapping[str, HostBuffer]) -> None:
-        launches = bind_stage(stage, buffers)
+    def __init__(
+        self, stage: Stage, buffers: Mapping[str, HostBuffer], rebindable: Collection[str] = ()
+    ) -> None:
+        launches = bind_stage(stage, buffers, rebindable)
         self.launch = launches[0] if len(launches) == 1 else _chain(launches)
 
 
-def bind_stage(stage: Stage, buffers: Mapping[str, HostBuffer]) -> list[Callable[[], None]]:
-    """Returns one function per node that runs it on fixed buffers."""
-    # A later node of this or another stage may overwrite what a call still reads.
-    is_sole = len(stage.nodes) == 1
+def bind_stage(
+    stage: Stage, buffers: Mapping[str, HostBuffer], rebindable: Collection[str] = ()
+) -> list[Callable[[], None]]:
+    """Returns one function per node that runs it on fixed buffers, rebindable inputs apart."""
     return [
-        _bind_node(node, buffers, is_captured=stage.is_captured, is_sole=is_sole)
-        for node in stage.nodes
+        _bind_node(node, buffers, rebindable if stage.is_captured else None) for node in stage.nodes
     ]
 
 
@@ -60,18 +62,23 @@ def mark_buffers(
     Returns:
         Names of the inputs that only quick calls read; see Note [Rebinding].
     """
-    nodes = [(stage, node) for stage in definition.stages for node in stage.nodes]
-    quick = [node for stage, node in nodes if is_quick(node, buffers, stage.is_captured)]
-    slow = [node for _, node in nodes if node not in quick]
-    read = {name for _, node in nodes for name in node.arguments}
+    quick: list[Node] = []
+    slow: list[Node] = []
+    for stage in definition.stages:
+        for node in stage.nodes:
+            is_slow = not is_quick(node, buffers, is_captured=stage.is_captured)
+            (slow if is_slow else quick).append(node)
+    read = {name for node in (*quick, *slow) for name in node.arguments}
     made = {name for node in quick for name in node.results}
     for name in fresh:
-        buffers[name].is_handed_out = name in made and name not in read
+        # Two results that are one value are two arrays: donating one must not delete the other.
+        is_only = fresh.count(name) == 1
+        buffers[name].is_handed_out = is_only and name in made and name not in read
     kept = {name for node in slow for name in node.arguments} | set(definition.outputs)
     return [name for name in definition.inputs if name in read and name not in kept]
 
 
-def is_quick(node: Node, buffers: Mapping[str, HostBuffer], is_captured: bool) -> bool:
+def is_quick(node: Node, buffers: Mapping[str, HostBuffer], *, is_captured: bool) -> bool:
     """True for a call that XLA can serve from the arena's own bytes."""
     names = (*node.arguments, *node.results)
     can_alias = all(buffers[name].alias is not None for name in names)
@@ -87,14 +94,17 @@ def _chain(launches: list[Callable[[], None]]) -> Callable[[], None]:
 
 
 def _bind_node(
-    node: Node, buffers: Mapping[str, HostBuffer], *, is_captured: bool, is_sole: bool
+    node: Node,
+    buffers: Mapping[str, HostBuffer],
+    rebindable: Collection[str] | None,
 ) -> Callable[[], None]:
+    """Returns what runs one node; ``rebindable`` is None for eager ones."""
     arguments = [buffers[name] for name in node.arguments]
     results = [buffers[name] for name in node.results]
     if isinstance(node, CopyNode):
         return _bind_copy(arguments[0], results[0])
-    if is_quick(node, buffers, is_captured):
-        return _bind_call(node, arguments, results, is_sole=is_sole)
+    if rebindable is not None and is_quick(node, buffers, is_captured=True):
+        return _bind_call(node, arguments, results, rebindable)
     return _bind_isolated_call(node.executable, arguments, results)
 
 
@@ -106,30 +116,39 @@ def _bind_copy(source: HostBuffer, target: HostBuffer) -> Callable[[], None]:
 
 
 def _bind_call(
-    node: CallNode, arguments: list[HostBuffer], results: list[HostBuffer], *, is_sole: bool
+    node: CallNode,
+    arguments: list[HostBuffer],
+    results: list[HostBuffer],
+    rebindable: Collection[str],
 ) -> Callable[[], None]:
     """Binds a call that reads the arena in place."""
     call = get_quick_call(node.executable)
     inputs = [buffer.alias for buffer in arguments]
     for index, buffer in enumerate(arguments):
-        buffer.sites.append((inputs, index))
-    readers = results[0].clock.readers
-    if is_sole and len(results) == 1 and results[0].is_handed_out:
-        return _bind_single_result(call, inputs, results[0], readers)
+        if buffer.name in rebindable:
+            buffer.sites.append((inputs, index))
+    if len(results) == 1 and results[0].is_handed_out:
+        return _bind_single_result(call, inputs, arguments, results[0])
+    clock = results[0].clock
+    reads_arena = not all(buffer.sites for buffer in arguments)
     is_single = len(results) == 1
     handed_out = [(buffer, i) for i, buffer in enumerate(results) if buffer.is_handed_out]
     kept = [i for i, buffer in enumerate(results) if not buffer.is_handed_out]
     copy_kept = _bind_result_copies(results, kept) if kept else None
 
     def launch() -> None:
-        outputs = (call(*inputs),) if is_single else call(*inputs)
+        try:
+            outputs = call(*inputs)
+        except ValueError:
+            outputs = _call_on_copies(call, inputs, arguments)
+        if is_single:
+            outputs = (outputs,)
         for buffer, index in handed_out:
             buffer.result = outputs[index]
-        if is_sole and copy_kept is None:
-            readers[0] = outputs[0]
-            return
-        # The outputs of one XLA:CPU execution share one definition event.
-        outputs[0].block_until_ready()
+        if reads_arena or kept or clock.has_copied:
+            # The outputs of one XLA:CPU execution share one definition event.
+            outputs[0].block_until_ready()
+            clock.has_copied = False
         if copy_kept is not None:
             copy_kept(outputs)
 
@@ -137,14 +156,38 @@ def _bind_call(
 
 
 def _bind_single_result(
-    call: Callable[..., Any], inputs: list[Any], result: HostBuffer, readers: list[Any]
+    call: Callable[..., Any], inputs: list[Any], arguments: list[HostBuffer], result: HostBuffer
 ) -> Callable[[], None]:
     """Binds the call of the smallest graphs, where each step counts."""
+    clock = result.clock
+    reads_arena = not all(buffer.sites for buffer in arguments)
 
     def launch() -> None:
-        result.result = readers[0] = call(*inputs)
+        try:
+            result.result = output = call(*inputs)
+        except ValueError:
+            result.result = output = _call_on_copies(call, inputs, arguments)
+        if reads_arena or clock.has_copied:
+            output.block_until_ready()
+            clock.has_copied = False
 
     return launch
+
+
+def _call_on_copies(
+    call: Callable[..., Any], inputs: list[Any], arguments: list[HostBuffer]
+) -> Any:
+    """Calls again with rebound arrays copied in: XLA refuses those of another memory layout.
+
+    Only XLA can tell, and asking before each call would cost more than most calls. An array that
+    the user committed to another device is not copied: the call raises again.
+    """
+    for index, buffer in enumerate(arguments):
+        value = inputs[index]
+        is_elsewhere = value.committed and value.devices() != {buffer.jax_device}
+        if value is not buffer.alias and not is_elsewhere:
+            buffer.write(value)
+    return call(*inputs)
 
 
 def _bind_result_copies(

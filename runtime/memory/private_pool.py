@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
@@ -57,14 +56,6 @@ class Provider(Protocol):
         ...
 
 
-class Reader(Protocol):
-    """Work that may still read a block, such as an array that is being computed from it."""
-
-    def block_until_ready(self) -> object:
-        """Blocks the host until the work is done."""
-        ...
-
-
 class PrivatePool:
     """A set of segments that serves blocks to the graphs of one pool. Safe from several threads.
 
@@ -89,7 +80,6 @@ class PrivatePool:
         self._provider = provider
         self._live: dict[Block, None] = {}
         self._free: list[Segment] = []
-        self._readers: dict[Segment, Sequence[Reader | None]] = {}
         # Reentrant: the collector may free a block while this thread is inside `allocate`.
         self._lock = threading.RLock()
         self._give_back = weakref.finalize(self, _give_back, provider, self._live, self._free)
@@ -152,14 +142,10 @@ class PrivatePool:
             self._live[block] = None
             return block
 
-    def free(self, block: Block, readers: Sequence[Reader | None] = ()) -> None:
+    def free(self, block: Block) -> None:
         """Returns a block to the pool, which keeps it for reuse.
 
         After `close` there is nothing left to return, and this does nothing.
-
-        Args:
-            block: what `allocate` returned.
-            readers: what may still read the block; it serves nobody before all are ready.
 
         Raises:
             TracegraphError: the block was freed before, or is not of this pool.
@@ -176,7 +162,6 @@ class PrivatePool:
                 )
             del self._live[block]
             self._free.append(block.segment)
-            self._readers[block.segment] = readers
 
     def close(self) -> None:
         """Gives all segments back to the provider. May be called again; nothing happens then."""
@@ -189,9 +174,6 @@ class PrivatePool:
             return None
         best = min(fitting, key=lambda segment: (segment.nbytes, segment.address))
         self._free.remove(best)
-        for reader in self._readers.pop(best):
-            if reader is not None:
-                reader.block_until_ready()
         return best
 
     def _reserve(self, wanted_bytes: int) -> Segment:
@@ -208,9 +190,7 @@ class PrivatePool:
 
     def _release_free(self) -> None:
         while self._free:
-            segment = self._free.pop()
-            del self._readers[segment]
-            self._provider.free(segment)
+            self._provider.free(self._free.pop())
 
     def _name_pool(self, error: OutOfMemoryError) -> OutOfMemoryError:
         return OutOfMemoryError(

@@ -38,7 +38,9 @@ class NumpyBuffer:
         np.copyto(self.view, np.asarray(value))
 
     is_handed_out = False
-    result = None
+
+    def take_result(self) -> Any:
+        return None
 
     def make_writer(self) -> Any:
         return self.write
