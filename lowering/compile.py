@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,11 @@ from tracegraph.lowering.request import BufferSpec, CaptureRequest, OutputSpec, 
 
 
 def compile_request(
-    request: CaptureRequest, jax_device: Any, *, on_region: Callable[[str], None]
+    request: CaptureRequest,
+    jax_device: Any,
+    *,
+    on_region: Callable[[str], None],
+    updates_in_place: bool = False,
 ) -> DeviceProgram:
     """Compiles every captured region and places donated results in their inputs' buffers.
 
@@ -28,6 +33,8 @@ def compile_request(
         request: what to capture.
         jax_device: the device that the regions are compiled for.
         on_region: called with a region's name before it is compiled.
+        updates_in_place: True when the device gives XLA memory that it may overwrite: then a region
+            that computes the new value of a donated input gets the old one donated.
 
     Returns:
         The steps in program order, with the order that the streams declare.
@@ -35,15 +42,13 @@ def compile_request(
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile a region.
     """
-    executables = []
+    renamed, copies = place_donated_results(request)
+    steps: list[Step] = []
     for region in request.regions:
         on_region(region.name)
-        executables.append(_compile_region(region, jax_device))
-    renamed, copies = place_donated_results(request)
-    steps: list[Step] = [
-        _make_call(region, executable, renamed)
-        for region, executable in zip(request.regions, executables, strict=True)
-    ]
+        arranged, count = arrange_in_place(region, request.regions, renamed)
+        donated = count if updates_in_place else 0
+        steps.append(_make_call(arranged, _compile_region(arranged, jax_device, donated), renamed))
     edges = list(declared_edges(request.regions))
     # A copy into a donated input comes after everything that may still read the old value.
     call_count = len(steps)
@@ -125,7 +130,52 @@ def _find_writer(regions: Sequence[Region], name: str) -> int:
     )
 
 
-def _compile_region(region: Region, jax_device: Any) -> Callable[..., Any]:
+def arrange_in_place(
+    region: Region, regions: Sequence[Region], renamed: dict[str, BufferSpec]
+) -> tuple[Region, int]:
+    """Puts the inputs that a region updates in place first, and their new values, in one order.
+
+    Only inputs that no other region reads are updated in place. Equal order makes JAX pair each
+    donated parameter with its own result.
+
+    Returns:
+        The region with inputs and outputs in their new order, and how many are updated in place.
+    """
+    others = {spec.name for other in regions if other is not region for spec in other.inputs}
+    index_of = {spec.name: index for index, spec in enumerate(region.inputs)}
+    pairs = [
+        (index_of[renamed[spec.name].name], index)
+        for index, spec in enumerate(region.outputs)
+        if spec.name in renamed
+        and renamed[spec.name].name in index_of
+        and renamed[spec.name].name not in others
+    ]
+    if not pairs or not region.place.is_captured:
+        return region, 0
+    inputs = _move_first([i for i, _ in pairs], len(region.inputs))
+    outputs = _move_first([o for _, o in pairs], len(region.outputs))
+
+    @functools.wraps(region.function)
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        given = dict(zip(inputs, arrays, strict=True))
+        results = region.function(*[given[index] for index in range(len(inputs))])
+        return tuple(results[index] for index in outputs)
+
+    arranged = dataclasses.replace(
+        region,
+        function=run,
+        inputs=tuple(region.inputs[index] for index in inputs),
+        outputs=tuple(region.outputs[index] for index in outputs),
+    )
+    return arranged, len(pairs)
+
+
+def _move_first(first: Sequence[int], count: int) -> list[int]:
+    rest = sorted(set(range(count)) - set(first))
+    return [*first, *rest]
+
+
+def _compile_region(region: Region, jax_device: Any, donated: int) -> Callable[..., Any]:
     """Returns the compiled region, or for an eager one the function itself.
 
     A region of one result returns it bare: a tuple would cost every call its unpacking.
@@ -141,7 +191,8 @@ def _compile_region(region: Region, jax_device: Any) -> Callable[..., Any]:
         for spec in region.inputs
     ]
     with jax.default_device(jax_device):
-        return jax.jit(function, keep_unused=True).lower(*arguments).compile()
+        compiled = jax.jit(function, keep_unused=True, donate_argnums=range(donated))
+        return compiled.lower(*arguments).compile()
 
 
 def _return_bare(function: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:

@@ -25,7 +25,11 @@ class Lowered:
 
 
 def lower_request(
-    request: CaptureRequest, jax_device: Any, *, on_region: Callable[[str], None]
+    request: CaptureRequest,
+    jax_device: Any,
+    *,
+    on_region: Callable[[str], None],
+    updates_in_place: bool = False,
 ) -> Lowered:
     """Compiles, plans and builds a request; touches no memory of the device.
 
@@ -33,7 +37,10 @@ def lower_request(
         request: what to capture.
         jax_device: the device to compile for.
         on_region: called with a region's name before it is compiled.
+        updates_in_place: True when the device gives XLA memory that it may overwrite.
     """
-    program = compile_request(request, jax_device, on_region=on_region)
+    program = compile_request(
+        request, jax_device, on_region=on_region, updates_in_place=updates_in_place
+    )
     plan = plan_memory(request.name, find_lifetimes(program))
     return Lowered(program, plan, build_graph(program, plan))

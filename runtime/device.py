@@ -29,10 +29,15 @@ class Device(Protocol):
         """Where pools of this device take their segments from."""
         ...
 
+    @property
+    def updates_in_place(self) -> bool:
+        """True when compiled regions may overwrite the memory of resident state."""
+        ...
+
     def bind_buffers(
         self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
     ) -> Mapping[str, StaticBuffer]:
-        """Returns every slot of a definition as a buffer at its address in the arena."""
+        """Returns every slot of a definition as a buffer, filled with bytes that show when read."""
         ...
 
     def instantiate(
@@ -46,8 +51,4 @@ class Device(Protocol):
             fresh: results that users get as immutable values; the device may give them memory of
                 their own, so that nothing needs to be copied when they are handed out.
         """
-        ...
-
-    def poison(self, arena: Arena) -> None:
-        """Overwrites an arena with bytes that show when they are read."""
         ...

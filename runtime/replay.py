@@ -49,7 +49,6 @@ class Replay:
         self.jax_device = device.jax_device
         self.arena = Arena(pool, definition.arena_bytes)
         self.clock = ReplayClock()
-        device.poison(self.arena)
         self.buffers = device.bind_buffers(definition, self.arena, self.clock)
         self.inputs = [self.buffers[name] for name in definition.inputs]
         self.pending: list[weakref.ref[Array]] = []
@@ -104,6 +103,14 @@ class Replay:
     def _launch_each_stage(self) -> None:
         for stage in self._stages:
             stage.launch()
+
+    def restore(self) -> None:
+        """Makes the buffers usable after a failed launch; leaves of lost values are deleted."""
+        for name, buffer in self.buffers.items():
+            reference = self._leaves.get(name)
+            leaf = reference() if reference is not None else None
+            if buffer.restore() and leaf is not None:
+                leaf.consume()
 
     def copy_outputs(self) -> list[Any]:
         """Returns private copies of all results of the last replay."""

@@ -75,6 +75,10 @@ class StaticBuffer(Protocol):
         """
         ...
 
+    def restore(self) -> bool:
+        """Makes the buffer usable after a failed launch; True if its value was lost."""
+        ...
+
     def drop_leaf(self) -> None:
         """Hears that the array which stood for the resident value was deleted."""
         ...

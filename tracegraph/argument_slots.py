@@ -8,7 +8,7 @@ structure and leaf types (then only the leaves that changed are copied), or is i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.core
@@ -24,6 +24,11 @@ _MAX_KNOWN = 64
 _is_deleted = ArrayImpl.is_deleted
 
 
+def _write_nothing(value: Any) -> None:
+    """Is never called: stands where no value may be written at once."""
+    raise AssertionError(f"{value} is written before all arguments are accepted")
+
+
 class LeafSlot:
     """The slot of one array.
 
@@ -34,29 +39,24 @@ class LeafSlot:
         is_donated: True when the caller gives them up.
     """
 
-    __slots__ = ("_index", "_known", "_leaf", "_replay", "_sharding", "_write")
+    __slots__ = ("_index", "_leaf", "_replay", "_sharding", "known", "write")
 
     def __init__(self, replay: Replay, index: int, leaf: LeafType, *, is_donated: bool) -> None:
         self._replay, self._index, self._leaf = replay, index, leaf
         self._sharding = find_sharding(replay.jax_device)
-        self._known: dict[int, Any] = {}
+        # JAX shares the object that says an array's type between arrays: its identity tells.
+        self.known: dict[int, Any] = {}
         # A donated value waits until all arguments are accepted: the leaf that lives in the buffer
         # is detached first, and the value is consumed.
-        self._write = None if is_donated else replay.inputs[index].make_writer()
+        self.write = _write_nothing if is_donated else replay.inputs[index].make_writer()
 
     def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
         """Copies an immutable array in, or adds to the updates; False for another signature.
 
         The results of the last replay must be settled.
         """
-        write = self._write
-        # Deleted arrays, and those on another device or of another layout, XLA refuses by itself.
-        if (
-            type(value) is ArrayImpl
-            and write is not None
-            and (id(value.aval) in self._known or self._learn(value))
-        ):
-            write(value)
+        if type(value) is ArrayImpl and self._learn(value):
+            self.write(value)
             return True
         if self._replay.is_leaf_of(unwrap_key(value), self._index):
             return True
@@ -69,14 +69,15 @@ class LeafSlot:
         """Has nothing to forget: every value is looked at."""
 
     def _learn(self, value: Any) -> bool:
-        """True for a plain array of the right type on this very device.
-
-        JAX shares the object that says the type between arrays: next time its identity tells.
-        """
+        """True for a plain array of the right type on this very device, not to be donated."""
+        if self.write is _write_nothing:
+            return False
+        if id(value.aval) in self.known:
+            return True
         if value.sharding != self._sharding or not self._accepts(value):
             return False
-        if len(self._known) < _MAX_KNOWN:
-            self._known[id(value.aval)] = value.aval
+        if len(self.known) < _MAX_KNOWN:
+            self.known[id(value.aval)] = value.aval
         return True
 
     def _accepts(self, value: Any) -> bool:
@@ -98,7 +99,7 @@ class LeafSlot:
 
 
 class TreeSlot:
-    """The slot of a tree of arrays.
+    """The slot of a tree of arrays; like the static slot it takes no value by its type alone.
 
     Args:
         replay: whose static inputs these are.
@@ -117,6 +118,8 @@ class TreeSlot:
         "_tree",
         "_watch",
     )
+    known: ClassVar[dict[int, Any]] = {}
+    write = staticmethod(_write_nothing)
 
     def __init__(
         self,
@@ -177,6 +180,8 @@ class StaticSlot:
     """The slot of a static argument: it must be the value that was baked in."""
 
     __slots__ = ("_kind", "_value")
+    known: ClassVar[dict[int, Any]] = {}
+    write = staticmethod(_write_nothing)
 
     def __init__(self, value: Any) -> None:
         self._value, self._kind = value, find_static_kind(value)

@@ -17,7 +17,7 @@ from tracegraph.partition import read_constants
 from tracegraph.result_builder import ResultBuilder
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import ReplayError
-from tracegraph.runtime.jax_interop import unwrap_key
+from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.replay import Replay
 from tracegraph.signature import BoundCall, Signature, is_leaf_tree
 from tracegraph.verification import VerificationReport
@@ -58,7 +58,7 @@ class CapturedGraph:
         self._inspect = inspect
         self._uncounted = 0
         self._clock, self._launch_stages = replay.clock, replay.launch_stages
-        self._lock = replay.clock.lock
+        self._lock, self._pending = replay.clock.lock, replay.pending
         self.verification = VerificationReport(skipped="verify=False")
         self._donated = find_donated(options, call)
         avals = [operand.aval for operand in checked.graph.outputs]
@@ -97,10 +97,15 @@ class CapturedGraph:
             with self._lock:
                 updates: list[tuple[int, Any]] = []
                 try:
-                    if self.replay.pending:
+                    if self._pending:
                         self.replay.settle()
-                    for index, collect in self._collectors:
-                        if not collect(args[index], updates):
+                    for index, known, write, collect in self._collectors:
+                        value = args[index]
+                        if type(value) is ArrayImpl and id(value.aval) in known:
+                            # Deleted arrays, and those on another device or of another memory
+                            # layout, XLA refuses by itself.
+                            write(value)
+                        elif not collect(value, updates):
                             return self._miss()
                     is_loaded = not updates or self._load(updates, copies)
                     if is_loaded:
@@ -184,6 +189,7 @@ class CapturedGraph:
         # What stood in the buffers may be gone, and resident trees must be looked at again.
         self._clock.generation += 1
         self._uncounted += 1
+        self.replay.restore()
         self._forget()
         arrays = [a for a in jax.tree_util.tree_leaves(args) if isinstance(a, jax.Array)]
         return isinstance(error, RuntimeError | ValueError) and not all(map(self._is_here, arrays))
@@ -227,7 +233,9 @@ class CapturedGraph:
         self._keyword_slots = {key: slot for key, slot in slots.items() if isinstance(key, str)}
         every_slot = (*self._slots, *self._keyword_slots.values())
         self._arity = len(every_slot)
-        self._collectors = tuple(enumerate(slot.collect for slot in every_slot))
+        self._collectors = tuple(
+            (index, slot.known, slot.write, slot.collect) for index, slot in enumerate(every_slot)
+        )
         self._resident_slots = self._pair_resident_trees(spans)
 
     def _pair_resident_trees(self, spans: dict[int, tuple[int, TreeSlot]]) -> list[Any]:

@@ -145,7 +145,7 @@ class GraphedFunction:
             if (
                 latest is not None
                 and latest.settings == read_settings()
-                and trace_state.trace is eval_trace
+                and trace_state.value is eval_trace
             ):
                 result = latest.try_call(args, kwargs)
                 if result is not MISS:
@@ -241,7 +241,7 @@ class GraphedFunction:
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
         _refuse_nested(self._options.name)
-        if trace_state.trace is not eval_trace:
+        if trace_state.value is not eval_trace:
             _refuse_staged(self._options.name)
         prepared = self._prepare(args, kwargs)
         with self._lock:
@@ -303,6 +303,7 @@ class GraphedFunction:
             request,
             self._device.jax_device,
             on_region=lambda name: progress.enter(f"compile {name} of {len(request.regions)}"),
+            updates_in_place=self._device.updates_in_place,
         )
         return checked, lowered
 

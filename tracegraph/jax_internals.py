@@ -63,8 +63,8 @@ class EquationContext:
 
 # JAX's own function, without a frame around it: it runs at every call of a captured function.
 read_settings = _config.trace_context
-# What JAX does with an op right now: computing it, when `trace_state.trace` is `eval_trace`.
-trace_state: Any = _core.trace_ctx
+# What JAX does with an op in this thread: it computes it when `trace_state.value` is `eval_trace`.
+trace_state: Any = _core.trace_state_strong_ref
 eval_trace: Any = _core.eval_trace
 
 

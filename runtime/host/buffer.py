@@ -23,7 +23,7 @@ class HostBuffer:
     memory of its own. So an immutable array given for a copied input is not copied: the calls that
     read this input are pointed at it, as a CUDA graph's node parameters are patched. And a result
     that leaves the graph as an immutable value is handed out as XLA made it. What stays inside the
-    graph (temporaries between regions, resident state, constants) is in the arena, always.
+    graph (temporaries between regions, constants, state that several regions read) is in the arena.
 
     Args:
         slot: name, place, shape and dtype.
@@ -109,6 +109,10 @@ class HostBuffer:
     def _rebind(self, value: Any) -> None:
         for arguments, index in self.sites:
             arguments[index] = value
+
+    def restore(self) -> bool:
+        """Returns False: a failed launch takes nothing from the arena."""
+        return False
 
     def drop_leaf(self) -> None:
         """Counts a deleted resident leaf, so that no tree with it is taken for unchanged."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckedHostGraph
-from tracegraph.runtime.host.graph import HostGraph, mark_buffers
+from tracegraph.runtime.host.graph import HostGraph, find_in_place, mark_buffers
+from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.memory.providers.host import HostProvider
 
 
@@ -31,16 +31,31 @@ class HostDevice:
         self.provider = HostProvider()
         self._is_checking = is_checking
 
+    @property
+    def updates_in_place(self) -> bool:
+        """True but in checking mode, where everything goes through the arena."""
+        return not self._is_checking
+
     def bind_buffers(
         self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
-    ) -> Mapping[str, HostBuffer]:
-        """Returns every slot as a NumPy view of the arena that XLA reads in place."""
-        return {
-            slot.name: HostBuffer(slot, arena, self.jax_device, clock) for slot in definition.slots
+    ) -> Mapping[str, HostBuffer | OwnedBuffer]:
+        """Returns every slot as a NumPy view of the arena, resident state apart."""
+        slots = {slot.name: slot for slot in definition.slots}
+        buffers: dict[str, HostBuffer | OwnedBuffer] = {
+            name: HostBuffer(slot, arena, self.jax_device, clock) for name, slot in slots.items()
         }
+        if self.updates_in_place:
+            for name in find_in_place(definition, buffers):
+                buffers[name] = OwnedBuffer(slots[name], arena, self.jax_device, clock)
+        for buffer in buffers.values():
+            buffer.fill_bytes(POISON)
+        return buffers
 
     def instantiate(
-        self, definition: GraphDefinition, buffers: Mapping[str, HostBuffer], fresh: Sequence[str]
+        self,
+        definition: GraphDefinition,
+        buffers: Mapping[str, HostBuffer | OwnedBuffer],
+        fresh: Sequence[str],
     ) -> tuple[ExecutableGraph, ...]:
         """Returns one executable graph per stage."""
         if self._is_checking:
@@ -51,10 +66,6 @@ class HostDevice:
             )
         rebindable = frozenset(mark_buffers(definition, buffers, fresh))
         return tuple(HostGraph(stage, buffers, rebindable) for stage in definition.stages)
-
-    def poison(self, arena: Arena) -> None:
-        """Fills the arena with ``0xFF`` bytes."""
-        ctypes.memset(arena.address, POISON, arena.nbytes)
 
 
 def find_host_device(*, is_checking: bool) -> HostDevice:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tracegraph.runtime.graph import CallNode, CopyNode, GraphDefinition, Node, Stage
 from tracegraph.runtime.host.buffer import HostBuffer
+from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.jax_interop import ArrayImpl, get_quick_call
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
@@ -34,14 +35,14 @@ class HostGraph:
     """
 
     def __init__(
-        self, stage: Stage, buffers: Mapping[str, HostBuffer], rebindable: Collection[str] = ()
+        self, stage: Stage, buffers: Mapping[str, Any], rebindable: Collection[str] = ()
     ) -> None:
         launches = bind_stage(stage, buffers, rebindable)
         self.launch = launches[0] if len(launches) == 1 else _chain(launches)
 
 
 def bind_stage(
-    stage: Stage, buffers: Mapping[str, HostBuffer], rebindable: Collection[str] = ()
+    stage: Stage, buffers: Mapping[str, Any], rebindable: Collection[str] = ()
 ) -> list[Callable[[], None]]:
     """Returns one function per node that runs it on fixed buffers, rebindable inputs apart."""
     return [
@@ -50,7 +51,7 @@ def bind_stage(
 
 
 def mark_buffers(
-    definition: GraphDefinition, buffers: Mapping[str, HostBuffer], fresh: Sequence[str]
+    definition: GraphDefinition, buffers: Mapping[str, Any], fresh: Sequence[str]
 ) -> list[str]:
     """Marks results that leave the graph as XLA made them, and returns inputs to be rebound.
 
@@ -78,7 +79,22 @@ def mark_buffers(
     return [name for name in definition.inputs if name in read and name not in kept]
 
 
-def is_quick(node: Node, buffers: Mapping[str, HostBuffer], *, is_captured: bool) -> bool:
+def find_in_place(definition: GraphDefinition, buffers: Mapping[str, Any]) -> list[str]:
+    """Returns the resident values that one quick call alone reads and updates."""
+    nodes = [(stage, node) for stage in definition.stages for node in stage.nodes]
+    uses = collections.Counter(
+        name for _, node in nodes for name in {*node.arguments, *node.results}
+    )
+    return [
+        name
+        for stage, node in nodes
+        if is_quick(node, buffers, is_captured=stage.is_captured)
+        for name, result in zip(node.arguments, node.results, strict=False)
+        if name == result and uses[name] == 1
+    ]
+
+
+def is_quick(node: Node, buffers: Mapping[str, Any], *, is_captured: bool) -> bool:
     """True for a call that XLA can serve from the arena's own bytes."""
     names = (*node.arguments, *node.results)
     can_alias = all(buffers[name].alias is not None for name in names)
@@ -95,7 +111,7 @@ def _chain(launches: list[Callable[[], None]]) -> Callable[[], None]:
 
 def _bind_node(
     node: Node,
-    buffers: Mapping[str, HostBuffer],
+    buffers: Mapping[str, Any],
     rebindable: Collection[str] | None,
 ) -> Callable[[], None]:
     """Returns what runs one node; ``rebindable`` is None for eager ones."""
@@ -117,23 +133,27 @@ def _bind_copy(source: HostBuffer, target: HostBuffer) -> Callable[[], None]:
 
 def _bind_call(
     node: CallNode,
-    arguments: list[HostBuffer],
-    results: list[HostBuffer],
+    arguments: list[Any],
+    results: list[Any],
     rebindable: Collection[str],
 ) -> Callable[[], None]:
     """Binds a call that reads the arena in place."""
     call = get_quick_call(node.executable)
     inputs = [buffer.alias for buffer in arguments]
     for index, buffer in enumerate(arguments):
-        if buffer.name in rebindable:
+        if isinstance(buffer, OwnedBuffer):
+            buffer.bind(inputs, index)
+        elif buffer.name in rebindable:
             buffer.sites.append((inputs, index))
     if len(results) == 1 and results[0].is_handed_out:
         return _bind_single_result(call, inputs, arguments, results[0])
     clock = results[0].clock
-    reads_arena = not all(buffer.sites for buffer in arguments)
+    reads_arena = _reads_arena(arguments)
+    # Lowering puts what is updated in place first, in one order.
+    in_place = sum(isinstance(buffer, OwnedBuffer) for buffer in results)
     is_single = len(results) == 1
     handed_out = [(buffer, i) for i, buffer in enumerate(results) if buffer.is_handed_out]
-    kept = [i for i, buffer in enumerate(results) if not buffer.is_handed_out]
+    kept = [i for i, b in enumerate(results) if i >= in_place and not b.is_handed_out]
     copy_kept = _bind_result_copies(results, kept) if kept else None
 
     def launch() -> None:
@@ -143,6 +163,8 @@ def _bind_call(
             outputs = _call_on_copies(call, inputs, arguments)
         if is_single:
             outputs = (outputs,)
+        if in_place:
+            inputs[:in_place] = outputs[:in_place]
         for buffer, index in handed_out:
             buffer.result = outputs[index]
         if reads_arena or kept or clock.has_copied:
@@ -156,11 +178,11 @@ def _bind_call(
 
 
 def _bind_single_result(
-    call: Callable[..., Any], inputs: list[Any], arguments: list[HostBuffer], result: HostBuffer
+    call: Callable[..., Any], inputs: list[Any], arguments: list[Any], result: HostBuffer
 ) -> Callable[[], None]:
     """Binds the call of the smallest graphs, where each step counts."""
     clock = result.clock
-    reads_arena = not all(buffer.sites for buffer in arguments)
+    reads_arena = _reads_arena(arguments)
 
     def launch() -> None:
         try:
@@ -174,9 +196,11 @@ def _bind_single_result(
     return launch
 
 
-def _call_on_copies(
-    call: Callable[..., Any], inputs: list[Any], arguments: list[HostBuffer]
-) -> Any:
+def _reads_arena(arguments: list[Any]) -> bool:
+    return not all(isinstance(buffer, OwnedBuffer) or buffer.sites for buffer in arguments)
+
+
+def _call_on_copies(call: Callable[..., Any], inputs: list[Any], arguments: list[Any]) -> Any:
     """Calls again with rebound arrays copied in: XLA refuses those of another memory layout.
 
     Only XLA can tell, and asking before each call would cost more than most calls. An array that
@@ -190,9 +214,7 @@ def _call_on_copies(
     return call(*inputs)
 
 
-def _bind_result_copies(
-    results: list[HostBuffer], kept: list[int]
-) -> Callable[[Sequence[Any]], None]:
+def _bind_result_copies(results: list[Any], kept: list[int]) -> Callable[[Sequence[Any]], None]:
     """Returns a function that copies some of a call's outputs into their buffers."""
     addresses = [results[index].address for index in kept]
     sizes = [results[index].nbytes for index in kept]
@@ -207,7 +229,7 @@ def _bind_result_copies(
 
 
 def _bind_isolated_call(
-    executable: Callable[..., Any], arguments: list[HostBuffer], results: list[HostBuffer]
+    executable: Callable[..., Any], arguments: list[Any], results: list[Any]
 ) -> Callable[[], None]:
     """Binds a call on private copies: eager code may keep its arguments or return them."""
 

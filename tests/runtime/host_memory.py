@@ -45,6 +45,9 @@ class NumpyBuffer:
     def make_writer(self) -> Any:
         return self.write
 
+    def restore(self) -> bool:
+        return False
+
     def drop_leaf(self) -> None:
         """Counts deleted resident leaves."""
         self.dropped_leaves += 1

@@ -1,0 +1,130 @@
+"""OwnedBuffer: resident state in memory that XLA owns, updated in place by donation."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.graph import BufferSlot, ReplayClock
+from tracegraph.runtime.jax_interop import make_aval, to_immutable
+
+
+class OwnedBuffer:
+    """A static buffer that one call reads and overwrites.
+
+    Note [In place]. XLA:CPU updates an argument in place only if the memory is its own; bytes of
+    the arena it would copy, at every call. So where one call alone reads and updates a resident
+    value, the value lives in an array that XLA made, which is donated to the call and comes back as
+    its result: the same memory, at the same address, whatever the number of leaves. Nobody else may
+    hold a view of it, or the donation fails; so readers get copies and writers go by the address.
+
+    Args:
+        slot: name, shape and dtype.
+        arena: of the graph that it belongs to.
+        jax_device: the JAX device that owns the memory.
+        clock: counts the replays of the graph.
+    """
+
+    __slots__ = (
+        "_argument_index",
+        "_arguments",
+        "arena",
+        "aval",
+        "clock",
+        "dtype",
+        "jax_device",
+        "name",
+        "nbytes",
+        "shape",
+    )
+    is_handed_out = False
+
+    def __init__(self, slot: BufferSlot, arena: Arena, jax_device: Any, clock: ReplayClock) -> None:
+        self.name, self.shape, self.dtype = slot.name, slot.shape, slot.dtype
+        self.arena, self.jax_device, self.clock = arena, jax_device, clock
+        self.nbytes = slot.dtype.itemsize * int(np.prod(slot.shape, dtype=np.int64))
+        self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
+        self._arguments: list[Any] = [self._make_array()]
+        self._argument_index = 0
+
+    def bind(self, arguments: list[Any], index: int) -> None:
+        """Puts the array into a call's argument list, where each launch leaves the new one."""
+        arguments[index] = self.alias
+        self._arguments, self._argument_index = arguments, index
+
+    @property
+    def alias(self) -> Any:
+        """The array itself; to be donated, and not to be looked at in any other way."""
+        return self._arguments[self._argument_index]
+
+    @property
+    def generation(self) -> int:
+        """Number of the last replay."""
+        return self.clock.generation
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by whoever reads or writes the buffer."""
+        return self.clock.lock
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return self.alias.unsafe_buffer_pointer()
+
+    @property
+    def view(self) -> np.ndarray[Any, Any]:
+        """A copy of the present bytes, see Note [In place]."""
+        return self.snapshot()
+
+    def take_result(self) -> Any:
+        """Is never called: a resident value is not handed out."""
+        raise AssertionError(f"{self.name} is resident")
+
+    def snapshot(self) -> np.ndarray[Any, Any]:
+        """Returns a private copy of the present bytes."""
+        return self._map_bytes().copy()
+
+    def write(self, value: Any) -> None:
+        """Copies an array of the same shape and dtype, or a Python scalar, into the buffer."""
+        if isinstance(value, Array):
+            value = value.peek()
+        np.copyto(self._map_bytes(), np.asarray(value, dtype=self.dtype))
+
+    def make_writer(self) -> Callable[[Any], None]:
+        """Returns `write`: resident state is always copied in."""
+        return self.write
+
+    def drop_leaf(self) -> None:
+        """Counts a deleted resident leaf, so that no tree with it is taken for unchanged."""
+        self.clock.dropped_leaves += 1
+
+    def fill_bytes(self, byte: int) -> None:
+        """Sets every byte, to make a premature read visible."""
+        ctypes.memset(self.address, byte, self.nbytes)
+
+    def restore(self) -> bool:
+        """Makes a new array if a failed launch has used up the old one; True if it had."""
+        if not self.alias.is_deleted():
+            return False
+        self._arguments[self._argument_index] = self._make_array()
+        return True
+
+    def _make_array(self) -> Any:
+        # XLA copies this one at the first donation, and from then on the memory is its own.
+        return to_immutable(np.zeros(self.shape, self.dtype), self.aval, self.jax_device)
+
+    def _map_bytes(self) -> np.ndarray[Any, Any]:
+        """Returns the memory as a NumPy array of which XLA knows nothing."""
+        array = self.alias
+        array.block_until_ready()
+        if not self.nbytes:
+            return np.empty(self.shape, self.dtype)
+        memory = (ctypes.c_ubyte * self.nbytes).from_address(array.unsafe_buffer_pointer())
+        return np.frombuffer(memory, np.uint8).view(self.dtype).reshape(self.shape)
