@@ -10,10 +10,11 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import tracegraph.lowering
-import tracegraph.runtime
+import tracegraph
+from tracegraph.lowering import request
+from tracegraph.runtime import errors
 
-_LAYERS = (tracegraph, tracegraph.lowering, tracegraph.runtime)
+_LAYERS = (tracegraph, request, errors)
 OUR_FOLDERS = tuple(f"{pathlib.Path(str(layer.__file__)).resolve().parent}/" for layer in _LAYERS)
 # The XLA call, waiting for it, and the copies between buffers.
 EXCLUDED_NAMES = (

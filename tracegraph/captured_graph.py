@@ -17,7 +17,7 @@ from tracegraph.partition import read_constants
 from tracegraph.result_builder import ResultBuilder
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import ReplayError
-from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
+from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.runtime.replay import Replay
 from tracegraph.signature import BoundCall, Signature, is_leaf_tree
 from tracegraph.verification import VerificationReport
@@ -27,6 +27,10 @@ MISS: Any = object()
 
 class CapturedGraph:
     """The replay of one signature with its argument slots and its results.
+
+    Note [Hot path] of `GraphedFunction` reads ``settings``, ``arity``, ``lock``, ``pending`` (which
+    results may need settling) and ``collectors`` (per argument its index, the types and the writer
+    of its slot for arrays that can be taken at once, and the slot's `collect`).
 
     Args:
         checked: the traced graph.
@@ -58,7 +62,7 @@ class CapturedGraph:
         self._inspect = inspect
         self._uncounted = 0
         self._clock, self._launch_stages = replay.clock, replay.launch_stages
-        self._lock, self._pending = replay.clock.lock, replay.pending
+        self.lock, self.pending = replay.clock.lock, replay.pending
         self.verification = VerificationReport(skipped="verify=False")
         self._donated = find_donated(options, call)
         avals = [operand.aval for operand in checked.graph.outputs]
@@ -89,43 +93,46 @@ class CapturedGraph:
             if kwargs.keys() != self._keyword_slots.keys():
                 return MISS
             args = (*args, *(kwargs[key] for key in self._keyword_slots))
-        if len(args) != self._arity:
+        if len(args) != self._slot_count:
             return MISS
         copies: dict[int, Any] | None = None
         while True:
-            # This is the hot path: few frames, one list, nothing that grows with the leaves.
-            with self._lock:
-                updates: list[tuple[int, Any]] = []
+            with self.lock:
                 try:
-                    if self._pending:
-                        self.replay.settle()
-                    for index, known, write, collect in self._collectors:
-                        value = args[index]
-                        if type(value) is ArrayImpl and id(value.aval) in known:
-                            # Deleted arrays, and those on another device or of another memory
-                            # layout, XLA refuses by itself.
-                            write(value)
-                        elif not collect(value, updates):
-                            return self._miss()
-                    is_loaded = not updates or self._load(updates, copies)
-                    if is_loaded:
-                        # As `replay.launch()`, without its frame.
-                        self._launch_stages()
-                        self._clock.generation += 1
+                    updates = self._collect(args)
+                    if updates is None:
+                        return self._miss()
+                    if not updates or self._load(updates, copies):
+                        result = self.launch()
+                        self._consume(updates)
+                        return result
                 except BaseException as error:
-                    if self._recover(error, args):
+                    if self.recover(error, args):
                         return MISS
                     raise
-                if is_loaded:
-                    if updates:
-                        self._consume(updates)
-                    result = self._build_result()
-                    for slot, tree in self._resident_slots:
-                        slot.remember(tree.watch)
-                    return result
             if not is_checked and not self._is_harmless(updates):
                 return self._miss()
             copies = copy_together(value for _, value in updates if isinstance(value, Array))
+
+    def launch(self) -> Any:
+        """Launches on what is loaded and returns the results; the caller holds the lock."""
+        # As `replay.launch()`, without its frame.
+        self._launch_stages()
+        self._clock.generation += 1
+        result = self._build_result()
+        for slot, tree in self._resident_slots:
+            slot.remember(tree.watch)
+        return result
+
+    def recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
+        """Makes the next call possible after an error; True if the arguments were at fault."""
+        # What stood in the buffers may be gone, and resident trees must be looked at again.
+        self._clock.generation += 1
+        self._uncounted += 1
+        self.replay.restore()
+        self._forget()
+        arrays = [a for a in jax.tree_util.tree_leaves(args) if isinstance(a, jax.Array)]
+        return isinstance(error, RuntimeError | ValueError) and not all(map(self._is_here, arrays))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replays on arguments that must have this graph's signature.
@@ -150,7 +157,7 @@ class CapturedGraph:
         Args:
             leaves: one value per dynamic leaf.
         """
-        with self._lock:
+        with self.lock:
             self._forget()
             self.replay.settle()
             self.replay.load([(i, unwrap_key(value)) for i, value in enumerate(leaves)])
@@ -178,21 +185,20 @@ class CapturedGraph:
         self.replay.load([(index, copies.get(id(value), value)) for index, value in updates])
         return True
 
+    def _collect(self, args: tuple[Any, ...]) -> list[tuple[int, Any]] | None:
+        """Lets the slots take the arguments; returns what is left to copy, None for a mismatch."""
+        self.replay.settle()
+        updates: list[tuple[int, Any]] = []
+        for index, _, _, collect in self.collectors:
+            if not collect(args[index], updates):
+                return None
+        return updates
+
     def _consume(self, updates: list[tuple[int, Any]]) -> None:
         """Deletes what was donated: after the launch, so that a failed one takes nothing."""
         for index, value in updates:
             if index in self._donated and is_consumable(value):
                 value.delete()
-
-    def _recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
-        """Makes the next call possible; True if only the arguments were at fault."""
-        # What stood in the buffers may be gone, and resident trees must be looked at again.
-        self._clock.generation += 1
-        self._uncounted += 1
-        self.replay.restore()
-        self._forget()
-        arrays = [a for a in jax.tree_util.tree_leaves(args) if isinstance(a, jax.Array)]
-        return isinstance(error, RuntimeError | ValueError) and not all(map(self._is_here, arrays))
 
     def _is_here(self, array: jax.Array) -> bool:
         """True for an array that is alive on this graph's device."""
@@ -232,8 +238,10 @@ class CapturedGraph:
         self._slots = [slots[key] for key in sorted(k for k in slots if isinstance(k, int))]
         self._keyword_slots = {key: slot for key, slot in slots.items() if isinstance(key, str)}
         every_slot = (*self._slots, *self._keyword_slots.values())
-        self._arity = len(every_slot)
-        self._collectors = tuple(
+        self._slot_count = len(every_slot)
+        # The hot path takes positional arguments only.
+        self.arity = -1 if self._keyword_slots else self._slot_count
+        self.collectors = tuple(
             (index, slot.known, slot.write, slot.collect) for index, slot in enumerate(every_slot)
         )
         self._resident_slots = self._pair_resident_trees(spans)

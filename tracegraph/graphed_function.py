@@ -30,6 +30,7 @@ from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.host.device import find_host_device
+from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.memory.private_pool import (
     PoolId,
     PrivatePool,
@@ -140,20 +141,50 @@ class GraphedFunction:
             VerificationError: the new graph differs from `jax.jit`.
             OutOfMemoryError: the pool cannot hold the graph.
         """
+        # Note [Hot path]. For a small graph each frame and each look-up counts, so the usual call
+        # is spelled out here: arrays of known types, resident trees, nothing to be copied. Whatever
+        # is not usual leaves this block, and `try_call` does the same work with all its cases.
         latest = self._latest
         try:
             if (
                 latest is not None
+                and not kwargs
+                and len(args) == latest.arity
                 and latest.settings == read_settings()
                 and trace_state.value is eval_trace
             ):
-                result = latest.try_call(args, kwargs)
-                if result is not MISS:
-                    return result
-            return self._call_slowly(args, kwargs)
+                with latest.lock:
+                    is_usual = True
+                    try:
+                        if latest.pending:
+                            latest.replay.settle()
+                        updates: list[tuple[int, Any]] = []
+                        for index, known, write, collect in latest.collectors:
+                            value = args[index]
+                            if type(value) is ArrayImpl and id(value.aval) in known:
+                                write(value)
+                            elif not collect(value, updates):
+                                is_usual = False
+                                break
+                        if is_usual and not updates:
+                            return latest.launch()
+                    except BaseException as error:
+                        if not latest.recover(error, args):
+                            raise
+            return self._call_generally(latest, args, kwargs)
         except Exception as error:
             hide_own_frames(error)
             raise
+
+    def _call_generally(
+        self, latest: CapturedGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        is_at_top = trace_state.value is eval_trace
+        if latest is not None and is_at_top and latest.settings == read_settings():
+            result = latest.try_call(args, kwargs)
+            if result is not MISS:
+                return result
+        return self._call_slowly(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds like a function, so that a method can be captured."""

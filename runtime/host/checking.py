@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tracegraph.runtime.graph import GraphDefinition, Node, Stage
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.graph import bind_stage
+from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 
 POISON = 0xFF
 
@@ -33,7 +34,7 @@ class CheckedHostGraph:
         self,
         definition: GraphDefinition,
         stage_index: int,
-        buffers: Mapping[str, HostBuffer],
+        buffers: Mapping[str, HostBuffer | OwnedBuffer],
         seed: int = 0,
     ) -> None:
         stage = definition.stages[stage_index]

@@ -127,4 +127,4 @@ class OwnedBuffer:
         if not self.nbytes:
             return np.empty(self.shape, self.dtype)
         memory = (ctypes.c_ubyte * self.nbytes).from_address(array.unsafe_buffer_pointer())
-        return np.frombuffer(memory, np.uint8).view(self.dtype).reshape(self.shape)
+        return np.ctypeslib.as_array(memory).view(self.dtype).reshape(self.shape)
