@@ -82,4 +82,5 @@ def _build_node(step: Step) -> Node:
     if isinstance(step, Copy):
         return CopyNode(step.name, step.source.buffer, step.target.buffer)
     reads = tuple(use.buffer for use in step.reads)
-    return CallNode(step.name, step.executable, reads, tuple(use.buffer for use in step.writes))
+    writes = tuple(use.buffer for use in step.writes)
+    return CallNode(step.name, step.executable, reads, writes, step.in_place)

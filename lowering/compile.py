@@ -48,7 +48,8 @@ def compile_request(
         on_region(region.name)
         arranged, count = arrange_in_place(region, request.regions, renamed)
         donated = count if updates_in_place else 0
-        steps.append(_make_call(arranged, _compile_region(arranged, jax_device, donated), renamed))
+        executable = _compile_region(arranged, jax_device, donated)
+        steps.append(_make_call(arranged, executable, donated, renamed))
     edges = list(declared_edges(request.regions))
     # A copy into a donated input comes after everything that may still read the old value.
     call_count = len(steps)
@@ -203,7 +204,9 @@ def _return_bare(function: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]
     return run
 
 
-def _make_call(region: Region, executable: Any, renamed: dict[str, BufferSpec]) -> ExecutableCall:
+def _make_call(
+    region: Region, executable: Any, in_place: int, renamed: dict[str, BufferSpec]
+) -> ExecutableCall:
     return ExecutableCall(
         name=region.name,
         executable=executable,
@@ -211,6 +214,7 @@ def _make_call(region: Region, executable: Any, renamed: dict[str, BufferSpec]) 
         writes=tuple(_use(renamed.get(spec.name, spec)) for spec in region.outputs),
         stream=region.place.stream,
         is_captured=region.place.is_captured,
+        in_place=in_place,
     )
 
 

@@ -29,6 +29,8 @@ class BufferUse:
 class ExecutableCall:
     """One call of a compiled region.
 
+    More than six fields because a call is where program, memory and order meet.
+
     Attributes:
         name: the region's name.
         executable: called with the arrays of ``reads``; returns those of ``writes``.
@@ -36,6 +38,8 @@ class ExecutableCall:
         writes: whole buffers, in order of its results.
         stream: number of the stream it is on.
         is_captured: False when it runs eagerly between two graphs.
+        in_place: how many of the first reads are donated to the executable; the write at the same
+            place is the new value in the same buffer.
     """
 
     name: str
@@ -44,6 +48,7 @@ class ExecutableCall:
     writes: tuple[BufferUse, ...]
     stream: int = 0
     is_captured: bool = True
+    in_place: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

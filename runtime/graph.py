@@ -40,12 +40,15 @@ class CallNode:
         executable: returns its one result, or a tuple of several.
         arguments: names of the buffers that it reads, in order.
         results: names of the buffers that it defines, in order.
+        in_place: how many of the first arguments are donated to the executable; the result at the
+            same place is the new value in the same buffer.
     """
 
     name: str
     executable: Callable[..., Any] = dataclasses.field(repr=False)
     arguments: tuple[str, ...]
     results: tuple[str, ...]
+    in_place: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

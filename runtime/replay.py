@@ -93,12 +93,12 @@ class Replay:
             self.inputs[index].write(value)
 
     def launch(self) -> None:
-        """Launches every stage once; afterwards the buffers belong to a new generation.
+        """Launches every stage once; the buffers belong to a new generation, even if it fails.
 
         The results of the last replay must be settled.
         """
-        self.launch_stages()
         self.clock.generation += 1
+        self.launch_stages()
 
     def _launch_each_stage(self) -> None:
         for stage in self._stages:

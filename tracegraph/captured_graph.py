@@ -60,7 +60,7 @@ class CapturedGraph:
         self.signature, self.names, self.name = signature, list(names), options.name
         self.settings = signature.settings
         self._inspect = inspect
-        self._uncounted = 0
+        self.calls = 0
         self._clock, self._launch_stages = replay.clock, replay.launch_stages
         self.lock, self.pending = replay.clock.lock, replay.pending
         self.verification = VerificationReport(skipped="verify=False")
@@ -72,11 +72,6 @@ class CapturedGraph:
         constants = read_constants(checked.graph.constants)
         first = len(names)
         replay.load([(first + i, array) for i, array in enumerate(constants)])
-
-    @property
-    def calls(self) -> int:
-        """How often it was called; the replay that verified it does not count."""
-        return self._clock.generation - self._uncounted
 
     def try_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_checked: bool = False
@@ -117,8 +112,9 @@ class CapturedGraph:
     def launch(self) -> Any:
         """Launches on what is loaded and returns the results; the caller holds the lock."""
         # As `replay.launch()`, without its frame.
-        self._launch_stages()
         self._clock.generation += 1
+        self._launch_stages()
+        self.calls += 1
         result = self._build_result()
         for slot, tree in self._resident_slots:
             slot.remember(tree.watch)
@@ -126,9 +122,7 @@ class CapturedGraph:
 
     def recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
         """Makes the next call possible after an error; True if the arguments were at fault."""
-        # What stood in the buffers may be gone, and resident trees must be looked at again.
-        self._clock.generation += 1
-        self._uncounted += 1
+        # Values that stood in the buffers may be gone; resident trees must be looked at again.
         self.replay.restore()
         self._forget()
         arrays = [a for a in jax.tree_util.tree_leaves(args) if isinstance(a, jax.Array)]
@@ -162,7 +156,6 @@ class CapturedGraph:
             self.replay.settle()
             self.replay.load([(i, unwrap_key(value)) for i, value in enumerate(leaves)])
             self.replay.launch()
-            self._uncounted += 1
             return self.replay.copy_outputs()
 
     def _load(self, updates: list[tuple[int, Any]], copies: dict[int, Any] | None) -> bool:

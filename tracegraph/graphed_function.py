@@ -21,8 +21,8 @@ from tracegraph.constraints.violation import to_error
 from tracegraph.explain import explain_capture
 from tracegraph.frontend import CheckedGraph, make_request, trace_and_check
 from tracegraph.jax_internals import eval_trace, has_data_effects, read_settings, trace_state
+from tracegraph.lowered_capture import LoweredCapture
 from tracegraph.lowering.lower import Lowered, lower_request
-from tracegraph.lowering.memory_plan import MemoryPlan
 from tracegraph.options import Options, read_options
 from tracegraph.progress import Progress
 from tracegraph.runtime.array import Lifetime
@@ -73,42 +73,6 @@ class _Prepared(NamedTuple):
     signature: Signature
     leaves: list[Any]
     names: list[str]
-
-
-class LoweredCapture:
-    """A function lowered for one signature: everything is known, nothing is allocated.
-
-    Attributes:
-        checked: the traced and optimised graph.
-        lowered: device program, memory plan and graph definition.
-    """
-
-    def __init__(
-        self, owner: GraphedFunction, prepared: Any, checked: CheckedGraph, lowered: Lowered
-    ) -> None:
-        self._owner, self._prepared = owner, prepared
-        self.checked, self.lowered = checked, lowered
-
-    @property
-    def plan(self) -> MemoryPlan:
-        """The memory plan."""
-        return self.lowered.plan
-
-    @property
-    def pool_bytes(self) -> int:
-        """Bytes that the graph takes from its pool, known before the first run."""
-        return self.lowered.definition.arena_bytes
-
-    def instantiate(self) -> CapturedGraph:
-        """Allocates the arena and returns the graph; it is called like the function.
-
-        Raises:
-            OutOfMemoryError: the pool cannot hold the arena.
-        """
-        return self._owner.instantiate(self._prepared, self.checked, self.lowered)
-
-    def __str__(self) -> str:
-        return f"{self.lowered.definition}\n\n{self.lowered.plan}"
 
 
 class GraphedFunction:
@@ -212,7 +176,8 @@ class GraphedFunction:
         """
         prepared = self._prepare(args, kwargs)
         with Progress(f"capturing `{self._options.name}`") as progress:
-            return LoweredCapture(self, prepared, *self._lower(prepared, progress))
+            checked, lowered = self._lower(prepared, progress)
+        return LoweredCapture(checked, lowered, functools.partial(self.instantiate, prepared))
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Returns a report: signature, IR, regions, memory plan, nodes and what a call copies.
@@ -272,9 +237,9 @@ class GraphedFunction:
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
         _refuse_nested(self._options.name)
+        prepared = self._prepare(args, kwargs)
         if trace_state.value is not eval_trace:
             _refuse_staged(self._options.name)
-        prepared = self._prepare(args, kwargs)
         with self._lock:
             captured = self._cache.get(prepared.signature)
             is_new = captured is None

@@ -80,17 +80,13 @@ def mark_buffers(
 
 
 def find_in_place(definition: GraphDefinition, buffers: Mapping[str, Any]) -> list[str]:
-    """Returns the resident values that one quick call alone reads and updates."""
-    nodes = [(stage, node) for stage in definition.stages for node in stage.nodes]
-    uses = collections.Counter(
-        name for _, node in nodes for name in {*node.arguments, *node.results}
-    )
+    """Returns the resident values that are donated to a quick call, see Note [In place]."""
     return [
         name
-        for stage, node in nodes
-        if is_quick(node, buffers, is_captured=stage.is_captured)
-        for name, result in zip(node.arguments, node.results, strict=False)
-        if name == result and uses[name] == 1
+        for stage in definition.stages
+        for node in stage.nodes
+        if isinstance(node, CallNode) and is_quick(node, buffers, is_captured=stage.is_captured)
+        for name in node.arguments[: node.in_place]
     ]
 
 
@@ -149,8 +145,7 @@ def _bind_call(
         return _bind_single_result(call, inputs, arguments, results[0])
     clock = results[0].clock
     reads_arena = _reads_arena(arguments)
-    # Lowering puts what is updated in place first, in one order.
-    in_place = sum(isinstance(buffer, OwnedBuffer) for buffer in results)
+    in_place = node.in_place
     is_single = len(results) == 1
     handed_out = [(buffer, i) for i, buffer in enumerate(results) if buffer.is_handed_out]
     kept = [i for i, b in enumerate(results) if i >= in_place and not b.is_handed_out]

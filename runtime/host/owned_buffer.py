@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
-from tracegraph.runtime.jax_interop import make_aval, to_immutable
+from tracegraph.runtime.jax_interop import is_default_device, make_aval, to_immutable
 
 
 class OwnedBuffer:
@@ -117,8 +119,15 @@ class OwnedBuffer:
         return True
 
     def _make_array(self) -> Any:
-        # XLA copies this one at the first donation, and from then on the memory is its own.
-        return to_immutable(np.zeros(self.shape, self.dtype), self.aval, self.jax_device)
+        zeros = np.zeros(self.shape, self.dtype)
+        if self.aval.weak_type:
+            # Memory of NumPy: XLA copies it at the first donation, and owns it from then on.
+            return to_immutable(zeros, self.aval, self.jax_device)
+        with jax.default_device(self.jax_device):
+            array = jnp.array(zeros)
+        return (
+            array if is_default_device(self.jax_device) else jax.device_put(array, self.jax_device)
+        )
 
     def _map_bytes(self) -> np.ndarray[Any, Any]:
         """Returns the memory as a NumPy array of which XLA knows nothing."""

@@ -110,16 +110,13 @@ def test_static_kinds():
     assert find_static_kind("a") == find_static_kind("b")
 
 
-_IN_SLOT = pytest.mark.xfail(reason="StaticSlot compares by == within one type", strict=True)
-
-
 @pytest.mark.parametrize(
     "values",
     [
         (2, 2.0),
         (1, True),
-        pytest.param((0.0, -0.0), marks=_IN_SLOT),
-        pytest.param(((2,), (2.0,)), marks=_IN_SLOT),
+        (0.0, -0.0),
+        ((2,), (2.0,)),
     ],
 )
 def test_static_values_that_look_equal_are_captured_apart(values: Any):

@@ -142,7 +142,6 @@ def test_an_eager_call_that_raises_leaves_its_results_and_the_state_alone():
     np.testing.assert_array_equal(replay.copy_outputs(), [X * 2, X + 1])
 
 
-@pytest.mark.xfail(reason="stages do not wait for a call that hands its results out", strict=False)
 def test_a_later_stage_does_not_overwrite_what_a_running_call_still_reads():
     # `t` is dead once `b` is done, so a memory plan may let `w` have its bytes.
     size = 600

@@ -240,7 +240,6 @@ def make_double(**options: Any) -> Replay:
     )
 
 
-@pytest.mark.xfail(reason="ReplayClock.drain waits for a result that the user has deleted")
 def test_a_result_that_the_user_deleted_does_not_stop_the_next_replay():
     replay = make_double()
     load(replay, (0, X))
@@ -249,7 +248,6 @@ def test_a_result_that_the_user_deleted_does_not_stop_the_next_replay():
     np.testing.assert_array_equal(replay_once(replay, X + 1), [(X + 1) * 2])
 
 
-@pytest.mark.xfail(reason="both results are the one array that XLA made")
 def test_two_results_with_one_value_are_two_arrays():
     call = make_call("a", lambda x: x * 2, "x", "y")
     replay = make_replay(make_definition(make_stage(call), outputs="y y"))
@@ -260,7 +258,6 @@ def test_two_results_with_one_value_are_two_arrays():
     np.testing.assert_array_equal(second, X * 2)
 
 
-@pytest.mark.xfail(reason="only a launch that succeeds counts a generation")
 def test_a_failed_replay_makes_static_results_stale():
     fails: list[bool] = []
 

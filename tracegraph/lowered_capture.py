@@ -1,0 +1,48 @@
+"""LoweredCapture: a function lowered for one signature, before any memory is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tracegraph.captured_graph import CapturedGraph
+from tracegraph.frontend import CheckedGraph
+from tracegraph.lowering.lower import Lowered
+from tracegraph.lowering.memory_plan import MemoryPlan
+
+
+class LoweredCapture:
+    """A function lowered for one signature: everything is known, nothing is allocated.
+
+    Attributes:
+        checked: the traced and optimised graph.
+        lowered: device program, memory plan and graph definition.
+    """
+
+    def __init__(
+        self,
+        checked: CheckedGraph,
+        lowered: Lowered,
+        instantiate: Callable[[CheckedGraph, Lowered], CapturedGraph],
+    ) -> None:
+        self.checked, self.lowered, self._instantiate = checked, lowered, instantiate
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """The memory plan."""
+        return self.lowered.plan
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes that the graph takes from its pool, known before the first run."""
+        return self.lowered.definition.arena_bytes
+
+    def instantiate(self) -> CapturedGraph:
+        """Allocates the arena and returns the graph; it is called like the function.
+
+        Raises:
+            OutOfMemoryError: the pool cannot hold the arena.
+        """
+        return self._instantiate(self.checked, self.lowered)
+
+    def __str__(self) -> str:
+        return f"{self.lowered.definition}\n\n{self.lowered.plan}"
