@@ -237,7 +237,7 @@ class GraphedFunction:
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
         _refuse_nested(self._options.name)
-        prepared = self._prepare(args, kwargs)
+        prepared = self._prepare(args, kwargs, has_values=True)
         if trace_state.value is not eval_trace:
             _refuse_staged(self._options.name)
         with self._lock:
@@ -248,11 +248,13 @@ class GraphedFunction:
             else:
                 self._cache.move_to_end(prepared.signature)
             self._latest = captured
-            result = captured.try_call(args, kwargs, is_checked=True)
-            if result is MISS:
-                raise AssertionError(f"`{self._options.name}`: a new graph refuses its own call")
+        # Not under the function's lock: an eager part may call this very function.
+        result = captured.try_call(args, kwargs, is_checked=True)
+        if result is MISS:
+            raise _make_refusal_error(self._options.name)
+        with self._lock:
             self._first_calls += is_new
-            return result
+        return result
 
     def _capture(self, prepared: _Prepared) -> CapturedGraph:
         _refuse_staged(self._options.name)
@@ -271,19 +273,21 @@ class GraphedFunction:
 
     def _inspect(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LeafSpec]:
         """Checks a call and returns path and type of each dynamic leaf."""
-        prepared = self._prepare(args, kwargs)
+        prepared = self._prepare(args, kwargs, has_values=True)
         return [
             (name, leaf.shape, leaf.dtype, leaf.weak_type)
             for name, leaf in zip(prepared.names, prepared.signature.leaves, strict=True)
         ]
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
-        """Binds, checks and flattens a call."""
+    def _prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_values: bool = False
+    ) -> _Prepared:
+        """Binds, checks and flattens a call; types stand in for arrays unless it has values."""
         call = bind_call(self._function, self._options, args, kwargs)
         names, argument_leaves = name_leaves(self._function, self._options, call)
         abstract = jax.ShapeDtypeStruct
         violations = check_arguments(
-            [leaf for leaf in argument_leaves if not isinstance(leaf.value, abstract)],
+            [x for x in argument_leaves if has_values or not isinstance(x.value, abstract)],
             device=self._device.jax_device,
         )
         if violations:
@@ -336,6 +340,16 @@ class GraphedFunction:
     @functools.cached_property
     def _pool(self) -> PrivatePool:
         return self._shared_pool or PrivatePool(new_pool_id(), self._device.provider)
+
+
+def _make_refusal_error(name: str) -> CaptureError:
+    return CaptureError(
+        f"the graph of `{name}` refuses the call that it was captured for",
+        where=locate_caller(),
+        why="the arguments changed while they were checked, or their type is not what it says",
+        fix="internal error in tracegraph: please report this text",
+        anchor="internal",
+    )
 
 
 def _refuse_nested(name: str) -> None:
