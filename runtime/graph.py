@@ -120,7 +120,7 @@ class GraphDefinition:
 
     def __str__(self) -> str:
         lines = [
-            f"graph definition `{self.name}`: {self.node_count} nodes, {self.edge_count} edges, "
+            f"graph definition `{self.name}`: nodes {self.node_count}, edges {self.edge_count}, "
             f"arena of {self.arena_bytes:,} bytes"
         ]
         for number, stage in enumerate(self.stages):

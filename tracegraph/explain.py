@@ -82,7 +82,7 @@ def _list_regions(checked: CheckedGraph, lowered: Lowered) -> list[str]:
         writes = sum(use.nbytes for use in step.writes)
         lines.append(
             f"{step.name}: {how}, stream {step.stream}, "
-            f"reads {len(step.reads)} buffers ({reads:,} bytes), "
+            f"reads {_count(step.reads, 'buffer')} ({reads:,} bytes), "
             f"writes {len(step.writes)} ({writes:,} bytes)"
         )
     for violation in checked.uncapturable.values():
@@ -90,25 +90,30 @@ def _list_regions(checked: CheckedGraph, lowered: Lowered) -> list[str]:
     return lines or ["none: every result is an argument or a constant"]
 
 
+def _count(items: Sequence[object], noun: str) -> str:
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+
+
 def _list_copies(lowered: Lowered) -> list[str]:
     """Says what a call moves besides the work of the graph."""
     program = lowered.program
     lines = []
     for role, text in (
-        (Role.COPIED, "copied in, unless the same array is passed again"),
+        (Role.COPIED, "copied in, or read where it is if it cannot change"),
         (Role.DONATED, "donated: copied in once, resident from then on"),
         (Role.CONSTANT, "constant: copied in at capture"),
     ):
         sizes = [spec.buffer.nbytes for spec in program.inputs if spec.role is role]
         if sizes:
-            lines.append(f"{len(sizes)} inputs, {sum(sizes):,} bytes: {text}")
+            lines.append(f"{_count(sizes, 'input')}, {sum(sizes):,} bytes: {text}")
     fresh = [output.buffer.nbytes for output in program.outputs if output.alias is None]
     resident = [output.buffer.nbytes for output in program.outputs if output.alias is not None]
     if fresh:
         lines.append(
-            f"{len(fresh)} results, {sum(fresh):,} bytes: copied out when read, or when still "
-            "alive at the next call"
+            f"{_count(fresh, 'result')}, {sum(fresh):,} bytes: handed out, copied where the next "
+            "call would overwrite a value that is still alive"
         )
     if resident:
-        lines.append(f"{len(resident)} results, {sum(resident):,} bytes: resident, never copied")
+        count = _count(resident, "result")
+        lines.append(f"{count}, {sum(resident):,} bytes: resident, updated in place")
     return lines or ["nothing"]
