@@ -28,9 +28,9 @@ MISS: Any = object()
 class CapturedGraph:
     """The replay of one signature with its argument slots and its results.
 
-    Note [Hot path] of `GraphedFunction` reads ``settings``, ``arity``, ``lock``, ``pending`` (which
-    results may need settling) and ``collectors`` (per argument its index, the types and the writer
-    of its slot for arrays that can be taken at once, and the slot's `collect`).
+    Note [Hot path] of `GraphedFunction` reads the attributes without an underscore, among them
+    ``pending`` (results that may need settling) and ``collectors`` (per argument its index, the
+    types and the writer of its slot for arrays that can be taken at once, the slot's `collect`).
 
     Args:
         checked: the traced graph.
@@ -61,13 +61,13 @@ class CapturedGraph:
         self.settings = signature.settings
         self._inspect = inspect
         self.calls = 0
-        self._clock, self._launch_stages = replay.clock, replay.launch_stages
+        self.clock, self.launch_stages = replay.clock, replay.launch_stages
         self.lock, self.pending = replay.clock.lock, replay.pending
         self.verification = VerificationReport(skipped="verify=False")
         self._donated = find_donated(options, call)
         avals = [operand.aval for operand in checked.graph.outputs]
         self._results = ResultBuilder(replay, checked.out_tree, avals)
-        self._build_result = self._results.build
+        self.build_result = self._results.build
         self._build_slots(options, call)
         constants = read_constants(checked.graph.constants)
         first = len(names)
@@ -111,12 +111,11 @@ class CapturedGraph:
 
     def launch(self) -> Any:
         """Launches on what is loaded and returns the results; the caller holds the lock."""
-        # As `replay.launch()`, without its frame.
-        self._clock.generation += 1
-        self._launch_stages()
+        self.clock.generation += 1
+        self.launch_stages()
         self.calls += 1
-        result = self._build_result()
-        for slot, tree in self._resident_slots:
+        result = self.build_result()
+        for slot, tree in self.resident_slots:
             slot.remember(tree.watch)
         return result
 
@@ -171,7 +170,7 @@ class CapturedGraph:
             copies = {}
         if any(index in self._donated for index, _ in updates):
             # The old trees must not keep leaves alive that are about to be detached.
-            for slot, _ in self._resident_slots:
+            for slot, _ in self.resident_slots:
                 slot.remember(None)
             for tree in self._results.resident_trees:
                 tree.forget()
@@ -237,7 +236,7 @@ class CapturedGraph:
         self.collectors = tuple(
             (index, slot.known, slot.write, slot.collect) for index, slot in enumerate(every_slot)
         )
-        self._resident_slots = self._pair_resident_trees(spans)
+        self.resident_slots = self._pair_resident_trees(spans)
 
     def _pair_resident_trees(self, spans: dict[int, tuple[int, TreeSlot]]) -> list[Any]:
         """Pairs each argument that comes back whole with the tree that it comes back as."""
