@@ -243,3 +243,12 @@ def test_a_capture_inside_a_capture(argument, is_captured):
         "capture the outermost function only, or call `inner.__wrapped__`",
     )
     assert_same(inner(X), X + 1)
+
+
+def test_a_call_with_values_inside_jit_is_refused_and_changes_nothing():
+    step = tg.capture(lambda w: w + 1, donate_argnums=0, name="step")
+    w = step(jnp.zeros(3))
+    with pytest.raises(tg.CaptureError, match="`step` is captured while JAX traces another func"):
+        jax.jit(lambda y: step(w) + y)(X)
+    assert_same(w, jnp.ones(3))
+    assert_same(step(w), jnp.zeros(3) + 2)
