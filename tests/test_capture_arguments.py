@@ -18,6 +18,8 @@ import pytest
 
 import tracegraph as tg
 from tests.tree_equality import assert_same
+from tracegraph.captured_graph import MISS
+from tracegraph.graphed_function import GraphedFunction
 
 
 class Pair(NamedTuple):
@@ -273,6 +275,8 @@ import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_enable_x64", True)
 import tracegraph as tg
 from tests.tree_equality import assert_same
+from tracegraph.captured_graph import MISS
+from tracegraph.graphed_function import GraphedFunction
 def step(s, x):
     return {"w": s["w"] * x, "n": s["n"] + 1}, s["w"].sum(), jnp.arange(3)
 captured = tg.capture(step, donate_argnums=0)
@@ -287,3 +291,39 @@ print(state["w"].dtype, state["n"].dtype, int(state["n"]) - 2**40)
     command = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "float64 int64 4\n", done.stderr
+
+
+def test_alternating_signatures_do_not_work_their_keys_out_again(monkeypatch):
+    params = {"w": jnp.arange(4.0), "b": [jnp.ones(()), np.float32(2)]}
+
+    def predict(params, x):
+        return x @ params["w"] + params["b"][0] * params["b"][1]
+
+    captured = tg.capture(predict)
+    batches = [jnp.ones((size, 4)) * size for size in (1, 2, 3)]
+    for batch in batches:
+        captured(params, batch)
+    monkeypatch.setattr(GraphedFunction, "_call_slowly", None)
+    for _ in range(3):
+        for batch in batches:
+            assert_same(captured(params, batch), jax.jit(predict)(params, batch))
+    assert captured.cache_info() == (9, 3, 64, 3)
+
+
+def test_a_refused_call_leaves_no_trace_of_its_arguments():
+    def step(state, x):
+        return {name: value + x.sum() for name, value in state.items()}, x * 2
+
+    captured, wanted = tg.capture(step, donate_argnums=0), jax.jit(step)
+    state, _ = captured({"a": jnp.zeros(2), "b": jnp.ones(2)}, jnp.ones(3))
+    mirror, _ = wanted({"a": jnp.zeros(2), "b": jnp.ones(2)}, jnp.ones(3))
+    # The state is looked at, then the batch is of another signature, then the state is changed.
+    graph = captured._latest
+    assert graph is not None
+    assert graph.try_call((state, jnp.ones(5)), {}) is MISS
+    state["a"], mirror["a"] = jnp.ones(2) * 9, jnp.ones(2) * 9
+    for count in range(3):
+        x = jnp.ones(3) * count
+        state, doubled = captured(state, x)
+        mirror, expected = wanted(mirror, x)
+        assert_same((state, doubled), (mirror, expected))

@@ -152,17 +152,22 @@ class TreeSlot:
         if watch is not None and watch.is_unchanged(value) and not self._has_deleted():
             watch.is_checked = True
             return True
-        self._watch = None
         leaves, tree = jax.tree_util.tree_flatten(value)
         if tree != self._tree:
             return False
+        self.forget()
+        count = len(updates)
         if not all(map(LeafSlot.collect, self._slots, leaves, [updates] * len(leaves))):
             return False
-        self._watch_if_immutable(value, leaves)
+        # What is only collected is not loaded yet, and will not be if another slot refuses.
+        if len(updates) == count:
+            self._watch_if_immutable(value, leaves)
         return True
 
     def forget(self) -> None:
-        """Forgets the last value, after a call that failed."""
+        """Forgets the last value: the next one is looked at leaf by leaf."""
+        if self._watch is not None:
+            self._watch.is_checked = False
         self._watch = None
 
     def _has_deleted(self) -> bool:

@@ -96,7 +96,7 @@ class CapturedGraph:
                 try:
                     updates = self._collect(args)
                     if updates is None:
-                        return self._miss()
+                        return MISS
                     if not updates or self._load(updates, copies):
                         result = self.launch()
                         self._consume(updates)
@@ -106,7 +106,7 @@ class CapturedGraph:
                         return MISS
                     raise
             if not is_checked and not self._is_harmless(updates):
-                return self._miss()
+                return MISS
             copies = copy_together(value for _, value in updates if isinstance(value, Array))
 
     def launch(self) -> Any:
@@ -203,10 +203,6 @@ class CapturedGraph:
             index in self._donated or (isinstance(value, Array) and value.is_in(arena))
             for index, value in updates
         )
-
-    def _miss(self) -> Any:
-        self._forget()
-        return MISS
 
     def _forget(self) -> None:
         for slot in (*self._slots, *self._keyword_slots.values()):

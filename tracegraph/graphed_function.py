@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import threading
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax.core import Tracer
 
 from tracegraph.captured_graph import MISS, CapturedGraph
 from tracegraph.constraints.arguments import check_arguments
-from tracegraph.constraints.frames import hide_own_frames, locate_caller
+from tracegraph.constraints.frames import hide_own_frames
 from tracegraph.constraints.mismatch import LeafSpec
+from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, refuse_staged
 from tracegraph.constraints.violation import to_error
 from tracegraph.explain import explain_capture
 from tracegraph.frontend import CheckedGraph, make_request, trace_and_check
@@ -28,7 +28,6 @@ from tracegraph.progress import Progress
 from tracegraph.runtime.array import Lifetime
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
-from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.host.device import find_host_device
 from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.memory.private_pool import (
@@ -38,11 +37,12 @@ from tracegraph.runtime.memory.private_pool import (
     new_pool_id,
 )
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.stream import is_tracing, traced_name
 from tracegraph.signature import BoundCall, Signature, bind_call, make_signature, name_leaves
 from tracegraph.verification import VerificationReport, compare_results, flatten_results
 
 MAX_SIGNATURES = 64
+# Graphs that a call tries before it works out its signature, which costs more.
+MAX_TRIED = 8
 
 
 class CacheInfo(NamedTuple):
@@ -149,12 +149,31 @@ class GraphedFunction:
     def _call_generally(
         self, latest: CapturedGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        is_at_top = trace_state.value is eval_trace
-        if latest is not None and is_at_top and latest.settings == read_settings():
-            result = latest.try_call(args, kwargs)
+        """Tries the graphs that were used last, then looks the signature up or captures it."""
+        if latest is None or trace_state.value is not eval_trace:
+            return self._call_slowly(args, kwargs)
+        settings = read_settings()
+        for captured in self._list_recent(latest):
+            if captured.settings != settings:
+                continue
+            result = captured.try_call(args, kwargs)
             if result is not MISS:
+                self._use(captured)
                 return result
         return self._call_slowly(args, kwargs)
+
+    def _use(self, captured: CapturedGraph) -> None:
+        """Makes a graph the one that was used last."""
+        with self._lock:
+            if captured.signature in self._cache:
+                self._cache.move_to_end(captured.signature)
+                self._latest = captured
+
+    def _list_recent(self, latest: CapturedGraph) -> list[CapturedGraph]:
+        """Returns the latest graph and a few others: alternating signatures stay cheap."""
+        with self._lock:
+            recent = list(itertools.islice(reversed(self._cache.values()), MAX_TRIED))
+        return [latest, *(captured for captured in recent if captured is not latest)]
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds like a function, so that a method can be captured."""
@@ -242,28 +261,26 @@ class GraphedFunction:
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
-        _refuse_nested(self._options.name)
+        refuse_nested(self._options.name)
         prepared = self._prepare(args, kwargs, has_values=True)
         if trace_state.value is not eval_trace:
-            _refuse_staged(self._options.name)
+            refuse_staged(self._options.name)
         with self._lock:
             captured = self._cache.get(prepared.signature)
             is_new = captured is None
             if captured is None:
                 captured = self._capture(prepared)
-            else:
-                self._cache.move_to_end(prepared.signature)
-            self._latest = captured
+            self._use(captured)
         # Not under the function's lock: an eager part may call this very function.
         result = captured.try_call(args, kwargs, is_checked=True)
         if result is MISS:
-            raise _make_refusal_error(self._options.name)
+            raise make_refusal_error(self._options.name)
         with self._lock:
             self._first_calls += is_new
         return result
 
     def _capture(self, prepared: _Prepared) -> CapturedGraph:
-        _refuse_staged(self._options.name)
+        refuse_staged(self._options.name)
         with Progress(f"capturing `{self._options.name}`") as progress:
             checked, lowered = self._lower(prepared, progress)
             captured = self.instantiate(prepared, checked, lowered)
@@ -346,46 +363,3 @@ class GraphedFunction:
     @functools.cached_property
     def _pool(self) -> PrivatePool:
         return self._shared_pool or PrivatePool(new_pool_id(), self._device.provider)
-
-
-def _make_refusal_error(name: str) -> CaptureError:
-    return CaptureError(
-        f"the graph of `{name}` refuses the call that it was captured for",
-        where=locate_caller(),
-        why="the arguments changed while they were checked, or their type is not what it says",
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
-    )
-
-
-def _refuse_nested(name: str) -> None:
-    if not is_tracing():
-        return
-    raise CaptureError(
-        f"`{name}` is called while `{traced_name()}` is being captured",
-        where=f"{locate_caller()}, capture of `{traced_name()}`",
-        why="a replay inside a capture would run once, now, and never again",
-        fix=f"capture the outermost function only, or call `{name}.__wrapped__`",
-        anchor="nested-capture",
-    )
-
-
-def _refuse_staged(name: str) -> None:
-    """Refuses a capture where JAX does not compute: while it traces, or runs nothing compiled."""
-    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-        raise CaptureError(
-            f"`{name}` is captured while jax.disable_jit is on",
-            where=locate_caller(),
-            why="a graph is made of compiled programs; with disable_jit JAX compiles nothing",
-            fix=f"leave disable_jit out, or call `{name}.__wrapped__` to run it op by op",
-            anchor="nested-capture",
-        )
-    if not isinstance(jnp.zeros(()), Tracer):
-        return
-    raise CaptureError(
-        f"`{name}` is captured while JAX traces another function",
-        where=locate_caller(),
-        why="a capture compiles, launches and compares values, and there are none while tracing",
-        fix=f"call `{name}` outside jit, scan and eval_shape, or call `{name}.__wrapped__` inside",
-        anchor="nested-capture",
-    )
