@@ -14,7 +14,7 @@ import jax
 
 from tracegraph.captured_graph import MISS, CapturedGraph
 from tracegraph.constraints.arguments import check_arguments
-from tracegraph.constraints.frames import hide_own_frames
+from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
 from tracegraph.constraints.mismatch import LeafSpec
 from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, refuse_staged
 from tracegraph.constraints.violation import to_error
@@ -182,6 +182,7 @@ class GraphedFunction:
     def __repr__(self) -> str:
         return f"<GraphedFunction {self._options.name}, {len(self._cache)} signatures>"
 
+    @hides_own_frames
     def trace(self, *args: Any, **kwargs: Any) -> CheckedGraph:
         """Returns the traced, checked and optimised graph; prints as the IR.
 
@@ -192,6 +193,7 @@ class GraphedFunction:
         prepared = self._prepare(args, kwargs)
         return trace_and_check(self._function, self._options, prepared.call, prepared.signature)
 
+    @hides_own_frames
     def lower(self, *args: Any, **kwargs: Any) -> LoweredCapture:
         """Returns the compiled and planned capture; takes no memory from the pool.
 
@@ -204,6 +206,7 @@ class GraphedFunction:
             checked, lowered = self._lower(prepared, progress)
         return LoweredCapture(checked, lowered, functools.partial(self.instantiate, prepared))
 
+    @hides_own_frames
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Returns a report: signature, IR, regions, memory plan, nodes and what a call copies.
 

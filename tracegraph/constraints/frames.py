@@ -10,7 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jaxlib
@@ -19,6 +19,9 @@ import numpy as np
 from tracegraph.lowering import request
 from tracegraph.runtime import errors
 from tracegraph.runtime.errors import TracegraphError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def _find_folder(file: str | None) -> str:
@@ -76,6 +79,20 @@ def locate_caller() -> str:
             return name_line(frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return "<unknown>"
+
+
+def hides_own_frames(method: Callable[P, R]) -> Callable[P, R]:
+    """Makes errors that leave a method of ours show the user's frames only."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
+
+    return call
 
 
 def hide_own_frames(error: BaseException) -> None:
