@@ -60,7 +60,7 @@ class CapturedGraph:
         self.signature, self.names, self.name = signature, list(names), options.name
         self.settings = signature.settings
         self._inspect = inspect
-        self.calls = 0
+        self._uncounted = 0
         self.clock, self.launch_stages = replay.clock, replay.launch_stages
         self.lock, self.pending = replay.clock.lock, replay.pending
         self.verification = VerificationReport(skipped="verify=False")
@@ -72,6 +72,11 @@ class CapturedGraph:
         constants = read_constants(checked.graph.constants)
         first = len(names)
         replay.load([(first + i, array) for i, array in enumerate(constants)])
+
+    @property
+    def calls(self) -> int:
+        """How often it was called with success; its verification does not count."""
+        return self.clock.generation - self._uncounted
 
     def try_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_checked: bool = False
@@ -111,9 +116,8 @@ class CapturedGraph:
 
     def launch(self) -> Any:
         """Launches on what is loaded and returns the results; the caller holds the lock."""
-        self.clock.generation += 1
         self.launch_stages()
-        self.calls += 1
+        self.clock.generation += 1
         result = self.build_result()
         for slot, tree in self.resident_slots:
             slot.remember(tree.watch)
@@ -122,6 +126,8 @@ class CapturedGraph:
     def recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
         """Makes the next call possible after an error; True if the arguments were at fault."""
         # Values that stood in the buffers may be gone; resident trees must be looked at again.
+        self.clock.generation += 1
+        self._uncounted += 1
         self.replay.restore()
         self._forget()
         arrays = [a for a in jax.tree_util.tree_leaves(args) if isinstance(a, jax.Array)]
@@ -155,6 +161,7 @@ class CapturedGraph:
             self.replay.settle()
             self.replay.load([(i, unwrap_key(value)) for i, value in enumerate(leaves)])
             self.replay.launch()
+            self._uncounted += 1
             return self.replay.copy_outputs()
 
     def _load(self, updates: list[tuple[int, Any]], copies: dict[int, Any] | None) -> bool:

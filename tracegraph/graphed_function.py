@@ -118,7 +118,6 @@ class GraphedFunction:
                 and trace_state.value is eval_trace
             ):
                 with latest.lock:
-                    is_usual = True
                     try:
                         if latest.pending:
                             latest.replay.settle()
@@ -128,16 +127,15 @@ class GraphedFunction:
                             if type(value) is ArrayImpl and id(value.aval) in known:
                                 write(value)
                             elif not collect(value, updates):
-                                is_usual = False
                                 break
-                        if is_usual and not updates:
-                            latest.clock.generation += 1
-                            latest.launch_stages()
-                            latest.calls += 1
-                            result = latest.build_result()
-                            for slot, tree in latest.resident_slots:
-                                slot.remember(tree.watch)
-                            return result
+                        else:
+                            if not updates:
+                                latest.launch_stages()
+                                latest.clock.generation += 1
+                                result = latest.build_result()
+                                for slot, tree in latest.resident_slots:
+                                    slot.remember(tree.watch)
+                                return result
                     except BaseException as error:
                         if not latest.recover(error, args):
                             raise
