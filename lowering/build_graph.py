@@ -7,6 +7,7 @@ import itertools
 from tracegraph.lowering.dependencies import reduce_edges, verify_order
 from tracegraph.lowering.device_program import Copy, DeviceProgram, Step
 from tracegraph.lowering.memory_plan import MemoryPlan
+from tracegraph.lowering.request import Role
 from tracegraph.runtime.graph import BufferSlot, CallNode, CopyNode, GraphDefinition, Node, Stage
 
 
@@ -25,6 +26,7 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
     """
     verify_order(program)
     residents = {output.alias for output in program.outputs if output.alias is not None}
+    residents |= {spec.buffer.name for spec in program.inputs if spec.role is Role.CONSTANT}
     slots = tuple(
         BufferSlot(
             buffer.name,

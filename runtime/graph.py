@@ -20,7 +20,7 @@ class BufferSlot:
         shape: static shape.
         dtype: NumPy dtype.
         weak_type: JAX's weak type of the value.
-        is_resident: True when the value stays from one replay to the next (donated inputs).
+        is_resident: True when the value stays from one replay to the next (state, constants).
     """
 
     name: str
@@ -161,6 +161,11 @@ class ReplayClock:
 
 class ExecutableGraph(Protocol):
     """An instantiated stage: ready to be launched, bound to fixed addresses."""
+
+    @property
+    def direct(self) -> Callable[..., Any] | None:
+        """See `Replay.find_direct_call`."""
+        ...
 
     def launch(self) -> None:
         """Enqueues every node once."""

@@ -112,6 +112,14 @@ class Replay:
             if buffer.restore() and leaf is not None:
                 leaf.consume()
 
+    def find_direct_call(self) -> Callable[..., Any] | None:
+        """Returns what computes all results from all inputs and touches no buffer, if there is it.
+
+        Such a graph is one call whose inputs are all rebound and whose results are all handed out.
+        It takes the inputs in their order; its one result comes bare, several come as a tuple.
+        """
+        return self._stages[0].direct if len(self._stages) == 1 else None
+
     def copy_outputs(self) -> list[Any]:
         """Returns private copies of all results of the last replay."""
         return [

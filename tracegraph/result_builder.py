@@ -41,6 +41,11 @@ class ResultBuilder:
             for part in parts
         ]
         is_single = is_leaf_tree(self._outer)
+        self.is_plain_leaf = (
+            is_leaf_tree(tree)
+            and isinstance(avals[0].dtype, np.dtype)
+            and (avals[0].dtype != jax.dtypes.float0)
+        )
         self.build: Callable[[], Any] = self._parts[0] if is_single else self._build_tree
 
     @property

@@ -30,6 +30,9 @@ class CheckedHostGraph:
         seed: of the orders; the same seed gives the same sequence of orders.
     """
 
+    # Everything goes through the arena.
+    direct = None
+
     def __init__(
         self,
         definition: GraphDefinition,

@@ -65,7 +65,10 @@ class HostDevice:
                 for index in range(len(definition.stages))
             )
         rebindable = frozenset(mark_buffers(definition, buffers, fresh))
-        return tuple(HostGraph(stage, buffers, rebindable) for stage in definition.stages)
+        graphs = tuple(HostGraph(stage, buffers, rebindable) for stage in definition.stages)
+        if graphs:
+            graphs[0].allow_direct(definition, buffers)
+        return graphs
 
 
 def find_host_device(*, is_checking: bool) -> HostDevice:

@@ -39,6 +39,21 @@ class HostGraph:
     ) -> None:
         launches = bind_stage(stage, buffers, rebindable)
         self.launch = launches[0] if len(launches) == 1 else _chain(launches)
+        self.direct: Callable[..., Any] | None = None
+
+    def allow_direct(self, definition: GraphDefinition, buffers: Mapping[str, Any]) -> None:
+        """Offers the stage's one call by itself, if it takes the inputs and gives the results."""
+        stage = definition.stages[0]
+        node = stage.nodes[0]
+        if len(definition.stages) != 1 or len(stage.nodes) != 1 or not isinstance(node, CallNode):
+            return
+        if node.in_place or not is_quick(node, buffers, is_captured=stage.is_captured):
+            return
+        if (node.arguments, node.results) != (definition.inputs, definition.outputs):
+            return
+        is_rebound = all(buffers[name].sites for name in node.arguments)
+        if is_rebound and all(buffers[name].is_handed_out for name in node.results):
+            self.direct = get_quick_call(node.executable)
 
 
 def bind_stage(
@@ -76,6 +91,7 @@ def mark_buffers(
         is_only = fresh.count(name) == 1
         buffers[name].is_handed_out = is_only and name in made and name not in read
     kept = {name for node in slow for name in node.arguments} | set(definition.outputs)
+    kept |= {slot.name for slot in definition.slots if slot.is_resident}
     return [name for name in definition.inputs if name in read and name not in kept]
 
 
