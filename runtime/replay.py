@@ -1,13 +1,14 @@
 """Replay: a captured graph with its memory. Fill the static inputs, launch, hand out the results.
 
-Note [Fresh outputs]. A result is read from the graph's static output buffer, which the next replay
-overwrites. Copying at every call would waste the copies that nobody reads, so the copy is deferred:
-just before a buffer is overwritten, every result that is still alive takes a private copy.
+Note [Fresh outputs]. Where the device does not make a result in memory of its own, it is read from
+the graph's static output buffer, which the next replay overwrites. Copying at every call would
+waste the copies that nobody reads, so the copy is deferred: just before a buffer is overwritten,
+every result that is still alive takes a private copy.
 
-Note [Resident state]. A donated input that aliases a result never leaves the arena. The user holds
-one leaf object for it; handing that object back costs one identity check. Any other value given for
-it is copied in, and the leaf that stood for the old contents, if someone still holds it, is first
-detached with a private copy. So a leaf changes only by being donated itself.
+Note [Resident state]. A donated input that aliases a result never leaves the graph's memory. The
+user holds one leaf object for it; handing that object back costs one identity check. Any other
+value given for it is copied in, and the leaf that stood for the old contents, if someone still
+holds it, is first detached with a private copy. So a leaf changes only by being donated itself.
 """
 
 from __future__ import annotations
@@ -159,10 +160,6 @@ class Replay:
         """True when the value is the resident leaf that lives in this static input."""
         reference = self._leaves.get(self._resident_inputs[index])
         return reference is not None and reference() is value and not value.is_deleted()
-
-    def is_resident_input(self, index: int) -> bool:
-        """True when a result is computed in place of this static input."""
-        return bool(self._resident_inputs[index])
 
     def _detach_value(self, value: Any) -> Any:
         """Returns a value that no write to this arena can change."""
