@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 
 from tracegraph.lowering.dependencies import reduce_edges, verify_order
-from tracegraph.lowering.device_program import Copy, DeviceProgram, Step
+from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall, Step
 from tracegraph.lowering.memory_plan import MemoryPlan
 from tracegraph.lowering.request import Role
-from tracegraph.runtime.graph import BufferSlot, CallNode, CopyNode, GraphDefinition, Node, Stage
+from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
+from tracegraph.runtime.nodes import CallNode, CopyNode, Node
 
 
 def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
@@ -34,7 +35,8 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
             buffer.shape,
             buffer.dtype,
             buffer.weak_type,
-            is_resident=buffer.name in residents,
+            is_resident=buffer.name in residents or buffer.content is not None,
+            content=buffer.content,
         )
         for buffer in program.buffers
     )
@@ -77,12 +79,14 @@ def _stage_key(steps: tuple[Step, ...], index: int) -> int:
 
 
 def _is_captured(step: Step) -> bool:
-    return isinstance(step, Copy) or step.is_captured
+    return not isinstance(step, ExecutableCall) or step.is_captured
 
 
 def _build_node(step: Step) -> Node:
     if isinstance(step, Copy):
-        return CopyNode(step.name, step.source.buffer, step.target.buffer)
+        return CopyNode(step.name, step.source, step.target)
+    if isinstance(step, DeviceStep):
+        return step.node
     reads = tuple(use.buffer for use in step.reads)
     writes = tuple(use.buffer for use in step.writes)
     return CallNode(step.name, step.executable, reads, writes, step.in_place)

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class BufferUse:
-    """A byte range of a buffer that a step reads or writes."""
-
-    buffer: str
-    offset: int
-    nbytes: int
-
-    def overlaps(self, other: BufferUse) -> bool:
-        """True when both name at least one common byte."""
-        return (
-            self.buffer == other.buffer
-            and self.offset < other.offset + other.nbytes
-            and other.offset < self.offset + self.nbytes
-        )
+from tracegraph.runtime.nodes import BufferUse, DeviceNode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +56,38 @@ class Copy:
         return (self.target,)
 
 
-Step: TypeAlias = ExecutableCall | Copy
+@dataclasses.dataclass(frozen=True)
+class DeviceStep:
+    """One node of a GPU graph, with what it reads and writes.
+
+    Attributes:
+        node: what it does, over named buffers.
+        reads: the byte ranges that it reads; those that it only overwrites are not among them.
+        writes: the byte ranges that it writes.
+        stream: number of the stream it is on.
+    """
+
+    node: DeviceNode
+    reads: tuple[BufferUse, ...]
+    writes: tuple[BufferUse, ...]
+    stream: int = 0
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.node.name
+
+    def move(self, place: Callable[[BufferUse], BufferUse]) -> DeviceStep:
+        """Returns the step with each of its byte ranges replaced."""
+        return DeviceStep(
+            self.node.move(place),
+            tuple(place(use) for use in self.reads),
+            tuple(place(use) for use in self.writes),
+            self.stream,
+        )
+
+
+Step: TypeAlias = ExecutableCall | Copy | DeviceStep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,12 +20,14 @@ class BufferSpec:
         shape: physical shape: that of a typed PRNG key includes its key data.
         dtype: physical dtype: a typed PRNG key is ``uint32``.
         weak_type: True when JAX lets the value adopt the dtype of what it meets.
+        content: the bytes of a constant of the compiled program; None for every other buffer.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     weak_type: bool = False
+    content: bytes | None = dataclasses.field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:

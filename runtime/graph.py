@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
+
+from tracegraph.runtime.nodes import Node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +23,9 @@ class BufferSlot:
         dtype: NumPy dtype.
         weak_type: JAX's weak type of the value.
         is_resident: True when the value stays from one replay to the next (state, constants).
+        content: the bytes of a constant of the compiled program; None for every other buffer.
+
+    More than six fields because a slot is all that a device knows of a buffer.
     """
 
     name: str
@@ -29,48 +34,7 @@ class BufferSlot:
     dtype: np.dtype[Any]
     weak_type: bool = False
     is_resident: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class CallNode:
-    """One call of a compiled region: reads buffers, defines buffers (both by name).
-
-    Attributes:
-        name: the region's name.
-        executable: returns its one result, or a tuple of several.
-        arguments: names of the buffers that it reads, in order.
-        results: names of the buffers that it defines, in order.
-        in_place: how many of the first arguments are donated to the executable; the result at the
-            same place is the new value in the same buffer.
-    """
-
-    name: str
-    executable: Callable[..., Any] = dataclasses.field(repr=False)
-    arguments: tuple[str, ...]
-    results: tuple[str, ...]
-    in_place: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class CopyNode:
-    """A copy of one whole buffer into another."""
-
-    name: str
-    source: str
-    target: str
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The source."""
-        return (self.source,)
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """The target."""
-        return (self.target,)
-
-
-Node: TypeAlias = CallNode | CopyNode
+    content: bytes | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +45,14 @@ class Stage:
         nodes: in program order.
         edges: pairs of node indices of this stage; the first must finish before the second.
         is_captured: False for eager work, which no graph replays.
+        programmatic: those of the edges at which the second kernel may be started early, because
+            it waits for the first itself.
     """
 
     nodes: tuple[Node, ...]
     edges: tuple[tuple[int, int], ...]
     is_captured: bool = True
+    programmatic: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +98,10 @@ class GraphDefinition:
 
 def _format_node(stage: Stage, index: int) -> str:
     node = stage.nodes[index]
-    kind = "call" if isinstance(node, CallNode) else "copy"
     waits = [str(first) for first, second in stage.edges if second == index]
     after = f"  after {', '.join(waits)}" if waits else ""
     return (
-        f"node {index}: {kind} {node.name}({', '.join(node.arguments)})"
+        f"node {index}: {node.kind} {node.name}({', '.join(node.arguments)})"
         f" -> {', '.join(node.results)}{after}"
     )
 

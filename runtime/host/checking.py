@@ -12,10 +12,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
-from tracegraph.runtime.graph import GraphDefinition, Node, Stage
+from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.graph import bind_stage
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
+from tracegraph.runtime.nodes import Node
 
 POISON = 0xFF
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tracegraph.runtime.graph import CallNode, CopyNode, GraphDefinition, Node, Stage
+from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.jax_interop import ArrayImpl, get_quick_call
+from tracegraph.runtime.nodes import CallNode, CopyNode, Node
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 # `memmove` without a result: `ctypes.memmove` makes an int of the address that it returns.
@@ -130,15 +131,19 @@ def _bind_node(
     arguments = [buffers[name] for name in node.arguments]
     results = [buffers[name] for name in node.results]
     if isinstance(node, CopyNode):
-        return _bind_copy(arguments[0], results[0])
+        return _bind_copy(node, arguments[0], results[0])
     if rebindable is not None and is_quick(node, buffers, is_captured=True):
         return _bind_call(node, arguments, results, rebindable)
     return _bind_isolated_call(node.executable, arguments, results)
 
 
-def _bind_copy(source: HostBuffer, target: HostBuffer) -> Callable[[], None]:
+def _bind_copy(node: CopyNode, source: HostBuffer, target: HostBuffer) -> Callable[[], None]:
     def launch() -> None:
-        _copy_bytes(target.address, source.address, target.nbytes)
+        _copy_bytes(
+            target.address + node.target.offset,
+            source.address + node.source.offset,
+            node.source.nbytes,
+        )
 
     return launch
 

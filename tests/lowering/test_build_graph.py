@@ -18,7 +18,8 @@ from tracegraph.lowering.lifetimes import find_lifetimes
 from tracegraph.lowering.memory_plan import plan_memory
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec, Role
 from tracegraph.runtime.errors import CaptureError
-from tracegraph.runtime.graph import CallNode, CopyNode, GraphDefinition
+from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.nodes import CallNode, CopyNode
 
 jax.config.update("jax_platforms", "cpu")
 SHAPE, DTYPE = (16,), np.dtype(np.float32)

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 
 from tracegraph.runtime.array import Lifetime
-from tracegraph.runtime.graph import BufferSlot, CallNode, CopyNode, GraphDefinition, Node, Stage
+from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.host.device import HostDevice
 from tracegraph.runtime.memory.private_pool import PrivatePool, new_pool_id
 from tracegraph.runtime.memory.providers.host import HostProvider
+from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, Node
 from tracegraph.runtime.replay import Replay
 
 SIZE = 4
@@ -70,9 +71,9 @@ def make_definition(
     )
 
 
-def make_copy(source: str, target: str) -> CopyNode:
+def make_copy(source: str, target: str, nbytes: int = 16) -> CopyNode:
     """Returns a copy of one whole buffer."""
-    return CopyNode(f"update_{target}", source, target)
+    return CopyNode(f"update_{target}", BufferUse(source, 0, nbytes), BufferUse(target, 0, nbytes))
 
 
 def make_replay(

@@ -20,9 +20,9 @@ from tests.runtime.definitions import (
 )
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.errors import OutOfMemoryError, StaleOutputError
-from tracegraph.runtime.graph import CallNode
 from tracegraph.runtime.memory.private_pool import PrivatePool, new_pool_id
 from tracegraph.runtime.memory.providers.host import HostProvider
+from tracegraph.runtime.nodes import CallNode
 from tracegraph.runtime.replay import Replay
 
 jax.config.update("jax_platforms", "cpu")

@@ -1,0 +1,1 @@
+"""Reading XLA's compiled GPU programs: container, schema, thunks."""

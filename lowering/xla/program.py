@@ -1,0 +1,54 @@
+"""XlaProgram: one compiled region as XLA wrote it, over XLA's own allocations."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from tracegraph.lowering.device_program import DeviceStep
+
+
+class AllocationKind(enum.Enum):
+    """What an allocation holds."""
+
+    PARAMETER = "parameter"
+    CONSTANT = "constant"
+    OUTPUT = "output"
+    TEMPORARY = "temporary"
+    UNUSED = "unused"
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """One of XLA's buffer allocations.
+
+    Attributes:
+        name: unique in its program: ``#`` and XLA's index.
+        nbytes: its size.
+        kind: what it holds; a parameter that a result updates in place is a PARAMETER.
+        parameter: number of the flat argument, for a PARAMETER.
+        content: the bytes of a CONSTANT.
+    """
+
+    name: str
+    nbytes: int
+    kind: AllocationKind
+    parameter: int | None = None
+    content: bytes | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaProgram:
+    """The steps of one compiled region.
+
+    Attributes:
+        name: XLA's module name.
+        allocations: in order of XLA's index.
+        steps: in XLA's serial order; their byte ranges name allocations.
+        outputs: for each flat result the allocation that it starts in, at offset 0.
+    """
+
+    name: str
+    allocations: tuple[Allocation, ...]
+    steps: tuple[DeviceStep, ...]
+    outputs: tuple[str, ...]

@@ -1,0 +1,1 @@
+"""The CUDA device: driver, graphs, memory and order with JAX."""

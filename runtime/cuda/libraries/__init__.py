@@ -1,0 +1,1 @@
+"""NVIDIA libraries whose work becomes part of a graph."""

@@ -1,0 +1,323 @@
+"""Nodes of a graph: what one does, and to which bytes, before buffers have addresses."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferUse:
+    """A byte range of a buffer that a step or a node reads or writes."""
+
+    buffer: str
+    offset: int
+    nbytes: int
+
+    def overlaps(self, other: BufferUse) -> bool:
+        """True when both name at least one common byte."""
+        return (
+            self.buffer == other.buffer
+            and self.offset < other.offset + other.nbytes
+            and other.offset < self.offset + self.nbytes
+        )
+
+
+Place: TypeAlias = Callable[[BufferUse], BufferUse]
+
+
+@dataclasses.dataclass(frozen=True)
+class CallNode:
+    """One call of a compiled region: reads buffers, defines buffers (both by name).
+
+    Attributes:
+        name: the region's name.
+        executable: returns its one result, or a tuple of several.
+        arguments: names of the buffers that it reads, in order.
+        results: names of the buffers that it defines, in order.
+        in_place: how many of the first arguments are donated to the executable; the result at the
+            same place is the new value in the same buffer.
+    """
+
+    name: str
+    executable: Callable[..., Any] = dataclasses.field(repr=False)
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    in_place: int = 0
+
+    kind = "call"
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyNode:
+    """A copy of a byte range of one buffer into one of another."""
+
+    name: str
+    source: BufferUse
+    target: BufferUse
+
+    kind = "copy"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The source."""
+        return (self.source.buffer,)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The target."""
+        return (self.target.buffer,)
+
+    def move(self, place: Place) -> CopyNode:
+        """Returns the node with each of its byte ranges replaced."""
+        return CopyNode(self.name, place(self.source), place(self.target))
+
+
+@dataclasses.dataclass(frozen=True)
+class FillNode:
+    """Sets a byte range to a repeated value.
+
+    Attributes:
+        name: of the instruction that asked for it.
+        target: the byte range.
+        value: one element, as an unsigned number.
+        element_bytes: 1, 2 or 4; the range holds whole elements.
+    """
+
+    name: str
+    target: BufferUse
+    value: int = 0
+    element_bytes: int = 1
+
+    kind = "fill"
+    arguments: tuple[str, ...] = dataclasses.field(default=(), init=False)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The target."""
+        return (self.target.buffer,)
+
+    def move(self, place: Place) -> FillNode:
+        """Returns the node with its byte range replaced."""
+        return FillNode(self.name, place(self.target), self.value, self.element_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCode:
+    """A compiled kernel: an image that the driver loads, and the symbol to look up in it."""
+
+    symbol: str
+    cubin: bytes = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchShape:
+    """How many threads run a kernel, in x, y and z, and with how much dynamic shared memory."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+
+
+class Swizzle(enum.IntEnum):
+    """CUtensorMapSwizzle."""
+
+    NONE = 0
+    BYTES_32 = 1
+    BYTES_64 = 2
+    BYTES_128 = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorMap:
+    """A kernel parameter of 128 bytes that describes a tiled array to the bulk copy engine.
+
+    More than six fields because they are the parameters of ``cuTensorMapEncodeTiled``, one to one.
+
+    Attributes:
+        use: where the array stands; the descriptor holds its address.
+        element_bytes: 1, 2, 4 or 8.
+        dims: elements per dimension, innermost first.
+        strides: bytes between elements of the dimensions but the innermost.
+        box: elements per dimension of one tile.
+        element_strides: step per dimension inside a tile.
+        interleave: CUtensorMapInterleave: 0 none, 1 16 bytes, 2 32 bytes.
+        swizzle: how tiles lie in shared memory.
+        l2_promotion: CUtensorMapL2promotion: 0 none, 1 64, 2 128, 3 256 bytes.
+        fills_nan: True when reads out of bounds give NaN, not zero.
+    """
+
+    use: BufferUse
+    element_bytes: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    interleave: int = 0
+    swizzle: Swizzle = Swizzle.NONE
+    l2_promotion: int = 0
+    fills_nan: bool = False
+
+
+# A pointer to a byte range, a tensor map, or the bytes of a value.
+KernelParameter: TypeAlias = BufferUse | TensorMap | bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelNode:
+    """One launch of a kernel.
+
+    Attributes:
+        name: of the instruction that it computes.
+        code: what runs.
+        shape: on how many threads.
+        parameters: in the order of the kernel's parameters.
+        written: for each parameter whether the kernel writes through it.
+        begins_with_wait: True when the kernel itself waits for the kernels before it before it
+            touches memory; see Note [Programmatic edges] of ``lowering/build_graph.py``.
+    """
+
+    name: str
+    code: KernelCode
+    shape: LaunchShape
+    parameters: tuple[KernelParameter, ...]
+    written: tuple[bool, ...]
+    begins_with_wait: bool = False
+
+    kind = "kernel"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads, or may read, each once."""
+        return _name_once(use for use, _ in self.uses)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the buffers that it writes, each once."""
+        return _name_once(use for use, is_written in self.uses if is_written)
+
+    @property
+    def uses(self) -> tuple[tuple[BufferUse, bool], ...]:
+        """Every byte range, and whether it is written."""
+        pairs = zip(self.parameters, self.written, strict=True)
+        return tuple(
+            (parameter.use if isinstance(parameter, TensorMap) else parameter, is_written)
+            for parameter, is_written in pairs
+            if not isinstance(parameter, bytes)
+        )
+
+    def move(self, place: Place) -> KernelNode:
+        """Returns the node with each of its byte ranges replaced."""
+        return dataclasses.replace(
+            self, parameters=tuple(_move_parameter(p, place) for p in self.parameters)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixLayout:
+    """A matrix, or a batch of them, as cublasLt describes it.
+
+    More than six fields because they are the attributes of a cublasLt matrix layout, one to one.
+
+    Attributes:
+        dtype: JAX's name, as ``bfloat16``.
+        rows: of one matrix as stored.
+        columns: of one matrix as stored.
+        leading_stride: elements between columns (or rows, in row order).
+        is_row_order: True when rows are contiguous.
+        batch_count: number of matrices.
+        batch_stride: elements between two of them; 0 repeats one.
+        transpose: ``N``, ``T`` or ``C``: what the product does to it.
+    """
+
+    dtype: str
+    rows: int
+    columns: int
+    leading_stride: int
+    is_row_order: bool = False
+    batch_count: int = 1
+    batch_stride: int = 0
+    transpose: str = "N"
+
+
+@dataclasses.dataclass(frozen=True)
+class Matmul:
+    """D = epilogue(alpha * A @ B + beta * C + bias), as one cublasLt call.
+
+    More than six fields because they are the arguments of ``cublasLtMatmul``, one to one.
+
+    Attributes:
+        a, b, c, d: layouts, after XLA's exchange of operands.
+        alpha, beta: factors.
+        compute_type: name after ``CUBLAS_COMPUTE_``, as ``32F_FAST_TF32``.
+        scale_type: JAX's name of the dtype of alpha and beta.
+        epilogue: name after ``CUBLASLT_EPILOGUE_``, as ``GELU_BIAS``.
+        algorithm_index: which entry of cublasLt's list for this product.
+        workspace_limit_bytes: the limit that the list is asked for with.
+        has_fast_accumulation: for operands of eight bits.
+    """
+
+    a: MatrixLayout
+    b: MatrixLayout
+    c: MatrixLayout
+    d: MatrixLayout
+    alpha: complex
+    beta: float
+    compute_type: str
+    scale_type: str
+    epilogue: str = "DEFAULT"
+    algorithm_index: int = 0
+    workspace_limit_bytes: int = 0
+    has_fast_accumulation: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MatmulNode:
+    """One cublasLt product.
+
+    Attributes:
+        name: of the instruction that it computes.
+        matmul: what is computed.
+        operands: byte ranges by role: ``a``, ``b``, ``c``, ``d``, ``workspace``, and where the
+            product has them ``bias``, ``aux``, ``a_scale``, ``b_scale``, ``c_scale``, ``d_scale``,
+            ``d_amax``.
+    """
+
+    name: str
+    matmul: Matmul
+    operands: tuple[tuple[str, BufferUse], ...]
+
+    kind = "matmul"
+    WRITTEN = ("d", "aux", "workspace", "d_amax")
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads, or may read, each once."""
+        return _name_once(use for _, use in self.operands)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the buffers that it writes, each once."""
+        return _name_once(use for role, use in self.operands if role in self.WRITTEN)
+
+    def move(self, place: Place) -> MatmulNode:
+        """Returns the node with each of its byte ranges replaced."""
+        operands = tuple((role, place(use)) for role, use in self.operands)
+        return MatmulNode(self.name, self.matmul, operands)
+
+
+DeviceNode: TypeAlias = KernelNode | CopyNode | FillNode | MatmulNode
+Node: TypeAlias = CallNode | DeviceNode
+
+
+def _move_parameter(parameter: KernelParameter, place: Place) -> KernelParameter:
+    if isinstance(parameter, TensorMap):
+        return dataclasses.replace(parameter, use=place(parameter.use))
+    return place(parameter) if isinstance(parameter, BufferUse) else parameter
+
+
+def _name_once(uses: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(use.buffer for use in uses))
