@@ -1,0 +1,189 @@
+"""From the bytes of XLA's ``serialize()`` to its ``GpuExecutableProto``.
+
+The bytes are three layers: a header of IFRT, JAX's layer above the runtime; a Riegeli file with the
+split proto ``xla.ExecutableAndOptionsProto``; and in that a Riegeli file with the split proto
+``xla.gpu.GpuExecutableProto``. A split proto is a message in pieces: its first record, the
+manifest, says for each other record whether it is merged into the message or replaces one field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from tracegraph.lowering.xla.riegeli import (
+    SIGNATURE,
+    read_records,
+    read_varint,
+    refuse_container,
+)
+from tracegraph.lowering.xla.schema import EXECUTABLE, MANIFEST, OPTIONS, Schema
+
+_HEADER = "IFRT header"
+_HEADER_VERSION = 3
+_HEADER_KIND = b"pjrt_ifrt"
+_OVERRIDE_TEXT = 1  # FieldDescriptorType.TYPE_STRING: text or bytes
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+
+
+def read_executable(serialized: bytes, schema: Schema) -> Message:
+    """Returns the compiled program that ``serialized`` holds.
+
+    Args:
+        serialized: what ``compiled.runtime_executable().serialize()`` returned.
+        schema: the message types of the XLA that wrote it.
+
+    Returns:
+        A complete ``xla.gpu.GpuExecutableProto`` without unknown fields.
+
+    Raises:
+        UnsupportedError: the bytes are not exactly that; it names the layer, byte and record.
+    """
+    begin = _read_header(serialized)
+    outer = _read_split_proto(serialized[begin:], OPTIONS, schema)
+    return _read_split_proto(outer.serialized_executable, EXECUTABLE, schema)
+
+
+def refuse_unknown_fields(message: Message, where: str) -> None:
+    """Raises UnsupportedError if a field is set, at any depth, that the schema does not know.
+
+    Args:
+        message: any message; it is not changed.
+        where: what the message is, for the error.
+    """
+    known = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    # Sizes are compared because the walk in Python is a hundred times slower.
+    if known.ByteSize() == message.ByteSize():
+        return
+    path, number = next(_find_unknown_fields(message, ""), ("", 0))
+    raise refuse_container(f"field {number} is not in the schema", f"{where}{path}")
+
+
+def _find_unknown_fields(message: Message, path: str) -> Iterator[tuple[str, int]]:
+    """Yields the path and number of each unknown field, depth first."""
+    for unknown in UnknownFieldSet(message):
+        yield path, unknown.field_number
+    for field, value in message.ListFields():
+        for index, child in enumerate(_find_children(value)):
+            yield from _find_unknown_fields(child, f"{path}.{field.name}[{index}]")
+
+
+def _find_children(value: Any) -> list[Message]:
+    """Returns the messages in a field's value: itself, those of a list, or those of a map."""
+    if isinstance(value, Message):
+        return [value]
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
+        return []
+    items = value.values() if hasattr(value, "values") else value
+    return [item for item in items if isinstance(item, Message)]
+
+
+def _read_header(serialized: bytes) -> int:
+    """Returns the offset behind the header; a CPU program has the header but no file behind."""
+    size, begin = read_varint(serialized, 0, f"{_HEADER}, byte 0")
+    end = begin + size
+    if end > len(serialized):
+        problem = f"the header ends at byte {end} of {len(serialized)}"
+        raise refuse_container(problem, f"{_HEADER}, byte {begin}")
+    found = dict[int, int | bytes]()
+    for number, value, offset in _read_header_fields(serialized[begin:end], begin):
+        if number in found and number in (1, 2):
+            raise refuse_container(f"field {number} stands twice", f"{_HEADER}, byte {offset}")
+        found[number] = value
+    if found.get(1) != _HEADER_VERSION or found.get(2) != _HEADER_KIND:
+        raise refuse_container(
+            f"version {found.get(1)!r} of {found.get(2)!r}, "
+            f"not version {_HEADER_VERSION} of {_HEADER_KIND!r}",
+            f"{_HEADER}, byte {begin}",
+        )
+    if not serialized.startswith(SIGNATURE[:8], end):
+        problem = "there is no GPU program behind the header; it was compiled for another device"
+        raise refuse_container(problem, f"byte {end}")
+    return end
+
+
+def _read_header_fields(header: bytes, base: int) -> Iterator[tuple[int, int | bytes, int]]:
+    """Yields number, value and offset of each field, by protobuf's wire format."""
+    offset = 0
+    while offset < len(header):
+        begin, place = offset, f"{_HEADER}, byte {base + offset}"
+        tag, offset = read_varint(header, offset, place)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == _VARINT:
+            value, offset = read_varint(header, offset, place)
+            yield number, value, base + begin
+            continue
+        if wire_type == _BYTES:
+            size, offset = read_varint(header, offset, place)
+        elif wire_type in (_FIXED64, _FIXED32):
+            size = 8 if wire_type == _FIXED64 else 4
+        else:
+            raise refuse_container(f"wire type {wire_type} is not known", place)
+        if size > len(header) - offset:
+            problem = f"field {number} of {size} bytes has {len(header) - offset} bytes left"
+            raise refuse_container(problem, place)
+        yield number, header[offset : offset + size], base + begin
+        offset += size
+
+
+def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:
+    """Returns the message whose pieces are the records of a Riegeli file."""
+    records = read_records(file, type_name)
+    if not records:
+        raise refuse_container("there is no manifest", f"{type_name}, record 0")
+    manifest: Any = schema.message_class(MANIFEST)()
+    _merge(manifest, records[0], f"{type_name}, record 0 (manifest)")
+    refuse_unknown_fields(manifest, f"{type_name}, manifest")
+    if manifest.result_proto_type != type_name:
+        problem = f"the manifest is of {manifest.result_proto_type!r}, not {type_name!r}"
+        raise refuse_container(problem, f"{type_name}, record 0 (manifest)")
+    if len(manifest.records) != len(records) - 1:
+        problem = f"{len(records) - 1} records where {len(manifest.records)} are declared"
+        raise refuse_container(problem, f"{type_name}, record 0 (manifest)")
+    message = schema.message_class(type_name)()
+    for number, (entry, record) in enumerate(zip(manifest.records, records[1:], strict=True), 1):
+        _apply_record(message, entry, record, f"{type_name}, record {number}")
+    refuse_unknown_fields(message, type_name)
+    return message
+
+
+def _apply_record(message: Message, entry: Any, record: bytes, place: str) -> None:
+    """Puts one record into the message as its entry in the manifest says."""
+    kind = entry.WhichOneof("record_type")
+    if kind == "proto_merge_record":
+        _merge(message, record, place)
+    elif kind == "field_override_record":
+        _override(message, entry.field_override_record, record, place)
+    else:
+        raise refuse_container(f"the manifest gives it the kind {kind}", place)
+
+
+def _merge(message: Message, record: bytes, place: str) -> None:
+    try:
+        message.MergeFromString(record)
+    except DecodeError as error:
+        raise refuse_container(f"it is no {message.DESCRIPTOR.full_name}", place) from error
+
+
+def _override(message: Message, override: Any, record: bytes, place: str) -> None:
+    """Makes ``record`` the value of one text or bytes field of the message itself."""
+    path = override.field_path
+    type_name = message.DESCRIPTOR.full_name
+    if len(path) != 1 or path[0].WhichOneof("index") is not None:
+        raise refuse_container(f"it replaces a part inside a field of {type_name}", place)
+    field = message.DESCRIPTOR.fields_by_number.get(path[0].field_number)
+    if field is None:
+        problem = f"it replaces field {path[0].field_number}, which {type_name} does not have"
+        raise refuse_container(problem, place)
+    old = getattr(message, field.name)
+    if override.field_type != _OVERRIDE_TEXT or not isinstance(old, (str, bytes)):
+        raise refuse_container(f"it replaces {field.name!r}, which is no text or bytes", place)
+    try:
+        setattr(message, field.name, record.decode() if isinstance(old, str) else record)
+    except UnicodeDecodeError as error:
+        raise refuse_container(f"{field.name!r} is no UTF-8 text", place) from error
