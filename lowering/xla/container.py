@@ -1,9 +1,10 @@
 """From the bytes of XLA's ``serialize()`` to its ``GpuExecutableProto``.
 
 The bytes are three layers: a header of IFRT, JAX's layer above the runtime; a Riegeli file with the
-split proto ``xla.ExecutableAndOptionsProto``; and in that a Riegeli file with the split proto
-``xla.gpu.GpuExecutableProto``. A split proto is a message in pieces: its first record, the
-manifest, says for each other record whether it is merged into the message or replaces one field.
+split proto ``xla.ExecutableAndOptionsProto`` (JAX 0.10 has the message whole); and in that a Riegeli
+file with the split proto ``xla.gpu.GpuExecutableProto``. A split proto is a message in pieces: its
+first record, the manifest, says for each other record whether it is merged into the message or
+replaces one field.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ def read_executable(serialized: bytes, schema: Schema) -> Message:
         UnsupportedError: the bytes are not exactly that; it names the layer, byte and record.
     """
     begin = _read_header(serialized)
-    outer = _read_split_proto(serialized[begin:], OPTIONS, schema)
-    return _read_split_proto(outer.serialized_executable, EXECUTABLE, schema)
+    options = _read_options(serialized[begin:], begin, schema)
+    executable = options.serialized_executable
+    if not executable.startswith(SIGNATURE):
+        problem = "it holds no GPU program; it was compiled for another device"
+        raise refuse_container(problem, f"{OPTIONS}, field serialized_executable")
+    return _read_split_proto(executable, EXECUTABLE, schema)
 
 
 def refuse_unknown_fields(message: Message, where: str) -> None:
@@ -84,7 +89,7 @@ def _find_children(value: Any) -> list[Message]:
 
 
 def _read_header(serialized: bytes) -> int:
-    """Returns the offset behind the header; a CPU program has the header but no file behind."""
+    """Returns the offset behind the header."""
     size, begin = read_varint(serialized, 0, f"{_HEADER}, byte 0")
     end = begin + size
     if end > len(serialized):
@@ -101,9 +106,6 @@ def _read_header(serialized: bytes) -> int:
             f"not version {_HEADER_VERSION} of {_HEADER_KIND!r}",
             f"{_HEADER}, byte {begin}",
         )
-    if not serialized.startswith(SIGNATURE[:8], end):
-        problem = "there is no GPU program behind the header; it was compiled for another device"
-        raise refuse_container(problem, f"byte {end}")
     return end
 
 
@@ -129,6 +131,16 @@ def _read_header_fields(header: bytes, base: int) -> Iterator[tuple[int, int | b
             raise refuse_container(problem, place)
         yield number, header[offset : offset + size], base + begin
         offset += size
+
+
+def _read_options(data: bytes, begin: int, schema: Schema) -> Any:
+    """Returns the program with its compile options, which stand behind the header."""
+    if data.startswith(SIGNATURE):
+        return _read_split_proto(data, OPTIONS, schema)
+    options = schema.message_class(OPTIONS)()
+    _merge(options, data, f"byte {begin}, behind the {_HEADER}")
+    refuse_unknown_fields(options, OPTIONS)
+    return options
 
 
 def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:

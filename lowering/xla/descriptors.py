@@ -17,9 +17,10 @@ _NAME_END = re.compile(rb"\.proto(?=[\x12\x1a\x22\x2a\x32\x3a\x42\x50\x58\x62\x7
 _NAME_BYTES = range(len(".proto") + 1, 128)
 # Numbers and wire types of the fields of FileDescriptorProto; 9 (source places) is never embedded.
 _BYTES, _VARINT = 2, 0
-_FIELDS = dict.fromkeys((1, 2, 3, 4, 5, 6, 7, 8, 12, 15), _BYTES) | dict.fromkeys(
-    (10, 11, 14), _VARINT
-)
+_FIELDS: dict[int, int] = {
+    **dict.fromkeys((1, 2, 3, 4, 5, 6, 7, 8, 12, 15), _BYTES),
+    **dict.fromkeys((10, 11, 14), _VARINT),
+}
 
 
 def scan_library(path: pathlib.Path) -> dict[str, FileDescriptorProto]:

@@ -14,7 +14,8 @@ import importlib.util
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
@@ -60,13 +61,14 @@ class Schema:
         except KeyError as error:
             raise _refuse_schema(f"it describes no {name}", self.origin) from error
 
-    def fields_of(self, name: str) -> Mapping[str, FieldDescriptor]:
+    def fields_of(self, name: str) -> dict[str, FieldDescriptor]:
         """Returns the fields of a message type by name.
 
         Raises:
             UnsupportedError: this version of XLA has no such type.
         """
-        return self.message_class(name).DESCRIPTOR.fields_by_name
+        fields = self.message_class(name).DESCRIPTOR.fields_by_name
+        return cast("dict[str, FieldDescriptor]", dict(fields))
 
 
 def load_schema() -> Schema:
