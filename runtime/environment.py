@@ -4,13 +4,20 @@
 |---|---|---|
 | ``TRACEGRAPH_CHECK_REPLAY`` | 0, 1 | host device: poison dead memory, vary the order of streams |
 | ``TRACEGRAPH_PROGRESS`` | auto, 0, 1 | progress line of captures that take over a second |
+| ``CUBLAS_WORKSPACE_CONFIG`` | not set, ``:SIZE:COUNT``... | most workspace of a matrix product |
+
+``CUBLAS_WORKSPACE_CONFIG`` is spelled as for cuBLAS: buffers of SIZE KiB, COUNT of each, as in
+``:4096:2:16:8``. A matrix product may use as many bytes as all of them together.
 """
 
 from __future__ import annotations
 
 import os
+import re
 
 from tracegraph.runtime.errors import ConfigError
+
+KIB = 1024
 
 
 def read_check_replay() -> bool:
@@ -21,6 +28,34 @@ def read_check_replay() -> bool:
 def read_progress() -> str:
     """Returns when the progress line of a capture is shown: ``auto``, ``0`` or ``1``."""
     return _read_choice("TRACEGRAPH_PROGRESS", ("auto", "0", "1"))
+
+
+def read_cublas_workspace_bytes() -> int | None:
+    """Returns the most bytes of workspace that a matrix product may use; None for no limit.
+
+    Raises:
+        ConfigError: the value is not a row of ``:SIZE:COUNT``.
+
+    Example:
+        >>> os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:2:16:8"
+        >>> read_cublas_workspace_bytes()
+        8519680
+    """
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    value = os.environ.get(name)
+    if value is None:
+        return None
+    # Nine digits are a million GiB: more is a slip of the keyboard.
+    if re.fullmatch(r"(:[0-9]{1,9}:[0-9]{1,9})+", value):
+        pairs = re.findall(r":([0-9]+):([0-9]+)", value)
+        return sum(int(size) * int(count) * KIB for size, count in pairs)
+    raise ConfigError(
+        f"environment variable {name} has the value {value!r}",
+        where=f"{name} in the environment of this process",
+        why="the allowed values are pairs of KiB and count, each after a colon, as :4096:2:16:8",
+        fix=f"export {name}=:4096:8, or unset it",
+        anchor="config",
+    )
 
 
 def _read_choice(name: str, choices: tuple[str, ...]) -> str:
