@@ -1,0 +1,236 @@
+"""The fields of XLA's messages that are interpreted. A set field that is not here is refused.
+
+XLA adds fields between versions, and a field that is set has a meaning. So each message that a
+decoder reads is listed with the fields that it reads and those that it may pass over, each of these
+with the reason. Nothing else may be set: an addition upstream ends in a refusal, not in a guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """The fields of one message that may be set.
+
+    Attributes:
+        read: interpreted; the installed schema must have each.
+        newer: interpreted where the installed schema has them.
+        ignored: passed over, with the reason.
+    """
+
+    read: frozenset[str]
+    newer: frozenset[str] = frozenset()
+    ignored: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _fields(read: str, *, newer: str = "", **ignored: str) -> Fields:
+    return Fields(frozenset(read.split()), frozenset(newer.split()), ignored)
+
+
+_SERIAL = "steps stand in serial order; what may overlap follows from byte ranges"
+_LABEL = "a label for people"
+_SHAPE = "addresses and byte counts are all that a step needs"
+_OTHER = "of another thunk kind, which refuses by itself"
+
+ALLOWED: Mapping[str, Fields] = {
+    # The executable and its allocations.
+    "xla.gpu.GpuExecutableProto": _fields(
+        "hlo_module_with_config binary module_name program_shape buffer_allocations"
+        " output_info_map constants thunks",
+        buffer_assignment="how the allocations came about",
+        asm_text="the source of `binary`, or of kernels that have none and are refused",
+        dnn_compiled_graphs=_OTHER,
+        gpu_compute_capability="the driver refuses kernels of another capability",
+        executable_abi_version="which libraries XLA itself links",
+        cpu_target_machine_options="for work on the host, " + _OTHER,
+        buffer_allocations_debug_summary=_LABEL,
+        gpu_topology="the counts of replicas and partitions are checked instead",
+    ),
+    "xla.gpu.GpuExecutableProto.RepeatedBufferAllocations": _fields("values"),
+    "xla.BufferAllocationProto": _fields(
+        "index size is_thread_local is_entry_computation_parameter parameter_number color"
+        " parameter_shape_index is_constant",
+        maybe_live_out="the output map says which results there are",
+        assigned="which values share the allocation: byte ranges say so",
+        is_tuple="tables of addresses, which no kernel reads",
+        is_parameter_aliased_with_output="the output map says which",
+    ),
+    "xla.gpu.GpuExecutableProto.OutputInfoMapEntry": _fields("shape_index output_info"),
+    "xla.ShapeIndexProto": _fields("indexes"),
+    "xla.gpu.GpuExecutableProto.OutputInfoProto": _fields(
+        "allocation_index alias_config",
+        passthrough="then the allocation is the parameter's own",
+    ),
+    "xla.HloInputOutputAliasProto.AliasEntryProto": _fields(
+        "parameter_number parameter_shape_index",
+        output_shape_index="stands beside the entry",
+        kind="whether it must or may: JAX's donation is always given",
+    ),
+    "xla.gpu.GpuExecutableProto.ConstantInfoProto": _fields("symbol_name content allocation_index"),
+    "xla.gpu.DenseDataIntermediateProto": _fields("data"),
+    "xla.ProgramShapeProto": _fields("parameters result", parameter_names=_LABEL),
+    "xla.ShapeProto": _fields("element_type dimensions is_dynamic_dimension tuple_shapes layout"),
+    "xla.LayoutProto": _fields(
+        "minor_to_major element_size_in_bits tail_padding_alignment_in_elements"
+    ),
+    # Literals; a field for each element type.
+    "xla.LiteralProto": _fields(
+        "shape preds s8s s16s s32s s64s u8s u16s u32s u64s f16s bf16s f32s f64s c64s c128s s4s u4s",
+        newer="s1s s2s u1s u2s f4e2m1fns f6e2m3fns f6e3m2fns f8e3m4s f8e4m3b11fnuzs f8e4m3fns"
+        " f8e4m3fnuzs f8e4m3s f8e5m2fnuzs f8e5m2s f8e8m0fnus",
+    ),
+    # What every thunk has. Its kinds are looked up in `thunks.py`.
+    "xla.gpu.ThunkInfoProto": _fields(
+        "profile_annotation",
+        thunk_id=_LABEL,
+        concurrent_region_id=_SERIAL,
+    ),
+    "xla.gpu.ThunkSequenceProto": _fields("thunks"),
+    "xla.ShapedSliceProto": _fields("slice", shape=_SHAPE),
+    "xla.buffer_assignment.BufferAllocationSliceProto": _fields(
+        "offset size buffer_allocation_index", element_type=_SHAPE
+    ),
+    # Kernels.
+    "xla.gpu.CustomKernelThunkProto": _fields(
+        "args written custom_kernel use_pdl zeroed_output_buffer_indices tma_metadata"
+    ),
+    "xla.gpu.CustomKernelProto": _fields(
+        "kernel_spec block_dims thread_dims cluster_dim shared_memory_bytes", name=_LABEL
+    ),
+    "stream_executor.KernelLoaderSpecProto": _fields(
+        "cubin arity kernel_name kernel_args_packing_spec"
+    ),
+    "stream_executor.CudaCubinProto": _fields("data"),
+    "stream_executor.KernelArgsPackingSpecProto": _fields("kernel_arguments"),
+    "stream_executor.KernelArgPackingSpecProto": _fields("relocations data"),
+    "stream_executor.KernelArgPackingRelocationProto": _fields("kind argument_index"),
+    "stream_executor.BlockDimProto": _fields("coordinates"),
+    "stream_executor.ThreadDimProto": _fields("coordinates"),
+    "stream_executor.ClusterDimProto": _fields("coordinates"),
+    "stream_executor.Dim3DProto": _fields("x y z"),
+    "stream_executor.gpu.TmaMetadataProto": _fields("arg_index_to_tma_info"),
+    "stream_executor.gpu.TmaDescriptorProto": _fields(
+        "element_size global_dims global_strides box_dims element_strides interleave swizzle"
+        " l2_promotion float_oob_fill"
+    ),
+    "xla.gpu.KernelThunkProto": _fields(
+        "args written kernel_name launch_dimensions cluster_dim shmem_bytes tma_metadata"
+        " zeroed_output_buffer_indices use_pdl",
+        args_shape=_SHAPE,
+    ),
+    "xla.gpu.LaunchDimensionsProto": _fields("block_counts thread_counts_per_block"),
+    # Memory and order.
+    "xla.gpu.CopyThunkProto": _fields("source_buffer destination_buffer mem_size"),
+    "xla.gpu.DeviceToDeviceCopyThunkProto": _fields("copy_thunk"),
+    "xla.gpu.MemzeroThunkProto": _fields("dest_buffer"),
+    "xla.gpu.Memset32BitValueThunkProto": _fields("dest_buffer value"),
+    "xla.gpu.ReplicaIdThunkProto": _fields("dest_buffer"),
+    "xla.gpu.PartitionIdThunkProto": _fields("dest_buffer"),
+    "xla.gpu.SequentialThunkProto": _fields("thunks"),
+    "xla.gpu.AsyncStartThunkProto": _fields(
+        "thunks",
+        async_execution_id=_SERIAL,
+        computation_stream_id=_SERIAL,
+        communication_stream_id=_SERIAL,
+        memcpy_stream_id=_SERIAL,
+    ),
+    "xla.gpu.AsyncDoneThunkProto": _fields("", async_execution_id=_SERIAL),
+    "xla.gpu.DynamicSliceFusionThunkProto": _fields(
+        "parameters results parameter_buffers result_buffers slice_allocations embedded_thunks",
+        verify_offsets="a check of XLA's own",
+    ),
+    "xla.gpu.DynamicSliceFusionThunkProto.ParameterProto": _fields(
+        "parameter_number slice_config slice_offsets",
+        parameter_shape=_SHAPE,
+        slice_shape=_SHAPE,
+    ),
+    "xla.gpu.DynamicSliceFusionThunkProto.ResultProto": _fields(
+        "result_number update_config update_offsets",
+        parameter_number="the parameter that is updated in place has the result's bytes",
+        result_shape=_SHAPE,
+        update_shape=_SHAPE,
+    ),
+    "xla.gpu.DynamicSliceFusionThunkProto.OffsetProto": _fields(
+        "",
+        dimension_number="a slice with offsets and no constant byte offset is refused",
+        offset="a slice with offsets and no constant byte offset is refused",
+    ),
+    "xla.gpu.DynamicSliceConfig": _fields(
+        "byte_offset byte_stride",
+        newer="linear",
+        loop_index="without a stride no loop moves the slice",
+    ),
+    "xla.gpu.DynamicSliceConfig.Linear": _fields("byte_offset byte_stride"),
+}
+
+# Messages that their own decoder or reader checks.
+_CHECKED_ELSEWHERE = frozenset(
+    ("xla.gpu.ThunkProto", "xla.gpu.CublasLtMatmulThunkProto", "xla.HloModuleProtoWithConfig")
+)
+
+
+def find_unlisted(message: Message) -> str | None:
+    """Returns the first set field below a message that is not on the list, or None.
+
+    Args:
+        message: walked down to, not into, the thunks that it holds.
+
+    Returns:
+        ``message.field``, or the message's own name if it is not listed at all.
+    """
+    name = message.DESCRIPTOR.full_name
+    if name in _CHECKED_ELSEWHERE:
+        return None
+    fields = ALLOWED.get(name)
+    if fields is None:
+        return name
+    for descriptor, value in message.ListFields():
+        if descriptor.name in fields.ignored:
+            continue
+        if descriptor.name not in fields.read and descriptor.name not in fields.newer:
+            return f"{name}.{descriptor.name}"
+        if descriptor.message_type is None:
+            continue
+        for child in _list_messages(descriptor, value):
+            if (found := find_unlisted(child)) is not None:
+                return found
+    return None
+
+
+def _list_messages(descriptor: Any, value: Any) -> Any:
+    if descriptor.message_type.GetOptions().map_entry:
+        return value.values()
+    return value if descriptor.is_repeated else (value,)
+
+
+def find_missing(schema: Any) -> str | None:
+    """Returns a field that is read but not in the installed schema, or None.
+
+    Args:
+        schema: the message descriptor of a program; messages that it cannot hold are not missed.
+    """
+    todo, seen = [schema], set()
+    while todo:
+        message = todo.pop()
+        if message.full_name in seen:
+            continue
+        seen.add(message.full_name)
+        fields = ALLOWED.get(message.full_name)
+        if fields is not None and (missing := fields.read - set(message.fields_by_name)):
+            return f"{message.full_name}.{min(missing)}"
+        todo += [field.message_type for field in message.fields if field.message_type is not None]
+    return None
+
+
+def has_unknown_fields(message: Message) -> bool:
+    """True when bytes of a message, or of one that it holds, belong to no field of the schema."""
+    known = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    return known.ByteSize() != message.ByteSize()

@@ -1,0 +1,149 @@
+"""Decode: XLA's compiled program → XlaProgram, or one error that names all it cannot lower."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.xla.allocations import (
+    read_allocations,
+    read_outputs,
+    read_updated,
+    read_views,
+)
+from tracegraph.lowering.xla.allow_list import find_missing, find_unlisted, has_unknown_fields
+from tracegraph.lowering.xla.container import read_executable
+from tracegraph.lowering.xla.origins import index_entry, index_origins
+from tracegraph.lowering.xla.program import Allocation, XlaProgram
+from tracegraph.lowering.xla.schema import load_schema
+from tracegraph.lowering.xla.scope import Refusal, Scope
+from tracegraph.lowering.xla.thunks import RefusedThunk, count_kinds, decode_sequence
+from tracegraph.runtime.errors import UnsupportedError
+
+# As many thunks are named one by one; the rest is counted.
+_NAMED_THUNKS = 8
+
+
+def decode_executable(executable: Message, *, name: str) -> XlaProgram:
+    """Returns the steps of a compiled program over XLA's own allocations.
+
+    Args:
+        executable: an ``xla.gpu.GpuExecutableProto``, read with the schema of the plugin that wrote
+            it.
+        name: of the region, for messages.
+
+    Raises:
+        UnsupportedError: the program has thunks, fields, memory or layouts that are not lowered;
+            all of its thunks that are not lowered are named in one error.
+    """
+    program: Any = executable
+    refused: list[RefusedThunk] = []
+    try:
+        _check_schema(program)
+        views = read_views(program.buffer_allocations.values)
+        outputs = read_outputs(program, views)
+        updated = read_updated(program)
+        steps = tuple(decode_sequence(program.thunks, _make_scope(program, views), refused))
+        if not refused:
+            allocations = read_allocations(program, _list_used(steps), frozenset(outputs))
+            _check_writes(allocations, steps, updated)
+            return XlaProgram(program.module_name, allocations, steps, outputs)
+    except Refusal as refusal:
+        raise UnsupportedError(
+            f"the compiled program of `{name}` {refusal}",
+            where=f"XLA's module `{program.module_name}`",
+            why="a CUDA graph is built only from what tracegraph can interpret in full",
+            fix='use mode="partial", or jax.jit for this function',
+            anchor="unsupported",
+        ) from None
+    raise _describe_refused(refused, program, name)
+
+
+def read_program(serialized: bytes, *, name: str) -> XlaProgram:
+    """Returns the steps of a compiled program from the bytes that XLA writes it as.
+
+    Args:
+        serialized: of ``compiled.runtime_executable().serialize()``, from JAX in this environment.
+        name: of the region, for messages.
+
+    Raises:
+        UnsupportedError: as `decode_executable`; or the bytes are no program that the installed
+            CUDA plugin knows, or there is no such plugin.
+    """
+    return decode_executable(read_executable(serialized, load_schema()), name=name)
+
+
+def count_thunk_kinds(executable: Message) -> dict[str, int]:
+    """Returns how many thunks of each kind a program has, those inside of others included.
+
+    Args:
+        executable: an ``xla.gpu.GpuExecutableProto``.
+
+    Returns:
+        Counts by XLA's word for the kind, as ``custom_kernel``, most frequent first.
+    """
+    program: Any = executable
+    return dict(count_kinds(program.thunks).most_common())
+
+
+def _check_schema(program: Any) -> None:
+    if (missing := find_missing(program.DESCRIPTOR)) is not None:
+        raise Refusal(f"is of another version of XLA: its format has no {missing}")
+    if has_unknown_fields(program):
+        raise Refusal("has fields that its own format does not know")
+    if (found := find_unlisted(program)) is not None:
+        raise Refusal(f"sets {found}, whose meaning is not known to this version")
+    config = program.hlo_module_with_config.config
+    if config.replica_count > 1 or config.num_partitions > 1:
+        raise Refusal(f"is for {config.replica_count} by {config.num_partitions} devices")
+
+
+def _make_scope(program: Any, views: Any) -> Scope:
+    module = program.hlo_module_with_config.hlo_module
+    # XLA loads constants into the image under their symbols; kernels in it may look there.
+    binary = b"" if program.constants else program.binary
+    return Scope(views, index_entry(module), {}, binary)
+
+
+def _list_used(steps: Sequence[DeviceStep]) -> frozenset[str]:
+    """Returns every allocation that a node names, through empty ranges too."""
+    return frozenset(name for step in steps for name in (*step.node.arguments, *step.node.results))
+
+
+def _check_writes(
+    allocations: Sequence[Allocation], steps: Sequence[DeviceStep], updated: frozenset[int]
+) -> None:
+    """Raises `Refusal` when a step writes what JAX may still read, or what never changes."""
+    held = {
+        each.name: each
+        for each in allocations
+        if each.content is not None
+        or (each.parameter is not None and each.parameter not in updated)
+    }
+    for step in steps:
+        for use in step.writes:
+            if use.buffer in held:
+                kind = held[use.buffer].kind.value
+                raise Refusal(f"writes into the {kind} {use.buffer} at `{step.name}`")
+
+
+def _describe_refused(refused: Sequence[RefusedThunk], program: Any, name: str) -> UnsupportedError:
+    origins = index_origins(program.hlo_module_with_config.hlo_module)
+    counts = Counter(each.kind for each in refused)
+    kinds = ", ".join(f"{kind} ({count})" for kind, count in counts.most_common())
+    lines = [f"{each.kind} at {origins.locate(each.name)}" for each in refused[:_NAMED_THUNKS]]
+    if len(refused) > _NAMED_THUNKS:
+        lines.append(f"and {len(refused) - _NAMED_THUNKS} more")
+    reasons = list(dict.fromkeys(f"{each.kind} {each.reason}" for each in refused if each.reason))
+    rule = "a CUDA graph is built here from kernels, copies, fills and matrix products"
+    return UnsupportedError(
+        f"`{name}` has work that cannot be lowered: {kinds}",
+        where="; ".join(lines),
+        why="; ".join([rule, *reasons[:_NAMED_THUNKS]]),
+        fix='use mode="partial", or jax.jit for this function',
+        anchor="unsupported",
+    )

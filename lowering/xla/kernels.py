@@ -1,0 +1,272 @@
+"""Kernel thunks: from XLA's description of a launch to a KernelNode, with what it reads and writes.
+
+Note [Overwritten arguments]
+XLA says which arguments a kernel writes, not which of them it also reads. Read and written is
+always right, but it makes the step depend on whoever wrote those bytes before. An argument counts
+as only written when that is proven:
+
+* the instruction that the kernel computes stands in the entry computation,
+* the kernel has one argument for each distinct operand, none of them written, and after them one
+  for each result, all of them written,
+* the argument is one of those results, its bytes are none of an operand's, and they are not
+  zeroed first (then the kernel adds to them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.xla.scope import Refusal, Scope
+from tracegraph.runtime.nodes import (
+    BufferUse,
+    FillNode,
+    KernelCode,
+    KernelNode,
+    KernelParameter,
+    LaunchShape,
+    Swizzle,
+    TensorMap,
+)
+
+# Limits of a launch on every GPU that XLA compiles for.
+_GRID_LIMITS = (2**31 - 1, 65535, 65535)
+_BLOCK_LIMITS = (1024, 1024, 64)
+_THREAD_LIMIT = 1024
+_CLUSTER_LIMIT = 16
+_SHARED_LIMIT_BYTES = 256 * 1024
+
+# Enum values by name: numbers are not promised to stay.
+_INTERLEAVES = {"INTERLEAVE_NONE": 0, "INTERLEAVE_BYTES16": 1, "INTERLEAVE_BYTES32": 2}
+_SWIZZLES = {
+    "SWIZZLE_NONE": Swizzle.NONE,
+    "SWIZZLE_BYTES32": Swizzle.BYTES_32,
+    "SWIZZLE_BYTES64": Swizzle.BYTES_64,
+    "SWIZZLE_BYTES128": Swizzle.BYTES_128,
+}
+_L2_PROMOTIONS = {
+    "L2_PROMOTION_NONE": 0,
+    "L2_PROMOTION_BYTES64": 1,
+    "L2_PROMOTION_BYTES128": 2,
+    "L2_PROMOTION_BYTES256": 3,
+}
+_FILLS_NAN = {"FLOAT_OOB_FILL_NONE": False, "FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA": True}
+_RELOCATIONS = {"KIND_BITS64_ABSOLUTE": 8}
+
+
+def decode_custom_kernel(thunk: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    """Returns the steps of a ``CustomKernelThunkProto``: fills of zeroed outputs, then the kernel.
+
+    Raises:
+        Refusal: it has no cubin, or its description does not hold together.
+    """
+    kernel = thunk.custom_kernel
+    spec = kernel.kernel_spec
+    uses = [scope.find_shaped_use(piece) for piece in thunk.args]
+    shape = LaunchShape(
+        _read_dimensions(kernel.block_dims, "grid", _GRID_LIMITS),
+        _read_dimensions(kernel.thread_dims, "block", _BLOCK_LIMITS),
+        _read_cluster(kernel),
+        _read_shared_bytes(kernel.shared_memory_bytes),
+    )
+    code = scope.intern_code(spec.kernel_name, spec.cubin.data)
+    numbers = _read_packing(spec, len(uses))
+    return _make_steps(thunk, name, scope, uses, numbers, (code, shape))
+
+
+def decode_kernel(thunk: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    """Returns the steps of a ``KernelThunkProto``, whose code is the program's own image.
+
+    Raises:
+        Refusal: the program has no such image, or the description does not hold together.
+    """
+    uses = [scope.find_use(piece) for piece in thunk.args]
+    dimensions = thunk.launch_dimensions
+    shape = LaunchShape(
+        _read_dimensions(dimensions.block_counts, "grid", _GRID_LIMITS),
+        _read_dimensions(dimensions.thread_counts_per_block, "block", _BLOCK_LIMITS),
+        _read_cluster(thunk),
+        _read_shared_bytes(thunk.shmem_bytes),
+    )
+    code = scope.intern_code(thunk.kernel_name, scope.binary)
+    return _make_steps(thunk, name, scope, uses, list(range(len(uses))), (code, shape))
+
+
+def _make_steps(
+    thunk: Any,
+    name: str,
+    scope: Scope,
+    uses: Sequence[BufferUse],
+    numbers: Sequence[int | bytes],
+    launch: tuple[KernelCode, LaunchShape],
+) -> list[DeviceStep]:
+    """Returns the steps of a kernel whose parameters are arguments by number, or plain bytes."""
+    written = list(thunk.written)
+    if len(written) != len(uses):
+        raise Refusal(f"has {len(uses)} arguments and says of {len(written)} whether it writes")
+    zeroed = _read_zeroed(thunk.zeroed_output_buffer_indices, written)
+    maps = _read_tensor_maps(thunk.tma_metadata.arg_index_to_tma_info, uses)
+    overwritten = find_overwritten(scope.instructions.get(name), uses, written) - zeroed
+    node = KernelNode(
+        name,
+        *launch,
+        tuple(each if isinstance(each, bytes) else maps.get(each, uses[each]) for each in numbers),
+        tuple(not isinstance(each, bytes) and written[each] for each in numbers),
+        thunk.use_pdl,
+    )
+    passed = [each for each in numbers if not isinstance(each, bytes)]
+    fills = [make_fill(name, uses[each]) for each in sorted(zeroed) if uses[each].nbytes]
+    kernel = DeviceStep(
+        node,
+        reads=_collect(uses[each] for each in passed if each not in overwritten),
+        writes=_collect(uses[each] for each in passed if written[each]),
+    )
+    return [*fills, kernel]
+
+
+def make_fill(name: str, target: BufferUse, value: int = 0, element_bytes: int = 0) -> DeviceStep:
+    """Returns the step that sets a byte range; zeros are set by fours where they fit."""
+    if not element_bytes:
+        element_bytes = 1 if target.offset % 4 or target.nbytes % 4 else 4
+    return DeviceStep(FillNode(name, target, value, element_bytes), reads=(), writes=(target,))
+
+
+def find_overwritten(
+    instruction: Any, uses: Sequence[BufferUse], written: Sequence[bool]
+) -> frozenset[int]:
+    """Returns the arguments that a kernel is proven to only write.
+
+    See Note [Overwritten arguments].
+
+    Args:
+        instruction: what it computes, or None where that is not known.
+        uses: the bytes of each argument.
+        written: for each argument whether the kernel writes it.
+    """
+    if instruction is None:
+        return frozenset()
+    results = instruction.shape.tuple_shapes
+    if any(result.tuple_shapes for result in results):
+        return frozenset()
+    operand_count = len(set(instruction.operand_ids))
+    result_count = len(results) or 1
+    if list(written) != [False] * operand_count + [True] * result_count:
+        return frozenset()
+    operands = uses[:operand_count]
+    return frozenset(
+        index
+        for index in range(operand_count, len(uses))
+        if not any(uses[index].overlaps(operand) for operand in operands)
+    )
+
+
+def _collect(uses: Any) -> tuple[BufferUse, ...]:
+    """Returns each range once; empty ones are of no consequence for order or memory."""
+    return tuple(dict.fromkeys(use for use in uses if use.nbytes))
+
+
+def _read_dimensions(message: Any, what: str, limits: tuple[int, ...]) -> tuple[int, int, int]:
+    coordinates = message.coordinates
+    sizes = (coordinates.x, coordinates.y, coordinates.z)
+    if any(not 0 < size <= limit for size, limit in zip(sizes, limits, strict=True)):
+        raise Refusal(f"has a {what} of {sizes}")
+    if what == "block" and math.prod(sizes) > _THREAD_LIMIT:
+        raise Refusal(f"has a block of {math.prod(sizes)} threads")
+    return sizes
+
+
+def _read_cluster(message: Any) -> tuple[int, int, int]:
+    if not message.HasField("cluster_dim"):
+        return (1, 1, 1)
+    return _read_dimensions(message.cluster_dim, "cluster", (_CLUSTER_LIMIT,) * 3)
+
+
+def _read_shared_bytes(size: int) -> int:
+    if not 0 <= size <= _SHARED_LIMIT_BYTES:
+        raise Refusal(f"has {size} bytes of shared memory")
+    return size
+
+
+def _read_packing(spec: Any, count: int) -> list[int | bytes]:
+    """Returns for each kernel parameter the number of its argument, or its bytes."""
+    if not spec.HasField("kernel_args_packing_spec"):
+        return list(range(count))
+    parameters = [
+        _read_parameter(entry, count) for entry in spec.kernel_args_packing_spec.kernel_arguments
+    ]
+    if len(parameters) != spec.arity:
+        raise Refusal(f"packs {len(parameters)} parameters for a kernel that takes {spec.arity}")
+    return parameters
+
+
+def _read_parameter(entry: Any, count: int) -> int | bytes:
+    if not entry.relocations:
+        if not entry.data:
+            raise Refusal("has a parameter without an argument and without bytes")
+        return entry.data
+    relocation = entry.relocations[0]
+    width = read_name(relocation, "kind", _RELOCATIONS)
+    if len(entry.relocations) > 1 or len(entry.data) not in (0, width):
+        raise Refusal("has a parameter that mixes addresses and bytes")
+    if not 0 <= relocation.argument_index < count:
+        raise Refusal(f"passes argument {relocation.argument_index} of {count}")
+    return relocation.argument_index
+
+
+def _read_zeroed(indices: Sequence[int], written: Sequence[bool]) -> frozenset[int]:
+    for index in indices:
+        if not 0 <= index < len(written) or not written[index]:
+            raise Refusal(f"zeroes argument {index}, which is no output")
+    return frozenset(indices)
+
+
+def _read_tensor_maps(entries: Any, uses: Sequence[BufferUse]) -> dict[int, KernelParameter]:
+    maps: dict[int, KernelParameter] = {}
+    for index, entry in entries.items():
+        if not 0 <= index < len(uses):
+            raise Refusal(f"describes a tile of argument {index} of {len(uses)}")
+        maps[index] = _read_tensor_map(entry, uses[index])
+    return maps
+
+
+def _read_tensor_map(entry: Any, use: BufferUse) -> TensorMap:
+    dims, strides = tuple(entry.global_dims), tuple(entry.global_strides)
+    box, steps = tuple(entry.box_dims), tuple(entry.element_strides)
+    rank = len(dims)
+    lengths = (len(strides) + 1, len(box), len(steps))
+    sizes = (*dims, *strides, *box, *steps)
+    is_sound = 1 <= rank <= 5 and lengths == (rank,) * 3 and min(sizes) > 0
+    if not is_sound or entry.element_size not in (1, 2, 4, 8):
+        raise Refusal(f"describes a tile of dims {dims}, strides {strides}, box {box}")
+    last = sum((dim - 1) * stride for dim, stride in zip(dims[1:], strides, strict=True))
+    extent = last + dims[0] * entry.element_size
+    if extent > use.nbytes:
+        raise Refusal(f"describes a tiled array of {extent} bytes in an argument of {use.nbytes}")
+    return TensorMap(
+        use,
+        entry.element_size,
+        dims,
+        strides,
+        box,
+        steps,
+        read_name(entry, "interleave", _INTERLEAVES),
+        read_name(entry, "swizzle", _SWIZZLES),
+        read_name(entry, "l2_promotion", _L2_PROMOTIONS),
+        read_name(entry, "float_oob_fill", _FILLS_NAN),
+    )
+
+
+def read_name(message: Any, field: str, table: dict[str, Any]) -> Any:
+    """Returns what the name of an enum field's value means.
+
+    Raises:
+        Refusal: the value is unknown.
+    """
+    number = getattr(message, field)
+    value = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
+    name = str(number) if value is None else value.name
+    if name not in table:
+        raise Refusal(f"sets {message.DESCRIPTOR.full_name}.{field} to {name}")
+    return table[name]

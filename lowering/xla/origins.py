@@ -1,0 +1,98 @@
+"""Where a thunk comes from: its HLO instruction, and the user's line behind that."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_OWN_FOLDERS = tuple(f"{_ROOT / folder}/" for folder in ("tracegraph", "lowering", "runtime"))
+_INSTALLED_FOLDERS = ("/site-packages/", "/dist-packages/")
+# A chain of callers that is longer runs in a circle.
+_DEPTH_LIMIT = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Origins:
+    """The instructions of a compiled program by name.
+
+    Attributes:
+        module: the ``HloModuleProto``.
+        instructions: those of all computations.
+    """
+
+    module: Any = dataclasses.field(repr=False)
+    instructions: dict[str, Any] = dataclasses.field(repr=False)
+
+    def locate(self, name: str) -> str:
+        """Returns where an instruction comes from, as ``train.py:41 in step, jit(step)/sort``.
+
+        Args:
+            name: of the instruction; one that is unknown is named alone.
+        """
+        instruction = self.instructions.get(name)
+        if instruction is None:
+            return f"HLO `{name}`"
+        metadata = instruction.metadata
+        line = self._find_line(metadata.stack_frame_id)
+        return ", ".join(part for part in (line, metadata.op_name, f"HLO `{name}`") if part)
+
+    def _find_line(self, frame_id: int) -> str:
+        lines = list(self._walk_frames(frame_id))
+        for file, line, function in lines:
+            if _is_user_file(file):
+                return f"{pathlib.PurePath(file).name}:{line} in {function}"
+        return ""
+
+    def _walk_frames(self, frame_id: int) -> Iterator[tuple[str, int, str]]:
+        """Yields file, line and function from the innermost frame outwards; ids start at 1."""
+        index = self.module.stack_frame_index
+        for _ in range(_DEPTH_LIMIT):
+            if not 0 < frame_id <= len(index.stack_frames):
+                return
+            frame = index.stack_frames[frame_id - 1]
+            frame_id = frame.parent_frame_id
+            if not 0 < frame.file_location_id <= len(index.file_locations):
+                continue
+            location = index.file_locations[frame.file_location_id - 1]
+            yield (
+                _pick(index.file_names, location.file_name_id),
+                location.line,
+                _pick(index.function_names, location.function_name_id).rpartition("<locals>.")[2],
+            )
+
+
+def index_origins(module: Any) -> Origins:
+    """Returns the instructions of a compiled program by name.
+
+    Args:
+        module: an ``HloModuleProto``.
+    """
+    instructions = {
+        instruction.name: instruction
+        for computation in module.computations
+        for instruction in computation.instructions
+    }
+    return Origins(module, instructions)
+
+
+def index_entry(module: Any) -> dict[str, Any]:
+    """Returns the instructions of the entry computation by name; none if it is missing."""
+    return {
+        instruction.name: instruction
+        for computation in module.computations
+        if computation.id == module.entry_computation_id
+        for instruction in computation.instructions
+    }
+
+
+def _pick(names: Any, number: int) -> str:
+    return names[number - 1] if 0 < number <= len(names) else "?"
+
+
+def _is_user_file(file: str) -> bool:
+    if file.startswith(("<", *_OWN_FOLDERS)):
+        return False
+    return not any(folder in file for folder in _INSTALLED_FOLDERS)

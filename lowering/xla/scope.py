@@ -1,0 +1,72 @@
+"""Scope: what thunks name by number or by text, and why one of them is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from tracegraph.lowering.xla.allow_list import find_unlisted
+from tracegraph.runtime.nodes import BufferUse, KernelCode
+
+
+class Refusal(Exception):
+    """A reason why one thunk, or one part of a program, is not lowered.
+
+    It stays inside the decoder, which reports every one of a program in one error.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """What the thunks of one sequence refer to.
+
+    Attributes:
+        views: by number of the allocation: the bytes that it stands for, or None where no thunk
+            may look.
+        instructions: of the program's entry computation, by name.
+        codes: kernels met so far; equal ones are kept once.
+        binary: the image that old kernels are looked up in; empty where that would be wrong.
+    """
+
+    views: tuple[BufferUse | None, ...]
+    instructions: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    codes: dict[tuple[str, bytes], KernelCode] = dataclasses.field(default_factory=dict, repr=False)
+    binary: bytes = dataclasses.field(default=b"", repr=False)
+
+    def find_use(self, piece: Any) -> BufferUse:
+        """Returns the bytes that a ``BufferAllocationSliceProto`` names.
+
+        Raises:
+            Refusal: the slice reaches out of its allocation, or there is no such allocation.
+        """
+        index, offset, size = piece.buffer_allocation_index, piece.offset, piece.size
+        if not 0 <= index < len(self.views):
+            raise Refusal(f"names allocation #{index} of {len(self.views)}")
+        view = self.views[index]
+        if view is None:
+            raise Refusal(f"names allocation #{index}, which is no device memory")
+        if offset < 0 or size < 0 or offset + size > view.nbytes:
+            raise Refusal(
+                f"names bytes {offset} to {offset + size} of allocation #{index}, which has "
+                f"{view.nbytes}"
+            )
+        return BufferUse(view.buffer, view.offset + offset, size)
+
+    def find_shaped_use(self, piece: Any) -> BufferUse:
+        """Returns the bytes that a ``ShapedSliceProto`` names, as `find_use`."""
+        if not piece.HasField("slice"):
+            raise Refusal("names no bytes where an array is needed")
+        return self.find_use(piece.slice)
+
+    def intern_code(self, symbol: str, image: bytes) -> KernelCode:
+        """Returns the kernel of a symbol in an image; the same object for equal ones."""
+        if not symbol or not image:
+            raise Refusal("has no compiled kernel")
+        return self.codes.setdefault((symbol, image), KernelCode(symbol, image))
+
+
+def refuse_unlisted(message: Any) -> None:
+    """Raises `Refusal` when a field is set that is not interpreted."""
+    if (found := find_unlisted(message)) is not None:
+        raise Refusal(f"sets {found}, whose meaning is not known to this version")

@@ -1,0 +1,243 @@
+"""Thunk sequences: the steps of each thunk in XLA's serial order, by a table of kinds.
+
+A kind that is not in the table is refused. All refusals of a program are collected, so that one
+error names them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.xla.kernels import decode_custom_kernel, decode_kernel, make_fill
+from tracegraph.lowering.xla.matmul import decode_matmul
+from tracegraph.lowering.xla.scope import Refusal, Scope, refuse_unlisted
+from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.nodes import BufferUse, CopyNode, MatmulNode
+
+_SEQUENCES = ("xla.gpu.ThunkProto", "xla.gpu.ThunkSequenceProto")
+
+
+@dataclasses.dataclass(frozen=True)
+class RefusedThunk:
+    """A thunk that is not lowered.
+
+    Attributes:
+        kind: XLA's word for it, as ``custom_call``.
+        name: of the instruction that it computes.
+        reason: reads on after ``it``; empty where the kind itself is the reason.
+    """
+
+    kind: str
+    name: str
+    reason: str
+
+
+Decoder: TypeAlias = Callable[[Any, str, Scope], list[DeviceStep]]
+
+
+def decode_sequence(
+    thunks: Iterable[Any], scope: Scope, refused: list[RefusedThunk]
+) -> list[DeviceStep]:
+    """Returns the steps of a thunk sequence, and adds those that are not lowered to a list.
+
+    Args:
+        thunks: ``ThunkProto`` messages in serial order.
+        scope: what they refer to.
+        refused: grows by the thunks that are not lowered, those inside of others included.
+    """
+    steps: list[DeviceStep] = []
+    for thunk in thunks:
+        kind = read_kind(thunk)
+        name = thunk.thunk_info.profile_annotation or f"thunk {thunk.thunk_info.thunk_id}"
+        try:
+            steps += _decode_thunk(thunk, kind, name, scope, refused)
+        except Refusal as refusal:
+            refused.append(RefusedThunk(kind, name, str(refusal)))
+        except UnsupportedError as error:
+            refused.append(RefusedThunk(kind, name, f"{error.what}: {error.why}"))
+    return steps
+
+
+def read_kind(thunk: Any) -> str:
+    """Returns XLA's word for a thunk's kind, as ``custom_kernel``."""
+    field = thunk.WhichOneof("impl")
+    return "unknown" if field is None else field.removesuffix("_thunk")
+
+
+def count_kinds(thunks: Iterable[Any]) -> Counter[str]:
+    """Returns how many thunks there are of each kind, those inside of others included."""
+    counts: Counter[str] = Counter()
+    for thunk in thunks:
+        counts[read_kind(thunk)] += 1
+        for nested in _list_nested(thunk):
+            counts += count_kinds(nested)
+    return counts
+
+
+def _list_nested(thunk: Any) -> Iterator[Iterable[Any]]:
+    """Yields the sequences that a thunk holds."""
+    field = thunk.WhichOneof("impl")
+    if field is None:
+        return
+    for descriptor, value in getattr(thunk, field).ListFields():
+        kind = None if descriptor.message_type is None else descriptor.message_type.full_name
+        if kind not in _SEQUENCES:
+            continue
+        values = value if descriptor.is_repeated else [value]
+        yield from ([values] if kind == _SEQUENCES[0] else (each.thunks for each in values))
+
+
+def _decode_thunk(
+    thunk: Any, kind: str, name: str, scope: Scope, refused: list[RefusedThunk]
+) -> list[DeviceStep]:
+    """Returns the steps of one thunk; `Refusal` and `UnsupportedError` say why there are none."""
+    if kind not in _DECODERS and kind not in _NESTED and kind != "async_done":
+        raise Refusal(_describe_kind(thunk, kind))
+    refuse_unlisted(thunk.thunk_info)
+    message = getattr(thunk, thunk.WhichOneof("impl"))
+    refuse_unlisted(message)
+    if kind == "async_done":
+        # What follows waits for the bytes that it reads, whoever wrote them.
+        return []
+    if kind in _DECODERS:
+        return _DECODERS[kind](message, name, scope)
+    nested, inner = _NESTED[kind](message, scope)
+    return decode_sequence(nested, inner, refused)
+
+
+def _describe_kind(thunk: Any, kind: str) -> str:
+    return f"calls {thunk.custom_call_thunk.target_name}" if kind == "custom_call" else ""
+
+
+def _decode_copy(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    source = scope.find_shaped_use(message.source_buffer)
+    target = scope.find_shaped_use(message.destination_buffer)
+    size = message.mem_size
+    if not 0 <= size <= min(source.nbytes, target.nbytes):
+        raise Refusal(f"copies {size} bytes of {source.nbytes} to {target.nbytes}")
+    source = dataclasses.replace(source, nbytes=size)
+    target = dataclasses.replace(target, nbytes=size)
+    if not size or source == target:
+        return []
+    if source.overlaps(target):
+        raise Refusal("copies bytes to a place that overlaps theirs")
+    return [DeviceStep(CopyNode(name, source, target), reads=(source,), writes=(target,))]
+
+
+def _decode_device_copy(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    return _decode_copy(message.copy_thunk, name, scope)
+
+
+def _decode_memzero(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    target = scope.find_shaped_use(message.dest_buffer)
+    return [make_fill(name, target)] if target.nbytes else []
+
+
+def _decode_memset(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    target = scope.find_use(message.dest_buffer)
+    if target.nbytes % 4 or target.offset % 4:
+        raise Refusal(f"sets {target.nbytes} bytes at {target.offset} to a value of four")
+    return [make_fill(name, target, message.value, 4)] if target.nbytes else []
+
+
+def _decode_device_number(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    """Returns the step that writes 0: a program for one device has no other replica."""
+    target = scope.find_use(message.dest_buffer)
+    if target.nbytes != 4:
+        raise Refusal(f"writes its number to {target.nbytes} bytes")
+    return [make_fill(name, target)]
+
+
+def _decode_matmul(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    def use(piece: Any) -> BufferUse:
+        refuse_unlisted(piece)
+        return scope.find_shaped_use(piece)
+
+    node = decode_matmul(message, name, use)
+    written = [use for role, use in node.operands if role in MatmulNode.WRITTEN]
+    # `d_amax` may keep the greatest value from before.
+    overwritten = set(MatmulNode.WRITTEN) - {"d_amax"}
+    read = [use for role, use in node.operands if role not in overwritten]
+    return [DeviceStep(node, tuple(dict.fromkeys(read)), tuple(dict.fromkeys(written)))]
+
+
+def _open_sequence(message: Any, scope: Scope) -> tuple[Iterable[Any], Scope]:
+    return message.thunks, scope
+
+
+def _open_async(message: Any, scope: Scope) -> tuple[Iterable[Any], Scope]:
+    return message.thunks.thunks, scope
+
+
+def _open_slice_fusion(message: Any, scope: Scope) -> tuple[Iterable[Any], Scope]:
+    """Returns the embedded sequence, and its allocations as views of the real ones.
+
+    Its allocations are one for each listed parameter, then one for each listed result.
+    """
+    parts = [
+        (_pick(message.parameter_buffers, part.parameter_number), part, "slice")
+        for part in message.parameters
+    ] + [
+        (_pick(message.result_buffers, part.result_number), part, "update")
+        for part in message.results
+    ]
+    if len(parts) != len(message.slice_allocations):
+        raise Refusal(f"has {len(parts)} slices and {len(message.slice_allocations)} places")
+    views = [
+        _find_view(scope.find_use(whole), part, prefix, allocation.size)
+        for (whole, part, prefix), allocation in zip(parts, message.slice_allocations, strict=True)
+    ]
+    # Instructions in there have names of their own computation.
+    inner = dataclasses.replace(scope, views=tuple(views), instructions={})
+    return message.embedded_thunks.thunks, inner
+
+
+def _pick(pieces: Sequence[Any], index: int) -> Any:
+    if not 0 <= index < len(pieces):
+        raise Refusal(f"names buffer {index} of {len(pieces)}")
+    return pieces[index]
+
+
+def _find_view(whole: BufferUse, part: Any, prefix: str, size: int) -> BufferUse:
+    """Returns the part of a buffer that starts at a constant offset, moved inside its bounds."""
+    if not 0 <= size <= whole.nbytes:
+        raise Refusal(f"takes {size} bytes of {whole.nbytes}")
+    if not part.HasField(f"{prefix}_config"):
+        if getattr(part, f"{prefix}_offsets") or size != whole.nbytes:
+            raise Refusal("slices at an offset that is known on the device only")
+        return whole
+    config = getattr(part, f"{prefix}_config")
+    parts = [config]
+    if "linear" in config.DESCRIPTOR.fields_by_name and config.HasField("linear"):
+        parts.append(config.linear)
+    if any(each.byte_stride for each in parts):
+        raise Refusal("slices at an offset that a loop moves")
+    if any(each.byte_offset != config.byte_offset for each in parts):
+        raise Refusal("slices at two different offsets")
+    offset = min(max(config.byte_offset, 0), whole.nbytes - size)
+    return BufferUse(whole.buffer, whole.offset + offset, size)
+
+
+_DECODERS: Mapping[str, Decoder] = {
+    "custom_kernel": decode_custom_kernel,
+    "kernel": decode_kernel,
+    "cublas_lt_matmul": _decode_matmul,
+    "device_to_device_copy": _decode_device_copy,
+    # All memory of the host is refused with its allocation, so both sides are device memory.
+    "copy": _decode_copy,
+    "memzero": _decode_memzero,
+    "memset32bit_value": _decode_memset,
+    "replica_id": _decode_device_number,
+    "partition_id": _decode_device_number,
+}
+
+# Kinds that stand for the thunks inside of them.
+_NESTED: Mapping[str, Callable[[Any, Scope], tuple[Iterable[Any], Scope]]] = {
+    "sequential": _open_sequence,
+    "async_start": _open_async,
+    "dynamic_slice_fusion": _open_slice_fusion,
+}
