@@ -1,15 +1,44 @@
-"""Build: DeviceProgram and MemoryPlan → GraphDefinition; steps become nodes, order edges."""
+"""Build: DeviceProgram and MemoryPlan → GraphDefinition; steps become nodes, order edges.
+
+Note [Programmatic edges]
+An edge P -> C is full when C is started after P has completed, and programmatic when C may be
+started before that. XLA writes kernels that begin with a wait (`griddepcontrol.wait`, before they
+touch memory): there C stands still until every kernel with an edge to it has *completed* and what
+it wrote is visible. Starting C early then hides the time that starting takes, and nothing else.
+An edge is programmatic only if both nodes are kernels and C begins with a wait; else it is full.
+
+Why that is safe. Say X comes before C in the order of the edges; the claim is that X has completed,
+and its writes are visible, before C touches memory. The last step of the way from X to C is an edge
+P -> C. If it is full, P has completed before C starts. If it is programmatic, P has completed when
+the wait of C returns. Either way P has completed. If X is P, that is all. Else X comes before P,
+and by the same claim for the shorter way X had completed before P touched memory, so before P
+completed: P cannot complete earlier, because
+
+* a P with a programmatic edge into it begins with a wait, and completes only after that wait;
+* a P without a wait has only full edges into it, and does not even start before;
+* a P that is no kernel has only full edges into it as well.
+
+So edges that the transitive reduction left out (A -> C where A -> P -> C) stay covered: C may be
+started while A still runs, if P was, but its wait returns after P has completed, P's own wait
+returned after A had, and what A wrote was visible then and stays so. The waits of one graph need
+none of another: a launch begins when the work before it on its stream has completed.
+
+What must never be: a programmatic edge into a kernel that does not wait. It would start early and
+read what P has not written yet.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Sequence
 
 from tracegraph.lowering.dependencies import reduce_edges, verify_order
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall, Step
+from tracegraph.lowering.hazards import find_edges, verify_edges
 from tracegraph.lowering.memory_plan import MemoryPlan
 from tracegraph.lowering.request import Role
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.nodes import CallNode, CopyNode, Node
+from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, KernelNode, Node
 
 
 def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
@@ -23,7 +52,8 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
         One stage per maximal run of captured steps, and one per eager step.
 
     Raises:
-        CaptureError: the declared order leaves two steps that touch the same bytes unordered.
+        CaptureError: the declared order leaves two steps that touch the same bytes unordered, or
+            the edges of a graph do (an error of ours).
     """
     verify_order(program)
     residents = {output.alias for output in program.outputs if output.alias is not None}
@@ -44,38 +74,76 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
         name=program.name,
         arena_bytes=plan.arena_bytes,
         slots=slots,
-        stages=_build_stages(program),
+        stages=_build_stages(program, plan),
         inputs=tuple(spec.buffer.name for spec in program.inputs),
         outputs=tuple(spec.buffer.name for spec in program.outputs),
     )
 
 
-def _build_stages(program: DeviceProgram) -> tuple[Stage, ...]:
+def _build_stages(program: DeviceProgram, plan: MemoryPlan) -> tuple[Stage, ...]:
     stages = []
-    runs = itertools.groupby(range(len(program.steps)), key=lambda i: _stage_key(program.steps, i))
-    for _, run in runs:
-        indices = list(run)
-        first, last = indices[0], indices[-1]
-        inside = [
-            (before - first, after - first)
-            for before, after in program.edges
-            if first <= before and after <= last
-        ]
+    # The key changes at every border between two stages.
+    borders = itertools.accumulate(
+        0 if _is_captured(step) and (not index or _is_captured(program.steps[index - 1])) else 1
+        for index, step in enumerate(program.steps)
+    )
+    keyed = itertools.groupby(enumerate(borders), key=lambda entry: entry[1])
+    for indices in [[index for index, _ in run] for _, run in keyed]:
+        steps = program.steps[indices[0] : indices[-1] + 1]
+        edges = _find_stage_edges(program, plan, indices[0], steps)
+        nodes = tuple(_build_node(step) for step in steps)
         stages.append(
             Stage(
-                nodes=tuple(_build_node(program.steps[index]) for index in indices),
-                edges=reduce_edges(len(indices), inside),
-                is_captured=_is_captured(program.steps[first]),
+                nodes=nodes,
+                edges=edges,
+                is_captured=_is_captured(steps[0]),
+                programmatic=find_programmatic(nodes, edges),
             )
         )
     return tuple(stages)
 
 
-def _stage_key(steps: tuple[Step, ...], index: int) -> int:
-    """Returns a key that changes at every border between two stages."""
-    if not _is_captured(steps[index]):
-        return index
-    return -1 - sum(not _is_captured(step) for step in steps[:index])
+def _find_stage_edges(
+    program: DeviceProgram, plan: MemoryPlan, first: int, steps: Sequence[Step]
+) -> tuple[tuple[int, int], ...]:
+    """Returns the fewest edges among the steps of one stage, by their place in it.
+
+    Device nodes wait for what shares bytes with them. A compiled call is placed by the order that
+    the streams declare: what it touches besides its buffers is its own affair.
+    """
+    if any(isinstance(step, ExecutableCall) for step in steps):
+        last = first + len(steps) - 1
+        inside = [(a - first, b - first) for a, b in program.edges if first <= a and b <= last]
+        return reduce_edges(len(steps), inside)
+
+    def locate(use: BufferUse) -> int:
+        return plan.offsets[use.buffer] + use.offset
+
+    edges = reduce_edges(len(steps), find_edges(steps, locate))
+    verify_edges(steps, edges, locate, name=program.name)
+    return edges
+
+
+def find_programmatic(
+    nodes: Sequence[Node], edges: Iterable[tuple[int, int]]
+) -> frozenset[tuple[int, int]]:
+    """Returns the edges at which the second kernel may be started early.
+
+    See Note [Programmatic edges].
+    """
+    return frozenset(
+        (first, second)
+        for first, second in edges
+        if _is_kernel(nodes[first]) and _begins_with_wait(nodes[second])
+    )
+
+
+def _is_kernel(node: Node) -> bool:
+    return isinstance(node, KernelNode)
+
+
+def _begins_with_wait(node: Node) -> bool:
+    return isinstance(node, KernelNode) and node.begins_with_wait
 
 
 def _is_captured(step: Step) -> bool:

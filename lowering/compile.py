@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,24 +43,40 @@ def compile_request(
         jax.errors.JaxRuntimeError: XLA cannot compile a region.
     """
     renamed, copies = place_donated_results(request)
-    steps: list[Step] = []
+    calls: list[Step] = []
     for region in request.regions:
         on_region(region.name)
         arranged, count = arrange_in_place(region, request.regions, renamed)
         donated = count if updates_in_place else 0
-        executable = _compile_region(arranged, jax_device, donated)
-        steps.append(_make_call(arranged, executable, donated, renamed))
+        executable = compile_region(arranged, jax_device, donated)
+        calls.append(make_call(arranged, executable, renamed, in_place=donated))
+    frame = frame_program(request, renamed, copies)
     edges = list(declared_edges(request.regions))
     # A copy into a donated input comes after everything that may still read the old value.
-    call_count = len(steps)
-    for source, target in copies:
-        edges += [(index, len(steps)) for index in range(call_count)]
-        steps.append(Copy(f"update_{target.name}", _use(source), _use(target)))
+    for position in range(len(frame.steps)):
+        edges += [(index, len(calls) + position) for index in range(len(calls))]
+    return dataclasses.replace(frame, steps=(*calls, *frame.steps), edges=tuple(edges))
+
+
+def frame_program(
+    request: CaptureRequest,
+    renamed: dict[str, BufferSpec],
+    copies: Sequence[tuple[BufferSpec, BufferSpec]],
+) -> DeviceProgram:
+    """Returns a program without the steps of the regions: buffers, inputs, outputs, last copies.
+
+    Args:
+        request: what to capture.
+        renamed: as `place_donated_results` returns them.
+        copies: the same.
+    """
     return DeviceProgram(
         name=request.name,
         buffers=_collect_buffers(request, renamed),
-        steps=tuple(steps),
-        edges=tuple(edges),
+        steps=tuple(
+            Copy(f"update_{target.name}", _use(source), _use(target)) for source, target in copies
+        ),
+        edges=(),
         inputs=request.inputs,
         outputs=tuple(_place_output(output, request) for output in request.outputs),
     )
@@ -132,17 +148,29 @@ def _find_writer(regions: Sequence[Region], name: str) -> int:
 
 
 def arrange_in_place(
-    region: Region, regions: Sequence[Region], renamed: dict[str, BufferSpec]
+    region: Region,
+    regions: Sequence[Region],
+    renamed: dict[str, BufferSpec],
+    *,
+    is_shared: bool = False,
 ) -> tuple[Region, int]:
     """Puts the inputs that a region updates in place first, and their new values, in one order.
 
-    Only inputs that no other region reads are updated in place. Equal order makes JAX pair each
-    donated parameter with its own result.
+    Equal order makes JAX pair each donated parameter with its own result.
+
+    Args:
+        region: the region to arrange.
+        regions: all regions of the request.
+        renamed: as `place_donated_results` returns them.
+        is_shared: True when an input that other regions read may be updated in place, too: they
+            all read it before. A device that may keep the old value elsewhere cannot do so.
 
     Returns:
         The region with inputs and outputs in their new order, and how many are updated in place.
     """
-    others = {spec.name for other in regions if other is not region for spec in other.inputs}
+    others: set[str] = set()
+    if not is_shared:
+        others = {spec.name for other in regions if other is not region for spec in other.inputs}
     index_of = {spec.name: index for index, spec in enumerate(region.inputs)}
     pairs = [
         (index_of[renamed[spec.name].name], index)
@@ -176,10 +204,22 @@ def _move_first(first: Sequence[int], count: int) -> list[int]:
     return [*first, *rest]
 
 
-def _compile_region(region: Region, jax_device: Any, donated: int) -> Callable[..., Any]:
+def compile_region(
+    region: Region,
+    jax_device: Any,
+    donated: int,
+    *,
+    options: Mapping[str, bool | str] | None = None,
+) -> Callable[..., Any]:
     """Returns the compiled region, or for an eager one the function itself.
 
     A region of one result returns it bare: a tuple would cost every call its unpacking.
+
+    Args:
+        region: flat function and specs.
+        jax_device: a device of this process, or one of a topology that is only compiled for.
+        donated: how many of the first inputs are donated.
+        options: XLA's options, over its defaults, for this compilation alone.
     """
     function = region.function if len(region.outputs) != 1 else _return_bare(region.function)
     if not region.place.is_captured:
@@ -193,7 +233,7 @@ def _compile_region(region: Region, jax_device: Any, donated: int) -> Callable[.
     ]
     with jax.default_device(jax_device):
         compiled = jax.jit(function, keep_unused=True, donate_argnums=range(donated))
-        return compiled.lower(*arguments).compile()
+        return compiled.lower(*arguments).compile(compiler_options=dict(options or {}))
 
 
 def _return_bare(function: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
@@ -204,9 +244,10 @@ def _return_bare(function: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]
     return run
 
 
-def _make_call(
-    region: Region, executable: Any, in_place: int, renamed: dict[str, BufferSpec]
+def make_call(
+    region: Region, executable: Any, renamed: dict[str, BufferSpec], *, in_place: int = 0
 ) -> ExecutableCall:
+    """Returns the step that calls a region with the buffers that hold its inputs and results."""
     return ExecutableCall(
         name=region.name,
         executable=executable,

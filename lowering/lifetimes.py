@@ -41,8 +41,9 @@ class Lifetime:
 def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
     """Returns the lifetime of every buffer of a program, in the order of ``program.buffers``.
 
-    Static inputs (copied, donated and constant) live during all steps, outputs from their first
-    write to the last step, all others from their first write to their last use.
+    Static inputs (copied, donated and constant) and constants of compiled programs live during all
+    steps, outputs from their first write to the last step, all others from their first write to
+    their last use.
 
     Args:
         program: the steps in program order and the order that streams declare.
@@ -60,8 +61,12 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
     lifetimes: list[Lifetime] = []
     for buffer in program.buffers:
         name = buffer.name
-        if name in inputs:
+        # A constant of a compiled program is filled once, before the first replay.
+        if name in inputs or buffer.content is not None:
             lifetimes.append(Lifetime(name, buffer.nbytes, 0, final))
+            continue
+        if not buffer.nbytes:
+            lifetimes.append(Lifetime(name, 0, 0, final))
             continue
         if name not in first_writes or uses[name][0] < first_writes[name]:
             raise _internal_error(f"no step writes buffer `{name}` before it is read", program.name)

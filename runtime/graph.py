@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tracegraph.runtime.nodes import Node
+from tracegraph.runtime.nodes import CopyNode, FillNode, KernelNode, Node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,18 +92,39 @@ class GraphDefinition:
         ]
         for number, stage in enumerate(self.stages):
             lines.append(f"  stage {number}: {'graph' if stage.is_captured else 'eager'}")
-            lines += [f"    {_format_node(stage, i)}" for i in range(len(stage.nodes))]
+            waits = _group_waits(stage)
+            lines += [
+                f"    node {index}: {_format_node(node)}{waits[index]}"
+                for index, node in enumerate(stage.nodes)
+            ]
         return "\n".join(lines)
 
 
-def _format_node(stage: Stage, index: int) -> str:
-    node = stage.nodes[index]
-    waits = [str(first) for first, second in stage.edges if second == index]
-    after = f"  after {', '.join(waits)}" if waits else ""
-    return (
-        f"node {index}: {node.kind} {node.name}({', '.join(node.arguments)})"
-        f" -> {', '.join(node.results)}{after}"
-    )
+def _group_waits(stage: Stage) -> list[str]:
+    """Returns for each node the nodes that it waits for; ``~`` marks those that it may overtake."""
+    waits: list[list[str]] = [[] for _ in stage.nodes]
+    for first, second in stage.edges:
+        mark = "~" if (first, second) in stage.programmatic else ""
+        waits[second].append(f"{first}{mark}")
+    return [f"  after {', '.join(firsts)}" if firsts else "" for firsts in waits]
+
+
+def _format_node(node: Node) -> str:
+    text = f"{node.kind} {node.name}({', '.join(node.arguments)}) -> {', '.join(node.results)}"
+    if isinstance(node, KernelNode):
+        grid, block = node.shape.grid, node.shape.block
+        return f"{text}  {_format_dims(grid)} blocks of {_format_dims(block)} threads"
+    if isinstance(node, FillNode):
+        return f"{text}  {node.target.nbytes:,} bytes, value {node.value}"
+    if isinstance(node, CopyNode):
+        return f"{text}  {node.target.nbytes:,} bytes"
+    return text
+
+
+def _format_dims(dims: tuple[int, int, int]) -> str:
+    """Returns ``4x2`` for (4, 2, 1)."""
+    count = max((i + 1 for i, dim in enumerate(dims) if dim != 1), default=1)
+    return "x".join(map(str, dims[:count]))
 
 
 class ReplayClock:

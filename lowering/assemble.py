@@ -1,0 +1,294 @@
+"""Assemble: the programs that XLA wrote for the regions → one DeviceProgram over our buffers.
+
+Each of XLA's allocations becomes one of our buffers: a parameter the region's input, a constant a
+buffer with content, what a result starts in the result's buffer, everything else temporaries. A
+result that cannot lie where XLA puts it (two results in one place, or one in a parameter or in a
+constant) is copied by a step of its own after the region.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from tracegraph.lowering.device_program import (
+    Copy,
+    DeviceProgram,
+    DeviceStep,
+    ExecutableCall,
+    Step,
+)
+from tracegraph.lowering.request import BufferSpec, Region
+from tracegraph.lowering.split_temporaries import Part, Split, split_allocations
+from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
+from tracegraph.runtime.errors import CaptureError, TracegraphError, UnsupportedError
+from tracegraph.runtime.nodes import BufferUse, FillNode
+
+BYTE = np.dtype(np.uint8)
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaRegion:
+    """A compiled region.
+
+    Attributes:
+        region: its inputs and outputs are parameters and results of ``program``, by position, with
+            the buffers that hold them.
+        program: what XLA wrote.
+        in_place: how many of the first inputs are donated; ``program`` may write no others.
+    """
+
+    region: Region
+    program: XlaProgram
+    in_place: int = 0
+
+
+RegionSteps: TypeAlias = XlaRegion | ExecutableCall
+
+
+def assemble(
+    regions: Sequence[RegionSteps],
+    order: Iterable[tuple[int, int]],
+    *,
+    into: DeviceProgram,
+    is_whole: bool = False,
+) -> DeviceProgram:
+    """Returns one program with the steps of all regions.
+
+    Args:
+        regions: in program order; an eager region is a call.
+        order: pairs of region indices; the first must finish before the second.
+        into: name, buffers, inputs and outputs of the program, and in ``steps`` what comes after
+            all regions.
+        is_whole: True to keep each of XLA's allocations in one buffer; see `split_allocations`.
+
+    Raises:
+        UnsupportedError: an argument or a result takes other bytes on the device than its dtype.
+        CaptureError: XLA's program contradicts itself; it is an error of ours.
+    """
+    buffers = list(into.buffers)
+    steps: list[Step] = []
+    edges: list[tuple[int, int]] = []
+    ends: list[set[int]] = []
+    waits: list[set[int]] = [set() for _ in regions]
+    for first, second in order:
+        waits[second].add(first)
+    for index, region in enumerate(regions):
+        first = len(steps)
+        if isinstance(region, ExecutableCall):
+            steps.append(region)
+        else:
+            more_buffers, more_steps = _place_region(region, is_whole)
+            buffers += more_buffers
+            steps += more_steps
+        before = {end for wait in waits[index] for end in ends[wait]}
+        if len(steps) == first:
+            # A region without steps passes its waits on.
+            ends.append(before)
+            continue
+        edges += [(end, first) for end in before]
+        edges += [(step, step + 1) for step in range(first, len(steps) - 1)]
+        ends.append({len(steps) - 1})
+    # The chain of a region orders all its steps before what waits for its last one.
+    finals = {end for group in ends for end in group}
+    for step in into.steps:
+        edges += [(end, len(steps)) for end in finals]
+        steps.append(step)
+    return dataclasses.replace(
+        into, buffers=tuple(buffers), steps=tuple(steps), edges=tuple(sorted(set(edges)))
+    )
+
+
+def _place_region(compiled: XlaRegion, is_whole: bool) -> tuple[list[BufferSpec], list[Step]]:
+    """Returns the buffers that the region adds, and its steps over our buffers."""
+    region, program = compiled.region, compiled.program
+    _verify_program(compiled)
+    fixed, constants = _name_fixed(region, program)
+    loose = {allocation.name for allocation in program.allocations} - fixed.keys()
+    results = [
+        BufferUse(name, 0, spec.nbytes)
+        for name, spec in zip(program.outputs, region.outputs, strict=True)
+    ]
+    split = split_allocations(program.steps, loose, results, is_whole=is_whole)
+    part_names, temporaries = _name_parts(region, results, split)
+    added = [*constants, *temporaries]
+    steps = [
+        _move_step(step, fixed, part_names, split, index, region)
+        for index, step in enumerate(program.steps)
+    ]
+    copies = _copy_results(region, results, fixed, part_names, split)
+    inputs = {spec.name for spec in region.inputs}
+    own = [*temporaries, *(spec for spec in region.outputs if spec.name not in inputs)]
+    fills = _fill_undefined(own, [*steps, *copies], region)
+    return added, [*fills, *steps, *copies]
+
+
+def _name_fixed(region: Region, program: XlaProgram) -> tuple[dict[str, str], list[BufferSpec]]:
+    """Returns our buffer for each parameter and constant, and the constants."""
+    fixed: dict[str, str] = {}
+    constants: list[BufferSpec] = []
+    for allocation in program.allocations:
+        if allocation.kind is AllocationKind.PARAMETER and allocation.parameter is not None:
+            fixed[allocation.name] = region.inputs[allocation.parameter].name
+        if allocation.kind is AllocationKind.CONSTANT:
+            name = f"{region.name}.constant.{len(constants)}"
+            fixed[allocation.name] = name
+            constants.append(
+                BufferSpec(name, (allocation.nbytes,), BYTE, content=allocation.content)
+            )
+    return fixed, constants
+
+
+def _name_parts(
+    region: Region, results: Sequence[BufferUse], split: Split
+) -> tuple[list[str], list[BufferSpec]]:
+    """Returns our buffer for each part, and the temporaries.
+
+    A part is a result's own buffer when the result fills it and no input lives there.
+    """
+    inputs = {spec.name for spec in region.inputs}
+    names: dict[int, str] = {}
+    for spec, result in zip(region.outputs, results, strict=True):
+        index = split.results.get(result)
+        if index is None or index in names or spec.name in inputs:
+            continue
+        if split.parts[index] == Part(result.buffer, 0, spec.nbytes):
+            names[index] = spec.name
+    temporaries: list[BufferSpec] = []
+    for index, part in enumerate(split.parts):
+        if index not in names:
+            names[index] = f"{region.name}.temp.{len(temporaries)}"
+            temporaries.append(BufferSpec(names[index], (part.nbytes,), BYTE))
+    return [names[index] for index in range(len(split.parts))], temporaries
+
+
+def _move_step(
+    step: DeviceStep,
+    fixed: Mapping[str, str],
+    part_names: Sequence[str],
+    split: Split,
+    index: int,
+    region: Region,
+) -> DeviceStep:
+    part_of = split.steps[index]
+
+    def place(use: BufferUse) -> BufferUse:
+        if use.buffer in fixed:
+            return BufferUse(fixed[use.buffer], use.offset, use.nbytes)
+        if use not in part_of:
+            raise _internal_error(
+                f"`{step.name}` neither reads nor writes {use}, which its node uses",
+                region,
+            )
+        part = split.parts[part_of[use]]
+        return BufferUse(part_names[part_of[use]], use.offset - part.offset, use.nbytes)
+
+    return dataclasses.replace(step.move(place), stream=region.place.stream)
+
+
+def _copy_results(
+    region: Region,
+    results: Sequence[BufferUse],
+    fixed: Mapping[str, str],
+    part_names: Sequence[str],
+    split: Split,
+) -> list[Copy]:
+    """Returns a copy for every result that XLA leaves elsewhere than in its own buffer."""
+    copies: list[Copy] = []
+    for spec, result in zip(region.outputs, results, strict=True):
+        if result.buffer in fixed:
+            source = BufferUse(fixed[result.buffer], 0, spec.nbytes)
+        else:
+            part = split.results[result]
+            source = BufferUse(part_names[part], -split.parts[part].offset, spec.nbytes)
+        target = BufferUse(spec.name, 0, spec.nbytes)
+        if spec.nbytes and source != target:
+            copies.append(Copy(f"copy_{spec.name}", source, target, region.place.stream))
+    # What is copied out of an input must be read before that input gets its new value.
+    inputs = {spec.name for spec in region.inputs}
+    copies.sort(key=lambda copy: copy.source.buffer not in inputs)
+    written: set[str] = set()
+    for copy in copies:
+        if copy.source.buffer in written:
+            raise _internal_error(f"results are copied in a circle at `{copy.name}`", region)
+        written.add(copy.target.buffer)
+    return copies
+
+
+def _fill_undefined(
+    buffers: Sequence[BufferSpec], steps: Sequence[Step], region: Region
+) -> list[Step]:
+    """Returns steps that fill with zeros what XLA leaves undefined, as `jnp.empty` does."""
+    first_use: dict[str, bool] = {}
+    for step in steps:
+        for use in step.writes:
+            first_use.setdefault(use.buffer, True)
+        for use in step.reads:
+            first_use.setdefault(use.buffer, False)
+    undefined = [
+        BufferUse(spec.name, 0, spec.nbytes)
+        for spec in dict.fromkeys(buffers)
+        if spec.nbytes and not first_use.get(spec.name, False)
+    ]
+    return [
+        DeviceStep(FillNode(f"empty_{use.buffer}", use), (), (use,), region.place.stream)
+        for use in undefined
+    ]
+
+
+def _verify_program(compiled: XlaRegion) -> None:
+    """Checks that parameters and results are those of the region."""
+    region, program = compiled.region, compiled.program
+    allocations = {allocation.name: allocation for allocation in program.allocations}
+    if len(program.outputs) != len(region.outputs):
+        raise _internal_error(
+            f"XLA's program has {len(program.outputs)} results, not {len(region.outputs)}", region
+        )
+    unknown = {use.buffer for step in program.steps for use in (*step.reads, *step.writes)}
+    unknown = (unknown | {*program.outputs}) - allocations.keys()
+    if unknown:
+        raise _internal_error(f"unknown allocations are used: {', '.join(sorted(unknown))}", region)
+    for spec, allocation in _pair_specs(region, program, allocations):
+        if allocation.nbytes < spec.nbytes:
+            raise _packed_error(spec, allocation, region)
+    donated = {spec.name for spec in region.inputs[: compiled.in_place]}
+    fixed, _ = _name_fixed(region, program)
+    for step in program.steps:
+        for use in step.writes:
+            if use.nbytes and use.buffer in fixed and fixed[use.buffer] not in donated:
+                raise _internal_error(
+                    f"`{step.name}` writes `{fixed[use.buffer]}`, which is not donated", region
+                )
+
+
+def _pair_specs(
+    region: Region, program: XlaProgram, allocations: Mapping[str, Allocation]
+) -> list[tuple[BufferSpec, Allocation]]:
+    parameters = [a for a in program.allocations if a.kind is AllocationKind.PARAMETER]
+    pairs = [(region.inputs[a.parameter], a) for a in parameters if a.parameter is not None]
+    outputs = [allocations[name] for name in program.outputs]
+    return [*pairs, *zip(region.outputs, outputs, strict=True)]
+
+
+def _packed_error(spec: BufferSpec, allocation: Allocation, region: Region) -> TracegraphError:
+    return UnsupportedError(
+        f"`{spec.name}` takes {spec.nbytes} bytes as {spec.dtype.name}{list(spec.shape)}, but "
+        f"{allocation.nbytes} on the device",
+        where=f"argument or result of `{region.name}`",
+        why="values of less than a byte are packed there, and a graph copies whole bytes",
+        fix="convert to a dtype of whole bytes outside of the captured function",
+        anchor="unsupported",
+    )
+
+
+def _internal_error(what: str, region: Region) -> TracegraphError:
+    return CaptureError(
+        what,
+        where=f"assembly of `{region.name}`",
+        why="every byte that a step touches must have a place in the arena",
+        fix="internal error in tracegraph: please report this text",
+        anchor="internal",
+    )
