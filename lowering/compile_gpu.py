@@ -1,0 +1,170 @@
+"""Compile for a GPU: CaptureRequest → DeviceProgram of the kernels that XLA wrote, planned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tracegraph.lowering.assemble import RegionSteps, XlaRegion, assemble
+from tracegraph.lowering.compile import (
+    arrange_in_place,
+    compile_region,
+    declared_edges,
+    frame_program,
+    make_call,
+    place_donated_results,
+)
+from tracegraph.lowering.device_program import DeviceProgram
+from tracegraph.lowering.lifetimes import find_lifetimes
+from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
+from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
+from tracegraph.lowering.xla.decode import read_program
+from tracegraph.lowering.xla.program import XlaProgram
+from tracegraph.lowering.xla.schema import legal_compile_options
+from tracegraph.runtime.errors import UnsupportedError
+
+# Per word in a refusal the options that make XLA write plain kernels instead.
+PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
+    ("DeviceRadixSort", ("xla_gpu_enable_cub_radix_sort", False)),
+    ("topk", ("xla_disable_hlo_passes", "topk-specializer")),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledRegion:
+    """A region as XLA compiled it: its executable is the reference for the graph made from it.
+
+    Attributes:
+        name: the region's name.
+        executable: a `jax.stages.Compiled`, or the plain function of an eager region; called with
+            the values of ``inputs``, returns that of its one output bare, or a tuple.
+        inputs: names of what it reads, as the request's regions name them, in its order.
+        outputs: names of what it defines, the same way.
+        in_place: how many of the first inputs are donated to it; the output at the same place is
+            the new value.
+        options: XLA's options that it was compiled with, over the defaults.
+    """
+
+    name: str
+    executable: Callable[..., Any] = dataclasses.field(repr=False)
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    in_place: int = 0
+    options: tuple[tuple[str, bool | str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledForGpu:
+    """A request as kernels over planned buffers.
+
+    Attributes:
+        program: the steps of all regions.
+        plan: the places of its buffers.
+        regions: what the steps were made from.
+    """
+
+    program: DeviceProgram
+    plan: MemoryPlan
+    regions: tuple[CompiledRegion, ...]
+
+
+def compile_for_gpu(
+    request: CaptureRequest, jax_device: Any, *, on_region: Callable[[str], None]
+) -> CompiledForGpu:
+    """Compiles every captured region, reads the kernels that XLA wrote, and plans their memory.
+
+    Args:
+        request: what to capture.
+        jax_device: a GPU of this process, or one of a topology that is only compiled for.
+        on_region: called with a region's name before it is compiled.
+
+    Raises:
+        jax.errors.JaxRuntimeError: XLA cannot compile a region.
+        UnsupportedError: XLA's program for a region holds steps that this version cannot lower.
+    """
+    renamed, copies = place_donated_results(request)
+    compiled: list[CompiledRegion] = []
+    pieces: list[RegionSteps] = []
+    for region in request.regions:
+        on_region(region.name)
+        arranged, count = arrange_in_place(region, request.regions, renamed, is_shared=True)
+        if not region.place.is_captured:
+            function = compile_region(arranged, jax_device, 0)
+            compiled.append(_record(arranged, function, 0, ()))
+            pieces.append(make_call(arranged, function, renamed))
+            continue
+        executable, program, options = _compile_to_kernels(arranged, jax_device, count)
+        compiled.append(_record(arranged, executable, count, options))
+        pieces.append(XlaRegion(_rename(arranged, renamed), program, count))
+    frame = frame_program(request, renamed, copies)
+    program, plan = plan_smallest(pieces, declared_edges(request.regions), frame)
+    return CompiledForGpu(program, plan, tuple(compiled))
+
+
+def plan_smallest(
+    regions: Sequence[RegionSteps], order: Sequence[tuple[int, int]], frame: DeviceProgram
+) -> tuple[DeviceProgram, MemoryPlan]:
+    """Returns the assembled program and its plan, with temporaries split unless XLA packs better.
+
+    Args:
+        regions: in program order.
+        order: pairs of region indices; the first must finish before the second.
+        frame: what comes around the regions; see `assemble`.
+    """
+    split = assemble(regions, order, into=frame)
+    split_plan = plan_memory(frame.name, find_lifetimes(split))
+    # Joined parts live longer, so what is alive at one step is never less than with them apart.
+    if split_plan.arena_bytes <= split_plan.peak_bytes:
+        return split, split_plan
+    whole = assemble(regions, order, into=frame, is_whole=True)
+    whole_plan = plan_memory(frame.name, find_lifetimes(whole))
+    if whole_plan.arena_bytes < split_plan.arena_bytes:
+        return whole, whole_plan
+    return split, split_plan
+
+
+def _compile_to_kernels(
+    region: Region, jax_device: Any, in_place: int
+) -> tuple[Any, XlaProgram, tuple[tuple[str, bool | str], ...]]:
+    """Returns the executable, its steps, and the options that it took.
+
+    XLA's defaults first. Where it calls what no graph can hold although it has plain kernels for
+    the same, it compiles once more.
+    """
+    executable: Any = compile_region(region, jax_device, in_place)
+    try:
+        return executable, _read(executable, region), ()
+    except UnsupportedError as refusal:
+        legal = legal_compile_options()
+        text = str(refusal).lower()
+        options = tuple(
+            option for word, option in PLAIN_KERNELS if word.lower() in text and option[0] in legal
+        )
+        if not options:
+            raise
+    executable = compile_region(region, jax_device, in_place, options=dict(options))
+    return executable, _read(executable, region), options
+
+
+def _read(executable: Any, region: Region) -> XlaProgram:
+    return read_program(executable.runtime_executable().serialize(), name=region.name)
+
+
+def _rename(region: Region, renamed: dict[str, BufferSpec]) -> Region:
+    return dataclasses.replace(
+        region,
+        inputs=tuple(renamed.get(spec.name, spec) for spec in region.inputs),
+        outputs=tuple(renamed.get(spec.name, spec) for spec in region.outputs),
+    )
+
+
+def _record(
+    region: Region,
+    executable: Callable[..., Any],
+    in_place: int,
+    options: tuple[tuple[str, bool | str], ...],
+) -> CompiledRegion:
+    inputs = tuple(spec.name for spec in region.inputs)
+    outputs = tuple(spec.name for spec in region.outputs)
+    return CompiledRegion(region.name, executable, inputs, outputs, in_place, options)
