@@ -1,0 +1,71 @@
+"""The way of a function to a graph definition, step by step and without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tests.deviceless.programs import Program
+from tracegraph.decorator import capture
+from tracegraph.frontend import make_request, trace_and_check
+from tracegraph.lowering.request import CaptureRequest
+from tracegraph.signature import bind_call, make_signature, name_leaves
+
+
+@contextlib.contextmanager
+def setting_for(program: Program) -> Iterator[None]:
+    """Turns 64-bit types on for a program that needs them."""
+    with jax.enable_x64(program.needs_x64 or jax.config.jax_enable_x64):
+        yield
+
+
+def make_capture_request(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    donate_argnums: Sequence[int] = (),
+) -> CaptureRequest:
+    """Traces, checks and partitions a call as `tracegraph.capture` does at its first one.
+
+    Args:
+        function: takes and returns trees of arrays.
+        arguments: positional arguments; only their types are read.
+        donate_argnums: positions of the arguments that are given up.
+
+    Raises:
+        CaptureError: the function cannot be captured.
+    """
+    options = capture(function, donate_argnums=tuple(donate_argnums))._options
+    call = bind_call(function, options, tuple(arguments), {})
+    leaves, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
+    names, _ = name_leaves(function, options, call)
+    checked = trace_and_check(function, options, call, make_signature(call, leaves, tree))
+    return make_request(checked, options, call, names)
+
+
+def compile_whole(program: Program, device: Any) -> bytes:
+    """Returns what XLA makes of a program as one compilation, as bytes.
+
+    Args:
+        program: captured without its donation being arranged by us.
+        device: what it is compiled for; may be one that is only described.
+    """
+    arguments = program.make_arguments(np.random.default_rng(0))
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    types = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), arguments
+    )
+    jitted = jax.jit(
+        program.function,
+        donate_argnums=program.donate_argnums,
+        keep_unused=True,
+        out_shardings=sharding,
+    )
+    with jax.default_device(device), warnings.catch_warnings():
+        # The Triton form of Pallas is deprecated in 0.12, and works.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return jitted.lower(*types).compile().runtime_executable().serialize()
