@@ -226,11 +226,3 @@ def find_missing(schema: Any) -> str | None:
             return f"{message.full_name}.{min(missing)}"
         todo += [field.message_type for field in message.fields if field.message_type is not None]
     return None
-
-
-def has_unknown_fields(message: Message) -> bool:
-    """True when bytes of a message, or of one that it holds, belong to no field of the schema."""
-    known = type(message)()
-    known.CopyFrom(message)
-    known.DiscardUnknownFields()
-    return known.ByteSize() != message.ByteSize()

@@ -42,6 +42,8 @@ _BYTES: Mapping[str, str] = {
     "F8E5M2FNUZ": "f8e5m2fnuzs",
     "F8E8M0FNU": "f8e8m0fnus",
 }
+# One byte each in a literal, two to a byte in memory.
+_NIBBLES: Mapping[str, str] = {"S4": "s4s", "U4": "u4s"}
 
 
 def index_literals(module: Any) -> dict[str, list[Any]]:
@@ -102,9 +104,22 @@ def read_literal(instruction: Any) -> bytes:
     if kind in _NUMBERS:
         field, dtype = _NUMBERS[kind]
         return np.asarray(getattr(literal, field), dtype=dtype).tobytes()
+    if kind in _NIBBLES and shape.layout.element_size_in_bits == 4:
+        return pack_nibbles(getattr(literal, _NIBBLES[kind]))
     if _BYTES.get(kind) in literal.DESCRIPTOR.fields_by_name:
         return getattr(literal, _BYTES[kind])
     raise Refusal(f"has a constant `{instruction.name}` of {kind}")
+
+
+def pack_nibbles(values: bytes) -> bytes:
+    """Returns values of four bits, one per byte, two to a byte: the first in the lower half.
+
+    Example:
+        >>> pack_nibbles(bytes([1, 2, 3])).hex()
+        '2103'
+    """
+    padded = np.frombuffer(values + b"\0" * (len(values) % 2), dtype=np.uint8) & 15
+    return (padded[0::2] | padded[1::2] << 4).tobytes()
 
 
 def read_element_type(shape: Any) -> str:

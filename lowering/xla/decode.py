@@ -15,7 +15,7 @@ from tracegraph.lowering.xla.allocations import (
     read_updated,
     read_views,
 )
-from tracegraph.lowering.xla.allow_list import find_missing, find_unlisted, has_unknown_fields
+from tracegraph.lowering.xla.allow_list import find_missing, find_unlisted
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.origins import index_entry, index_origins
 from tracegraph.lowering.xla.program import Allocation, XlaProgram
@@ -32,8 +32,8 @@ def decode_executable(executable: Message, *, name: str) -> XlaProgram:
     """Returns the steps of a compiled program over XLA's own allocations.
 
     Args:
-        executable: an ``xla.gpu.GpuExecutableProto``, read with the schema of the plugin that wrote
-            it.
+        executable: an ``xla.gpu.GpuExecutableProto`` as `read_executable` returns it: read with the
+            schema of the plugin that wrote it, and without unknown fields.
         name: of the region, for messages.
 
     Raises:
@@ -93,8 +93,6 @@ def count_thunk_kinds(executable: Message) -> dict[str, int]:
 def _check_schema(program: Any) -> None:
     if (missing := find_missing(program.DESCRIPTOR)) is not None:
         raise Refusal(f"is of another version of XLA: its format has no {missing}")
-    if has_unknown_fields(program):
-        raise Refusal("has fields that its own format does not know")
     if (found := find_unlisted(program)) is not None:
         raise Refusal(f"sets {found}, whose meaning is not known to this version")
     config = program.hlo_module_with_config.config

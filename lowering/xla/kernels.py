@@ -6,8 +6,9 @@ always right, but it makes the step depend on whoever wrote those bytes before. 
 as only written when that is proven:
 
 * the instruction that the kernel computes stands in the entry computation,
-* the kernel has one argument for each distinct operand, none of them written, and after them one
-  for each result, all of them written,
+* the kernel has one argument for each operand (equal ones may share one), and after them one for
+  each result. All of the results are written; an operand is written only where it has the bytes of
+  a result, which the kernel then updates in place,
 * the argument is one of those results, its bytes are none of an operand's, and they are not
   zeroed first (then the kernel adds to them).
 """
@@ -148,17 +149,19 @@ def find_overwritten(
     if instruction is None:
         return frozenset()
     results = instruction.shape.tuple_shapes
-    if any(result.tuple_shapes for result in results):
+    operand_ids = instruction.operand_ids
+    operand_count = len(uses) - (len(results) or 1)
+    if operand_count not in (len(operand_ids), len(set(operand_ids))):
         return frozenset()
-    operand_count = len(set(instruction.operand_ids))
-    result_count = len(results) or 1
-    if list(written) != [False] * operand_count + [True] * result_count:
+    operands, outputs = uses[:operand_count], uses[operand_count:]
+    updated = {use for use, is_written in zip(operands, written, strict=False) if is_written}
+    is_nested = any(result.tuple_shapes for result in results)
+    if is_nested or not all(written[operand_count:]) or not updated.issubset(outputs):
         return frozenset()
-    operands = uses[:operand_count]
     return frozenset(
-        index
-        for index in range(operand_count, len(uses))
-        if not any(uses[index].overlaps(operand) for operand in operands)
+        operand_count + index
+        for index, output in enumerate(outputs)
+        if not any(output.overlaps(operand) for operand in operands)
     )
 
 
