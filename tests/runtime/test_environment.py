@@ -11,7 +11,11 @@ import pytest
 
 import tracegraph as tg
 from tracegraph.runtime import environment
-from tracegraph.runtime.environment import read_check_replay, read_progress
+from tracegraph.runtime.environment import (
+    read_check_replay,
+    read_cublas_workspace_bytes,
+    read_progress,
+)
 from tracegraph.runtime.errors import ConfigError
 
 jax.config.update("jax_platforms", "cpu")
@@ -27,6 +31,10 @@ jax.config.update("jax_platforms", "cpu")
         ("TRACEGRAPH_PROGRESS", "auto", read_progress, "auto"),
         ("TRACEGRAPH_PROGRESS", "0", read_progress, "0"),
         ("TRACEGRAPH_PROGRESS", "1", read_progress, "1"),
+        ("CUBLAS_WORKSPACE_CONFIG", None, read_cublas_workspace_bytes, None),
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", read_cublas_workspace_bytes, 32 << 20),
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8", read_cublas_workspace_bytes, 8519680),
+        ("CUBLAS_WORKSPACE_CONFIG", ":0:0", read_cublas_workspace_bytes, 0),
     ],
 )
 def test_values(
@@ -61,9 +69,25 @@ def test_other_values_are_refused(
     assert raised.value.anchor == "config"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "4096:8", ":4096", ":4096:", ":4096:8:", ":4096:8:16", ":-1:8", ": 4:8", ":4k:8", "0"]
+    + [":4096:8\n", ":٤:8", ":1234567890:1"],
+)
+def test_other_workspaces_are_refused(monkeypatch: pytest.MonkeyPatch, text: str):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", text)
+    with pytest.raises(ConfigError) as raised:
+        read_cublas_workspace_bytes()
+    assert raised.value.what == (
+        f"environment variable CUBLAS_WORKSPACE_CONFIG has the value {text!r}"
+    )
+    assert ":4096:2:16:8" in raised.value.why
+    assert raised.value.anchor == "config"
+
+
 def test_every_variable_is_in_the_table():
     assert environment.__doc__ is not None
-    for name in ("TRACEGRAPH_CHECK_REPLAY", "TRACEGRAPH_PROGRESS"):
+    for name in ("TRACEGRAPH_CHECK_REPLAY", "TRACEGRAPH_PROGRESS", "CUBLAS_WORKSPACE_CONFIG"):
         assert f"| ``{name}`` |" in environment.__doc__
 
 

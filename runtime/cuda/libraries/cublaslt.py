@@ -282,7 +282,7 @@ class CublasLt:
         self, node: MatmulNode, descriptors: Descriptors, limit_bytes: int, length: int
     ) -> list[Algorithm]:
         lt = self._lt
-        results = np.zeros(length, lt.matmul_heuristic_result_dtype)
+        results: Any = np.zeros(length, lt.matmul_heuristic_result_dtype)
         found = np.zeros(1, np.int32)
         preference = self._call(
             "cublasLtMatmulPreferenceCreate", node.name, lt.matmul_preference_create

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 from typing import Any
 
@@ -16,7 +17,7 @@ def load_nvmath() -> Any:
     """
     try:
         # The import is slow and loads CUDA libraries: only who calls one pays for it.
-        import nvmath
+        return importlib.import_module("nvmath")
     except ImportError as error:
         raise UnsupportedError(
             "the package `nvmath` is missing",
@@ -25,7 +26,6 @@ def load_nvmath() -> Any:
             fix="pip install nvmath-python",
             anchor="unsupported",
         ) from error
-    return nvmath
 
 
 def read_memory_map() -> str:
