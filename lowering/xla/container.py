@@ -1,7 +1,7 @@
 """From the bytes of XLA's ``serialize()`` to its ``GpuExecutableProto``.
 
 The bytes are three layers: a header of IFRT, JAX's layer above the runtime; a Riegeli file with the
-split proto ``xla.ExecutableAndOptionsProto`` (JAX 0.10 has the message whole); and in that a Riegeli
+split proto ``xla.ExecutableAndOptionsProto`` (JAX 0.10 has that message whole); and in it a Riegeli
 file with the split proto ``xla.gpu.GpuExecutableProto``. A split proto is a message in pieces: its
 first record, the manifest, says for each other record whether it is merged into the message or
 replaces one field.
