@@ -126,15 +126,17 @@ class Array(jax.Array):
         buffer = self._buffer
         return buffer is not None and buffer.arena is arena
 
-    def peek(self) -> np.ndarray[Any, Any]:
-        """Returns the present value as NumPy memory that must not be written.
+    def peek(self) -> Any:
+        """Returns the present value as something to copy from, which must not be written.
 
-        No copy is made: for a value that stands in a buffer, hold the buffer's lock meanwhile.
+        On the host it is NumPy memory, on another device whatever its buffers take. No copy is
+        made: for a value that stands in a buffer, hold the buffer's lock meanwhile.
         """
         buffer = self._buffer
         if buffer is None:
-            is_unread = self._lifetime is _SETTLED and self._plain is None
-            return self._snapshot if is_unread else np.asarray(self.jax())
+            if self._lifetime is _SETTLED and self._plain is None:
+                return self._snapshot
+            return np.asarray(self.jax()) if self._device.platform == "cpu" else self.jax()
         _check_generation(buffer, self)
         return buffer.view
 
@@ -215,10 +217,13 @@ class Array(jax.Array):
         self._check_if_deleted()
         buffer = self._buffer
         if buffer is None:
+            waiting = self._snapshot if self._plain is None else self._plain
+            if waiting is not None and not isinstance(waiting, np.ndarray):
+                waiting.block_until_ready()
             return self
-        # Whoever writes the buffer holds its lock until the bytes are there.
         with buffer.lock:
             _check_generation(buffer, self)
+            buffer.wait()
         return self
 
     def is_ready(self) -> bool:
@@ -226,11 +231,15 @@ class Array(jax.Array):
         self._check_if_deleted()
         buffer = self._buffer
         if buffer is None:
-            return True
+            waiting = self._snapshot if self._plain is None else self._plain
+            return waiting is None or isinstance(waiting, np.ndarray) or waiting.is_ready()
         is_free = buffer.lock.acquire(blocking=False)
-        if is_free:
+        if not is_free:
+            return False
+        try:
+            return buffer.is_ready()
+        finally:
             buffer.lock.release()
-        return is_free
 
     # What is known without reading.
 
@@ -278,9 +287,7 @@ class Array(jax.Array):
         if self.is_deleted():
             raise RuntimeError(f"Array has been deleted with shape={self.aval.str_short()}.")
 
-    def _leave(
-        self, buffer: StaticBuffer, snapshot: np.ndarray[Any, Any] | None, lifetime: Lifetime
-    ) -> None:
+    def _leave(self, buffer: StaticBuffer, snapshot: Any, lifetime: Lifetime) -> None:
         """Gives up the buffer; everything that is needed later is kept here."""
         self._aval, self._device, self._lock = buffer.aval, buffer.jax_device, buffer.lock
         self._snapshot, self._lifetime = snapshot, lifetime
@@ -295,7 +302,7 @@ class Array(jax.Array):
             self._check_if_deleted()
         with self._lock:
             if self._plain is None:
-                self._plain = to_immutable(self._snapshot, self._aval, self._device)
+                self._plain = _make_plain(self._snapshot, self._aval, self._device)
                 self._snapshot = None
             return self._plain
 
@@ -303,7 +310,7 @@ class Array(jax.Array):
         """Returns the value of an array that stands in a buffer; the caller holds the lock."""
         _check_generation(buffer, self)
         if self._plain is None or self._generation != buffer.generation:
-            self._plain = to_immutable(buffer.snapshot(), buffer.aval, buffer.jax_device)
+            self._plain = _make_plain(buffer.snapshot(), buffer.aval, buffer.jax_device)
             self._generation = buffer.generation
         value = self._plain
         if self._lifetime is _FRESH:
@@ -315,6 +322,13 @@ class Array(jax.Array):
 forward_names(Array, Array.jax)
 Array.__module__ = "tracegraph"
 register_array_type(Array, Array.jax)
+
+
+def _make_plain(snapshot: Any, aval: Any, device: Any) -> PlainArray:
+    """Returns a buffer's private copy as a plain array; a GPU's knows how to become one."""
+    if isinstance(snapshot, np.ndarray):
+        return to_immutable(snapshot, aval, device)
+    return snapshot.to_jax()
 
 
 def _check_generation(buffer: StaticBuffer, array: Array) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
@@ -27,6 +27,11 @@ class Device(Protocol):
     @property
     def provider(self) -> Provider:
         """Where pools of this device take their segments from."""
+        ...
+
+    @property
+    def target(self) -> Literal["host", "gpu"]:
+        """What lowering makes for it: compiled calls, or the kernels inside them."""
         ...
 
     @property

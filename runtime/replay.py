@@ -124,9 +124,20 @@ class Replay:
     def copy_outputs(self) -> list[Any]:
         """Returns private copies of all results of the last replay."""
         return [
-            np.array(buffer.take_result()) if buffer.is_handed_out else buffer.snapshot()
+            buffer.take_result() if buffer.is_handed_out else buffer.snapshot()
             for buffer in self._outputs
         ]
+
+    def locate_outputs(self) -> list[tuple[int, Callable[[], Any]]]:
+        """Returns for each result of the last replay its address and a function that reads it."""
+        located: list[tuple[int, Callable[[], Any]]] = []
+        for buffer in self._outputs:
+            if buffer.is_handed_out:
+                array = buffer.take_result()
+                located.append((array.data_ptr(), array.jax))
+            else:
+                located.append((buffer.address, functools.partial(_read, buffer)))
+        return located
 
     def make_taker(self, index: int) -> Callable[[], jax.Array]:
         """Returns a function that gives one result of the last replay.
@@ -172,3 +183,7 @@ class Replay:
         leaf = reference() if reference is not None else None
         if leaf is not None:
             leaf.detach()
+
+
+def _read(buffer: StaticBuffer) -> Any:
+    return Array(buffer, buffer.generation, Lifetime.RESIDENT).jax()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
-
 
 class StaticBuffer(Protocol):
     """Bytes at a fixed address in the pool of a captured graph. It never holds its arrays."""
@@ -56,12 +54,24 @@ class StaticBuffer(Protocol):
         ...
 
     @property
-    def view(self) -> np.ndarray[Any, Any]:
-        """The bytes themselves as a NumPy array."""
+    def view(self) -> Any:
+        """The bytes themselves, to be copied: on the host a NumPy array."""
         ...
 
-    def snapshot(self) -> np.ndarray[Any, Any]:
-        """Returns a private copy of the present bytes."""
+    def snapshot(self) -> Any:
+        """Returns a private copy of the present bytes.
+
+        On the host a NumPy array; elsewhere what has ``copy()``, ``to_jax()``, which is called
+        once, ``block_until_ready()`` and ``is_ready()``.
+        """
+        ...
+
+    def wait(self) -> None:
+        """Blocks the host until the bytes of the last replay are there."""
+        ...
+
+    def is_ready(self) -> bool:
+        """True when a read would not wait; the caller holds the lock."""
         ...
 
     def write(self, value: Any) -> None:

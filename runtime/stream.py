@@ -1,8 +1,9 @@
 """Streams and events: what the user declares about order, inside a capture and outside.
 
 Inside a captured function, `with stream(s)` labels the ops traced in it through JAX's name scopes,
-and `Event.record` and `Event.wait` leave marks in the traced program. Outside, the host device runs
-everything in program order, so records and waits have nothing left to do but to take the time.
+and `Event.record` and `Event.wait` leave marks in the traced program. Outside, on a GPU, they are
+the driver's streams and events. The host device runs everything in program order, so records and
+waits have nothing left to do there but to take the time.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import jax
 
@@ -25,6 +26,54 @@ _leave_record = make_mark("tg_record")
 _leave_wait = make_mark("tg_wait")
 _numbers = itertools.count(1)
 _event_numbers = itertools.count(1)
+
+
+class StreamBackend(Protocol):
+    """The streams and events of a device on which work runs beside the host."""
+
+    def synchronize(self, stream: Stream) -> None:
+        """Blocks the host until the stream's work is done."""
+        ...
+
+    def query(self, stream: Stream) -> bool:
+        """True when the stream's work is done."""
+        ...
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Marks the present end of the stream."""
+        ...
+
+    def wait(self, event: Event, stream: Stream) -> None:
+        """Makes later work of the stream wait for the event."""
+        ...
+
+    def query_event(self, event: Event) -> bool:
+        """True when the work before the event is done."""
+        ...
+
+    def synchronize_event(self, event: Event) -> None:
+        """Blocks the host until the work before the event is done."""
+        ...
+
+    def measure(self, start: Event, end: Event) -> float:
+        """Returns the milliseconds between two recorded events, when both are over."""
+        ...
+
+    def synchronize_device(self) -> None:
+        """Blocks the host until all work on the device is done."""
+        ...
+
+
+_finders: list[Callable[[], StreamBackend | None]] = []
+
+
+def register_backend(find: Callable[[], StreamBackend | None]) -> None:
+    """Says how to find the streams of the device in use; None stands for the host."""
+    _finders[:] = [find]
+
+
+def _find_backend() -> StreamBackend | None:
+    return _finders[0]() if _finders else None
 
 
 class Stream:
@@ -65,11 +114,15 @@ class Stream:
     def query(self) -> bool:
         """True when all work is done; on the host device it always is."""
         _refuse_in_capture("Stream.query")
-        return True
+        backend = _find_backend()
+        return backend is None or backend.query(self)
 
     def synchronize(self) -> None:
         """Blocks the host until all work is done; on the host device it already is."""
         _refuse_in_capture("Stream.synchronize")
+        backend = _find_backend()
+        if backend is not None:
+            backend.synchronize(self)
 
 
 class Event:
@@ -78,12 +131,16 @@ class Event:
     Args:
         enable_timing: record the time, for `elapsed_time`.
         blocking: whether a waiting host thread sleeps; the host device never waits.
+
+    Attributes:
+        handle: of the driver's event, 0 before it is recorded on a GPU.
     """
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self.enable_timing = enable_timing
         self.blocking = blocking
         self.number = next(_event_numbers)
+        self.handle = 0
         self._recorded_at: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
@@ -92,6 +149,9 @@ class Event:
         if is_tracing():
             _leave_record(target.number, self.number)
             return
+        backend = _find_backend()
+        if backend is not None:
+            backend.record(self, target)
         self._recorded_at = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -99,15 +159,23 @@ class Event:
         target = stream if stream is not None else current_stream()
         if is_tracing():
             _leave_wait(target.number, self.number)
+            return
+        backend = _find_backend()
+        if backend is not None:
+            backend.wait(self, target)
 
     def query(self) -> bool:
         """True when the work before the event is done."""
         _refuse_in_capture("Event.query")
-        return True
+        backend = _find_backend()
+        return backend is None or backend.query_event(self)
 
     def synchronize(self) -> None:
         """Blocks the host until the work before the event is done."""
         _refuse_in_capture("Event.synchronize")
+        backend = _find_backend()
+        if backend is not None:
+            backend.synchronize_event(self)
 
     def elapsed_time(self, end: Event) -> float:
         """Returns the milliseconds between this event and a later one.
@@ -125,6 +193,9 @@ class Event:
                     fix="create it as Event(enable_timing=True) and call record()",
                     anchor="event-time",
                 )
+        backend = _find_backend()
+        if backend is not None:
+            return backend.measure(self, end)
         assert self._recorded_at is not None
         assert end._recorded_at is not None
         return (end._recorded_at - self._recorded_at) * 1e3
@@ -197,6 +268,9 @@ def synchronize() -> None:
     """Blocks the host until all work on the device is done."""
     _refuse_in_capture("synchronize")
     jax.effects_barrier()
+    backend = _find_backend()
+    if backend is not None:
+        backend.synchronize_device()
 
 
 @contextlib.contextmanager

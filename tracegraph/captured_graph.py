@@ -76,9 +76,9 @@ class CapturedGraph:
         self._build_slots(options, call)
         if self._results.is_plain_leaf and all(type(s) is LeafSlot for s in self._slots):
             self.direct = replay.find_direct_call()
-        constants = read_constants(checked.graph.constants)
+        self.constants = read_constants(checked.graph.constants)
         first = len(names)
-        replay.load([(first + i, array) for i, array in enumerate(constants)])
+        replay.load([(first + i, array) for i, array in enumerate(self.constants)])
 
     @property
     def calls(self) -> int:
@@ -173,6 +173,30 @@ class CapturedGraph:
             self.replay.launch()
             self._uncounted += 1
             return self.replay.copy_outputs()
+
+    def replay_arrays(
+        self, arrays: Sequence[jax.Array], *, is_rebound: bool
+    ) -> list[tuple[int, Callable[[], Any]]]:
+        """Replays on plain arrays of the device, for a comparison; the caller holds the lock.
+
+        Args:
+            arrays: one per dynamic leaf.
+            is_rebound: take them as a call would, without a copy where possible.
+
+        Returns:
+            For each flat result its address and a function that reads it.
+        """
+        self._forget()
+        self.replay.settle()
+        writers = [buffer.make_writer() for buffer in self.replay.inputs[: len(arrays)]]
+        is_written = [is_rebound and index not in self._donated for index in range(len(arrays))]
+        for index, array in enumerate(arrays):
+            if is_written[index]:
+                writers[index](array)
+        self.replay.load([(i, a) for i, a in enumerate(arrays) if not is_written[i]])
+        self.replay.launch()
+        self._uncounted += 1
+        return self.replay.locate_outputs()
 
     def _load(self, updates: list[tuple[int, Any]], copies: dict[int, Any] | None) -> bool:
         """Copies values in; False if arrays in a graph's pool must be copied before.

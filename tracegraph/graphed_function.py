@@ -18,6 +18,7 @@ from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
 from tracegraph.constraints.mismatch import LeafSpec
 from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, refuse_staged
 from tracegraph.constraints.violation import to_error
+from tracegraph.device_verification import verify_on_device
 from tracegraph.explain import explain_capture
 from tracegraph.frontend import CheckedGraph, make_request, trace_and_check
 from tracegraph.jax_internals import eval_trace, has_data_effects, read_settings, trace_state
@@ -26,9 +27,10 @@ from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.options import Options, read_options
 from tracegraph.progress import Progress
 from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
-from tracegraph.runtime.host.device import find_host_device
 from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.memory.private_pool import (
     PoolId,
@@ -341,6 +343,7 @@ class GraphedFunction:
             self._device.jax_device,
             on_region=lambda name: progress.enter(f"compile {name} of {len(request.regions)}"),
             updates_in_place=self._device.updates_in_place,
+            target=self._device.target,
         )
         return checked, lowered
 
@@ -348,16 +351,24 @@ class GraphedFunction:
         return self._lower(prepared, Progress("explain"))
 
     def _verify(self, prepared: _Prepared, captured: CapturedGraph) -> VerificationReport:
-        """Replays once on the call's own arguments and compares with `jax.jit`."""
+        """Compares replays on the call's own arguments with what XLA gives."""
         ops = captured.checked.graph.ops
         if any(has_data_effects(ops[index]) for index in captured.checked.uncapturable):
             return VerificationReport(skipped="eager parts have effects, which must happen once")
-        with jax.default_device(self._device.jax_device):
-            expected = self._run_jit(prepared)
+        tree = captured.checked.out_tree
+        numbered = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
         paths = [
             "result" + jax.tree_util.keystr(path)
-            for path, _ in jax.tree_util.tree_leaves_with_path(expected)
+            for path, _ in jax.tree_util.tree_leaves_with_path(numbered)
         ]
+        device = self._device
+        if isinstance(device, CudaDevice):
+            request = make_request(captured.checked, self._options, prepared.call, prepared.names)
+            return verify_on_device(
+                device, captured, captured.lowered, request, prepared.leaves, paths
+            )
+        with jax.default_device(device.jax_device):
+            expected = self._run_jit(prepared)
         replayed = captured.replay_once(prepared.leaves)
         return compare_results(self._options.name, paths, replayed, flatten_results(expected))
 
@@ -372,7 +383,7 @@ class GraphedFunction:
     # Devices are looked for at the first use, not when a module with a decorator is imported.
     @functools.cached_property
     def _device(self) -> Device:
-        return find_host_device(is_checking=read_check_replay())
+        return find_device(is_checking=read_check_replay())
 
     @functools.cached_property
     def _pool(self) -> PrivatePool:

@@ -25,30 +25,40 @@ class VerificationReport:
         exact: number of results that are equal bit for bit.
         close: names of the results that are equal within the tolerance of their dtype only.
         skipped: why nothing was compared, or an empty text.
+        reference: what the results were compared with.
     """
 
     exact: int = 0
     close: tuple[str, ...] = ()
     skipped: str = ""
+    reference: str = "jax.jit"
 
     def __str__(self) -> str:
         if self.skipped:
-            return f"not compared with jax.jit: {self.skipped}"
+            return f"not compared with {self.reference}: {self.skipped}"
         total = self.exact + len(self.close)
-        text = f"{self.exact} of {total} results equal jax.jit bit for bit"
+        text = f"{self.exact} of {total} results equal {self.reference} bit for bit"
         return text if not self.close else f"{text}; within tolerance: {', '.join(self.close)}"
 
 
 def compare_results(
-    name: str, paths: Sequence[str], replayed: Sequence[Any], expected: Sequence[Any]
+    name: str,
+    paths: Sequence[str],
+    replayed: Sequence[Any],
+    expected: Sequence[Any],
+    *,
+    is_exact: bool = False,
+    reference: str = "jax.jit",
 ) -> VerificationReport:
-    """Compares the results of a replay with those of `jax.jit`.
+    """Compares the results of a replay with those of a reference.
 
     Args:
         name: the captured function's name.
         paths: one name per result.
         replayed: flat results of the replay.
-        expected: flat results of `jax.jit` on the same inputs.
+        expected: flat results of the reference on the same inputs.
+        is_exact: allow no tolerance.
+        reference: what gave the expected results.
 
     Raises:
         VerificationError: a result differs by more than its dtype's tolerance; all are named.
@@ -58,19 +68,19 @@ def compare_results(
         difference = measure_difference(read_array(got), read_array(wanted))
         if difference == 0.0:
             exact += 1
-        elif difference <= _TOLERANCES.get(_float_size(wanted), 0.0):
+        elif not is_exact and difference <= _TOLERANCES.get(_float_size(wanted), 0.0):
             close.append(path)
         else:
             wrong.append(f"{path} (relative difference {difference:.1e})")
     if wrong:
         raise VerificationError(
-            f"the replay of `{name}` differs from jax.jit in {len(wrong)} of {len(paths)} results",
+            f"the replay of `{name}` differs from {reference} in {len(wrong)} of {len(paths)} results",
             where=", ".join(wrong[:8]),
             why="a graph that computes something else than the function must not be used",
             fix="internal error in tracegraph: please report this text and the function",
             anchor="verification",
         )
-    return VerificationReport(exact, tuple(close))
+    return VerificationReport(exact, tuple(close), reference=reference)
 
 
 def flatten_results(result: Any) -> list[Any]:

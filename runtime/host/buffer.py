@@ -114,6 +114,13 @@ class HostBuffer:
         """Returns False: a failed launch takes nothing from the arena."""
         return False
 
+    def wait(self) -> None:
+        """Returns at once: whoever writes holds the lock until the bytes are there."""
+
+    def is_ready(self) -> bool:
+        """Returns True, see `wait`."""
+        return True
+
     def drop_leaf(self) -> None:
         """Counts a deleted resident leaf, so that no tree with it is taken for unchanged."""
         self.clock.dropped_leaves += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -25,6 +25,7 @@ class HostDevice:
     """
 
     name = "host"
+    target: Literal["host", "gpu"] = "host"
 
     def __init__(self, jax_device: Any, *, is_checking: bool = False) -> None:
         self.jax_device = jax_device

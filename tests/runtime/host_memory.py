@@ -48,6 +48,12 @@ class NumpyBuffer:
     def restore(self) -> bool:
         return False
 
+    def wait(self) -> None:
+        """Returns at once, as on the host."""
+
+    def is_ready(self) -> bool:
+        return True
+
     def drop_leaf(self) -> None:
         """Counts deleted resident leaves."""
         self.dropped_leaves += 1

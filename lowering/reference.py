@@ -1,0 +1,33 @@
+"""The reference: the regions of a capture run by XLA, on arrays of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from tracegraph.lowering.compile_gpu import CompiledRegion
+
+
+def run_regions(regions: Sequence[CompiledRegion], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs the executables that a graph was made from, in program order.
+
+    Args:
+        regions: in program order.
+        inputs: an array for every static input of the request, by name. They are used up.
+
+    Returns:
+        All values by name: the inputs that are left and what the regions define.
+    """
+    values = dict(inputs)
+    for number, region in enumerate(regions):
+        later = {name for other in regions[number + 1 :] for name in other.inputs}
+        arguments = [values[name] for name in region.inputs]
+        for index in range(region.in_place):
+            if region.inputs[index] in later:
+                arguments[index] = jnp.copy(arguments[index])
+        results = region.executable(*arguments)
+        results = results if len(region.outputs) != 1 else (results,)
+        values |= zip(region.outputs, results, strict=True)
+    return values

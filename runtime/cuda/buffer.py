@@ -1,0 +1,238 @@
+"""CudaBuffer: one static buffer of a graph on a GPU, and copies of it that leave the graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.cuda.jax_order import JaxOrder, allocate_arrays
+from tracegraph.runtime.cuda.staging import Staging
+from tracegraph.runtime.graph import BufferSlot, ReplayClock
+from tracegraph.runtime.jax_interop import ArrayImpl, make_aval, to_plain
+
+_get_pointer = ArrayImpl.unsafe_buffer_pointer
+_is_ready = ArrayImpl.is_ready
+# XLA's kernels assume that parameters are aligned like its own allocations.
+ALIGNMENT = 256
+
+
+class CudaContext:
+    """What buffers of one GPU share: the driver, the order with JAX's work, the staging memory."""
+
+    def __init__(self, driver: Any, jax_device: Any) -> None:
+        self.driver, self.jax_device = driver, jax_device
+        self.order = JaxOrder(driver, jax_device)
+        self.staging = Staging(driver, self.order.stream)
+
+    def load(self, content: bytes, target: int) -> None:
+        """Enqueues a copy of host bytes to a device address."""
+        self.staging.copy(np.frombuffer(content, np.uint8), target)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Enqueues a copy between device addresses behind all work so far."""
+        if nbytes:
+            self.driver.copy_async(target, source, nbytes, self.order.stream)
+
+
+class DeviceValue:
+    """A private copy of a buffer's bytes on the GPU, in memory of JAX's own.
+
+    Args:
+        raw: a plain array that work on the stream is writing.
+        context: of its GPU.
+    """
+
+    __slots__ = ("_context", "_raw")
+
+    def __init__(self, raw: Any, context: CudaContext) -> None:
+        self._raw, self._context = raw, context
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return _get_pointer(self._raw)
+
+    def copy(self) -> DeviceValue:
+        """Returns itself: nobody writes it again."""
+        return self
+
+    def block_until_ready(self) -> None:
+        """Blocks the host until the bytes are there."""
+        self._context.order.synchronize()
+
+    def is_ready(self) -> bool:
+        """True when a read would not wait."""
+        return self._context.order.is_idle()
+
+    def to_jax(self) -> Any:
+        """Returns the value as a plain array; to be called once."""
+        return self._context.order.define(self._raw)
+
+
+class DeviceView:
+    """The present bytes of a buffer, to be copied before the next replay."""
+
+    __slots__ = ("address", "copy")
+
+    def __init__(self, address: int, copy: Callable[[], DeviceValue]) -> None:
+        self.address, self.copy = address, copy
+
+
+class CudaBuffer:
+    """A static buffer: an address in the arena that the graph's nodes are bound to.
+
+    Note [Rebinding on a GPU]. Changing a pointer in the parameters of a node of an executable graph
+    costs half a microsecond, a copy on a stream four to five. So a plain array given for a copied
+    input is not copied: the nodes that read the input are pointed at it. And a result that leaves
+    the graph as an immutable value is written to memory of JAX's own, which changes only when the
+    last value is still in use. Not rebound are buffers that live in the graph (state, constants)
+    and those that nodes inside a library's own graph touch, which cannot be changed.
+
+    Args:
+        slot: name, place, shape and dtype.
+        arena: where its bytes are; the buffer holds it, so they outlive arrays that read them.
+        context: of its GPU.
+        clock: counts the replays of the graph that owns the buffer.
+
+    Attributes:
+        patchers: functions that point one executable graph at another address for this buffer.
+        port: hands out this buffer's results, where they are written to memory of their own.
+        is_unread: True for an input that no node touches.
+    """
+
+    __slots__ = (
+        "address",
+        "arena",
+        "aval",
+        "clock",
+        "context",
+        "dtype",
+        "is_handed_out",
+        "is_unread",
+        "jax_device",
+        "name",
+        "nbytes",
+        "patchers",
+        "port",
+        "shape",
+        "_bound",
+    )
+
+    def __init__(
+        self, slot: BufferSlot, arena: Arena, context: CudaContext, clock: ReplayClock
+    ) -> None:
+        self.name, self.shape, self.dtype = slot.name, slot.shape, slot.dtype
+        self.arena, self.context, self.clock = arena, context, clock
+        self.jax_device = context.jax_device
+        self.nbytes = slot.dtype.itemsize * int(np.prod(slot.shape, dtype=np.int64))
+        self.address = self._bound = arena.address + slot.offset
+        self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
+        self.patchers: Sequence[Callable[[int], None]] = ()
+        self.port: Any = None
+        self.is_handed_out = self.is_unread = False
+
+    @property
+    def generation(self) -> int:
+        """Number of the last replay."""
+        return self.clock.generation
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by whoever reads or writes the arena."""
+        return self.clock.lock
+
+    @property
+    def view(self) -> DeviceView:
+        """The bytes themselves, for a copy."""
+        return DeviceView(self.address, self.snapshot)
+
+    def take_result(self) -> Array:
+        """Returns the last result, in memory of its own."""
+        return self.port.hand_out(self.clock.generation)
+
+    def snapshot(self) -> DeviceValue:
+        """Returns a private copy of the present bytes."""
+        aval = self.aval
+        (raw,) = allocate_arrays(aval.shape, aval.dtype, aval.weak_type, self.jax_device, 1)
+        self.context.copy(_get_pointer(raw), self.address, self.nbytes)
+        return DeviceValue(raw, self.context)
+
+    def write(self, value: Any) -> None:
+        """Enqueues a copy of an array of the same shape and dtype, or a Python scalar."""
+        self._rebind(self.address)
+        if isinstance(value, Array):
+            value = value.peek()
+        if isinstance(value, DeviceValue | DeviceView):
+            self.context.copy(self.address, value.address, self.nbytes)
+            return
+        value = to_plain(value)
+        if isinstance(value, jax.Array) and value.devices() == {self.jax_device}:
+            self.context.order.await_array(value)
+            self.context.copy(self.address, _get_pointer(value), self.nbytes)
+            return
+        host = np.ascontiguousarray(np.asarray(value, dtype=self.dtype))
+        self.context.staging.copy(host, self.address)
+
+    def make_writer(self) -> Callable[[Any], None]:
+        """Returns what takes a plain JAX array on this device, see Note [Rebinding on a GPU]."""
+        if self.is_unread:
+            return _ignore
+        if not self.patchers:
+            return self.write
+        if len(self.patchers) > 1:
+            return self._take
+        patch, await_array = self.patchers[0], self.context.order.await_array
+
+        def take(value: Any) -> None:
+            address = _get_pointer(value)
+            if address != self._bound:
+                if address % ALIGNMENT:
+                    self.write(value)
+                    return
+                patch(address)
+                self._bound = address
+            if not _is_ready(value):
+                await_array(value)
+
+        return take
+
+    def _take(self, value: Any) -> None:
+        address = _get_pointer(value)
+        if address % ALIGNMENT:
+            self.write(value)
+            return
+        self.context.order.await_array(value)
+        self._rebind(address)
+
+    def _rebind(self, address: int) -> None:
+        if address == self._bound:
+            return
+        for patch in self.patchers:
+            patch(address)
+        self._bound = address
+
+    def restore(self) -> bool:
+        """Returns False: a failed launch takes nothing from the arena."""
+        return False
+
+    def drop_leaf(self) -> None:
+        """Counts a deleted resident leaf, so that no tree with it is taken for unchanged."""
+        self.clock.dropped_leaves += 1
+
+    def wait(self) -> None:
+        """Blocks the host until the bytes of the last replay are there."""
+        self.context.order.synchronize()
+
+    def is_ready(self) -> bool:
+        """True when a read would not wait."""
+        return self.context.order.is_idle()
+
+
+def _ignore(_value: Any) -> None:
+    """Takes the value of an input that nothing reads."""

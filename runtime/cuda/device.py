@@ -1,0 +1,163 @@
+"""CudaDevice: the device protocol over one GPU, with the memory and the stream of JAX."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext
+from tracegraph.runtime.cuda.comparison import copy_arrays, find_unequal
+from tracegraph.runtime.cuda.driver import load_driver
+from tracegraph.runtime.cuda.graph import CudaGraph
+from tracegraph.runtime.cuda.jax_provider import JaxProvider
+from tracegraph.runtime.cuda.kernels import KernelLoader
+from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
+from tracegraph.runtime.cuda.results import ResultPort
+from tracegraph.runtime.cuda.stages import CudaStage, EagerStage
+from tracegraph.runtime.cuda.streams import CudaStreams
+from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock, Stage
+from tracegraph.runtime.nodes import BufferUse
+
+POISON = 0xFF
+# A changed parameter costs half a microsecond, a copy of a small array as much as nine of them.
+MAX_PATCHED_NODES = 8
+LARGE_BYTES = 1 << 20
+
+
+class CudaDevice:
+    """One GPU of JAX.
+
+    Args:
+        jax_device: one of ``jax.devices("gpu")``.
+
+    Raises:
+        CudaError: there is no CUDA driver, or it is too old.
+    """
+
+    target: Literal["host", "gpu"] = "gpu"
+    updates_in_place = True
+
+    def __init__(self, jax_device: Any) -> None:
+        self.jax_device = jax_device
+        self.name = f"cuda:{jax_device.local_hardware_id}"
+        self.driver = load_driver()
+        self.primary = self.driver.retain_primary_context(jax_device.local_hardware_id)
+        self.driver.set_current(self.primary)
+        self.context = CudaContext(self.driver, jax_device)
+        self.provider = JaxProvider(jax_device)
+        self.streams = CudaStreams(self.context.order, self.primary)
+        self._kernels = KernelLoader(self.driver, self.primary)
+        self._libraries = {"matmul": CublasLt()}
+
+    def bind_buffers(
+        self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
+    ) -> Mapping[str, CudaBuffer]:
+        """Returns every slot as a range of the arena, filled with NaN, constants apart."""
+        self.driver.set_current(self.primary)
+        buffers = {
+            slot.name: CudaBuffer(slot, arena, self.context, clock) for slot in definition.slots
+        }
+        if definition.arena_bytes:
+            self.driver.fill_async(
+                arena.address, POISON, 1, definition.arena_bytes, self.context.order.stream
+            )
+        for slot in definition.slots:
+            if slot.content is not None:
+                self.context.load(slot.content, buffers[slot.name].address)
+        return buffers
+
+    def instantiate(
+        self,
+        definition: GraphDefinition,
+        buffers: Mapping[str, CudaBuffer],
+        fresh: Sequence[str],
+    ) -> tuple[ExecutableGraph, ...]:
+        """Returns one executable graph per stage, uploaded to the GPU."""
+
+        def locate(use: BufferUse) -> int:
+            return buffers[use.buffer].address + use.offset
+
+        stages: list[Any] = []
+        graphs: dict[int, CudaGraph] = {}
+        for index, stage in enumerate(definition.stages):
+            if not stage.is_captured:
+                stages.append(EagerStage(stage, buffers))
+                continue
+            graphs[index] = CudaGraph(
+                self.driver, stage, locate, self._kernels, self._libraries, definition.name
+            )
+        find_patchers = functools.partial(_find_patchers, definition.stages, graphs)
+        for name in _list_rebindable(definition):
+            buffers[name].patchers = find_patchers(buffers[name]) or ()
+            buffers[name].is_unread = not _is_used(definition.stages, name)
+        ports: dict[str, ResultPort] = {}
+        for name in fresh:
+            # Two results that are one value are two arrays: donating one must not delete the other.
+            patchers = find_patchers(buffers[name]) if fresh.count(name) == 1 else None
+            if patchers and name not in definition.inputs:
+                buffers[name].port = ports[name] = ResultPort(buffers[name], patchers)
+                buffers[name].is_handed_out = True
+        for index, graph in graphs.items():
+            graph.upload(self.context.order.stream)
+            # Every port is renewed before the first stage, whoever writes it.
+            renewed = tuple(ports.values()) if index == min(graphs) else ()
+            stages.insert(index, CudaStage(graph, renewed, self.context.order, self.primary))
+        return tuple(stages)
+
+    def copy_arrays(self, arrays: Sequence[Any], *, is_rotated: bool) -> list[Any]:
+        """Returns private copies of plain arrays; see `comparison.copy_arrays`."""
+        return copy_arrays(self.context, arrays, is_rotated=is_rotated)
+
+    def find_unequal(self, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Returns which pairs of ranges differ; see `comparison.find_unequal`."""
+        return find_unequal(self.context, pairs)
+
+
+def _list_rebindable(definition: GraphDefinition) -> list[str]:
+    """Returns the inputs that hold nothing from one replay to the next."""
+    kept = {slot.name for slot in definition.slots if slot.is_resident} | set(definition.outputs)
+    return [name for name in definition.inputs if name not in kept]
+
+
+def _is_used(stages: Sequence[Stage], name: str) -> bool:
+    return any(
+        name in node.arguments or name in node.results for stage in stages for node in stage.nodes
+    )
+
+
+def _find_patchers(
+    stages: Sequence[Stage], graphs: Mapping[int, CudaGraph], buffer: CudaBuffer
+) -> tuple[Callable[[int], None], ...] | None:
+    """Returns what points every graph at another address of a buffer, None if one cannot."""
+    patchers = []
+    count = 0
+    for index, stage in enumerate(stages):
+        nodes = [n for n in stage.nodes if buffer.name in (*n.arguments, *n.results)]
+        if not nodes:
+            continue
+        if index not in graphs or not graphs[index].can_rebind(buffer.name):
+            return None
+        count += len(nodes)
+        patchers.append(graphs[index].make_patcher(buffer.name))
+    if count > MAX_PATCHED_NODES and buffer.nbytes < LARGE_BYTES:
+        return None
+    return tuple(patchers)
+
+
+_devices: dict[Any, CudaDevice] = {}
+_lock = threading.Lock()
+
+
+def find_cuda_device(jax_device: Any) -> CudaDevice:
+    """Returns the one CudaDevice of a GPU of JAX.
+
+    Raises:
+        CudaError: there is no CUDA driver, or it is too old.
+    """
+    with _lock:
+        if jax_device not in _devices:
+            _devices[jax_device] = CudaDevice(jax_device)
+        return _devices[jax_device]

@@ -1,0 +1,157 @@
+"""JaxOrder: how our work and JAX's work on one GPU wait for each other.
+
+Note [One stream]. XLA computes on one stream per device, and hands work to it before a call
+returns. Graphs are launched on that very stream. So a replay comes after all computations that JAX
+was asked for before it, JAX's later computations come after the replay, and memory that JAX frees
+and uses again is not touched before the replay has read it; no event is needed and the host never
+waits. Two things are not ordered by that stream alone. (1) An array that is still on its way to
+the device: XLA copies on another stream, so a replay that gets an array which is not ready makes
+the stream wait for it, through the DLPack protocol. (2) A read of our results by the host: XLA
+waits for the event at which *it* defined the array. So a result becomes a plain array only when the
+stream is idle, or by passing through an XLA program that does nothing but define it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import buffer_callback
+
+from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, is_default_device
+from tracegraph.runtime.stream import Stream, default_stream
+
+_is_ready = ArrayImpl.is_ready
+
+
+class JaxOrder:
+    """The stream that JAX computes on, of one device.
+
+    Args:
+        driver: the CUDA driver.
+        jax_device: a GPU of JAX.
+
+    Attributes:
+        stream: the driver's handle of that stream.
+    """
+
+    def __init__(self, driver: Any, jax_device: Any) -> None:
+        self.stream = find_compute_stream(jax_device)
+        self.driver = driver
+        self._side_streams: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def find_stream(self, stream: Stream) -> int:
+        """Returns the driver's handle of a user's stream; it lives as long as the process."""
+        if stream is default_stream():
+            return self.stream
+        with self._lock:
+            if stream.number not in self._side_streams:
+                handle = self.driver.create_stream(stream.priority)
+                self._side_streams[stream.number] = handle
+            return self._side_streams[stream.number]
+
+    @contextlib.contextmanager
+    def beside(self, side: int) -> Iterator[None]:
+        """Puts what the body enqueues on a side stream between JAX's earlier and later work."""
+        fork = self.driver.create_event(timing=False, blocking=False)
+        try:
+            self.driver.record_event(fork, self.stream)
+            self.driver.wait_event(side, fork)
+            yield
+            self.driver.record_event(fork, side)
+            self.driver.wait_event(self.stream, fork)
+        finally:
+            # The driver keeps a recorded event until its work is done.
+            self.driver.destroy_event(fork)
+
+    def await_array(self, array: Any) -> None:
+        """Makes the stream wait for a plain array that may still be on its way; not the host."""
+        if not _is_ready(array):
+            array.__dlpack__(stream=self.stream)
+
+    def is_idle(self) -> bool:
+        """True when all work that was enqueued so far is done."""
+        return self.driver.query_stream(self.stream)
+
+    def synchronize(self) -> None:
+        """Blocks the host until all work that was enqueued so far is done."""
+        self.driver.synchronize_stream(self.stream)
+
+    def define(self, array: Any) -> Any:
+        """Returns a plain array that others may wait for, see Note [One stream].
+
+        Args:
+            array: memory that our work has been writing; it is used up.
+        """
+        return array if self.is_idle() else _define_anew(array)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _define_anew(array: Any) -> Any:
+    return array
+
+
+@functools.cache
+def find_compute_stream(jax_device: Any) -> int:
+    """Returns the driver's handle of the stream that XLA computes on."""
+    found: list[int] = []
+
+    def read_stream(context: Any, _result: Any, _operand: Any) -> None:
+        found.append(int(context.stream))
+
+    # An operand ties the program to the device.
+    operand = jax.device_put(np.zeros((), np.uint8), jax_device)
+    ask = buffer_callback.buffer_callback(read_stream, jax.ShapeDtypeStruct((), jnp.uint8))
+    jax.block_until_ready(jax.jit(ask)(operand))
+    return found[0]
+
+
+@functools.cache
+def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
+    """Returns a compiled function that gives fresh arrays with undefined contents."""
+
+    def allocate() -> tuple[Any, ...]:
+        return tuple(jnp.empty(shape, dtype) for shape, dtype in shapes)
+
+    # On the default device arrays are uncommitted, as the results of `jax.jit`.
+    sharding = None if is_default_device(jax_device) else find_sharding(jax_device)
+    with jax.default_device(jax_device), jax.enable_x64(True):
+        return jax.jit(allocate, out_shardings=sharding).lower().compile()
+
+
+def allocate_all(
+    shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any
+) -> tuple[Any, ...]:
+    """Returns one plain array per shape and dtype, with undefined contents."""
+    return tuple(_make_allocator(shapes, jax_device)())
+
+
+def allocate_arrays(
+    shape: tuple[int, ...], dtype: Any, weak_type: bool, jax_device: Any, count: int
+) -> list[Any]:
+    """Returns plain arrays in memory of XLA's own, with undefined contents.
+
+    Args:
+        shape: of each.
+        dtype: of each.
+        weak_type: whether they adopt the dtype of what they meet.
+        jax_device: the GPU.
+        count: how many; several at once cost little more than one.
+    """
+    arrays = list(_make_allocator(((shape, dtype),) * count, jax_device)())
+    if not weak_type:
+        return arrays
+    return [make_weak(array) for array in arrays]
+
+
+def make_weak(array: Any) -> Any:
+    """Returns the same memory as an array of weak type."""
+    aval = array.aval.update(weak_type=True)
+    return ArrayImpl(aval, array.sharding, [array], committed=array.committed)

@@ -1,0 +1,93 @@
+"""The JAX provider: segments are arrays of JAX, so one pool of device memory serves both."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracegraph.runtime.cuda.jax_order import allocate_arrays
+from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
+from tracegraph.runtime.memory.segment import Segment
+
+
+class JaxProvider:
+    """Hands out segments that are ``uint8`` arrays of JAX, aligned to 256 bytes.
+
+    A segment that is given back goes to JAX's allocator, whose next user of the memory computes on
+    the stream that graphs are launched on, hence after them. Safe from several threads.
+
+    Args:
+        jax_device: a GPU of JAX.
+    """
+
+    name = "jax"
+
+    def __init__(self, jax_device: Any) -> None:
+        self._jax_device = jax_device
+        # Weak: a segment that is dropped without `free` has given its memory back as well.
+        self._segments: weakref.WeakSet[Segment] = weakref.WeakSet()
+        self._lock = threading.RLock()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all segments that were handed out and not taken back."""
+        with self._lock:
+            return sum(segment.nbytes for segment in self._segments)
+
+    def available_bytes(self) -> int:
+        """Returns the free bytes of JAX's allocator; less may fit in one piece."""
+        statistics = self._jax_device.memory_stats()
+        return statistics["bytes_limit"] - statistics["bytes_in_use"]
+
+    def allocate(self, nbytes: int) -> Segment:
+        """Returns a fresh segment; its contents are undefined.
+
+        Args:
+            nbytes: its size.
+
+        Raises:
+            OutOfMemoryError: JAX's allocator cannot grow by that much.
+        """
+        try:
+            (array,) = allocate_arrays((nbytes,), np.dtype(np.uint8), False, self._jax_device, 1)
+            address = array.unsafe_buffer_pointer()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise self._out_of_memory(nbytes) from error
+        segment = Segment(address, nbytes, array)
+        with self._lock:
+            self._segments.add(segment)
+        return segment
+
+    def free(self, segment: Segment) -> None:
+        """Takes back a segment; its memory goes when the last holder of it does.
+
+        Raises:
+            TracegraphError: the segment was taken back before, or comes from another provider.
+        """
+        with self._lock:
+            if segment not in self._segments:
+                raise TracegraphError(
+                    f"cannot take back the segment at {segment.address:#x}: it is not handed out",
+                    where="jax provider",
+                    why="it was taken back before or comes from another provider",
+                    fix="internal error in tracegraph: please report this text",
+                    anchor="pool",
+                )
+            self._segments.discard(segment)
+
+    def _out_of_memory(self, nbytes: int) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            f"cannot reserve {nbytes:,} bytes of GPU memory",
+            where=f"jax provider on {self._jax_device}: wanted {nbytes:,} bytes, "
+            f"free {self.available_bytes():,} bytes",
+            why="a graph keeps all of its buffers in memory of its own for as long as it lives",
+            fix="donate the state (`donate_argnums`), capture a smaller batch, or drop unused "
+            "graphs; XLA_PYTHON_CLIENT_MEM_FRACTION sets JAX's share of the GPU",
+            anchor="out-of-memory",
+        )

@@ -1,0 +1,100 @@
+"""Stages on a GPU: a graph launched on a stream, or an eager call between two graphs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tracegraph.runtime.cuda.buffer import CudaBuffer
+from tracegraph.runtime.cuda.graph import CudaGraph
+from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.cuda.results import ResultPort
+from tracegraph.runtime.graph import Stage
+from tracegraph.runtime.nodes import CallNode
+from tracegraph.runtime.stream import current_stream, default_stream, thread_state
+
+
+class _ThreadState(threading.local):
+    """Whether this thread has made the GPU's context its current one."""
+
+    context = 0
+
+
+_state = _ThreadState()
+
+
+class CudaStage:
+    """A captured stage, ready to be launched.
+
+    `launch` puts it on the stream that JAX computes on, or, inside `with tg.stream(s)`, on ``s``
+    between two waits: ``s`` waits for JAX's work so far, and JAX's later work for the graph.
+
+    Args:
+        graph: the executable graph.
+        ports: results that are written to memory of their own.
+        order: of JAX's work and ours.
+        primary: the GPU's context.
+    """
+
+    direct = None
+
+    def __init__(
+        self, graph: CudaGraph, ports: Sequence[ResultPort], order: JaxOrder, primary: int
+    ) -> None:
+        self.graph = graph
+        self._order, self._primary = order, primary
+        self.launch = self._make_launch(tuple(ports))
+
+    def _make_launch(self, ports: tuple[ResultPort, ...]) -> Callable[[], None]:
+        launch_graph = self.graph.launcher(self._order.stream)
+        primary, state, streams = self._primary, _state, thread_state
+
+        def launch() -> None:
+            if state.context != primary:
+                self._order.driver.set_current(primary)
+                state.context = primary
+            for port in ports:
+                if port.is_taken:
+                    port.renew()
+            if streams.streams and current_stream() is not default_stream():
+                self._launch_beside()
+            else:
+                launch_graph()
+
+        return launch
+
+    def _launch_beside(self) -> None:
+        side = self._order.find_stream(current_stream())
+        with self._order.beside(side):
+            self.graph.launcher(side)()
+
+
+class EagerStage:
+    """Eager work between two graphs: a call of JAX on private copies.
+
+    Args:
+        stage: one call.
+        buffers: every buffer of the graph, by name.
+    """
+
+    direct = None
+
+    def __init__(self, stage: Stage, buffers: Mapping[str, CudaBuffer]) -> None:
+        self._calls = [
+            (
+                node.executable,
+                [buffers[name] for name in node.arguments],
+                [buffers[name] for name in node.results],
+            )
+            for node in stage.nodes
+            if isinstance(node, CallNode)
+        ]
+
+    def launch(self) -> None:
+        """Runs the call; its results are copied into their buffers."""
+        for executable, arguments, results in self._calls:
+            outputs = executable(*[buffer.snapshot().to_jax() for buffer in arguments])
+            outputs = outputs if len(results) != 1 else (outputs,)
+            for buffer, value in zip(results, outputs, strict=True):
+                buffer.write(value)

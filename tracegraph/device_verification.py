@@ -1,0 +1,140 @@
+"""Verification on a GPU: a graph must give what the XLA executable gives that it was made from.
+
+Not what `jax.jit` gives: two compilations of one program may choose other kernels. The pool is
+filled with NaN bytes before the first replay, so that a read of memory that nothing has written
+shows. Two replays are compared, bit for bit: one on the call's own arguments, copied in, and one on
+other arguments that the graph's nodes are pointed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracegraph.captured_graph import CapturedGraph
+from tracegraph.lowering.lower import Lowered
+from tracegraph.lowering.reference import run_regions
+from tracegraph.lowering.request import CaptureRequest
+from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.jax_interop import to_plain, unwrap_key
+from tracegraph.verification import VerificationReport, compare_results
+
+# How often XLA's executable is asked again whether it agrees with itself.
+REPEATS = 4
+REFERENCE = "XLA's executable"
+
+
+def verify_on_device(
+    device: CudaDevice,
+    captured: CapturedGraph,
+    lowered: Lowered,
+    request: CaptureRequest,
+    leaves: Sequence[Any],
+    paths: Sequence[str],
+) -> VerificationReport:
+    """Replays twice and compares with XLA's own executables.
+
+    Args:
+        device: that the graph is on.
+        captured: the graph.
+        lowered: holds the executables.
+        request: names the inputs and results.
+        leaves: one value per dynamic leaf.
+        paths: one name per result.
+
+    Raises:
+        VerificationError: a result differs; all are named.
+    """
+    values = _place_values(device, captured, request, leaves)
+    report = VerificationReport()
+    for is_other in (False, True):
+        given = _copy(device, request, values, len(leaves), is_other=is_other)
+        loaded = _copy(device, request, values, len(leaves), is_other=is_other)
+        expected = _run_reference(lowered, request, given)
+        with captured.lock:
+            got = captured.replay_arrays(loaded[: len(leaves)], is_rebound=is_other)
+            suspects = device.find_unequal(
+                [
+                    (address, array.unsafe_buffer_pointer(), array.nbytes)
+                    for (address, _), array in zip(got, expected, strict=True)
+                ]
+            )
+            replayed = [np.asarray(got[index][1]()) for index in suspects]
+        is_stable = not suspects or _agrees_with_itself(
+            device, lowered, request, values, len(leaves), expected, is_other=is_other
+        )
+        part = compare_results(
+            captured.name,
+            [paths[index] for index in suspects],
+            replayed,
+            [np.asarray(expected[index]) for index in suspects],
+            is_exact=is_stable,
+            reference=REFERENCE,
+        )
+        exact = len(expected) - len(suspects) + part.exact
+        if not is_other or exact < report.exact:
+            report = VerificationReport(exact, part.close, reference=REFERENCE)
+    return report
+
+
+def _place_values(
+    device: CudaDevice, captured: CapturedGraph, request: CaptureRequest, leaves: Sequence[Any]
+) -> list[jax.Array]:
+    """Returns a plain array on the device for every static input, constants included."""
+    specs = [spec.buffer for spec in request.inputs]
+    values = [to_plain(unwrap_key(leaf)) for leaf in leaves]
+    values += captured.constants
+    return [
+        jax.device_put(
+            value if isinstance(value, jax.Array) else np.asarray(value, spec.dtype),
+            device.jax_device,
+        )
+        for value, spec in zip(values, specs, strict=True)
+    ]
+
+
+def _copy(
+    device: CudaDevice,
+    request: CaptureRequest,
+    values: Sequence[jax.Array],
+    leaf_count: int,
+    *,
+    is_other: bool,
+) -> list[jax.Array]:
+    # Constants are what they are; only arguments can be others.
+    copies = device.copy_arrays(values[:leaf_count], is_rotated=is_other)
+    return copies + device.copy_arrays(values[leaf_count:], is_rotated=False)
+
+
+def _run_reference(
+    lowered: Lowered, request: CaptureRequest, given: Sequence[jax.Array]
+) -> list[jax.Array]:
+    names = [spec.buffer.name for spec in request.inputs]
+    results = run_regions(lowered.regions, dict(zip(names, given, strict=True)))
+    return [results[spec.buffer.name] for spec in request.outputs]
+
+
+def _agrees_with_itself(
+    device: CudaDevice,
+    lowered: Lowered,
+    request: CaptureRequest,
+    values: Sequence[jax.Array],
+    leaf_count: int,
+    expected: Sequence[jax.Array],
+    *,
+    is_other: bool,
+) -> bool:
+    """False when XLA's own runs differ: float atomics, whose order is left to chance."""
+    for _ in range(REPEATS):
+        given = _copy(device, request, values, leaf_count, is_other=is_other)
+        again = _run_reference(lowered, request, given)
+        pairs = [
+            (one.unsafe_buffer_pointer(), other.unsafe_buffer_pointer(), one.nbytes)
+            for one, other in zip(expected, again, strict=True)
+        ]
+        if device.find_unequal(pairs):
+            return False
+    return True
