@@ -1,0 +1,164 @@
+"""The one door to the CUDA driver: the only file that imports its bindings.
+
+The bindings are an optional package, and are imported at the first use, so that a machine without
+CUDA can import everything and is told what is missing only when it asks for a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from tracegraph.runtime.cuda.driver_calls import DRIVER_ANCHOR, DeviceProperties
+from tracegraph.runtime.cuda.graph_calls import GraphCalls
+from tracegraph.runtime.cuda.stream_calls import StreamCalls
+from tracegraph.runtime.errors import CudaError
+
+BINDINGS = "cuda.bindings.driver"
+# Programmatic edges came with CUDA 12.3, and XLA's own plugins want 12.4 or later.
+OLDEST_DRIVER = 12_040
+
+
+class CudaDriver(StreamCalls, GraphCalls):
+    """The driver, as small typed calls over plain ints.
+
+    Every failing call raises CudaError, or OutOfMemoryError, with its name and arguments. Handles
+    are not owned: whoever made one destroys it.
+
+    Args:
+        api: the module ``cuda.bindings.driver``, initialised.
+    """
+
+    def read_version(self) -> int:
+        """Returns the newest CUDA that the driver serves, as 13000 for 13.0."""
+        return int(self._call("cuDriverGetVersion"))
+
+    def count_devices(self) -> int:
+        """Returns how many devices this process can see."""
+        return int(self._call("cuDeviceGetCount"))
+
+    def read_properties(self, ordinal: int) -> DeviceProperties:
+        """Returns the properties of a device."""
+        device = self._get_device(ordinal)
+        name = self._call("cuDeviceGetName", 256, device)
+        attribute = self._api.CUdevice_attribute
+        major, minor, multiprocessors = (
+            int(self._call("cuDeviceGetAttribute", each, device))
+            for each in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            )
+        )
+        return DeviceProperties(
+            ordinal=ordinal,
+            name=name.partition(b"\0")[0].decode(),
+            capability=(major, minor),
+            total_bytes=int(self._call("cuDeviceTotalMem", device)),
+            multiprocessor_count=multiprocessors,
+        )
+
+    def can_access_peer(self, ordinal: int, peer: int) -> bool:
+        """True when kernels of one device may read the memory of the other."""
+        devices = self._get_device(ordinal), self._get_device(peer)
+        return bool(self._call("cuDeviceCanAccessPeer", *devices))
+
+    def retain_primary_context(self, ordinal: int) -> int:
+        """Returns the context of a device that JAX uses too, and keeps it alive."""
+        return int(self._call("cuDevicePrimaryCtxRetain", self._get_device(ordinal)))
+
+    def release_primary_context(self, ordinal: int) -> None:
+        """Gives back what `retain_primary_context` took, once for each call of it."""
+        self._call("cuDevicePrimaryCtxRelease", self._get_device(ordinal))
+
+    def set_current(self, context: int) -> None:
+        """Makes a context current in this thread; 0 for none."""
+        self._call("cuCtxSetCurrent", context)
+
+    def get_current(self) -> int:
+        """Returns the context that is current in this thread, 0 for none."""
+        return int(self._call("cuCtxGetCurrent"))
+
+    @contextlib.contextmanager
+    def use_context(self, context: int) -> Iterator[None]:
+        """Makes a context current in this thread while the block runs."""
+        before = self.get_current()
+        if before == context:
+            yield
+            return
+        self.set_current(context)
+        try:
+            yield
+        finally:
+            self.set_current(before)
+
+    def synchronize_context(self) -> None:
+        """Blocks the host until all work of the current context is done."""
+        self._call("cuCtxSynchronize")
+
+    def _get_device(self, ordinal: int) -> Any:
+        return self._call("cuDeviceGet", ordinal)
+
+
+@functools.cache
+def load_driver() -> CudaDriver:
+    """Returns the driver of this process, initialised.
+
+    Raises:
+        CudaError: there are no bindings, no driver or no GPU, or the driver is too old.
+    """
+    return open_driver(import_bindings())
+
+
+def import_bindings() -> Any:
+    """Returns the module of the driver's bindings.
+
+    Raises:
+        CudaError: it is not installed.
+    """
+    try:
+        return importlib.import_module(BINDINGS)
+    except ImportError as error:
+        raise CudaError(
+            "the CUDA bindings for Python are not installed",
+            where=f"import {BINDINGS}: {error}",
+            why="graphs on a GPU are built through the CUDA driver",
+            fix='pip install "tracegraph[cuda13]", or "tracegraph[cuda12]" beside jax[cuda12]',
+            anchor=DRIVER_ANCHOR,
+        ) from error
+
+
+def open_driver(api: Any) -> CudaDriver:
+    """Returns an initialised driver of a module of bindings.
+
+    Raises:
+        CudaError: there is no driver or no GPU, or the driver is too old.
+    """
+    driver = CudaDriver(api)
+    try:
+        driver._call("cuInit", 0)
+    except (RuntimeError, OSError) as error:
+        raise CudaError(
+            "this machine has no CUDA driver",
+            where=f"cuInit(0): {str(error).splitlines()[0]}",
+            why="libcuda comes with the NVIDIA driver, not with any Python package",
+            fix=f"install an NVIDIA driver of CUDA {_format_version(OLDEST_DRIVER)} or later",
+            anchor=DRIVER_ANCHOR,
+        ) from error
+    version = driver.read_version()
+    if version < OLDEST_DRIVER:
+        raise CudaError(
+            f"the CUDA driver is too old: CUDA {_format_version(version)}",
+            where="cuDriverGetVersion()",
+            why=f"graphs need CUDA {_format_version(OLDEST_DRIVER)} or later in the driver",
+            fix="install a newer NVIDIA driver, then check with: nvidia-smi",
+            anchor=DRIVER_ANCHOR,
+        )
+    return driver
+
+
+def _format_version(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"

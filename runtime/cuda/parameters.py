@@ -1,0 +1,72 @@
+"""The parameters of a kernel as the driver reads them: pointers to memory, one per parameter."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+# A tensor map must stand on such a border; for everything else it is more than enough.
+PARAMETER_ALIGNMENT = 64
+WORD_BYTES = 8
+
+
+class PackedParameters:
+    """Parameters of one kernel in memory, each on a border of 64 bytes.
+
+    Args:
+        parameters: the bytes of each.
+
+    Attributes:
+        words: the bytes of all parameters, as numbers of eight bytes.
+        starts: for each parameter the index of its first word.
+        address: of the array of pointers, as a launch takes it; valid while this object lives.
+
+    Example:
+        >>> packed = PackedParameters([b"12345678", b"ab"])
+        >>> packed.starts, packed.address % 8, packed.read()
+        ((0, 8), 0, (b'12345678', b'ab'))
+    """
+
+    def __init__(self, parameters: Sequence[bytes]) -> None:
+        self._sizes = tuple(len(parameter) for parameter in parameters)
+        starts = [0]
+        for size in self._sizes:
+            lines = -(-size // PARAMETER_ALIGNMENT)
+            starts.append(starts[-1] + lines * PARAMETER_ALIGNMENT // WORD_BYTES)
+        self.starts = tuple(starts[:-1])
+        nbytes = starts[-1] * WORD_BYTES
+        memory = ctypes.create_string_buffer(nbytes + PARAMETER_ALIGNMENT)
+        skipped = -ctypes.addressof(memory) % PARAMETER_ALIGNMENT
+        self.words = memoryview(memory).cast("B")[skipped : skipped + nbytes].cast("Q")
+        first = ctypes.addressof(memory) + skipped
+        self._pointers = (ctypes.c_void_p * max(1, len(parameters)))(
+            *(first + WORD_BYTES * start for start in self.starts)
+        )
+        self.address = ctypes.addressof(self._pointers)
+        self.write(parameters)
+
+    def read(self) -> tuple[bytes, ...]:
+        """Returns the present bytes of each parameter."""
+        memory = self.words.cast("B")
+        ranges = zip(self.starts, self._sizes, strict=True)
+        return tuple(bytes(memory[8 * start : 8 * start + size]) for start, size in ranges)
+
+    def write(self, parameters: Sequence[bytes]) -> None:
+        """Replaces the bytes of all parameters by as many others."""
+        memory = self.words.cast("B")
+        for start, parameter in zip(self.starts, parameters, strict=True):
+            memory[8 * start : 8 * start + len(parameter)] = parameter
+
+
+class KernelPatch:
+    """The parameters of one kernel node of an executable graph, to be changed in place.
+
+    Args:
+        packed: what the driver reads.
+        send: makes the present bytes those of all launches from now on.
+    """
+
+    __slots__ = ("packed", "send")
+
+    def __init__(self, packed: PackedParameters, send: Callable[[], None]) -> None:
+        self.packed, self.send = packed, send

@@ -1,0 +1,476 @@
+"""CudaGraph: explicit nodes, edges, library calls, update and clean-up, on a fake driver."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from tests import error_lines
+from tests.runtime.fake_driver import FakeDriver
+from tests.runtime.fake_state import MisuseError
+from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange
+from tracegraph.runtime.cuda.graph import CudaGraph
+from tracegraph.runtime.cuda.kernels import KernelLoader
+from tracegraph.runtime.errors import CudaError, OutOfMemoryError, ReplayError
+from tracegraph.runtime.graph import Stage
+from tracegraph.runtime.nodes import (
+    BufferUse,
+    CallNode,
+    CopyNode,
+    FillNode,
+    KernelCode,
+    KernelNode,
+    LaunchShape,
+    Matmul,
+    MatmulNode,
+    MatrixLayout,
+    Node,
+    TensorMap,
+)
+
+ADDRESSES = {"x": 0x10000, "y": 0x20000, "z": 0x30000, "w": 0x40000}
+SHAPE = LaunchShape((4, 1, 1), (128, 1, 1))
+STREAM = 0x5555  # JAX's
+
+
+def use(buffer: str, offset: int = 0, nbytes: int = 64) -> BufferUse:
+    return BufferUse(buffer, offset, nbytes)
+
+
+def locate(each: BufferUse) -> int:
+    return ADDRESSES[each.buffer] + each.offset
+
+
+def moved(**addresses: int) -> Callable[[BufferUse], int]:
+    return lambda each: (ADDRESSES | addresses)[each.buffer] + each.offset
+
+
+def word(address: int) -> bytes:
+    return address.to_bytes(8, "little")
+
+
+def kernel(name: str, source: str, target: str, shape: LaunchShape = SHAPE) -> KernelNode:
+    parameters = (use(source), use(target, 64), b"\x07\0\0\0")
+    code = KernelCode(name, b"image of " + name.encode())
+    return KernelNode(name, code, shape, parameters, (False, True, False), begins_with_wait=True)
+
+
+def tensor_map(buffer: str) -> TensorMap:
+    return TensorMap(use(buffer, 256), 4, (8, 8), (32,), (8, 8), (1, 1))
+
+
+LAYOUT = MatrixLayout("float32", 4, 4, 4)
+MATMUL = MatmulNode(
+    "dot",
+    Matmul(LAYOUT, LAYOUT, LAYOUT, LAYOUT, 1.0, 0.0, "32F", "float32"),
+    (("a", use("x")), ("b", use("y")), ("c", use("z")), ("d", use("z"))),
+)
+
+
+class FakeLibrary:
+    """Enqueues one piece of work per product, or fails."""
+
+    def __init__(self, driver: FakeDriver, error: Exception | None = None) -> None:
+        self.driver, self.error = driver, error
+
+    def enqueue(self, node: MatmulNode, locate: Callable[[BufferUse], int], stream: int) -> None:
+        self.driver.add_captured(stream, node.name)
+        if self.error:
+            raise self.error
+
+
+# Five nodes of five kinds; two edges are programmatic.
+FIVE = Stage(
+    nodes=(
+        FillNode("zero", use("y", 0, 128)),
+        kernel("one", "x", "y"),
+        kernel("two", "y", "z"),
+        MATMUL,
+        CopyNode("out", use("z"), use("w")),
+    ),
+    edges=((0, 1), (1, 2), (2, 3), (3, 4)),
+    programmatic=frozenset({(1, 2)}),
+)
+
+
+def build(
+    driver: FakeDriver, stage: Stage, library: FakeLibrary | None = None, name: str = "f"
+) -> CudaGraph:
+    context = driver.retain_primary_context(0)
+    loader = KernelLoader(driver, context)
+    libraries = {"matmul": library or FakeLibrary(driver)}
+    return CudaGraph(driver, stage, locate, loader, libraries, name)
+
+
+def read_actions(driver: FakeDriver, graph: CudaGraph) -> list[object]:
+    nodes = driver.executables[graph.handles[1]].nodes
+    return [nodes[handle].action for handle in graph.node_handles]
+
+
+def test_nodes_and_edges_are_those_of_the_stage() -> None:
+    driver = FakeDriver()
+    graph = build(driver, FIVE)
+    nodes = list(driver.graphs[graph.handles[0]].values())
+    assert [node.kind for node in nodes] == ["fill", "kernel", "kernel", "child", "copy"]
+    expected = {(0, 1, False), (1, 2, True), (2, 3, False), (3, 4, False)}
+    assert driver.read_edges(graph.handles[0]) == expected
+    assert graph.node_count == driver.count_nodes(graph.handles[0]) == 5
+    assert nodes[0].action == FillRange(ADDRESSES["y"], 0, 4, 32)
+    assert nodes[4].action == CopyRange(ADDRESSES["w"], ADDRESSES["z"], 64)
+    launch = nodes[1].action
+    assert launch.parameters == (word(0x10000), word(0x20040), b"\x07\0\0\0")
+    assert (launch.shape, driver.functions[launch.function]) == (SHAPE, "one")
+    assert [captured.action for captured in nodes[3].action] == ["dot"]
+
+
+def test_a_graph_gives_back_everything() -> None:
+    driver = FakeDriver()
+    graph = build(driver, FIVE)
+    kinds = sorted(driver.live_handles().values())
+    assert kinds == ["context", "executable", "graph", "library", "library"]
+    del graph
+    gc.collect()
+    assert list(driver.live_handles().values()) == ["context"]
+    order = [call.name for call in driver.calls[-4:]]
+    assert order == ["destroy_executable", "destroy_graph", "unload_library", "unload_library"]
+
+
+def count_build_calls() -> int:
+    driver = FakeDriver()
+    graph = build(driver, FIVE)
+    count = len(driver.calls)
+    del graph
+    return count
+
+
+@pytest.mark.parametrize("number", range(2, count_build_calls() + 1))
+def test_a_failure_at_any_call_leaves_nothing(number: int) -> None:
+    driver = FakeDriver(fail_at=number)
+    with pytest.raises(CudaError) as caught:
+        build(driver, FIVE)
+    assert caught.value.what.startswith("CUDA_ERROR_UNKNOWN from ")
+    del caught
+    gc.collect()
+    assert set(driver.live_handles().values()) == {"context"}
+    driver.fail_at = None
+    assert driver.get_current() in (0, *driver.live_handles())
+    assert build(driver, FIVE).node_count == 5
+
+
+def test_calls_of_a_build_are_counted_to_the_end() -> None:
+    driver = FakeDriver(fail_at=count_build_calls() + 1)
+    graph = build(driver, FIVE)
+    with pytest.raises(CudaError):
+        driver.get_current()
+    assert graph.node_count == 5
+
+
+def test_an_error_names_the_node() -> None:
+    driver = FakeDriver(fail_on="add_copy_node", error="CUDA_ERROR_INVALID_VALUE")
+    with pytest.raises(CudaError) as caught:
+        build(driver, FIVE, name="step")
+    error_lines.match(
+        caught.value,
+        "CUDA_ERROR_INVALID_VALUE from add_copy_node",
+        "node 4 of graph `step`, copy out: add_copy_node(",
+        "chosen by the test",
+        "internal error in tracegraph",
+    )
+
+
+def test_out_of_memory_has_its_own_error() -> None:
+    driver = FakeDriver(fail_on="instantiate", error="CUDA_ERROR_OUT_OF_MEMORY")
+    with pytest.raises(OutOfMemoryError) as caught:
+        build(driver, FIVE, name="step")
+    error_lines.match(
+        caught.value,
+        "CUDA_ERROR_OUT_OF_MEMORY from instantiate",
+        "graph `step`: instantiate(",
+        "chosen by the test",
+        "capture fewer or smaller graphs",
+    )
+
+
+def test_a_library_that_fails_ends_its_capture() -> None:
+    driver = FakeDriver()
+    library = FakeLibrary(driver, ValueError("no algorithm"))
+    with pytest.raises(ValueError, match="no algorithm") as caught:
+        build(driver, FIVE, library)
+    del caught
+    assert driver.count_calls("abort_capture") == 1
+    assert driver.count_calls("end_capture") == 0
+    gc.collect()
+    assert set(driver.live_handles().values()) == {"context"}
+
+
+def test_a_missing_library_is_named() -> None:
+    driver = FakeDriver()
+    loader = KernelLoader(driver, driver.retain_primary_context(0))
+    with pytest.raises(CudaError, match="no library computes nodes of kind `matmul`"):
+        CudaGraph(driver, FIVE, locate, loader, {}, "f")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "programmatic", "rule"),
+    [
+        ((FIVE.nodes[1],) * 2, ((1, 0),), frozenset(), "from an earlier node"),
+        ((FIVE.nodes[1],) * 2, ((0, 0),), frozenset(), "from an earlier node"),
+        ((FIVE.nodes[1],) * 2, ((0, 2),), frozenset(), "from an earlier node"),
+        ((FIVE.nodes[1],) * 2, ((-1, 1),), frozenset(), "from an earlier node"),
+        ((FIVE.nodes[0], FIVE.nodes[1]), ((0, 1),), {(0, 1)}, "joins two kernels"),
+        ((FIVE.nodes[1], FIVE.nodes[4]), ((0, 1),), {(0, 1)}, "joins two kernels"),
+        ((FIVE.nodes[1], MATMUL), ((0, 1),), {(0, 1)}, "joins two kernels"),
+        ((FIVE.nodes[1],) * 2, (), {(0, 1)}, "is one of the edges"),
+    ],
+)
+def test_a_wrong_edge_is_refused(
+    nodes: tuple[Node, ...],
+    edges: tuple[tuple[int, int], ...],
+    programmatic: set[tuple[int, int]],
+    rule: str,
+) -> None:
+    driver = FakeDriver()
+    stage = Stage(nodes, edges, programmatic=frozenset(programmatic))
+    with pytest.raises(CudaError, match=rule) as caught:
+        build(driver, stage)
+    assert caught.value.what == "graph `f` has a wrong edge"
+    assert set(driver.live_handles().values()) == {"context"}
+
+
+def test_a_call_of_xla_cannot_stand_in_a_graph() -> None:
+    driver = FakeDriver()
+    stage = Stage((CallNode("r0", abs, ("x",), ("y",)),), ())
+    with pytest.raises(CudaError, match="a node of kind `call` cannot stand in a CUDA graph"):
+        build(driver, stage)
+
+
+def test_ranges_of_no_bytes_become_empty_nodes_that_keep_order() -> None:
+    driver = FakeDriver()
+    stage = Stage(
+        nodes=(
+            kernel("one", "x", "y"),
+            CopyNode("none", use("x", 0, 0), use("y", 0, 0)),
+            FillNode("nothing", use("x", 0, 0)),
+            CopyNode("itself", use("x"), use("x")),
+            kernel("two", "y", "z"),
+        ),
+        edges=((0, 1), (1, 2), (2, 3), (3, 4)),
+    )
+    graph = build(driver, stage)
+    kinds = [node.kind for node in driver.graphs[graph.handles[0]].values()]
+    assert kinds == ["kernel", "empty", "empty", "empty", "kernel"]
+    assert len(driver.read_edges(graph.handles[0])) == 4
+    assert not graph.can_rebind("x")  # the copy onto itself would become a real one
+    assert graph.can_rebind("y")
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (FillNode("f", use("x", 0, 8)), FillRange(0x10000, 0, 4, 2)),
+        (FillNode("f", use("x", 0, 8), 0xAB), FillRange(0x10000, 0xABABABAB, 4, 2)),
+        (FillNode("f", use("x", 0, 8), 0xABCD, 2), FillRange(0x10000, 0xABCDABCD, 4, 2)),
+        (FillNode("f", use("x", 0, 8), 5, 4), FillRange(0x10000, 5, 4, 2)),
+        (FillNode("f", use("x", 0, 7), 1), FillRange(0x10000, 1, 1, 7)),
+        (FillNode("f", use("x", 2, 6), 1, 2), FillRange(0x10002, 1, 2, 3)),
+        (FillNode("f", use("x", 1, 8), 1), FillRange(0x10001, 1, 1, 8)),
+    ],
+)
+def test_fills_use_the_largest_elements(node: FillNode, expected: FillRange) -> None:
+    driver = FakeDriver()
+    graph = build(driver, Stage((node,), ()))
+    assert read_actions(driver, graph) == [expected]
+
+
+def test_an_empty_stage_is_a_graph() -> None:
+    driver = FakeDriver()
+    graph = build(driver, Stage((), ()))
+    graph.launcher(STREAM)()
+    assert graph.node_count == 0
+    assert driver.executables[graph.handles[1]].launches == [STREAM]
+
+
+def test_a_launcher_is_made_once_per_stream_and_keeps_the_graph() -> None:
+    driver = FakeDriver()
+    graph = build(driver, FIVE)
+    graph.upload(STREAM)
+    launch, executable = graph.launcher(STREAM), graph.handles[1]
+    assert launch is graph.launcher(STREAM)
+    assert launch is not graph.launcher(STREAM + 1)
+    launch()
+    graph.launcher(STREAM + 1)()
+    assert driver.executables[executable].uploads == [STREAM]
+    assert driver.executables[executable].launches == [STREAM, STREAM + 1]
+    del graph
+    gc.collect()
+    launch()
+    assert driver.executables[executable].launches[2:] == [STREAM]
+    del launch
+    gc.collect()
+    assert executable not in driver.executables
+
+
+def test_nothing_is_launched_on_a_default_stream() -> None:
+    graph = build(FakeDriver(), FIVE)
+    with pytest.raises(MisuseError, match="default stream"):
+        graph.launcher(0)
+
+
+def test_update_changes_only_nodes_that_moved() -> None:
+    driver = FakeDriver()
+    stage = Stage(
+        nodes=(
+            kernel("one", "x", "y"),
+            kernel("two", "y", "z"),
+            FillNode("zero", use("w")),
+            CopyNode("out", use("y", 64), use("w")),
+        ),
+        edges=((0, 1), (1, 2), (2, 3)),
+    )
+    graph = build(driver, stage)
+    assert graph.update(locate) == 0
+    assert graph.update(moved(x=0x90000)) == 1
+    assert graph.update(moved(x=0x90000)) == 0
+    assert graph.update(moved(x=0x90000, w=0x80000)) == 2
+    one, two, zero, out = read_actions(driver, graph)
+    assert one.parameters == (word(0x90000), word(0x20040), b"\x07\0\0\0")  # pyright: ignore
+    assert two.parameters == (word(0x20000), word(0x30040), b"\x07\0\0\0")  # pyright: ignore
+    assert zero == FillRange(0x80000, 0, 4, 16)
+    assert out == CopyRange(0x80000, 0x20040, 64)
+    assert graph.update(locate, ["x"]) == 1
+    assert graph.update(locate, ["z", "nowhere"]) == 0
+    assert graph.update(locate) == 2
+
+
+def test_update_refuses_library_calls_before_it_changes_anything() -> None:
+    driver = FakeDriver()
+    graph = build(driver, FIVE)
+    before = read_actions(driver, graph)
+    assert [graph.can_rebind(name) for name in "xyzw"] == [False, False, False, True]
+    with pytest.raises(ReplayError) as caught:
+        graph.update(moved(x=0x90000))
+    error_lines.match(
+        caught.value,
+        "a node cannot be given another address",
+        "node 3 of graph `f`, matmul dot",
+        "it stands in a graph that a library captured",
+        "copy the input into its buffer",
+    )
+    with pytest.raises(ReplayError):
+        graph.make_patcher("x")
+    assert read_actions(driver, graph) == before
+    assert graph.update(moved(w=0x90000)) == 1
+
+
+def test_a_failed_update_is_taken_back() -> None:
+    driver = FakeDriver()
+    stage = Stage(
+        (kernel("one", "x", "y"), kernel("two", "x", "z"), CopyNode("c", use("x"), use("w"))), ()
+    )
+    graph = build(driver, stage)
+    before = read_actions(driver, graph)
+    driver.fail_on = "set_copy_node"
+    with pytest.raises(CudaError, match="node 2 of graph `f`, copy c: set_copy_node"):
+        graph.update(moved(x=0x90000))
+    assert read_actions(driver, graph) == before
+    assert graph.update(locate) == 0
+    assert graph.update(moved(x=0x90000)) == 3
+
+
+def test_tensor_maps_follow_their_buffer() -> None:
+    driver = FakeDriver()
+    node = KernelNode(
+        "tma", KernelCode("tma", b"i"), SHAPE, (tensor_map("x"), use("y")), (False, True)
+    )
+    graph = build(driver, Stage((node,), ()))
+    (launch,) = read_actions(driver, graph)
+    assert launch.parameters[0] == driver.encode_tensor_map(tensor_map("x"), 0x10100)  # pyright: ignore
+    assert len(launch.parameters[0]) == 128  # pyright: ignore
+    graph.update(moved(x=0x90000))
+    (launch,) = read_actions(driver, graph)
+    assert launch.parameters[0] == driver.encode_tensor_map(tensor_map("x"), 0x90100)  # pyright: ignore
+    graph.make_patcher("x")(0xA0000)
+    (launch,) = read_actions(driver, graph)
+    expected = (driver.encode_tensor_map(tensor_map("x"), 0xA0100), word(0x20000))
+    assert launch.parameters == expected  # pyright: ignore
+
+
+def test_patchers_change_one_buffer_and_leave_the_others() -> None:
+    driver = FakeDriver()
+    stage = Stage(
+        (
+            kernel("one", "x", "y"),
+            kernel("two", "x", "x"),
+            FillNode("zero", use("x", 32)),
+            CopyNode("in", use("x", 64), use("w")),
+            CopyNode("none", use("x", 0, 0), use("w", 0, 0)),
+        ),
+        (),
+    )
+    graph = build(driver, stage)
+    patch_x, patch_y = graph.make_patcher("x"), graph.make_patcher("y")
+    patch_x(0x90000)
+    patch_y(0xA0000)
+    patch_x(0xB0000)
+    one, two, zero, copy, none = read_actions(driver, graph)
+    assert one.parameters == (word(0xB0000), word(0xA0040), b"\x07\0\0\0")  # pyright: ignore
+    assert two.parameters == (word(0xB0000), word(0xB0040), b"\x07\0\0\0")  # pyright: ignore
+    assert (zero, none) == (FillRange(0xB0020, 0, 4, 16), None)
+    assert copy == CopyRange(0x40000, 0xB0040, 64)
+    # `update` knows what the patchers did.
+    assert graph.update(moved(x=0xB0000, y=0xA0000)) == 0
+    assert graph.update(locate) == 4
+    patch_y(0xC0000)
+    assert read_actions(driver, graph)[0].parameters[:2] == (word(0x10000), word(0xC0040))  # pyright: ignore
+    graph.make_patcher("nowhere")(1)
+
+
+def test_a_patcher_keeps_the_graph() -> None:
+    driver = FakeDriver()
+    graph = build(driver, Stage((kernel("one", "x", "y"),), ()))
+    patch, executable = graph.make_patcher("x"), graph.handles[1]
+    del graph
+    gc.collect()
+    patch(0x90000)
+    assert executable in driver.executables
+    del patch
+    gc.collect()
+    assert executable not in driver.executables
+
+
+def test_a_launch_moves_bytes_in_the_fake() -> None:
+    driver = FakeDriver(moves_bytes=True)
+    context = driver.retain_primary_context(0)
+    driver.set_current(context)
+    base = driver.allocate_memory(1024)
+    offsets = {"x": 0, "y": 256, "z": 512, "w": 768}
+    stage = Stage((FillNode("f", use("x", 0, 64), 3), CopyNode("c", use("x"), use("w"))), ((0, 1),))
+    loader = KernelLoader(driver, context)
+    graph = CudaGraph(
+        driver, stage, lambda each: base + offsets[each.buffer] + each.offset, loader, {}, "f"
+    )
+    graph.launcher(STREAM)()
+    host = driver.allocate_host(64)
+    driver.copy_to_host_async(host, base + 768, 64, STREAM)
+    assert driver.read_bytes(host, 64) == b"\x03" * 64
+    driver.free_host(host)
+    driver.free_memory(base)
+
+
+def test_the_dot_file_shows_the_edges(tmp_path: pathlib.Path) -> None:
+    graph = build(FakeDriver(), FIVE)
+    graph.write_dot(tmp_path / "f.dot")
+    assert "  1 -> 2;" in (tmp_path / "f.dot").read_text()
+
+
+def test_the_context_of_the_thread_is_as_before() -> None:
+    driver = FakeDriver()
+    other = driver.retain_primary_context(1)
+    driver.set_current(other)
+    with contextlib.suppress(CudaError):
+        build(driver, FIVE)
+    assert driver.get_current() == other
