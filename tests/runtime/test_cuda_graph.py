@@ -200,7 +200,7 @@ def test_a_library_that_fails_ends_its_capture() -> None:
     library = FakeLibrary(driver, ValueError("no algorithm"))
     with pytest.raises(ValueError, match="no algorithm") as caught:
         build(driver, FIVE, library)
-    del caught
+    del caught, library  # both hold frames of the build
     assert driver.count_calls("abort_capture") == 1
     assert driver.count_calls("end_capture") == 0
     gc.collect()
