@@ -51,8 +51,8 @@ def verify_on_device(
     values = _place_values(device, captured, request, leaves)
     report = VerificationReport()
     for is_other in (False, True):
-        given = _copy(device, request, values, len(leaves), is_other=is_other)
-        loaded = _copy(device, request, values, len(leaves), is_other=is_other)
+        given = _copy(device, values, len(leaves), is_other=is_other)
+        loaded = _copy(device, values, len(leaves), is_other=is_other)
         expected = _run_reference(lowered, request, given)
         with captured.lock:
             got = captured.replay_arrays(loaded[: len(leaves)], is_rebound=is_other)
@@ -98,7 +98,6 @@ def _place_values(
 
 def _copy(
     device: CudaDevice,
-    request: CaptureRequest,
     values: Sequence[jax.Array],
     leaf_count: int,
     *,
@@ -129,7 +128,7 @@ def _agrees_with_itself(
 ) -> bool:
     """False when XLA's own runs differ: float atomics, whose order is left to chance."""
     for _ in range(REPEATS):
-        given = _copy(device, request, values, leaf_count, is_other=is_other)
+        given = _copy(device, values, leaf_count, is_other=is_other)
         again = _run_reference(lowered, request, given)
         pairs = [
             (one.unsafe_buffer_pointer(), other.unsafe_buffer_pointer(), one.nbytes)

@@ -74,7 +74,8 @@ def compare_results(
             wrong.append(f"{path} (relative difference {difference:.1e})")
     if wrong:
         raise VerificationError(
-            f"the replay of `{name}` differs from {reference} in {len(wrong)} of {len(paths)} results",
+            f"the replay of `{name}` differs from {reference} "
+            f"in {len(wrong)} of {len(paths)} results",
             where=", ".join(wrong[:8]),
             why="a graph that computes something else than the function must not be used",
             fix="internal error in tracegraph: please report this text and the function",

@@ -107,6 +107,7 @@ class CudaBuffer:
     """
 
     __slots__ = (
+        "_bound",
         "address",
         "arena",
         "aval",
@@ -121,7 +122,6 @@ class CudaBuffer:
         "patchers",
         "port",
         "shape",
-        "_bound",
     )
 
     def __init__(
