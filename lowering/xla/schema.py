@@ -34,6 +34,7 @@ ROOTS = (EXECUTABLE, OPTIONS, MANIFEST, _DEBUG_OPTIONS)
 
 _LIBRARY = "xla_cuda_plugin.so"
 _MAPPED = pathlib.Path("/proc/self/maps")
+_DELETED = f"/{_LIBRARY} (deleted)"
 # Part of each cache file's name and beginning; raised when the form or the roots change.
 _CACHE_FORM = b"tracegraph schema 1\n"
 
@@ -116,7 +117,8 @@ def find_plugin() -> pathlib.Path:
     """Returns the plugin's shared library: the one that this process has mapped, else installed.
 
     Raises:
-        UnsupportedError: there is none, or there are several and none is in use.
+        UnsupportedError: there is none, there are several and none is in use, or the one in use
+            was replaced.
     """
     found = _find_mapped_plugins() or _find_installed_plugins()
     if len(found) == 1:
@@ -145,8 +147,11 @@ def _find_mapped_plugins() -> list[pathlib.Path]:
         lines = _MAPPED.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return []
-    names = {line.split(maxsplit=5)[-1] for line in lines if line.endswith(f"/{_LIBRARY}")}
-    return sorted(pathlib.Path(name) for name in names)
+    names = {line.split(maxsplit=5)[-1] for line in lines if f"/{_LIBRARY}" in line}
+    for name in names:
+        if name.endswith(_DELETED):
+            raise _refuse_schema("it was replaced while this process used it; restart", name)
+    return sorted(pathlib.Path(name) for name in names if name.endswith(f"/{_LIBRARY}"))
 
 
 def _find_installed_plugins() -> list[pathlib.Path]:

@@ -158,6 +158,15 @@ class TestFindPlugin:
         )
         assert find_plugin() == used
 
+    def test_one_that_was_replaced_is_refused(self, plugins: pathlib.Path) -> None:
+        """Its programs still come from the old library, which the new one may not describe."""
+        write_library(plugins)
+        used = plugins / "xla_cuda13" / LIBRARY
+        line = f"7f01-7f02 r--p 00000000 08:01 13    {used} (deleted)\n"
+        (plugins.parent.parent / "maps").write_text(line)
+        with pytest.raises(UnsupportedError, match="it was replaced while this process used it"):
+            find_plugin()
+
     def test_none_is_refused(self, plugins: pathlib.Path) -> None:
         for load in (find_plugin, load_schema, legal_compile_options):
             with pytest.raises(UnsupportedError) as caught:
