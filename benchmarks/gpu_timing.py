@@ -1,0 +1,57 @@
+"""How `gpu_replay.py` times one side of a case; the same code runs in every process."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+Advance = Callable[[], object]
+
+# So few that the queue of launches never fills: what is timed is the host's work alone.
+HOST_CALLS = 20
+WARM_CALLS = 3
+
+
+def time_total(advance: Advance, synchronise: Advance, calls: int) -> float:
+    """Returns microseconds per call of calls one after another, the device's work included.
+
+    Args:
+        advance: makes one call and waits for nothing.
+        synchronise: waits until the device is idle.
+        calls: how many.
+    """
+    _warm_up(advance, synchronise)
+    gc.disable()
+    try:
+        start = time.perf_counter_ns()
+        for _ in range(calls):
+            advance()
+        synchronise()
+        return (time.perf_counter_ns() - start) / calls / 1000
+    finally:
+        gc.enable()
+
+
+def time_each(advance: Advance, synchronise: Advance) -> list[float]:
+    """Returns the microseconds that the host spends in each of a few calls, from an idle device."""
+    _warm_up(advance, synchronise)
+    samples: list[float] = []
+    gc.disable()
+    try:
+        for _ in range(HOST_CALLS):
+            start = time.perf_counter_ns()
+            advance()
+            samples.append((time.perf_counter_ns() - start) / 1000)
+    finally:
+        gc.enable()
+    synchronise()
+    return samples
+
+
+def _warm_up(advance: Advance, synchronise: Advance) -> None:
+    """Makes this side's code, clocks and device context the current ones."""
+    gc.collect()
+    for _ in range(WARM_CALLS):
+        advance()
+    synchronise()
