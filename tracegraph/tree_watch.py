@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -37,38 +39,43 @@ class TreeWatch:
         False
     """
 
-    __slots__ = ("_dicts", "_lists", "_others", "is_checked", "tree")
+    __slots__ = ("_dicts", "_items", "_keys", "_lengths", "_lists", "_others", "is_checked", "tree")
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
         self.is_checked = False
-        self._dicts: list[tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]] = []
-        self._lists: list[tuple[list[Any], tuple[Any, ...]]] = []
+        self._dicts: list[dict[Any, Any]] = []
+        self._lists: list[list[Any]] = []
         self._others: list[tuple[Any, _Parts]] = []
         self._visit(tree)
+        self._keys = [tuple(mapping) for mapping in self._dicts]
+        self._lengths = [len(sequence) for sequence in self._lists]
+        self._items = tuple(self._iterate())
 
     def is_unchanged(self, tree: Any) -> bool:
         """True when this is the same tree object and no container in it was changed."""
+        # A state has hundreds of leaves, so what is done per leaf is done without a loop of Python.
         if tree is not self.tree:
             return False
-        for mapping, keys, values in self._dicts:
-            if len(mapping) != len(keys):
-                return False
-            if not all(map(operator.is_, mapping, keys)):
-                return False
-            if not all(map(operator.is_, mapping.values(), values)):
-                return False
-        for sequence, items in self._lists:
-            if len(sequence) != len(items) or not all(map(operator.is_, sequence, items)):
-                return False
+        if not all(map(operator.eq, map(tuple, self._dicts), self._keys)):
+            return False
+        if self._lists and list(map(len, self._lists)) != self._lengths:
+            return False
+        if not all(map(operator.is_, self._iterate(), self._items)):
+            return False
         return not self._others or all(_has_parts(node, parts) for node, parts in self._others)
+
+    def _iterate(self) -> Iterator[Any]:
+        """Yields what stands in all dicts and lists, in an order that depends on them alone."""
+        containers = itertools.chain(map(dict.values, self._dicts), self._lists)
+        return itertools.chain.from_iterable(containers)
 
     def _visit(self, node: Any) -> None:
         if type(node) in _DICTS:
-            self._dicts.append((node, tuple(node), tuple(node.values())))
+            self._dicts.append(node)
             children: tuple[Any, ...] = tuple(node.values())
         elif type(node) is list:
-            self._lists.append((node, tuple(node)))
+            self._lists.append(node)
             children = tuple(node)
         else:
             parts = _flatten_once(node)

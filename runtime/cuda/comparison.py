@@ -56,7 +56,7 @@ def find_unequal(context: CudaContext, pairs: Sequence[tuple[int, int, int]]) ->
     targets = [_get_pointer(room) for room in rooms]
     for target in targets:
         context.driver.fill_async(target, 0, 1, chunk, context.order.stream)
-    # Ranges are compared together as long as they fit, and one by one only if something differs.
+    # Ranges are compared together as long as they fit, and in halves only if something differs.
     verdicts: list[tuple[list[int], Any]] = []
     members: list[int] = []
     used = 0
@@ -75,7 +75,12 @@ def find_unequal(context: CudaContext, pairs: Sequence[tuple[int, int, int]]) ->
     suspects = sorted({i for indices, is_equal in verdicts if not bool(is_equal) for i in indices})
     if len(suspects) <= 1:
         return suspects
-    return [i for i in suspects if find_unequal(context, [pairs[i]])]
+    middle = len(suspects) // 2
+    return [
+        half[index]
+        for half in (suspects[:middle], suspects[middle:])
+        for index in find_unequal(context, [pairs[i] for i in half])
+    ]
 
 
 @jax.jit

@@ -62,7 +62,7 @@ class GraphCalls(DriverCalls):
         fill = "NAN_REQUEST_ZERO_FMA" if tensor_map.fills_nan else "NONE"
         encoded = self._call(
             "cuTensorMapEncodeTiled",
-            api.CUtensorMapDataType[f"CU_TENSOR_MAP_DATA_TYPE_UINT{bits}"],
+            getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_UINT{bits}"),
             len(tensor_map.dims),
             address,
             [api.cuuint64_t(each) for each in tensor_map.dims],
@@ -72,7 +72,7 @@ class GraphCalls(DriverCalls):
             api.CUtensorMapInterleave(tensor_map.interleave),
             api.CUtensorMapSwizzle(int(tensor_map.swizzle)),
             api.CUtensorMapL2promotion(tensor_map.l2_promotion),
-            api.CUtensorMapFloatOOBfill[f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"],
+            getattr(api.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"),
             shown=f"address={address:#x}, {tensor_map}",
         )
         return ctypes.string_at(int(encoded.getPtr()), TENSOR_MAP_BYTES)
