@@ -88,7 +88,7 @@ class _Capture:
         self, driver: Any, scratch: contextlib.ExitStack, libraries: Mapping[str, Library]
     ) -> None:
         self._driver, self._scratch, self._libraries = driver, scratch, libraries
-        self._stream: int | None = None
+        self._stream = 0
 
     @contextlib.contextmanager
     def run(self, node: MatmulNode, locate: Locate) -> Iterator[int]:
@@ -109,16 +109,19 @@ class _Capture:
             self._driver.destroy_graph(graph)
 
     def _capture(self, library: Library, node: MatmulNode, locate: Locate) -> int:
-        if self._stream is None:
-            self._stream = self._driver.create_stream()
-            self._scratch.callback(self._driver.destroy_stream, self._stream)
-        self._driver.begin_capture(self._stream)
+        stream = self._stream = self._stream or self._create_stream()
+        self._driver.begin_capture(stream)
         try:
-            library.enqueue(node, locate, self._stream)
+            library.enqueue(node, locate, stream)
         except BaseException:
-            self._driver.abort_capture(self._stream)
+            self._driver.abort_capture(stream)
             raise
-        return self._driver.end_capture(self._stream)
+        return self._driver.end_capture(stream)
+
+    def _create_stream(self) -> int:
+        stream = self._driver.create_stream()
+        self._scratch.callback(self._driver.destroy_stream, stream)
+        return stream
 
 
 def _collect_dependencies(stage: Stage, name: str) -> list[list[tuple[int, bool]]]:
