@@ -26,8 +26,8 @@ from tracegraph.runtime.errors import UnsupportedError
 
 # Per word in a refusal the options that make XLA write plain kernels instead.
 PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
-    ("DeviceRadixSort", ("xla_gpu_enable_cub_radix_sort", False)),
-    ("topk", ("xla_disable_hlo_passes", "topk-specializer")),
+    ("ext.cub_sort", ("xla_gpu_enable_cub_radix_sort", False)),
+    ("in_process_symbol", ("xla_disable_hlo_passes", "topk-specializer")),
 )
 
 

@@ -8,6 +8,11 @@ writes over that range: they keep their distances. Only a range that a step writ
 read begins a new part, since nothing of the old bytes can be seen through it any more. So a read
 always finds the bytes that it would find in XLA's allocation; parts that no step connects may
 lie anywhere. Joining more than needed is always right: one part per allocation is XLA's layout.
+
+XLA writes some instructions as several steps of one name: a copy of the operand or a fill with an
+initial value, then a kernel that works in place on it (sorts, scatters, sums by atomics). The
+operands of the instruction do not tell that the kernel reads those bytes. So what a later step of
+an instruction writes counts as read.
 """
 
 from __future__ import annotations
@@ -69,10 +74,16 @@ def split_allocations(
         is_whole: True to keep each allocation in one part, as XLA laid it out.
     """
     values = _Values(is_whole)
-    found = [
-        _follow_step(values, _only(step.reads, allocations), _only(step.writes, allocations))
-        for step in steps
-    ]
+    names: set[str] = set()
+    found: list[dict[BufferUse, int]] = []
+    for step in steps:
+        writes = _only(step.writes, allocations)
+        reads = _only(step.reads, allocations)
+        # A later step of one instruction goes on with what the earlier ones wrote, whether XLA
+        # lists it as an operand or not: see Note [Splitting is safe].
+        reads += writes if step.name in names else ()
+        names.add(step.name)
+        found.append(_follow_step(values, reads, writes))
     last = _follow_step(values, _only(results, allocations), ())
     parts, index_of = values.list_parts()
     return Split(

@@ -1,0 +1,222 @@
+"""Build for a GPU: edges from the planned arena, programmatic edges, and the text."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lowering.gpu_programs import CODE, copy, fill, kernel, make_frame, spec, use
+from tracegraph.lowering import build_graph as build_graph_module
+from tracegraph.lowering.build_graph import build_graph, find_programmatic
+from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall
+from tracegraph.lowering.lifetimes import find_lifetimes
+from tracegraph.lowering.memory_plan import plan_memory
+from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.graph import GraphDefinition, Stage
+from tracegraph.runtime.nodes import LaunchShape, Matmul, MatmulNode, MatrixLayout, Node
+
+LAYOUT = MatrixLayout("float32", 4, 4, 4)
+MATMUL = Matmul(LAYOUT, LAYOUT, LAYOUT, LAYOUT, 1.0, 0.0, "32F", "float32")
+
+
+def matmul(name: str, a: str, b: str, d: str) -> DeviceStep:
+    roles = (("a", a), ("b", b), ("c", d), ("d", d))
+    node = MatmulNode(name, MATMUL, tuple((role, use(each)) for role, each in roles))
+    return DeviceStep(node, (use(a), use(b)), (use(d),))
+
+
+def program(*steps: Any, outputs: str = "y", donated: str = "") -> DeviceProgram:
+    """Returns steps in one chain over the inputs ``x`` and ``s``."""
+    frame = make_frame([spec("x"), spec("s")], [spec(n) for n in outputs.split()], donated.split())
+    listed = {buffer.name for buffer in frame.buffers}
+    named = dict.fromkeys(each.buffer for step in steps for each in step.writes)
+    more = [spec(name) for name in named if name not in listed]
+    return dataclasses.replace(
+        frame,
+        buffers=(*frame.buffers, *more),
+        steps=steps,
+        edges=tuple((i, i + 1) for i in range(len(steps) - 1)),
+    )
+
+
+def build(*steps: Any, **options: Any) -> GraphDefinition:
+    wanted = program(*steps, **options)
+    return build_graph(wanted, plan_memory("f", find_lifetimes(wanted)))
+
+
+def only_stage(definition: GraphDefinition) -> Stage:
+    (stage,) = definition.stages
+    return stage
+
+
+def test_independent_steps_run_side_by_side():
+    stage = only_stage(
+        build(
+            kernel("a", "x", "t"),
+            kernel("b", "x", "u"),
+            kernel("c", "t u", "y"),
+            outputs="y",
+        )
+    )
+    assert stage.edges == ((0, 2), (1, 2))
+
+
+def test_a_buffer_that_reuses_bytes_waits_for_the_one_before():
+    definition = build(
+        kernel("a", "x", "t"),
+        kernel("b", "t", "y"),
+        kernel("c", "x", "u"),
+        kernel("d", "u", "z"),
+        outputs="y z",
+    )
+    offsets = {slot.name: slot.offset for slot in definition.slots}
+    # `t` is dead when `u` is made: by their names the two chains are independent.
+    assert offsets["t"] == offsets["u"]
+    assert only_stage(definition).edges == ((0, 1), (1, 2), (2, 3))
+
+
+def test_a_lost_edge_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build_graph_module, "find_edges", lambda steps, locate: ((0, 2),))
+    steps = [kernel("a", "x", "t"), kernel("b", "x", "u"), kernel("c", "t u", "y")]
+    with pytest.raises(CaptureError, match="`c` shares bytes with `b`") as raised:
+        build(*steps)
+    assert raised.value.fix.startswith("internal error")
+
+
+MAKERS: dict[str, Callable[[str, str, str], DeviceStep]] = {
+    "kernel": kernel,
+    "waiting": lambda name, reads, writes: kernel(name, reads, writes, waits=True),
+    "copy": copy,
+    "fill": lambda name, reads, writes: fill(name, writes),
+    "matmul": lambda name, reads, writes: matmul(name, reads, reads, writes),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), [*itertools.product(MAKERS, repeat=2)])
+def test_only_edges_from_kernels_to_kernels_that_wait_are_programmatic(first: str, second: str):
+    stage = only_stage(
+        build(MAKERS[first]("a", "x", "t"), MAKERS[second]("b", "t", "t"), outputs="t")
+    )
+    assert stage.edges == ((0, 1),)
+    is_early = first in ("kernel", "waiting") and second == "waiting"
+    assert stage.programmatic == ({(0, 1)} if is_early else set())
+
+
+def test_a_kernel_may_wait_for_some_itself_and_for_others_fully():
+    stage = only_stage(
+        build(
+            kernel("a", "x", "t", waits=True),
+            fill("z", "u"),
+            kernel("b", "t u", "y", waits=True),
+        )
+    )
+    assert stage.edges == ((0, 2), (1, 2))
+    assert stage.programmatic == {(0, 2)}
+
+
+def test_a_graph_without_kernels_that_wait_has_full_edges_only():
+    stage = only_stage(build(kernel("a", "x", "t"), kernel("b", "t", "u"), kernel("c", "u", "y")))
+    assert stage.programmatic == frozenset()
+
+
+def simulate_starts(stage: Stage) -> None:
+    """Checks Note [Programmatic edges] by its own rules, on sets instead of a proof.
+
+    ``surely_done[n]`` are the nodes that have completed when ``n`` first touches memory, whatever
+    the timing: those before which it was not started, or which its own wait awaits.
+    """
+    count = len(stage.nodes)
+    surely_done: list[set[int]] = [set() for _ in range(count)]
+    before: list[set[int]] = [set() for _ in range(count)]
+    for index, node in enumerate(stage.nodes):
+        for first in [a for a, b in stage.edges if b == index]:
+            before[index] |= before[first] | {first}
+            is_awaited = getattr(node, "begins_with_wait", False)
+            if (first, index) in stage.programmatic and not is_awaited:
+                continue
+            # Whoever has completed has touched its memory, so all that was done then is done.
+            surely_done[index] |= surely_done[first] | {first}
+        assert surely_done[index] == before[index], (index, surely_done[index], before[index])
+
+
+KINDS = st.sampled_from(sorted(MAKERS))
+NAMES = st.sampled_from("tuvw")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(KINDS, NAMES, NAMES), min_size=1, max_size=10))
+def test_all_that_comes_before_a_node_is_done_when_it_touches_memory(drawn: Any):
+    steps = [fill(f"fill_{name}", name) for name in "tuvw"]
+    steps += [
+        MAKERS[kind](f"n{index}", source, target)
+        for index, (kind, source, target) in enumerate(drawn)
+    ]
+    simulate_starts(only_stage(build(*steps, outputs="t u v w")))
+
+
+@pytest.mark.parametrize("bad", [(0, 1), (1, 2)])
+def test_a_programmatic_edge_into_a_kernel_that_does_not_wait_is_a_fault(bad: tuple[int, int]):
+    steps = [kernel("a", "x", "t"), kernel("b", "t", "u"), kernel("c", "u", "y")]
+    stage = dataclasses.replace(only_stage(build(*steps)), programmatic=frozenset({bad}))
+    with pytest.raises(AssertionError):
+        simulate_starts(stage)
+
+
+def test_two_steps_with_an_edge_that_the_reduction_left_out():
+    steps = [
+        kernel("a", "x", "t", waits=True),
+        kernel("p", "t", "u", waits=True),
+        kernel("c", "t u", "y", waits=True),
+    ]
+    stage = only_stage(build(*steps))
+    # `c` reads what `a` wrote, and waits for `p` alone, which has waited for `a`.
+    assert stage.edges == ((0, 1), (1, 2))
+    assert stage.programmatic == {(0, 1), (1, 2)}
+    simulate_starts(stage)
+
+
+def test_programmatic_edges_need_both_nodes():
+    nodes: list[Node] = [kernel("a", "x", "t", waits=True).node, copy("b", "t", "u").node]
+    assert find_programmatic(nodes, ((0, 1),)) == frozenset()
+
+
+def test_eager_steps_part_the_stages():
+    eager = ExecutableCall("e", None, (use("t"),), (use("u"),), is_captured=False)
+    definition = build(kernel("a", "x", "t"), eager, kernel("b", "t u", "y"))
+    assert [stage.edges for stage in definition.stages] == [(), (), ()]
+    assert [stage.is_captured for stage in definition.stages] == [True, False, True]
+
+
+def test_constants_are_resident_and_keep_their_bytes():
+    wanted = program(kernel("a", "x c", "y"))
+    constant = dataclasses.replace(spec("c"), content=bytes(range(64)))
+    wanted = dataclasses.replace(wanted, buffers=(*wanted.buffers, constant))
+    plan = plan_memory("f", find_lifetimes(wanted))
+    slots = {slot.name: slot for slot in build_graph(wanted, plan).slots}
+    assert slots["c"].content == bytes(range(64))
+    assert [name for name, slot in slots.items() if slot.is_resident] == ["c"]
+    assert (plan.lifetimes[-1].first, plan.lifetimes[-1].last) == (0, 0)
+
+
+def test_text_of_a_gpu_graph(golden: Callable[[str, str], None]):
+    large = kernel("fusion_2", "x s t", "u", waits=True)
+    node = dataclasses.replace(large.node, code=CODE, shape=LaunchShape((16, 2, 1), (8, 4, 2)))
+    definition = build(
+        fill("sum.1", "t"),
+        kernel("fusion_1", "x t", "t", waits=True),
+        dataclasses.replace(large, node=node),
+        matmul("dot.3", "t", "u", "v"),
+        kernel("fusion_3", "u", "w", waits=True),
+        kernel("fusion_4", "v w", "y", waits=True),
+        copy("copy.2", "v", "z"),
+        Copy("update_s", use("w"), use("s")),
+        outputs="y z s",
+        donated="s",
+    )
+    golden("definition_of_a_gpu_graph", f"{definition}\n")
