@@ -517,7 +517,7 @@ def test_the_real_bindings_take_the_arguments(name: str) -> None:
             ]
         )
         # The bindings convert the arguments before they look for the driver.
-        with pytest.raises(RuntimeError, match="driver"):
+        with pytest.raises(RuntimeError, match="driver|libcuda"):
             start(name, method(*ARGUMENTS.get(name, range(1, count + 1))))
     else:
         pytest.skip("made-up handles would crash where there is a driver")
