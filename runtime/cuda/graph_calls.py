@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tracegraph.runtime.cuda.driver_calls import (
@@ -34,7 +35,8 @@ class GraphCalls(DriverCalls):
 
     def unload_library(self, library: int) -> None:
         """Unloads a library; its functions must not be launched any more."""
-        self._call("cuLibraryUnload", library)
+        with self._allow_during_capture():
+            self._call("cuLibraryUnload", library)
 
     def get_function(self, library: int, symbol: str) -> int:
         """Returns the handle of a kernel in the current context, loaded and ready."""
@@ -143,7 +145,8 @@ class GraphCalls(DriverCalls):
 
     def destroy_executable(self, executable: int) -> None:
         """Destroys an executable graph; one that is running finishes first, without blocking."""
-        self._call("cuGraphExecDestroy", executable)
+        with self._allow_during_capture():
+            self._call("cuGraphExecDestroy", executable)
 
     def upload(self, executable: int, stream: int) -> None:
         """Enqueues placing an executable graph on the device, so that no launch has to."""
@@ -245,6 +248,16 @@ class GraphCalls(DriverCalls):
         result, graph = self._api.cuStreamEndCapture(stream)
         if not result and int(graph):
             self.destroy_graph(int(graph))
+
+    @contextlib.contextmanager
+    def _allow_during_capture(self) -> Iterator[None]:
+        """Lets the garbage collector destroy old graphs while this thread captures a library."""
+        relaxed = self._api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = self._call("cuThreadExchangeStreamCaptureMode", relaxed)
+        try:
+            yield
+        finally:
+            self._call("cuThreadExchangeStreamCaptureMode", before)
 
     def _add(
         self,

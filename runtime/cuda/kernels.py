@@ -43,14 +43,6 @@ class KernelLoader:
     Args:
         driver: the CUDA driver.
         context: of the device.
-
-    Example:
-        >>> from tests.runtime.fake_driver import FakeDriver
-        >>> driver = FakeDriver()
-        >>> loader = KernelLoader(driver, driver.retain_primary_context(0))
-        >>> kernel = loader.load(KernelCode("add", b"image"), LaunchShape((1, 1, 1), (32, 1, 1)))
-        >>> driver.functions[kernel.function]
-        'add'
     """
 
     def __init__(self, driver: Any, context: int) -> None:

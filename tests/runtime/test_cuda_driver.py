@@ -96,11 +96,9 @@ def test_every_method_says_what_it_does() -> None:
         ("fill_async", (2, 5, 2, 3, 7), "cuMemsetD16Async", (), (2, 5, 3, 7), None),
         ("fill_async", (4, 5, 4, 3, 7), "cuMemsetD32Async", (), (4, 5, 3, 7), None),
         ("load_library", (b"i",), "cuLibraryLoadData", (5,), (b"i", [], [], 0, [], [], 0), 5),
-        ("unload_library", (5,), "cuLibraryUnload", (), (5,), None),
         ("create_graph", (), "cuGraphCreate", (0x61,), (0,), 0x61),
         ("destroy_graph", (0x61,), "cuGraphDestroy", (), (0x61,), None),
         ("count_nodes", (0x61,), "cuGraphGetNodes", ([], 3), (0x61, 0), 3),
-        ("destroy_executable", (0x62,), "cuGraphExecDestroy", (), (0x62,), None),
         ("upload", (0x62, 7), "cuGraphUpload", (), (0x62, 7), None),
         ("write_dot", (0x61, "a.dot"), "cuGraphDebugDotPrint", (), (0x61, b"a.dot", 1), None),
         ("begin_capture", (7,), "cuStreamBeginCapture", (), (7, 1), None),
@@ -122,6 +120,24 @@ def test_a_method_is_one_call(
     api.errors[function] = 1
     with pytest.raises(CudaError, match=f"cuGetErrorName from {function}"):
         getattr(CudaDriver(api), method)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("method", "function"),
+    [("unload_library", "cuLibraryUnload"), ("destroy_executable", "cuGraphExecDestroy")],
+)
+def test_old_graphs_can_go_while_a_thread_captures(
+    api: FakeBindings, method: str, function: str
+) -> None:
+    api.results["cuThreadExchangeStreamCaptureMode"] = (1,)
+    getattr(CudaDriver(api), method)(0x62)
+    exchange = "cuThreadExchangeStreamCaptureMode"
+    expected = [(exchange, (2,)), (function, (0x62,)), (exchange, (1,))]
+    assert api.calls == expected
+    api.errors[function] = 1
+    with pytest.raises(CudaError, match=f"from {function}"):
+        getattr(CudaDriver(api), method)(0x62)
+    assert api.calls[3:] == expected
 
 
 @pytest.mark.parametrize(
@@ -517,7 +533,7 @@ def test_the_real_bindings_take_the_arguments(name: str) -> None:
             ]
         )
         # The bindings convert the arguments before they look for the driver.
-        with pytest.raises(RuntimeError, match="driver|libcuda"):
+        with pytest.raises(RuntimeError, match=r"driver|libcuda"):
             start(name, method(*ARGUMENTS.get(name, range(1, count + 1))))
     else:
         pytest.skip("made-up handles would crash where there is a driver")
