@@ -1,0 +1,1 @@
+"""Tests on a real GPU: ``python -m pytest tests/gpu`` from a checkout; elsewhere they skip."""

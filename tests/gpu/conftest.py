@@ -1,0 +1,49 @@
+"""Shared by the tests on a real GPU: where there is none, each of them skips and says why.
+
+A test module asks for it with ``pytestmark = pytest.mark.usefixtures("gpu")`` and computes nothing
+while it is imported, so that collecting the folder costs other machines nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import pytest
+
+from tests.gpu import device_memory
+
+
+def find_obstacle() -> str:
+    """Returns why the tests cannot run in this process, or an empty text."""
+    platform = jax.devices()[0].platform
+    if platform != "gpu":
+        return f"needs a GPU; JAX computes on {platform} here"
+    for name in ("cuda", "cuda.bindings"):
+        if importlib.util.find_spec(name) is None:
+            return "needs the package cuda-bindings, which is not installed"
+    return ""
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Any:
+    """The JAX device that the graphs are made for."""
+    obstacle = find_obstacle()
+    if obstacle:
+        pytest.skip(obstacle)
+    return jax.devices()[0]
+
+
+@pytest.fixture
+def assert_memory_returns() -> Callable[[Callable[[], None]], None]:
+    """Fails unless a scenario leaves as many bytes in use as it found; its first run warms up."""
+
+    def check(run: Callable[[], None]) -> None:
+        run()
+        before = device_memory.measure_used_bytes()
+        run()
+        assert device_memory.measure_used_bytes() == before
+
+    return check

@@ -1,0 +1,152 @@
+"""The XLA executables that a graph was made from, run by themselves: what a replay must give.
+
+Two compilations of one function may pick other kernels, and so give other bits. So a replay is
+never held against `jax.jit`, but against the very executables that its nodes were taken from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tracegraph as tg
+from tracegraph.captured_graph import CapturedGraph
+from tracegraph.frontend import make_request
+from tracegraph.lowering.reference import run_regions
+from tracegraph.lowering.request import CaptureRequest
+from tracegraph.partition import read_constants
+from tracegraph.runtime.jax_interop import unwrap_key
+from tracegraph.verification import flatten_results, measure_difference
+
+# How often an executable is run to see whether its own results vary.
+TRIES = 8
+# Differences that another order of summation makes, in units of the dtype's epsilon and relative
+# to the largest magnitude of the array.
+TOLERATED_EPSILONS = 32
+
+
+class Likeness(enum.Enum):
+    """How a replay compares with the executables of its graph."""
+
+    EQUAL = "equal"
+    CLOSE = "close"
+    DIFFERING = "differing"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a comparison found; the text names what differs and, for CLOSE, the reason."""
+
+    likeness: Likeness
+    text: str = ""
+
+
+def find_captured(function: tg.GraphedFunction) -> CapturedGraph:
+    """Returns the graph that a captured function used last."""
+    captured = function._latest
+    assert captured is not None, f"{function!r} has not been called yet"
+    return captured
+
+
+def run_reference(function: tg.GraphedFunction, *args: Any) -> Any:
+    """Runs the executables of the graph that was used last, in order, on copies of the arguments.
+
+    Args:
+        function: captured; its last call had arguments of the same types.
+        *args: positional arguments, none of them static.
+
+    Returns:
+        The result as the function returns it; of a typed key its key data.
+    """
+    captured = find_captured(function)
+    prepared = function._prepare(args, {})
+    # Made as at the capture, so that its names are those of the compiled regions.
+    request = make_request(captured.checked, function._options, prepared.call, prepared.names)
+    leaves = [*prepared.leaves, *read_constants(captured.checked.graph.constants)]
+    inputs = {
+        spec.buffer.name: jnp.array(unwrap_key(leaf), spec.buffer.dtype)
+        for spec, leaf in zip(request.inputs, leaves, strict=True)
+    }
+    outputs = run_executables(captured, request, inputs)
+    return jax.tree.unflatten(captured.checked.out_tree, outputs)
+
+
+def run_executables(
+    captured: CapturedGraph, request: CaptureRequest, inputs: dict[str, Any]
+) -> list[Any]:
+    """Runs the compiled regions of a graph; uses the inputs up and returns the flat results."""
+    values = run_regions(captured.lowered.regions, inputs)
+    return [values[spec.buffer.name] for spec in request.outputs]
+
+
+def judge(function: tg.GraphedFunction, result: Any, args: tuple[Any, ...]) -> Verdict:
+    """Compares the result of a replay with that of the executables on the same arguments.
+
+    Args:
+        function: captured; the graph that was used last made the result.
+        result: what the call returned.
+        args: copies of what it was called with.
+
+    Returns:
+        EQUAL for equal bits; CLOSE for small differences where the executables themselves give
+        other bits from run to run; else DIFFERING.
+    """
+    wanted = _to_numpy(run_reference(function, *args))
+    got = _to_numpy(result)
+    assert len(got) == len(wanted), f"{len(got)} results, not {len(wanted)}"
+    differences = [measure_difference(*pair) for pair in zip(got, wanted, strict=True)]
+    if not any(differences):
+        return Verdict(Likeness.EQUAL)
+    text = ", ".join(
+        f"result {index} {array.dtype}{list(array.shape)}: relative difference {difference:.1e}"
+        for index, (array, difference) in enumerate(zip(wanted, differences, strict=True))
+        if difference
+    )
+    limits = [find_tolerance(array.dtype) for array in wanted]
+    if any(one > limit for one, limit in zip(differences, limits, strict=True)):
+        return Verdict(Likeness.DIFFERING, text)
+    if not _has_varying_results(function, args, wanted):
+        return Verdict(Likeness.DIFFERING, f"{text}; the executables give the same bits each time")
+    return Verdict(Likeness.CLOSE, f"{text}; the executables themselves vary from run to run")
+
+
+def assert_replayed(function: tg.GraphedFunction, result: Any, args: tuple[Any, ...]) -> None:
+    """Fails when a replay differs from its executables without a reason, see `judge`."""
+    verdict = judge(function, result, args)
+    assert verdict.likeness is not Likeness.DIFFERING, verdict.text
+
+
+def copy_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns arguments with equal values that no donation and no later write can touch."""
+    return jax.tree.map(lambda leaf: leaf.copy() if hasattr(leaf, "copy") else leaf, args)
+
+
+def find_tolerance(dtype: Any) -> float:
+    """Returns the relative difference that another order of summation may make.
+
+    Example:
+        >>> find_tolerance(np.dtype("int32"))
+        0.0
+    """
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return 0.0
+    return TOLERATED_EPSILONS * float(jnp.finfo(dtype).eps)
+
+
+def _has_varying_results(
+    function: tg.GraphedFunction, args: tuple[Any, ...], first: list[np.ndarray[Any, Any]]
+) -> bool:
+    for _ in range(TRIES):
+        again = _to_numpy(run_reference(function, *args))
+        if any(a.tobytes() != b.tobytes() for a, b in zip(first, again, strict=True)):
+            return True
+    return False
+
+
+def _to_numpy(result: Any) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(leaf) for leaf in flatten_results(result)]
