@@ -6,6 +6,7 @@ member that they do not have is found. Elsewhere plain objects stand in for them
 
 from __future__ import annotations
 
+import importlib
 import types
 from typing import Any
 
@@ -111,3 +112,11 @@ class FakeBindings:
         if name in self.errors:
             return (self.errors[name], *[0 for _ in self.results.get(name, ())])
         return (0, *self.results.get(name, ()))
+
+
+def import_real() -> Any:
+    """Returns the real bindings, None where they are not installed."""
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        return None

@@ -1,114 +1,41 @@
-"""CudaGraph: explicit nodes, edges, library calls, update and clean-up, on a fake driver."""
+"""CudaGraph: explicit nodes, edges, library calls and clean-up, on a fake driver."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import pathlib
-from collections.abc import Callable
 
 import pytest
 
 from tests import error_lines
+from tests.runtime.cuda_stages import (
+    ADDRESSES,
+    FIVE,
+    MATMUL,
+    SHAPE,
+    STREAM,
+    FakeLibrary,
+    build,
+    kernel,
+    locate,
+    read_actions,
+    use,
+    word,
+)
 from tests.runtime.fake_driver import FakeDriver
 from tests.runtime.fake_state import MisuseError
 from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange
 from tracegraph.runtime.cuda.graph import CudaGraph
 from tracegraph.runtime.cuda.kernels import KernelLoader
-from tracegraph.runtime.errors import CudaError, OutOfMemoryError, ReplayError
+from tracegraph.runtime.errors import CudaError, OutOfMemoryError
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.nodes import (
-    BufferUse,
     CallNode,
     CopyNode,
     FillNode,
-    KernelCode,
-    KernelNode,
-    LaunchShape,
-    Matmul,
-    MatmulNode,
-    MatrixLayout,
     Node,
-    TensorMap,
 )
-
-ADDRESSES = {"x": 0x10000, "y": 0x20000, "z": 0x30000, "w": 0x40000}
-SHAPE = LaunchShape((4, 1, 1), (128, 1, 1))
-STREAM = 0x5555  # JAX's
-
-
-def use(buffer: str, offset: int = 0, nbytes: int = 64) -> BufferUse:
-    return BufferUse(buffer, offset, nbytes)
-
-
-def locate(each: BufferUse) -> int:
-    return ADDRESSES[each.buffer] + each.offset
-
-
-def moved(**addresses: int) -> Callable[[BufferUse], int]:
-    return lambda each: (ADDRESSES | addresses)[each.buffer] + each.offset
-
-
-def word(address: int) -> bytes:
-    return address.to_bytes(8, "little")
-
-
-def kernel(name: str, source: str, target: str, shape: LaunchShape = SHAPE) -> KernelNode:
-    parameters = (use(source), use(target, 64), b"\x07\0\0\0")
-    code = KernelCode(name, b"image of " + name.encode())
-    return KernelNode(name, code, shape, parameters, (False, True, False), begins_with_wait=True)
-
-
-def tensor_map(buffer: str) -> TensorMap:
-    return TensorMap(use(buffer, 256), 4, (8, 8), (32,), (8, 8), (1, 1))
-
-
-LAYOUT = MatrixLayout("float32", 4, 4, 4)
-MATMUL = MatmulNode(
-    "dot",
-    Matmul(LAYOUT, LAYOUT, LAYOUT, LAYOUT, 1.0, 0.0, "32F", "float32"),
-    (("a", use("x")), ("b", use("y")), ("c", use("z")), ("d", use("z"))),
-)
-
-
-class FakeLibrary:
-    """Enqueues one piece of work per product, or fails."""
-
-    def __init__(self, driver: FakeDriver, error: Exception | None = None) -> None:
-        self.driver, self.error = driver, error
-
-    def enqueue(self, node: MatmulNode, locate: Callable[[BufferUse], int], stream: int) -> None:
-        self.driver.add_captured(stream, node.name)
-        if self.error:
-            raise self.error
-
-
-# Five nodes of five kinds; two edges are programmatic.
-FIVE = Stage(
-    nodes=(
-        FillNode("zero", use("y", 0, 128)),
-        kernel("one", "x", "y"),
-        kernel("two", "y", "z"),
-        MATMUL,
-        CopyNode("out", use("z"), use("w")),
-    ),
-    edges=((0, 1), (1, 2), (2, 3), (3, 4)),
-    programmatic=frozenset({(1, 2)}),
-)
-
-
-def build(
-    driver: FakeDriver, stage: Stage, library: FakeLibrary | None = None, name: str = "f"
-) -> CudaGraph:
-    context = driver.retain_primary_context(0)
-    loader = KernelLoader(driver, context)
-    libraries = {"matmul": library or FakeLibrary(driver)}
-    return CudaGraph(driver, stage, locate, loader, libraries, name)
-
-
-def read_actions(driver: FakeDriver, graph: CudaGraph) -> list[object]:
-    nodes = driver.executables[graph.handles[1]].nodes
-    return [nodes[handle].action for handle in graph.node_handles]
 
 
 def test_nodes_and_edges_are_those_of_the_stage() -> None:
@@ -318,128 +245,6 @@ def test_nothing_is_launched_on_a_default_stream() -> None:
     graph = build(FakeDriver(), FIVE)
     with pytest.raises(MisuseError, match="default stream"):
         graph.launcher(0)
-
-
-def test_update_changes_only_nodes_that_moved() -> None:
-    driver = FakeDriver()
-    stage = Stage(
-        nodes=(
-            kernel("one", "x", "y"),
-            kernel("two", "y", "z"),
-            FillNode("zero", use("w")),
-            CopyNode("out", use("y", 64), use("w")),
-        ),
-        edges=((0, 1), (1, 2), (2, 3)),
-    )
-    graph = build(driver, stage)
-    assert graph.update(locate) == 0
-    assert graph.update(moved(x=0x90000)) == 1
-    assert graph.update(moved(x=0x90000)) == 0
-    assert graph.update(moved(x=0x90000, w=0x80000)) == 2
-    one, two, zero, out = read_actions(driver, graph)
-    assert one.parameters == (word(0x90000), word(0x20040), b"\x07\0\0\0")  # pyright: ignore
-    assert two.parameters == (word(0x20000), word(0x30040), b"\x07\0\0\0")  # pyright: ignore
-    assert zero == FillRange(0x80000, 0, 4, 16)
-    assert out == CopyRange(0x80000, 0x20040, 64)
-    assert graph.update(locate, ["x"]) == 1
-    assert graph.update(locate, ["z", "nowhere"]) == 0
-    assert graph.update(locate) == 2
-
-
-def test_update_refuses_library_calls_before_it_changes_anything() -> None:
-    driver = FakeDriver()
-    graph = build(driver, FIVE)
-    before = read_actions(driver, graph)
-    assert [graph.can_rebind(name) for name in "xyzw"] == [False, False, False, True]
-    with pytest.raises(ReplayError) as caught:
-        graph.update(moved(x=0x90000))
-    error_lines.match(
-        caught.value,
-        "a node cannot be given another address",
-        "node 3 of graph `f`, matmul dot",
-        "it stands in a graph that a library captured",
-        "copy the input into its buffer",
-    )
-    with pytest.raises(ReplayError):
-        graph.make_patcher("x")
-    assert read_actions(driver, graph) == before
-    assert graph.update(moved(w=0x90000)) == 1
-
-
-def test_a_failed_update_is_taken_back() -> None:
-    driver = FakeDriver()
-    stage = Stage(
-        (kernel("one", "x", "y"), kernel("two", "x", "z"), CopyNode("c", use("x"), use("w"))), ()
-    )
-    graph = build(driver, stage)
-    before = read_actions(driver, graph)
-    driver.fail_on = "set_copy_node"
-    with pytest.raises(CudaError, match="node 2 of graph `f`, copy c: set_copy_node"):
-        graph.update(moved(x=0x90000))
-    assert read_actions(driver, graph) == before
-    assert graph.update(locate) == 0
-    assert graph.update(moved(x=0x90000)) == 3
-
-
-def test_tensor_maps_follow_their_buffer() -> None:
-    driver = FakeDriver()
-    node = KernelNode(
-        "tma", KernelCode("tma", b"i"), SHAPE, (tensor_map("x"), use("y")), (False, True)
-    )
-    graph = build(driver, Stage((node,), ()))
-    (launch,) = read_actions(driver, graph)
-    assert launch.parameters[0] == driver.encode_tensor_map(tensor_map("x"), 0x10100)  # pyright: ignore
-    assert len(launch.parameters[0]) == 128  # pyright: ignore
-    graph.update(moved(x=0x90000))
-    (launch,) = read_actions(driver, graph)
-    assert launch.parameters[0] == driver.encode_tensor_map(tensor_map("x"), 0x90100)  # pyright: ignore
-    graph.make_patcher("x")(0xA0000)
-    (launch,) = read_actions(driver, graph)
-    expected = (driver.encode_tensor_map(tensor_map("x"), 0xA0100), word(0x20000))
-    assert launch.parameters == expected  # pyright: ignore
-
-
-def test_patchers_change_one_buffer_and_leave_the_others() -> None:
-    driver = FakeDriver()
-    stage = Stage(
-        (
-            kernel("one", "x", "y"),
-            kernel("two", "x", "x"),
-            FillNode("zero", use("x", 32)),
-            CopyNode("in", use("x", 64), use("w")),
-            CopyNode("none", use("x", 0, 0), use("w", 0, 0)),
-        ),
-        (),
-    )
-    graph = build(driver, stage)
-    patch_x, patch_y = graph.make_patcher("x"), graph.make_patcher("y")
-    patch_x(0x90000)
-    patch_y(0xA0000)
-    patch_x(0xB0000)
-    one, two, zero, copy, none = read_actions(driver, graph)
-    assert one.parameters == (word(0xB0000), word(0xA0040), b"\x07\0\0\0")  # pyright: ignore
-    assert two.parameters == (word(0xB0000), word(0xB0040), b"\x07\0\0\0")  # pyright: ignore
-    assert (zero, none) == (FillRange(0xB0020, 0, 4, 16), None)
-    assert copy == CopyRange(0x40000, 0xB0040, 64)
-    # `update` knows what the patchers did.
-    assert graph.update(moved(x=0xB0000, y=0xA0000)) == 0
-    assert graph.update(locate) == 4
-    patch_y(0xC0000)
-    assert read_actions(driver, graph)[0].parameters[:2] == (word(0x10000), word(0xC0040))  # pyright: ignore
-    graph.make_patcher("nowhere")(1)
-
-
-def test_a_patcher_keeps_the_graph() -> None:
-    driver = FakeDriver()
-    graph = build(driver, Stage((kernel("one", "x", "y"),), ()))
-    patch, executable = graph.make_patcher("x"), graph.handles[1]
-    del graph
-    gc.collect()
-    patch(0x90000)
-    assert executable in driver.executables
-    del patch
-    gc.collect()
-    assert executable not in driver.executables
 
 
 def test_a_launch_moves_bytes_in_the_fake() -> None:
