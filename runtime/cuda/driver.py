@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from tracegraph.runtime.cuda.driver_calls import DRIVER_ANCHOR, DeviceProperties
+from tracegraph.runtime.cuda.driver_calls import DeviceProperties
 from tracegraph.runtime.cuda.graph_calls import GraphCalls
 from tracegraph.runtime.cuda.stream_calls import StreamCalls
 from tracegraph.runtime.errors import CudaError
@@ -127,7 +127,7 @@ def import_bindings() -> Any:
             where=f"import {BINDINGS}: {error}",
             why="graphs on a GPU are built through the CUDA driver",
             fix='pip install "tracegraph[cuda13]", or "tracegraph[cuda12]" beside jax[cuda12]',
-            anchor=DRIVER_ANCHOR,
+            anchor="cuda-driver",
         ) from error
 
 
@@ -146,7 +146,7 @@ def open_driver(api: Any) -> CudaDriver:
             where=f"cuInit(0): {str(error).splitlines()[0]}",
             why="libcuda comes with the NVIDIA driver, not with any Python package",
             fix=f"install an NVIDIA driver of CUDA {_format_version(OLDEST_DRIVER)} or later",
-            anchor=DRIVER_ANCHOR,
+            anchor="cuda-driver",
         ) from error
     version = driver.read_version()
     if version < OLDEST_DRIVER:
@@ -155,7 +155,7 @@ def open_driver(api: Any) -> CudaDriver:
             where="cuDriverGetVersion()",
             why=f"graphs need CUDA {_format_version(OLDEST_DRIVER)} or later in the driver",
             fix="install a newer NVIDIA driver, then check with: nvidia-smi",
-            anchor=DRIVER_ANCHOR,
+            anchor="cuda-driver",
         )
     return driver
 

@@ -16,8 +16,6 @@ from tracegraph.runtime.nodes import LaunchShape
 # waits for that node itself.
 Dependency: TypeAlias = tuple[int, bool]
 
-DRIVER_ANCHOR = "cuda-driver"
-CALL_ANCHOR = "cuda-call"
 _FIX_INTERNAL = "internal error in tracegraph: please report this text"
 _FIX_LOST = "restart the process, its GPU context is lost; compute-sanitizer finds the kernel"
 _FIX_OTHER_GPU = "capture again on this GPU: the kernels were compiled for another one"
@@ -169,7 +167,7 @@ def make_call_error(
     if error_name == _OUT_OF_MEMORY:
         return OutOfMemoryError(what, where=where, why=why, fix=_FIX_MEMORY, anchor="out-of-memory")
     fix = _FIXES.get(error_name, _FIX_INTERNAL)
-    return CudaError(what, where=where, why=why, fix=fix, anchor=CALL_ANCHOR)
+    return CudaError(what, where=where, why=why, fix=fix, anchor="cuda-call")
 
 
 def format_arguments(arguments: object) -> str:
