@@ -2,7 +2,8 @@
 
 The driver copies ordinary host memory only after it has been staged, and the caller may change its
 array as soon as the call returns. So the bytes are copied into page-locked memory at once, and from
-there to the GPU by a copy that the stream does in its turn.
+there to the GPU by a copy that the stream does in its turn. Large arrays go piece by piece: while
+one is on its way, the next is staged.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-MINIMUM_BYTES = 1 << 16
+SMALLEST_CHUNK_BYTES = 1 << 16
+LARGEST_CHUNK_BYTES = 1 << 26
 
 
 class _Chunk:
@@ -53,17 +55,29 @@ class Staging:
         Args:
             array: host memory, C-contiguous; the caller may change it afterwards.
             address: of at least as many bytes of device memory.
+
+        Raises:
+            OutOfMemoryError: the machine has no more page-locked memory.
         """
         if not array.nbytes:
             return
         with self._lock:
-            chunk = self._take(array.nbytes)
-            try:
-                ctypes.memmove(chunk.address, array.ctypes.data, array.nbytes)
-                self._driver.copy_async(address, chunk.address, array.nbytes, self._stream)
-                self._driver.record_event(chunk.event, self._stream)
-            finally:
-                self._chunks.append(chunk)
+            for start in range(0, array.nbytes, LARGEST_CHUNK_BYTES):
+                nbytes = min(array.nbytes - start, LARGEST_CHUNK_BYTES)
+                self._copy_piece(array.ctypes.data + start, address + start, nbytes)
+
+    def _copy_piece(self, source: int, target: int, nbytes: int) -> None:
+        chunk = self._take(nbytes)
+        # Known to the finaliser from now on, whatever fails.
+        self._chunks.append(chunk)
+        ctypes.memmove(chunk.address, source, nbytes)
+        self._driver.copy_async(target, chunk.address, nbytes, self._stream)
+        try:
+            self._driver.record_event(chunk.event, self._stream)
+        except BaseException:
+            # The event does not know of the copy; the chunk may serve again only after it.
+            self._driver.synchronize_stream(self._stream)
+            raise
 
     def _take(self, nbytes: int) -> _Chunk:
         """Returns the oldest chunk that is big enough and free, or a new one."""
@@ -71,7 +85,7 @@ class Staging:
             if chunk.nbytes >= nbytes and self._driver.query_event(chunk.event):
                 self._chunks.remove(chunk)
                 return chunk
-        size = max(MINIMUM_BYTES, 1 << (nbytes - 1).bit_length())
+        size = max(SMALLEST_CHUNK_BYTES, 1 << (nbytes - 1).bit_length())
         event = self._driver.create_event(timing=False, blocking=False)
         try:
             return _Chunk(self._driver.allocate_host(size), size, event)

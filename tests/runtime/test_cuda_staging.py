@@ -1,0 +1,116 @@
+"""Staging: host arrays on their way to a device while their owners change them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from tests.runtime.memory_driver import MemoryDriver
+from tracegraph.runtime.cuda import staging
+from tracegraph.runtime.cuda.staging import SMALLEST_CHUNK_BYTES, Staging
+from tracegraph.runtime.errors import CudaError
+
+STREAM = 0x5555
+
+
+@pytest.fixture
+def driver() -> MemoryDriver:
+    driver = MemoryDriver(is_deferred=True)
+    driver.set_current(driver.retain_primary_context(0))
+    return driver
+
+
+def test_the_source_may_change_right_after_the_call(driver: MemoryDriver) -> None:
+    source, target = np.arange(100.0), np.zeros(100)
+    Staging(driver, STREAM).copy(source, target.ctypes.data)
+    source[:] = -1
+    assert not target.any()
+    driver.finish(STREAM)
+    np.testing.assert_array_equal(target, np.arange(100.0))
+
+
+def test_a_chunk_serves_again_only_once_its_copy_is_done(driver: MemoryDriver) -> None:
+    stage, targets = Staging(driver, STREAM), np.zeros((4, 16))
+    for index in range(2):
+        stage.copy(np.full(16, index + 1.0), targets[index].ctypes.data)
+    assert stage.reserved_bytes == 2 * SMALLEST_CHUNK_BYTES
+    driver.finish(STREAM)
+    for index in range(2, 4):
+        stage.copy(np.full(16, index + 1.0), targets[index].ctypes.data)
+    assert stage.reserved_bytes == 2 * SMALLEST_CHUNK_BYTES
+    driver.finish(STREAM)
+    assert targets[:, 0].tolist() == [1, 2, 3, 4]
+
+
+def test_the_oldest_chunk_that_is_free_and_big_enough(driver: MemoryDriver) -> None:
+    stage, target = Staging(driver, STREAM), np.zeros(1 << 18, np.uint8)
+    for nbytes in (10, 200_000, 10, 150_000):
+        stage.copy(np.ones(nbytes, np.uint8), target.ctypes.data)
+        driver.finish(STREAM)
+    assert driver.count_calls("allocate_host") == 2
+    assert stage.reserved_bytes == SMALLEST_CHUNK_BYTES + (1 << 18)
+
+
+def test_nothing_is_staged_for_no_bytes(driver: MemoryDriver) -> None:
+    stage = Staging(driver, STREAM)
+    stage.copy(np.zeros((0, 3)), 0)
+    assert stage.reserved_bytes == 0
+    assert driver.count_calls("copy_async") == 0
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_a_large_array_goes_piece_by_piece(
+    driver: MemoryDriver, monkeypatch: pytest.MonkeyPatch, extra: int
+) -> None:
+    monkeypatch.setattr(staging, "LARGEST_CHUNK_BYTES", SMALLEST_CHUNK_BYTES)
+    nbytes = 3 * SMALLEST_CHUNK_BYTES + extra
+    source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+    target = np.zeros(nbytes + 8, np.uint8)
+    Staging(driver, STREAM).copy(source, target.ctypes.data)
+    driver.finish(STREAM)
+    np.testing.assert_array_equal(target[:nbytes], source)
+    assert not target[nbytes:].any()
+    assert driver.count_calls("copy_async") == 3 + (extra > 0)
+
+
+@pytest.mark.parametrize("name", ["create_event", "allocate_host", "copy_async", "record_event"])
+def test_after_a_failure_nothing_leaks_and_the_next_copy_works(
+    driver: MemoryDriver, name: str
+) -> None:
+    before, target = driver.live_handles(), np.zeros(16)
+    stage = Staging(driver, STREAM)
+    driver.fail_on = name
+    with pytest.raises(CudaError, match=name):
+        stage.copy(np.full(16, 1.0), target.ctypes.data)
+    # Whatever the failed call had enqueued must not see the bytes of the next.
+    other = np.zeros(16)
+    stage.copy(np.full(16, 2.0), other.ctypes.data)
+    driver.finish(STREAM)
+    assert target.tolist() == [1.0 if name == "record_event" else 0.0] * 16
+    assert other.tolist() == [2.0] * 16
+    del stage
+    gc.collect()
+    assert driver.live_handles() == before
+
+
+def test_several_threads(driver: MemoryDriver) -> None:
+    stage, targets = Staging(driver, STREAM), np.zeros((8, 50, 4))
+    context = driver.get_current()
+
+    def work(index: int) -> None:
+        driver.set_current(context)
+        for turn in range(50):
+            values = np.full(4, index * 50.0 + turn)
+            stage.copy(values, targets[index, turn].ctypes.data)
+            values[:] = -1
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    driver.finish(STREAM)
+    np.testing.assert_array_equal(targets[:, :, 0].ravel(), np.arange(400.0))
