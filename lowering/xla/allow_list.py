@@ -38,7 +38,7 @@ _LABEL = "a label for people"
 _SHAPE = "addresses and byte counts are all that a step needs"
 _OTHER = "of another thunk kind, which refuses by itself"
 
-ALLOWED: Mapping[str, Fields] = {
+ALLOWED: dict[str, Fields] = {
     # The executable and its allocations.
     "xla.gpu.GpuExecutableProto": _fields(
         "hlo_module_with_config binary module_name program_shape buffer_allocations"

@@ -188,7 +188,7 @@ def _open_slice_fusion(message: Any, scope: Scope) -> tuple[Iterable[Any], Scope
     if len(parts) != len(message.slice_allocations):
         raise Refusal(f"has {len(parts)} slices and {len(message.slice_allocations)} places")
     views = [
-        _find_view(scope.find_use(whole), part, prefix, allocation.size)
+        find_view(scope.find_use(whole), part, prefix, allocation.size)
         for (whole, part, prefix), allocation in zip(parts, message.slice_allocations, strict=True)
     ]
     # Instructions in there have names of their own computation.
@@ -202,8 +202,18 @@ def _pick(pieces: Sequence[Any], index: int) -> Any:
     return pieces[index]
 
 
-def _find_view(whole: BufferUse, part: Any, prefix: str, size: int) -> BufferUse:
-    """Returns the part of a buffer that starts at a constant offset, moved inside its bounds."""
+def find_view(whole: BufferUse, part: Any, prefix: str, size: int) -> BufferUse:
+    """Returns the part of a buffer that starts at a constant offset, moved inside its bounds.
+
+    Args:
+        whole: the buffer.
+        part: a ``ParameterProto`` or ``ResultProto`` of a ``DynamicSliceFusionThunkProto``.
+        prefix: of the names of its fields: ``slice`` or ``update``.
+        size: bytes of the part.
+
+    Raises:
+        Refusal: the offset is not a constant.
+    """
     if not 0 <= size <= whole.nbytes:
         raise Refusal(f"takes {size} bytes of {whole.nbytes}")
     if not part.HasField(f"{prefix}_config"):
