@@ -12,6 +12,7 @@ from tests.conformance.harnesses import Case
 from tests.conformance.runner import Outcome, Result
 from tests.gpu import harness_report, harness_runner, harness_workers
 from tests.gpu.reference import Likeness, Verdict
+from tests.gpu.subprocesses import run_python
 from tracegraph.runtime.errors import UnsupportedError
 
 NAMES = [f"case{index}" for index in range(10)]
@@ -122,6 +123,16 @@ def test_refusals_of_one_kind_are_counted_together():
     classify = harness_runner.classify_refusal
     assert classify(one) == classify(two)
     assert classify(one) != classify(other)
+
+
+def test_every_process_draws_the_same_sample():
+    program = (
+        "from tests.gpu.harness_runner import choose_cases\n"
+        "print(' '.join(case.name for case in choose_cases(50, 3)))"
+    )
+    done = run_python(["-c", program], variables={"JAX_PLATFORMS": "cpu"})
+    names = [case.name for case in harness_runner.choose_cases(50, 3)]
+    assert done.stdout.split() == names, done.stderr
 
 
 def make_case(function):

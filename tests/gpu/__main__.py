@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import sys
@@ -20,7 +21,7 @@ _SAMPLE = flags.DEFINE_integer("sample", 650, "run so many cases, all groups pre
 _SEED = flags.DEFINE_integer("seed", 0, "seed of the sample")
 _WORKERS = flags.DEFINE_integer("workers", 8, "how many processes share the GPU", 1)
 _OUTPUT = flags.DEFINE_string("output", None, "write the Markdown table to this file")
-_ONLY = flags.DEFINE_string("only", None, "run the cases named in this file in this process")
+_ONLY = flags.DEFINE_string("only", None, "run the cases of this JSON list in this process")
 PROGRESS_CASES = 50
 
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
     logging.set_verbosity(logging.WARNING)
     if _ONLY.value:
-        work(pathlib.Path(_ONLY.value).read_text().splitlines())
+        work(json.loads(pathlib.Path(_ONLY.value).read_text()))
         return
     results = run_sample()
     text = harness_report.format_markdown(results, _describe_command(), _find_device_name())
@@ -78,7 +79,7 @@ def work(names: Sequence[str]) -> None:
 
 def _make_command(names: Sequence[str], folder: pathlib.Path) -> list[str]:
     with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        file.write("\n".join(names))
+        json.dump(list(names), file)
     options = [f"--sample={_SAMPLE.value}", f"--seed={_SEED.value}", f"--only={file.name}"]
     return [sys.executable, "-m", "tests.gpu", *options]
 
