@@ -6,16 +6,22 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test deviceless check format clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/installed ## train a digit classifier, captured whole, and write digits_loss.png
 	$(BIN)/python examples/03_train_digits.py
 
 test: $(VENV)/installed ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# XLA may look for a GPU otherwise, and finds a plugin without its libraries.
+deviceless: export JAX_PLATFORMS := cpu
+deviceless: export TRACEGRAPH_REQUIRE_DEVICELESS := 1
+deviceless: $(VENV)/deviceless ## run the tests that compile for an H200 without one (PYTHON=python3.12 or later)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/deviceless tests/lowering
 
 check: $(VENV)/installed build/typecheck ## lint, check the format, check the types
 	$(BIN)/ruff check .
@@ -33,6 +39,14 @@ $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tracegraph needs Python 3.11 or later; try: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+# Compiling for a GPU needs 1.2 GB of wheels; their dependencies, 3 GB more, are for running on one.
+$(VENV)/deviceless: $(VENV)/installed
+	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
+	$(BIN)/python -m pip install --quiet --no-deps 'nvidia-cuda-nvcc-cu12>=12.9' \
+	    "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
+	$(BIN)/python -m pip install --quiet 'cuda-bindings>=12.9,<13'
 	touch $@
 
 # Type checkers do not run the line that joins the layers, so they get a tree of links in which

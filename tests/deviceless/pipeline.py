@@ -13,6 +13,7 @@ import numpy as np
 from tests.deviceless.programs import Program
 from tracegraph.decorator import capture
 from tracegraph.frontend import make_request, trace_and_check
+from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.signature import bind_call, make_signature, name_leaves
 
@@ -45,6 +46,11 @@ def make_capture_request(
     names, _ = name_leaves(function, options, call)
     checked = trace_and_check(function, options, call, make_signature(call, leaves, tree))
     return make_request(checked, options, call, names)
+
+
+def lower_for_gpu(request: CaptureRequest, device: Any) -> Lowered:
+    """Compiles a request for a GPU, decodes, plans and builds it."""
+    return lower_request(request, device, on_region=lambda name: None, target="gpu")
 
 
 def compile_whole(program: Program, device: Any) -> bytes:

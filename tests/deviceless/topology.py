@@ -7,6 +7,7 @@ PJRT library and nvcc, which are 1.2 GB and need no driver.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -41,6 +42,12 @@ def find_obstacle() -> str | None:
     if not any(_has_module(PLUGINS[plugin]) for plugin in found):
         return "the CUDA plugin has no nvcc beside it; run make deviceless"
     return None
+
+
+def find_wheels() -> list[str]:
+    """Returns the names of the installed packages that compiling for a GPU takes."""
+    names = {dist.metadata["Name"] for dist in importlib.metadata.distributions()}
+    return sorted(name for name in names if name.startswith(("jax-cuda", "nvidia-cuda-nvcc")))
 
 
 @functools.cache

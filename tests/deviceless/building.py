@@ -1,0 +1,191 @@
+"""Graphs that are built against the fake driver, and checks of what is built."""
+
+from __future__ import annotations
+
+import collections
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+from tests.runtime.fake_driver import FakeDriver
+from tracegraph.lowering.lower import Lowered
+from tracegraph.runtime.cuda.graph import CudaGraph
+from tracegraph.runtime.cuda.kernels import KernelLoader
+from tracegraph.runtime.graph import GraphDefinition, Stage
+from tracegraph.runtime.nodes import (
+    BufferUse,
+    CallNode,
+    CopyNode,
+    FillNode,
+    KernelNode,
+    MatmulNode,
+    Node,
+)
+
+ARENA_ADDRESS = 0x7F00_0000_0000
+# What the driver calls a node, by our kind; a library call is a graph of its own.
+DRIVER_KINDS = {"kernel": "kernel", "copy": "copy", "fill": "fill", "matmul": "child"}
+
+
+class FakeLibrary:
+    """Stands for cublasLt: enqueues one piece of work per product."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self._driver = driver
+
+    def enqueue(self, node: MatmulNode, locate: Any, stream: int) -> None:
+        for _, use in node.operands:
+            locate(use)
+        self._driver.add_captured(stream, node.name)
+
+
+def build_graphs(definition: GraphDefinition, driver: FakeDriver, context: int) -> list[CudaGraph]:
+    """Returns one executable graph per captured stage, over an arena at a made-up address."""
+    address_of = {slot.name: ARENA_ADDRESS + slot.offset for slot in definition.slots}
+
+    def locate(use: BufferUse) -> int:
+        return address_of[use.buffer] + use.offset
+
+    loader = KernelLoader(driver, context)
+    libraries = {"matmul": FakeLibrary(driver)}
+    return [
+        CudaGraph(driver, stage, locate, loader, libraries, definition.name)
+        for stage in definition.stages
+        if stage.is_captured
+    ]
+
+
+def check_built(definition: GraphDefinition) -> None:
+    """Builds and launches; the driver must get every node and edge, and all handles back."""
+    driver = FakeDriver()
+    context = driver.retain_primary_context(0)
+    graphs = build_graphs(definition, driver, context)
+    stages = [stage for stage in definition.stages if stage.is_captured]
+    with driver.use_context(context):
+        stream = driver.create_stream()
+    for graph, stage in zip(graphs, stages, strict=True):
+        built = driver.graphs[graph.handles[0]]
+        kinds = [DRIVER_KINDS[node.kind] for node in stage.nodes]
+        assert [node.kind for node in built.values()] == kinds
+        assert driver.read_edges(graph.handles[0]) == {
+            (*edge, edge in stage.programmatic) for edge in stage.edges
+        }
+        graph.launcher(stream)()
+    images = {n.code.cubin for s in stages for n in s.nodes if n.kind == "kernel"}
+    assert driver.count_calls("load_library") == len(images)
+    assert sum(graph.node_count for graph in graphs) == definition.node_count
+    graphs.clear()
+    graph = None
+    if len(driver.live_handles()) > 2:
+        gc.collect()
+    assert sorted(driver.live_handles().values()) == ["context", "stream"]
+
+
+def find_faults(definition: GraphDefinition) -> list[str]:
+    """Returns what is wrong with nodes, places and edges of a definition; empty when all is right.
+
+    Written apart from lowering: every byte range lies in its slot and every slot in the arena, two
+    nodes that share bytes of which one is written are ordered, no edge is implied by others, and an
+    edge is programmatic only between two kernels of which the second waits by itself.
+    """
+    found = []
+    sizes = {slot.name: _count_bytes(slot) for slot in definition.slots}
+    offsets = {slot.name: slot.offset for slot in definition.slots}
+    for slot in definition.slots:
+        if slot.offset < 0 or slot.offset + sizes[slot.name] > definition.arena_bytes:
+            found.append(f"{slot.name} is outside of the arena")
+    for stage in definition.stages:
+        for node in stage.nodes:
+            found += [
+                f"{node.name} uses {use} beyond its {sizes[use.buffer]} bytes"
+                for use, _ in list_uses(node)
+                if use.offset < 0 or use.offset + use.nbytes > sizes[use.buffer]
+            ]
+        found += _find_unordered(stage, offsets)
+        found += _find_bad_edges(stage)
+    return found
+
+
+def list_uses(node: Node) -> list[tuple[BufferUse, bool]]:
+    """Returns every byte range of a node, and whether it is written."""
+    if isinstance(node, KernelNode):
+        return list(node.uses)
+    if isinstance(node, CopyNode):
+        return [(node.source, False), (node.target, True)]
+    if isinstance(node, FillNode):
+        return [(node.target, True)]
+    if isinstance(node, MatmulNode):
+        return [(use, role in MatmulNode.WRITTEN) for role, use in node.operands]
+    assert isinstance(node, CallNode)
+    return []
+
+
+def find_longest_chain(stage: Stage) -> int:
+    """Returns how many nodes the longest path of a stage has."""
+    length = [1] * len(stage.nodes)
+    for first, second in sorted(stage.edges, key=lambda edge: edge[1]):
+        length[second] = max(length[second], length[first] + 1)
+    return max(length, default=0)
+
+
+def find_excess_bytes(lowered: Lowered) -> float:
+    """Returns by which factor the arena is larger than XLA's own memory for the same regions."""
+    total = 0
+    for region in lowered.regions:
+        analysis = region.executable.memory_analysis()  # type: ignore[attr-defined]
+        total += analysis.argument_size_in_bytes + analysis.output_size_in_bytes
+        total += analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
+    total += sum(len(s.content) for s in lowered.definition.slots if s.content is not None)
+    return lowered.definition.arena_bytes / max(total, 1)
+
+
+def _count_bytes(slot: Any) -> int:
+    count = slot.dtype.itemsize
+    for size in slot.shape:
+        count *= size
+    return count
+
+
+def _find_unordered(stage: Stage, offsets: dict[str, int]) -> Iterator[str]:
+    before = _find_ancestors(stage)
+    ranges = sorted(
+        (offsets[use.buffer] + use.offset, offsets[use.buffer] + use.offset + use.nbytes, i, w)
+        for i, node in enumerate(stage.nodes)
+        for use, w in list_uses(node)
+        if use.nbytes
+    )
+    active: list[tuple[int, int, int, bool]] = []
+    for start, end, index, is_written in ranges:
+        active = [other for other in active if other[1] > start]
+        for _, _, other, other_written in active:
+            early, late = sorted((index, other))
+            is_ordered = early == late or before[late] >> early & 1
+            if (is_written or other_written) and not is_ordered:
+                yield f"{stage.nodes[late].name} does not wait for {stage.nodes[early].name}"
+        active.append((start, end, index, is_written))
+
+
+def _find_bad_edges(stage: Stage) -> Iterator[str]:
+    before = _find_ancestors(stage)
+    waits = collections.defaultdict(list)
+    for first, second in stage.edges:
+        waits[second].append(first)
+    for second, firsts in waits.items():
+        for first in firsts:
+            if any(before[other] >> first & 1 for other in firsts):
+                yield f"edge {first} -> {second} is implied by others"
+    for first, second in stage.programmatic:
+        later = stage.nodes[second]
+        is_early = isinstance(later, KernelNode) and later.begins_with_wait
+        if (first, second) not in stage.edges:
+            yield f"{first} -> {second} is programmatic and no edge"
+        if not is_early or not isinstance(stage.nodes[first], KernelNode):
+            yield f"edge {first} -> {second} is programmatic"
+
+
+def _find_ancestors(stage: Stage) -> list[int]:
+    """Returns for each node the bitset of the nodes before it."""
+    before = [0] * len(stage.nodes)
+    for first, second in sorted(stage.edges, key=lambda edge: edge[1]):
+        before[second] |= before[first] | 1 << first
+    return before

@@ -1,0 +1,124 @@
+"""Every program of the corpus on its whole way, up to explicit nodes in the fake driver."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.deviceless import building, coverage, pipeline
+from tests.deviceless.coverage import Outcome
+from tests.deviceless.programs import PROGRAMS, Program
+from tracegraph.lowering.lower import Lowered
+from tracegraph.lowering.memory_plan import verify_plan
+from tracegraph.runtime.graph import GraphDefinition, Stage
+
+# Below this, rounding each buffer up to 256 bytes is most of the arena.
+LARGE_BYTES = 1 << 18
+
+
+@functools.cache
+def lower(program: Program, device: Any) -> Lowered:
+    with pipeline.setting_for(program):
+        arguments = program.make_arguments(np.random.default_rng(0))
+        figures, lowered = coverage.measure(
+            program.name, program.function, arguments, device, program.donate_argnums
+        )
+    assert figures.outcome is Outcome.BUILT, figures
+    assert lowered is not None
+    return lowered
+
+
+def find_program(name: str) -> Program:
+    return next(program for program in PROGRAMS if program.name == name)
+
+
+# One test, since another worker would compile the program again.
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_program_is_lowered_planned_and_built(program: Program, h200: Any) -> None:
+    lowered = lower(program, h200)
+    definition = lowered.definition
+    verify_plan(lowered.plan)
+    assert {buffer.name for buffer in lowered.program.buffers} == set(lowered.plan.offsets)
+    assert {slot.name for slot in definition.slots} == set(lowered.plan.offsets)
+    assert building.find_faults(definition) == []
+    assert definition.node_count == len(lowered.program.steps)
+    if definition.arena_bytes > LARGE_BYTES:
+        assert building.find_excess_bytes(lowered) <= 1.05
+    building.check_built(definition)
+
+
+def test_train_step_has_parallel_branches(h200: Any) -> None:
+    definition = lower(find_program("gpt_2x128"), h200).definition
+    (stage,) = definition.stages
+    kinds = collections.Counter(node.kind for node in stage.nodes)
+    assert 80 <= kinds["kernel"] <= 200
+    assert building.find_longest_chain(stage) < 0.9 * len(stage.nodes)
+    assert len(stage.edges) <= 2 * len(stage.nodes)
+    assert len(stage.programmatic) >= 0.5 * len(stage.edges)
+
+
+def _change_stage(definition: GraphDefinition, **changes: Any) -> GraphDefinition:
+    (stage,) = definition.stages
+    return dataclasses.replace(definition, stages=(dataclasses.replace(stage, **changes),))
+
+
+def _drop_edge(definition: GraphDefinition) -> GraphDefinition:
+    (stage,) = definition.stages
+    edges = stage.edges[:-1]
+    return _change_stage(definition, edges=edges, programmatic=stage.programmatic & set(edges))
+
+
+def _repeat_edge(definition: GraphDefinition) -> GraphDefinition:
+    (stage,) = definition.stages
+    new = next(
+        (a, d)
+        for a, b in stage.edges
+        for c, d in stage.edges
+        if b == c and (a, d) not in stage.edges
+    )
+    return _change_stage(definition, edges=(*stage.edges, new))
+
+
+def _start_all_early(definition: GraphDefinition) -> GraphDefinition:
+    (stage,) = definition.stages
+    return _change_stage(definition, programmatic=frozenset(stage.edges))
+
+
+def _move_slots(definition: GraphDefinition) -> GraphDefinition:
+    slots = tuple(dataclasses.replace(slot, offset=0) for slot in definition.slots)
+    return dataclasses.replace(definition, slots=slots)
+
+
+def _shrink_slots(definition: GraphDefinition) -> GraphDefinition:
+    slots = tuple(dataclasses.replace(slot, shape=()) for slot in definition.slots)
+    return dataclasses.replace(definition, slots=slots)
+
+
+def _shrink_arena(definition: GraphDefinition) -> GraphDefinition:
+    return dataclasses.replace(definition, arena_bytes=definition.arena_bytes // 2)
+
+
+@pytest.mark.parametrize(
+    ("plant", "message"),
+    [
+        (_drop_edge, "does not wait for"),
+        (_repeat_edge, "is implied by others"),
+        (_start_all_early, "is programmatic"),
+        (_move_slots, "does not wait for"),
+        (_shrink_slots, "beyond its"),
+        (_shrink_arena, "is outside of the arena"),
+    ],
+)
+def test_planted_faults_are_found(plant: Any, message: str, h200: Any) -> None:
+    definition = lower(find_program("mlp"), h200).definition
+    faults = building.find_faults(plant(definition))
+    assert any(message in fault for fault in faults), faults
+
+
+def test_stage_without_nodes_has_no_chain() -> None:
+    assert building.find_longest_chain(Stage((), ())) == 0

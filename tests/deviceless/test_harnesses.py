@@ -1,0 +1,82 @@
+"""A fixed sample of JAX's harnesses on their way to a graph, and the table of what they hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+from tests.deviceless import building, coverage
+from tests.deviceless.coverage import Figures, Outcome
+
+COMPILED_PER_SHARD = 50
+
+
+@pytest.mark.parametrize("shard", range(coverage.SHARDS))
+def test_sample_is_built_or_refused_for_a_known_reason(shard: int, h200: Any) -> None:
+    results = []
+    for case in coverage.draw_cases(shard):
+        figures, lowered = coverage.measure(case.name, case.function, case.make_arguments(0), h200)
+        results.append(figures)
+        assert coverage.is_expected(figures), figures
+        if lowered is not None:
+            assert building.find_faults(lowered.definition) == [], case.name
+            building.check_built(lowered.definition)
+    jax.clear_caches()
+    compiled = [f for f in results if f.outcome in (Outcome.BUILT, Outcome.REFUSED)]
+    built = [f for f in compiled if f.outcome is Outcome.BUILT]
+    # Together at least 400 programs.
+    assert len(compiled) >= COMPILED_PER_SHARD >= 400 / coverage.SHARDS
+    assert len(built) >= 0.9 * len(compiled), coverage.format_table(results)
+
+
+def test_shards_are_the_sample() -> None:
+    shards = [coverage.draw_cases(shard) for shard in range(coverage.SHARDS)]
+    names = [case.name for shard in shards for case in shard]
+    assert sorted(names) == sorted(case.name for case in coverage.draw_cases())
+    assert len(set(names)) == coverage.SAMPLE_CASES >= 400
+
+
+TABLE = """\
+cases                 4
+built                 1
+refused               1
+not captured          1
+not compiled          1
+
+thunk kind     programs    thunks     built
+custom_kernel         2         3         1
+while                 1         1         0
+
+graphs: 1 with 2 nodes and 1 edges
+
+   1 not captured: c: CaptureError: loops
+   1 not compiled: d: XLA refuses
+   1 refused: while (1)"""
+
+
+def test_table_counts_programs_and_thunks() -> None:
+    refusal = "UnsupportedError: `region0` has work that cannot be lowered: while (1)"
+    figures = [
+        Figures("a", Outcome.BUILT, "", {"custom_kernel": 2}, 2, 1),
+        Figures("b", Outcome.REFUSED, refusal, {"custom_kernel": 1, "while": 1}),
+        Figures("c", Outcome.NOT_CAPTURED, "CaptureError: loops"),
+        Figures("d", Outcome.NOT_COMPILED, "XLA refuses"),
+    ]
+    assert coverage.format_table(figures) == TABLE
+
+
+@pytest.mark.parametrize(
+    ("figures", "is_expected"),
+    [
+        (Figures("a", Outcome.BUILT), True),
+        (Figures("a", Outcome.REFUSED, "UnsupportedError: x", {"custom_kernel": 1}), False),
+        (Figures("a", Outcome.REFUSED, "UnsupportedError: x", {"fft": 1}), True),
+        (Figures("a", Outcome.REFUSED, "UnsupportedError: x", {"custom_call potrf": 1}), True),
+        (Figures("a", Outcome.NOT_CAPTURED, "CaptureError: `f` reads a value"), False),
+        (Figures("a", Outcome.NOT_COMPILED, "XLA refuses"), True),
+    ],
+)
+def test_refusals_are_told_apart(figures: Figures, is_expected: bool) -> None:
+    assert coverage.is_expected(figures) is is_expected
