@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tracegraph.lowering.byte_map import ByteMap
 from tracegraph.lowering.device_program import (
     Copy,
     DeviceProgram,
@@ -222,20 +223,21 @@ def _fill_undefined(
     buffers: Sequence[BufferSpec], steps: Sequence[Step], region: Region
 ) -> list[Step]:
     """Returns steps that fill with zeros what XLA leaves undefined, as `jnp.empty` does."""
-    first_use: dict[str, bool] = {}
+    whole = {spec.name: BufferUse(spec.name, 0, spec.nbytes) for spec in buffers if spec.nbytes}
+    written = {name: ByteMap(False) for name in whole}
+    undefined: set[str] = set()
     for step in steps:
-        for use in step.writes:
-            first_use.setdefault(use.buffer, True)
-        for use in step.reads:
-            first_use.setdefault(use.buffer, False)
-    undefined = [
-        BufferUse(spec.name, 0, spec.nbytes)
-        for spec in dict.fromkeys(buffers)
-        if spec.nbytes and not first_use.get(spec.name, False)
-    ]
+        for use in (use for use in step.writes if use.buffer in whole):
+            written[use.buffer].replace(use.offset, use.offset + use.nbytes, True)
+        # What a step both reads and writes may be written only: XLA does not always tell.
+        for use in (use for use in step.reads if use.buffer in whole):
+            if not all(written[use.buffer].read(use.offset, use.offset + use.nbytes)):
+                undefined.add(use.buffer)
+    undefined |= {name for name, use in whole.items() if not any(written[name].read(0, use.nbytes))}
     return [
-        DeviceStep(FillNode(f"empty_{use.buffer}", use), (), (use,), region.place.stream)
-        for use in undefined
+        DeviceStep(FillNode(f"empty_{name}", use), (), (use,), region.place.stream)
+        for name, use in whole.items()
+        if name in undefined
     ]
 
 

@@ -15,10 +15,12 @@ from tracegraph.lowering.compile import (
     make_call,
     place_donated_results,
 )
+from tracegraph.lowering.dependencies import verify_order
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.lifetimes import find_lifetimes
 from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
+from tracegraph.lowering.widen import widen
 from tracegraph.lowering.xla.decode import read_program
 from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options
@@ -29,6 +31,10 @@ PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
     ("ext.cub_sort", ("xla_gpu_enable_cub_radix_sort", False)),
     ("in_process_symbol", ("xla_disable_hlo_passes", "topk-specializer")),
 )
+
+# How much more memory steps side by side may take than one after another. They are put side by
+# side within the budget; pieces that do not fit together may add a little to that.
+WIDE_BUDGET, WIDE_LIMIT = 1.02, 1.04
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +104,31 @@ def compile_for_gpu(
         compiled.append(_record(arranged, executable, count, options))
         pieces.append(XlaRegion(_rename(arranged, renamed), program, count))
     frame = frame_program(request, renamed, copies)
-    program, plan = plan_smallest(pieces, declared_edges(request.regions), frame)
+    program, plan = plan_program(pieces, declared_edges(request.regions), frame)
     return CompiledForGpu(program, plan, tuple(compiled))
+
+
+def plan_program(
+    regions: Sequence[RegionSteps], order: Sequence[tuple[int, int]], frame: DeviceProgram
+) -> tuple[DeviceProgram, MemoryPlan]:
+    """Returns the assembled program and its plan: as wide as about the same memory allows.
+
+    Args:
+        regions: in program order.
+        order: pairs of region indices; the first must finish before the second.
+        frame: what comes around the regions; see `assemble`.
+
+    Raises:
+        CaptureError: the streams leave two steps that touch the same bytes unordered.
+    """
+    serial, serial_plan = plan_smallest(regions, order, frame)
+    # In levels the order of the streams is no longer to be seen.
+    verify_order(serial)
+    wide = widen(serial, int(WIDE_BUDGET * serial_plan.arena_bytes))
+    wide_plan = plan_memory(frame.name, find_lifetimes(wide))
+    if wide_plan.arena_bytes > WIDE_LIMIT * serial_plan.arena_bytes:
+        return serial, serial_plan
+    return wide, wide_plan
 
 
 def plan_smallest(

@@ -41,7 +41,7 @@ class MemoryPlan:
     @property
     def sum_bytes(self) -> int:
         """Bytes that all buffers take side by side, each rounded up to the alignment."""
-        return sum(_align(lifetime.nbytes) for lifetime in self.lifetimes)
+        return sum(align(lifetime.nbytes) for lifetime in self.lifetimes)
 
     @property
     def peak_bytes(self) -> int:
@@ -172,7 +172,7 @@ def _by_first_step(lifetime: Lifetime) -> tuple[int, int]:
 
 
 def _by_area(lifetime: Lifetime) -> tuple[int, int]:
-    return -_align(lifetime.nbytes) * (lifetime.last - lifetime.first + 1), lifetime.first
+    return -align(lifetime.nbytes) * (lifetime.last - lifetime.first + 1), lifetime.first
 
 
 PLACEMENT_ORDERS: tuple[Callable[[Lifetime], tuple[int, int]], ...] = (
@@ -197,7 +197,7 @@ def _stack(lifetimes: Sequence[Lifetime]) -> tuple[dict[str, int], int, list[Lif
             offsets[lifetime.name] = 0
         elif lifetime.first <= 0 and lifetime.last >= final:
             offsets[lifetime.name] = end
-            end += _align(lifetime.nbytes)
+            end += align(lifetime.nbytes)
         else:
             searched.append(lifetime)
     return offsets, end, searched
@@ -214,8 +214,8 @@ def _place(ordered: Sequence[Lifetime], base: int) -> tuple[dict[str, int], int]
             for start, end, first, last in placed
             if first <= lifetime.last and lifetime.first <= last
         ]
-        start = _find_gap(occupied, base, _align(lifetime.nbytes))
-        end = start + _align(lifetime.nbytes)
+        start = _find_gap(occupied, base, align(lifetime.nbytes))
+        end = start + align(lifetime.nbytes)
         bisect.insort(placed, (start, end, lifetime.first, lifetime.last))
         offsets[lifetime.name] = start
         arena_bytes = max(arena_bytes, end)
@@ -293,7 +293,7 @@ def _find_wrong_totals(plan: MemoryPlan) -> Iterator[str]:
 def _find_peak(lifetimes: Iterable[Lifetime]) -> int:
     changes: dict[int, int] = {}
     for lifetime in lifetimes:
-        nbytes = _align(lifetime.nbytes)
+        nbytes = align(lifetime.nbytes)
         changes[lifetime.first] = changes.get(lifetime.first, 0) + nbytes
         changes[lifetime.last + 1] = changes.get(lifetime.last + 1, 0) - nbytes
     peak = live = 0
@@ -303,7 +303,8 @@ def _find_peak(lifetimes: Iterable[Lifetime]) -> int:
     return peak
 
 
-def _align(nbytes: int) -> int:
+def align(nbytes: int) -> int:
+    """Returns the bytes that a buffer takes in the arena."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

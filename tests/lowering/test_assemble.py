@@ -31,6 +31,7 @@ from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, 
 from tracegraph.lowering.lifetimes import find_lifetimes
 from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.request import BufferSpec, OutputSpec, Place
+from tracegraph.lowering.widen import widen
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import CaptureError, UnsupportedError
 from tracegraph.runtime.nodes import FillNode
@@ -150,7 +151,16 @@ def test_what_xla_leaves_undefined_is_zero():
     results = [("#o", spec("n")), ("#e", spec("e"))]
     program = place([kernel("a", "#t", "#o")], more, results)
     assert show(program) == ["empty_r.temp.0() -> r.temp.0", "empty_e() -> e", "a(r.temp.0) -> n"]
-    assert all(isinstance(step.node, FillNode) for step in program.steps[:2])
+    fills = [step.node for step in program.steps if isinstance(step, DeviceStep)][:2]
+    assert all(isinstance(node, FillNode) for node in fills)
+
+
+def test_a_buffer_that_is_read_beyond_what_was_written_is_zero_first():
+    steps = [kernel("a", "#p", "#t[0:32]"), kernel("b", "#t", "#o"), kernel("c", "#u", "#u")]
+    more = [allocation("#o", OUTPUT), TEMP, allocation("#u", TEMPORARY)]
+    program = place(steps, more, [("#o", spec("n"))])
+    # `c` may only write what it is said to read, too.
+    assert [step.name for step in program.steps] == ["empty_r.temp.0", "a", "b", "c"]
 
 
 def test_empty_buffers_need_no_steps():
@@ -245,8 +255,9 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
     compiled, frame = make_drawn(drawn)
     expected = {(f"#p{i}", b): f"{i}.{b}" for i in range(len(region.inputs)) for b in range(3)}
     run_steps(program.steps, expected, None)
-    for is_whole in (False, True):
-        assembled = assemble([compiled], (), into=frame, is_whole=is_whole)
+    split, whole = (assemble([compiled], (), into=frame, is_whole=w) for w in (False, True))
+    wide, narrow = (widen(split, budget) for budget in (1 << 20, 0))
+    for assembled in (split, whole, wide, narrow):
         verify_order(assembled)
         plan = plan_memory("f", find_lifetimes(assembled))
         definition = build_graph(assembled, plan)
@@ -261,7 +272,7 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
             for b in range(each.nbytes):
                 wanted = expected.get((name, b))
                 found = memory["arena", plan.offsets[each.name] + b]
-                assert wanted is None or found == wanted, (is_whole, name, b)
+                assert wanted is None or found == wanted, (assembled, name, b)
         # Inputs that are not updated keep their values.
         for i, each in enumerate(region.inputs[donated:], donated):
             found = [memory["arena", plan.offsets[each.name] + b] for b in range(3)]

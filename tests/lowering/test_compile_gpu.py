@@ -25,7 +25,7 @@ from tracegraph.lowering.request import (
     Role,
 )
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
-from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.errors import CaptureError, UnsupportedError
 
 jax.config.update("jax_platforms", "cpu")
 FLOAT = np.dtype(np.float32)
@@ -139,7 +139,35 @@ def test_state_that_is_read_later_gets_its_new_value_at_the_end(reader: FakeRead
     assert compiled.regions[0].in_place == 0
     assert show(compiled) == ["update(x s) -> n", "make(s) -> t", "update_s(n) -> s"]
     assert isinstance(compiled.program.steps[-1], Copy)
-    assert compiled.program.edges == ((0, 1), (0, 2), (1, 2))
+    assert compiled.program.edges == ((0, 2), (1, 2))
+
+
+def test_a_missing_wait_is_found_before_the_steps_are_put_in_levels(reader: FakeReader):
+    wanted = request(region("make", make, "x", "t"), region("update", update, "t s", "n", Place(1)))
+    reader.in_place = {"update": 1}
+    with pytest.raises(CaptureError, match="`update` on stream 1 reads `t` without waiting"):
+        compile_it(wanted)
+
+
+def make_branches(reader: FakeReader) -> CaptureRequest:
+    """Returns a request of a chain and a step that stands in its way in the serial order."""
+    reader.in_place = {"update": 1}
+    return request(
+        region("make1", make, "x", "t"),
+        region("make2", make, "x", "u"),
+        region("two1", update, "t u", "v w"),
+        region("update", update, "v s", "n"),
+        outputs=(("n", "s"), ("w", None)),
+    )
+
+
+def test_steps_stand_side_by_side_where_the_memory_allows(
+    reader: FakeReader, monkeypatch: pytest.MonkeyPatch
+):
+    compiled = compile_it(make_branches(reader))
+    assert compiled.program.edges == ((0, 2), (1, 2), (2, 3))
+    monkeypatch.setattr(compile_gpu, "WIDE_LIMIT", 0.5)
+    assert compile_it(make_branches(reader)).program.edges == ((0, 1), (1, 2), (2, 3))
 
 
 def test_an_eager_region_stays_a_call(reader: FakeReader):
