@@ -65,6 +65,7 @@ class CapturedGraph:
         self.clock, self.launch_stages = replay.clock, replay.launch_stages
         self.lock, self.pending = replay.clock.lock, replay.pending
         self.verification = VerificationReport(skipped="verify=False")
+        self.seconds: dict[str, float] = {}
         self._donated = find_donated(options, call)
         avals = [operand.aval for operand in checked.graph.outputs]
         self._results = ResultBuilder(replay, checked.out_tree, avals)

@@ -19,6 +19,7 @@ from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.reference import run_regions
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import to_plain, unwrap_key
 from tracegraph.verification import VerificationReport, compare_results
 
@@ -47,9 +48,32 @@ def verify_on_device(
 
     Raises:
         VerificationError: a result differs; all are named.
+        OutOfMemoryError: there is no room for the copies that the comparison needs.
     """
+    try:
+        return _compare_twice(device, captured, lowered, request, leaves, paths)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise OutOfMemoryError(
+            f"no memory is left to verify `{captured.name}`",
+            where=f"verification at capture: {str(error).splitlines()[0]}",
+            why="the comparison needs copies of all arguments and results beside the graph's own",
+            fix="capture with verify=False, or verify with smaller arguments first",
+            anchor="out-of-memory",
+        ) from error
+
+
+def _compare_twice(
+    device: CudaDevice,
+    captured: CapturedGraph,
+    lowered: Lowered,
+    request: CaptureRequest,
+    leaves: Sequence[Any],
+    paths: Sequence[str],
+) -> VerificationReport:
     values = _place_values(device, captured, request, leaves)
-    report = VerificationReport()
+    close: set[str] = set()
     for is_other in (False, True):
         given = _copy(device, values, len(leaves), is_other=is_other)
         loaded = _copy(device, values, len(leaves), is_other=is_other)
@@ -74,10 +98,9 @@ def verify_on_device(
             is_exact=is_stable,
             reference=REFERENCE,
         )
-        exact = len(expected) - len(suspects) + part.exact
-        if not is_other or exact < report.exact:
-            report = VerificationReport(exact, part.close, reference=REFERENCE)
-    return report
+        close |= {*part.close}
+    named = tuple(path for path in paths if path in close)
+    return VerificationReport(len(paths) - len(named), named, reference=REFERENCE)
 
 
 def _place_values(

@@ -254,6 +254,15 @@ class GraphedFunction:
         """Returns the id of the private pool, which another capture may share by ``pool=``."""
         return self._pool.pool_id
 
+    def timings(self) -> dict[str, float]:
+        """Returns the seconds that each stage of the latest graph's capture took.
+
+        The stages are ``trace``, ``compile`` (XLA's own time), ``lower``, ``instantiate`` and
+        ``verify``; empty before the first capture.
+        """
+        latest = self._latest
+        return dict(latest.seconds) if latest is not None else {}
+
     @property
     def pool_bytes(self) -> int:
         """Bytes that the private pool holds from the device."""
@@ -299,10 +308,12 @@ class GraphedFunction:
         refuse_staged(self._options.name)
         with Progress(f"capturing `{self._options.name}`") as progress:
             checked, lowered = self._lower(prepared, progress)
+            progress.enter("instantiate")
             captured = self.instantiate(prepared, checked, lowered)
             if self._options.verify:
                 progress.enter("verify")
                 captured.verification = self._verify(prepared, captured)
+        captured.seconds = dict(progress.seconds)
         self._misses += 1
         self._cache[prepared.signature] = captured
         if len(self._cache) > MAX_SIGNATURES:
@@ -341,7 +352,7 @@ class GraphedFunction:
         lowered = lower_request(
             request,
             self._device.jax_device,
-            on_region=lambda name: progress.enter(f"compile {name} of {len(request.regions)}"),
+            on_region=lambda name: progress.enter("compile", f"{name} of {len(request.regions)}"),
             updates_in_place=self._device.updates_in_place,
             target=self._device.target,
         )

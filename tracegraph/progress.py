@@ -19,22 +19,29 @@ class Progress:
     Args:
         title: what is going on, as ``capturing `step```.
 
+    Attributes:
+        seconds: how long each stage took, by name; a stage that was entered again adds up.
+
     Example:
         >>> with Progress("capturing `step`") as progress:
         ...     progress.enter("trace")
     """
 
     def __init__(self, title: str) -> None:
+        self.seconds: dict[str, float] = {}
         self._title = title
-        self._stage = ""
-        self._start = time.perf_counter()
+        self._stage = self._detail = ""
+        self._start = self._entered = time.perf_counter()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
         self._has_written = False
 
-    def enter(self, stage: str) -> None:
-        """Says which stage begins."""
-        self._stage = stage
+    def enter(self, stage: str, detail: str = "") -> None:
+        """Says which stage begins, and what of it."""
+        now = time.perf_counter()
+        if self._stage:
+            self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._entered
+        self._stage, self._detail, self._entered = stage, detail, now
 
     def __enter__(self) -> Progress:
         if is_shown():
@@ -49,6 +56,7 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         self._done.set()
+        self.enter("")
         if self._thread is not None:
             self._thread.join()
         if self._has_written:
@@ -60,7 +68,7 @@ class Progress:
             return
         self._has_written = True
         while not self._done.wait(_PERIOD_SECONDS):
-            self._write(f"{self._stage}, {time.perf_counter() - self._start:.0f} s", end="")
+            self._write(f"{self._stage}{self._detail and ' ' + self._detail}, {time.perf_counter() - self._start:.0f} s", end="")
 
     def _write(self, text: str, *, end: str) -> None:
         sys.stderr.write(f"\r\x1b[K{self._title}: {text}{end}")

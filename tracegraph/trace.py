@@ -158,7 +158,11 @@ class _GraphBuilder:
         context = equation_context(equation)
         scope = describe_scope(context)
         # JAX forgets the user's line inside its own functions: the line that calls them stands in.
-        source = describe_source(context) or enclosing.source
+        source = describe_source(context)
+        if not source:
+            source, outer = enclosing.source, enclosing.equation_context
+            if outer is not None:
+                context = dataclasses.replace(context, traceback=outer.traceback)
         return Origin(source, scope, self._find_stream(scope, enclosing.stream), context)
 
     def _read_params(self, equation: Any) -> Mapping[str, Any]:

@@ -68,7 +68,8 @@ class GraphCalls(DriverCalls):
             len(tensor_map.dims),
             address,
             [api.cuuint64_t(each) for each in tensor_map.dims],
-            [api.cuuint64_t(each) for each in tensor_map.strides],
+            # Never read for one dimension, but the driver refuses a null pointer.
+            [api.cuuint64_t(each) for each in tensor_map.strides or (16,)],
             [api.cuuint32_t(each) for each in tensor_map.box],
             [api.cuuint32_t(each) for each in tensor_map.element_strides],
             api.CUtensorMapInterleave(tensor_map.interleave),

@@ -19,7 +19,8 @@ from tests.gpu.reference import (
 )
 from tracegraph.lowering.lower import build_graph
 
-pytestmark = pytest.mark.usefixtures("gpu")
+PALLAS_WARNING = "ignore:The Pallas Triton backend is deprecated:DeprecationWarning"
+pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.filterwarnings(PALLAS_WARNING)]
 # The corpus has it for lowering; `capture` refuses it, for nothing could change from call to call.
 WITH_ARGUMENTS = tuple(program for program in PROGRAMS if program.name != "no_arguments")
 REPLAYS = 25
@@ -44,7 +45,7 @@ def test_replays_equal_the_executables(program):
         captured = replay_often(program, REPLAYS)
     assert captured.cache_info() == (REPLAYS - 1, 1, 64, 1)
     report = find_captured(captured).verification
-    assert not report.skipped
+    assert (report.skipped, report.reference) == ("", "XLA's executable")
     assert report.exact + len(report.close) > 0
 
 
