@@ -10,24 +10,20 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-
+from tracegraph.capture_verification import verify_capture
 from tracegraph.captured_graph import MISS, CapturedGraph
-from tracegraph.constraints.arguments import check_arguments
 from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
 from tracegraph.constraints.mismatch import LeafSpec
 from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, refuse_staged
-from tracegraph.constraints.violation import to_error
-from tracegraph.device_verification import verify_on_device
 from tracegraph.explain import explain_capture
 from tracegraph.frontend import CheckedGraph, make_request, trace_and_check
-from tracegraph.jax_internals import eval_trace, has_data_effects, read_settings, trace_state
+from tracegraph.jax_internals import eval_trace, read_settings, trace_state
 from tracegraph.lowered_capture import LoweredCapture
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.options import Options, read_options
+from tracegraph.prepared_call import PreparedCall, prepare_call
 from tracegraph.progress import Progress
 from tracegraph.runtime.array import Lifetime
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
@@ -39,8 +35,7 @@ from tracegraph.runtime.memory.private_pool import (
     new_pool_id,
 )
 from tracegraph.runtime.replay import Replay
-from tracegraph.signature import BoundCall, Signature, bind_call, make_signature, name_leaves
-from tracegraph.verification import VerificationReport, compare_results, flatten_results
+from tracegraph.signature import Signature
 
 MAX_SIGNATURES = 64
 # Graphs that a call tries before it works out its signature, which costs more.
@@ -66,15 +61,6 @@ class CacheInfo(NamedTuple):
     def captures(self) -> int:
         """Graphs captured so far: one per miss."""
         return self.misses
-
-
-class _Prepared(NamedTuple):
-    """A call on its way to a capture."""
-
-    call: BoundCall
-    signature: Signature
-    leaves: list[Any]
-    names: list[str]
 
 
 class GraphedFunction:
@@ -269,7 +255,7 @@ class GraphedFunction:
         return self._pool.reserved_bytes
 
     def instantiate(
-        self, prepared: _Prepared, checked: CheckedGraph, lowered: Lowered
+        self, prepared: PreparedCall, checked: CheckedGraph, lowered: Lowered
     ) -> CapturedGraph:
         """Returns an executable graph with an arena of its own."""
         lifetime = Lifetime.STATIC if self._options.outputs == "static" else Lifetime.FRESH
@@ -304,7 +290,7 @@ class GraphedFunction:
             self._first_calls += is_new
         return result
 
-    def _capture(self, prepared: _Prepared) -> CapturedGraph:
+    def _capture(self, prepared: PreparedCall) -> CapturedGraph:
         refuse_staged(self._options.name)
         with Progress(f"capturing `{self._options.name}`") as progress:
             checked, lowered = self._lower(prepared, progress)
@@ -312,7 +298,9 @@ class GraphedFunction:
             captured = self.instantiate(prepared, checked, lowered)
             if self._options.verify:
                 progress.enter("verify")
-                captured.verification = self._verify(prepared, captured)
+                captured.verification = verify_capture(
+                    self._function, self._options, prepared, captured, self._device
+                )
         captured.seconds = dict(progress.seconds)
         self._misses += 1
         self._cache[prepared.signature] = captured
@@ -331,21 +319,18 @@ class GraphedFunction:
 
     def _prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_values: bool = False
-    ) -> _Prepared:
+    ) -> PreparedCall:
         """Binds, checks and flattens a call; types stand in for arrays unless it has values."""
-        call = bind_call(self._function, self._options, args, kwargs)
-        names, argument_leaves = name_leaves(self._function, self._options, call)
-        abstract = jax.ShapeDtypeStruct
-        violations = check_arguments(
-            [x for x in argument_leaves if has_values or not isinstance(x.value, abstract)],
+        return prepare_call(
+            self._function,
+            self._options,
+            args,
+            kwargs,
             device=self._device.jax_device,
+            has_values=has_values,
         )
-        if violations:
-            raise to_error(violations, graph_name=self._options.name)
-        leaves, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
-        return _Prepared(call, make_signature(call, leaves, tree), leaves, names)
 
-    def _lower(self, prepared: _Prepared, progress: Progress) -> tuple[CheckedGraph, Lowered]:
+    def _lower(self, prepared: PreparedCall, progress: Progress) -> tuple[CheckedGraph, Lowered]:
         progress.enter("trace")
         checked = trace_and_check(self._function, self._options, prepared.call, prepared.signature)
         request = make_request(checked, self._options, prepared.call, prepared.names)
@@ -358,38 +343,8 @@ class GraphedFunction:
         )
         return checked, lowered
 
-    def _lower_quietly(self, prepared: _Prepared) -> tuple[CheckedGraph, Lowered]:
+    def _lower_quietly(self, prepared: PreparedCall) -> tuple[CheckedGraph, Lowered]:
         return self._lower(prepared, Progress("explain"))
-
-    def _verify(self, prepared: _Prepared, captured: CapturedGraph) -> VerificationReport:
-        """Compares replays on the call's own arguments with what XLA gives."""
-        ops = captured.checked.graph.ops
-        if any(has_data_effects(ops[index]) for index in captured.checked.uncapturable):
-            return VerificationReport(skipped="eager parts have effects, which must happen once")
-        tree = captured.checked.out_tree
-        numbered = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
-        paths = [
-            "result" + jax.tree_util.keystr(path)
-            for path, _ in jax.tree_util.tree_leaves_with_path(numbered)
-        ]
-        device = self._device
-        if isinstance(device, CudaDevice):
-            request = make_request(captured.checked, self._options, prepared.call, prepared.names)
-            return verify_on_device(
-                device, captured, captured.lowered, request, prepared.leaves, paths
-            )
-        with jax.default_device(device.jax_device):
-            expected = self._run_jit(prepared)
-        replayed = captured.replay_once(prepared.leaves)
-        return compare_results(self._options.name, paths, replayed, flatten_results(expected))
-
-    def _run_jit(self, prepared: _Prepared) -> Any:
-        def run(*leaves: Any) -> Any:
-            args, kwargs = jax.tree_util.tree_unflatten(prepared.signature.tree, leaves)
-            positional, keywords = prepared.call.restore(args, kwargs)
-            return self._function(*positional, **keywords)
-
-        return jax.jit(run)(*prepared.leaves)
 
     # Devices are looked for at the first use, not when a module with a decorator is imported.
     @functools.cached_property

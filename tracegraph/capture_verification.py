@@ -1,0 +1,66 @@
+"""Verification at capture: which reference a new graph is compared with, by its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from tracegraph.captured_graph import CapturedGraph
+from tracegraph.device_verification import verify_on_device
+from tracegraph.frontend import make_request
+from tracegraph.jax_internals import has_data_effects
+from tracegraph.options import Options
+from tracegraph.prepared_call import PreparedCall
+from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.device import Device
+from tracegraph.verification import VerificationReport, compare_results, flatten_results
+
+
+def verify_capture(
+    function: Callable[..., Any],
+    options: Options,
+    prepared: PreparedCall,
+    captured: CapturedGraph,
+    device: Device,
+) -> VerificationReport:
+    """Compares replays on a call's own arguments with what XLA gives.
+
+    Args:
+        function: the user's function.
+        options: how it is captured.
+        prepared: the call.
+        captured: its new graph.
+        device: that the graph is on. The reference of a GPU's graph is the XLA executable that it
+            was made from, that of a graph on the host `jax.jit`.
+
+    Raises:
+        VerificationError: a result differs; all are named.
+        OutOfMemoryError: there is no room for the copies that the comparison needs.
+    """
+    ops = captured.checked.graph.ops
+    if any(has_data_effects(ops[index]) for index in captured.checked.uncapturable):
+        return VerificationReport(skipped="eager parts have effects, which must happen once")
+    tree = captured.checked.out_tree
+    numbered = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
+    paths = [
+        "result" + jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(numbered)
+    ]
+    if isinstance(device, CudaDevice):
+        request = make_request(captured.checked, options, prepared.call, prepared.names)
+        return verify_on_device(device, captured, captured.lowered, request, prepared.leaves, paths)
+    with jax.default_device(device.jax_device):
+        expected = _run_jit(function, prepared)
+    replayed = captured.replay_once(prepared.leaves)
+    return compare_results(options.name, paths, replayed, flatten_results(expected))
+
+
+def _run_jit(function: Callable[..., Any], prepared: PreparedCall) -> Any:
+    def run(*leaves: Any) -> Any:
+        args, kwargs = jax.tree_util.tree_unflatten(prepared.signature.tree, leaves)
+        positional, keywords = prepared.call.restore(args, kwargs)
+        return function(*positional, **keywords)
+
+    return jax.jit(run)(*prepared.leaves)
