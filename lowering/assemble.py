@@ -26,7 +26,7 @@ from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.split_temporaries import Part, Split, split_allocations
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import CaptureError, TracegraphError, UnsupportedError
-from tracegraph.runtime.nodes import BufferUse, FillNode
+from tracegraph.runtime.nodes import BufferUse, FillNode, KernelNode
 
 BYTE = np.dtype(np.uint8)
 
@@ -116,6 +116,8 @@ def _place_region(compiled: XlaRegion, is_whole: bool) -> tuple[list[BufferSpec]
     split = split_allocations(program.steps, loose, results, is_whole=is_whole)
     part_names, temporaries = _name_parts(region, results, split)
     added = [*constants, *temporaries]
+    if any(_has_empty(step) for step in program.steps):
+        added.append(BufferSpec(_name_empty(region), (0,), BYTE))
     steps = [
         _move_step(step, fixed, part_names, split, index, region)
         for index, step in enumerate(program.steps)
@@ -175,19 +177,36 @@ def _move_step(
     region: Region,
 ) -> DeviceStep:
     part_of = split.steps[index]
+    placed: dict[BufferUse, BufferUse] = {}
 
     def place(use: BufferUse) -> BufferUse:
+        if use not in placed:
+            placed[use] = find_place(use)
+        return placed[use]
+
+    def find_place(use: BufferUse) -> BufferUse:
         if use.buffer in fixed:
             return BufferUse(fixed[use.buffer], use.offset, use.nbytes)
+        if not use.nbytes:
+            return BufferUse(_name_empty(region), 0, 0)
         if use not in part_of:
             raise _internal_error(
-                f"`{step.name}` neither reads nor writes {use}, which its node uses",
-                region,
+                f"`{step.name}` neither reads nor writes {use}, which its node uses", region
             )
         part = split.parts[part_of[use]]
         return BufferUse(part_names[part_of[use]], use.offset - part.offset, use.nbytes)
 
     return dataclasses.replace(step.move(place), stream=region.place.stream)
+
+
+def _name_empty(region: Region) -> str:
+    """Returns the buffer that stands for ranges of no bytes: they need an address all the same."""
+    return f"{region.name}.empty"
+
+
+def _has_empty(step: DeviceStep) -> bool:
+    uses = [use for use, _ in step.node.uses] if isinstance(step.node, KernelNode) else []
+    return not all(use.nbytes for use in (*step.reads, *step.writes, *uses))
 
 
 def _copy_results(
@@ -200,13 +219,15 @@ def _copy_results(
     """Returns a copy for every result that XLA leaves elsewhere than in its own buffer."""
     copies: list[Copy] = []
     for spec, result in zip(region.outputs, results, strict=True):
+        if not spec.nbytes:
+            continue
         if result.buffer in fixed:
             source = BufferUse(fixed[result.buffer], 0, spec.nbytes)
         else:
             part = split.results[result]
             source = BufferUse(part_names[part], -split.parts[part].offset, spec.nbytes)
         target = BufferUse(spec.name, 0, spec.nbytes)
-        if spec.nbytes and source != target:
+        if source != target:
             copies.append(Copy(f"copy_{spec.name}", source, target, region.place.stream))
     # What is copied out of an input must be read before that input gets its new value.
     inputs = {spec.name for spec in region.inputs}

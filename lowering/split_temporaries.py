@@ -69,7 +69,7 @@ def split_allocations(
 
     Args:
         steps: in XLA's serial order.
-        allocations: names of those to split; uses of others are left out.
+        allocations: names of those to split; uses of others, and of no bytes, are left out.
         results: the ranges that are read after the last step.
         is_whole: True to keep each allocation in one part, as XLA laid it out.
     """
@@ -94,7 +94,7 @@ def split_allocations(
 
 
 def _only(uses: Sequence[BufferUse], allocations: Set[str]) -> list[BufferUse]:
-    return [use for use in uses if use.buffer in allocations]
+    return [use for use in uses if use.buffer in allocations and use.nbytes]
 
 
 def _follow_step(
@@ -170,7 +170,7 @@ class _Values:
         parts = []
         for root in index_of:
             allocation, start, end = self._ranges[root]
-            offset = start - start % ALIGNMENT if start < end else start
+            offset = start - start % ALIGNMENT
             parts.append(Part(allocation, offset, end - offset))
         return tuple(parts), [index_of[root] for root in roots]
 

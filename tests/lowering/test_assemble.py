@@ -163,13 +163,20 @@ def test_a_buffer_that_is_read_beyond_what_was_written_is_zero_first():
     assert [step.name for step in program.steps] == ["empty_r.temp.0", "a", "b", "c"]
 
 
-def test_empty_buffers_need_no_steps():
-    more = [allocation("#o", OUTPUT, 0), allocation("#u", UNUSED, 0)]
+def test_empty_ranges_have_an_address_and_no_order():
+    more = [allocation("#o", OUTPUT, 0), allocation("#u", UNUSED, 0), TEMP]
     results = [("#o", spec("n", 0)), ("#u", spec("m", 0))]
-    program = place([kernel("a", "#p #o[0:0] #u[0:0]", "#t")], [*more, TEMP], results)
+    step = kernel("a", "#p #t[8:8] #o[0:0] #u[0:0]", "#t")
+    # XLA's reader names no empty range, but the kernel has a parameter for it.
+    step = dataclasses.replace(step, reads=(use("#p"),))
+    program = place([step], more, results)
     plan = plan_memory("f", find_lifetimes(program))
-    assert [step.name for step in program.steps] == ["a"]
+    assert show(program) == ["a(x) -> r.temp.0"]
+    (moved,) = program.steps
+    assert isinstance(moved, DeviceStep)
+    assert moved.node.arguments == ("x", "r.empty", "r.temp.0")
     assert plan.arena_bytes == 3 * 256
+    assert build_graph(program, plan).edge_count == 0
 
 
 TEMP = allocation("#t", TEMPORARY, 512)
