@@ -50,6 +50,9 @@ class CompiledRegion:
         in_place: how many of the first inputs are donated to it; the output at the same place is
             the new value.
         options: XLA's options that it was compiled with, over the defaults.
+        float_atomics: instructions whose sums may differ in the last bits from run to run.
+
+    More than six fields because it is all that a graph is checked against.
     """
 
     name: str
@@ -58,6 +61,7 @@ class CompiledRegion:
     outputs: tuple[str, ...]
     in_place: int = 0
     options: tuple[tuple[str, bool | str], ...] = ()
+    float_atomics: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +105,8 @@ def compile_for_gpu(
             pieces.append(make_call(arranged, function, renamed))
             continue
         executable, program, options = _compile_to_kernels(arranged, jax_device, count)
-        compiled.append(_record(arranged, executable, count, options))
+        record = _record(arranged, executable, count, options)
+        compiled.append(dataclasses.replace(record, float_atomics=program.float_atomics))
         pieces.append(XlaRegion(_rename(arranged, renamed), program, count))
     frame = frame_program(request, renamed, copies)
     program, plan = plan_program(pieces, declared_edges(request.regions), frame)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tracegraph.identities import read_identities
+
 _DICTS = (dict, collections.OrderedDict)
 
 
@@ -39,7 +41,17 @@ class TreeWatch:
         False
     """
 
-    __slots__ = ("_dicts", "_items", "_keys", "_lengths", "_lists", "_others", "is_checked", "tree")
+    __slots__ = (
+        "_dicts",
+        "_identities",
+        "_items",
+        "_keys",
+        "_lengths",
+        "_lists",
+        "_others",
+        "is_checked",
+        "tree",
+    )
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
@@ -50,7 +62,9 @@ class TreeWatch:
         self._visit(tree)
         self._keys = [tuple(mapping) for mapping in self._dicts]
         self._lengths = [len(sequence) for sequence in self._lists]
+        # Kept: what identities stand for must not go and come back as other objects.
         self._items = tuple(self._iterate())
+        self._identities = read_identities(self._items)
 
     def is_unchanged(self, tree: Any) -> bool:
         """True when this is the same tree object and no container in it was changed."""
@@ -61,7 +75,7 @@ class TreeWatch:
             return False
         if self._lists and list(map(len, self._lists)) != self._lengths:
             return False
-        if not all(map(operator.is_, self._iterate(), self._items)):
+        if read_identities(tuple(self._iterate())) != self._identities:
             return False
         return not self._others or all(_has_parts(node, parts) for node, parts in self._others)
 

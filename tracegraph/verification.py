@@ -26,19 +26,24 @@ class VerificationReport:
         close: names of the results that are equal within the tolerance of their dtype only.
         skipped: why nothing was compared, or an empty text.
         reference: what the results were compared with.
+        reason: why a tolerance was allowed, where a reason is known.
     """
 
     exact: int = 0
     close: tuple[str, ...] = ()
     skipped: str = ""
     reference: str = "jax.jit"
+    reason: str = ""
 
     def __str__(self) -> str:
         if self.skipped:
             return f"not compared with {self.reference}: {self.skipped}"
         total = self.exact + len(self.close)
         text = f"{self.exact} of {total} results equal {self.reference} bit for bit"
-        return text if not self.close else f"{text}; within tolerance: {', '.join(self.close)}"
+        if not self.close:
+            return text
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{text}; within tolerance{reason}: {', '.join(self.close)}"
 
 
 def compare_results(

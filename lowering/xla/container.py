@@ -10,10 +10,7 @@ replaces one field.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.unknown_fields import UnknownFieldSet
+from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.xla.riegeli import (
     SIGNATURE,
@@ -22,6 +19,11 @@ from tracegraph.lowering.xla.riegeli import (
     refuse_container,
 )
 from tracegraph.lowering.xla.schema import EXECUTABLE, MANIFEST, OPTIONS, Schema
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+# Functions import protobuf themselves: who reads no program need not load it.
 
 _HEADER = "IFRT header"
 _HEADER_VERSION = 3
@@ -71,6 +73,8 @@ def refuse_unknown_fields(message: Message, where: str) -> None:
 
 def _find_unknown_fields(message: Message, path: str) -> Iterator[tuple[str, int]]:
     """Yields the path and number of each unknown field, depth first."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
     for unknown in UnknownFieldSet(message):
         yield path, unknown.field_number
     for field, value in message.ListFields():
@@ -80,6 +84,8 @@ def _find_unknown_fields(message: Message, path: str) -> Iterator[tuple[str, int
 
 def _find_children(value: Any) -> list[Message]:
     """Returns the messages in a field's value: itself, those of a list, or those of a map."""
+    from google.protobuf.message import Message
+
     if isinstance(value, Message):
         return [value]
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
@@ -176,6 +182,8 @@ def _apply_record(message: Message, entry: Any, record: bytes, place: str) -> No
 
 
 def _merge(message: Message, record: bytes, place: str) -> None:
+    from google.protobuf.message import DecodeError
+
     try:
         message.MergeFromString(record)
     except DecodeError as error:

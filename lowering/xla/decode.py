@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
-
-from google.protobuf.message import Message
+from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.xla.allocations import (
@@ -16,6 +14,7 @@ from tracegraph.lowering.xla.allocations import (
     read_views,
 )
 from tracegraph.lowering.xla.allow_list import find_missing, find_unlisted
+from tracegraph.lowering.xla.atomics import find_float_atomics
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.origins import index_entry, index_origins
 from tracegraph.lowering.xla.program import Allocation, XlaProgram
@@ -23,6 +22,9 @@ from tracegraph.lowering.xla.schema import load_schema
 from tracegraph.lowering.xla.scope import Refusal, Scope
 from tracegraph.lowering.xla.thunks import RefusedThunk, count_kinds, decode_sequence
 from tracegraph.runtime.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 # As many thunks are named one by one; the rest is counted.
 _NAMED_THUNKS = 8
@@ -51,7 +53,8 @@ def decode_executable(executable: Message, *, name: str) -> XlaProgram:
         if not refused:
             allocations = read_allocations(program, _list_used(steps), frozenset(outputs))
             _check_writes(allocations, steps, updated)
-            return XlaProgram(program.module_name, allocations, steps, outputs)
+            atomics = find_float_atomics(program.hlo_module_with_config.hlo_module)
+            return XlaProgram(program.module_name, allocations, steps, outputs, atomics)
     except Refusal as refusal:
         raise UnsupportedError(
             f"the compiled program of `{name}` {refusal}",

@@ -7,9 +7,10 @@ import mmap
 import pathlib
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.message import DecodeError
+if TYPE_CHECKING:
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 # A description begins with field 1, the name of its .proto file, whose end this finds: one of the
 # fields that may come next follows (package, imports, messages, enums, ..., edition).
@@ -84,6 +85,10 @@ def _read_description(library: mmap.mmap, begin: int, name_end: int) -> FileDesc
     Nothing says where it ends: it is the longest run of fields in ascending order, as protobuf
     writes them, that is read and written again without a change.
     """
+    # Loaded by who reads a program, not by `import tracegraph`.
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.message import DecodeError
+
     for end in reversed([name_end, *_find_field_ends(library, name_end)]):
         data = library[begin:end]
         try:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NoReturn
-
-from google.protobuf.message import Message
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, Matmul, MatmulNode, MatrixLayout
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 # XLA's element types that cublasLt multiplies, with JAX's names.
 DTYPES = {

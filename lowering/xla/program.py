@@ -46,9 +46,11 @@ class XlaProgram:
         allocations: in order of XLA's index.
         steps: in XLA's serial order; their byte ranges name allocations.
         outputs: for each flat result the allocation that it starts in, at offset 0.
+        float_atomics: instructions whose sums may differ in the last bits from run to run.
     """
 
     name: str
     allocations: tuple[Allocation, ...]
     steps: tuple[DeviceStep, ...]
     outputs: tuple[str, ...]
+    float_atomics: tuple[str, ...] = ()

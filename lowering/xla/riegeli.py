@@ -12,8 +12,6 @@ import dataclasses
 import struct
 from collections.abc import Iterator
 
-import cramjam
-
 from tracegraph.runtime.errors import UnsupportedError
 
 # The first chunk of each file, together with the block header before it.
@@ -182,6 +180,9 @@ def _decompress(compression: int, data: bytes, place: str) -> bytes:
     if inner != declared or declared > _SNAPPY_RATIO * len(data):
         problem = f"{len(data)} bytes of snappy claim to be {declared} and {inner} bytes"
         raise refuse_container(problem, place)
+    # Loaded by who reads a program, not by `import tracegraph`.
+    import cramjam
+
     try:
         result = bytes(cramjam.snappy.decompress_raw(data[begin:]))
     except cramjam.DecompressionError as error:

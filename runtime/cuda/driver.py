@@ -123,7 +123,7 @@ def import_bindings() -> Any:
         return importlib.import_module(BINDINGS)
     except ImportError as error:
         raise CudaError(
-            "the CUDA bindings for Python are not installed",
+            "cuda-bindings, the CUDA bindings for Python, are not installed",
             where=f"import {BINDINGS}: {error}",
             why="graphs on a GPU are built through the CUDA driver",
             fix='pip install "tracegraph[cuda13]", or "tracegraph[cuda12]" beside jax[cuda12]',

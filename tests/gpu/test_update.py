@@ -27,7 +27,7 @@ def cuda(gpu):
 
 @pytest.fixture
 def kernels(cuda):
-    return KernelLoader(cuda.driver, cuda.primary)
+    return KernelLoader(cuda.driver, cuda.context.order.primary)
 
 
 def use(buffer, nbytes=SIZE * 4, offset=0):
@@ -48,7 +48,7 @@ def make_arrays(**values):
 
 def launch_and_wait(cuda, graph):
     driver = cuda.driver
-    with driver.use_context(cuda.primary):
+    with driver.use_context(cuda.context.order.primary):
         stream = driver.create_stream()
         try:
             graph.launcher(stream)()

@@ -57,7 +57,7 @@ def test_missing_bindings_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         import_bindings()
     error_lines.match(
         caught.value,
-        "the CUDA bindings for Python are not installed",
+        "cuda-bindings, the CUDA bindings for Python, are not installed",
         "import cuda.bindings.absent: ",
         "graphs on a GPU are built through the CUDA driver",
         'pip install "tracegraph[cuda13]"',
