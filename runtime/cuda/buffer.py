@@ -14,7 +14,7 @@ from tracegraph.runtime.array import Array
 from tracegraph.runtime.cuda.jax_order import JaxOrder, allocate_arrays
 from tracegraph.runtime.cuda.staging import Staging
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
-from tracegraph.runtime.jax_interop import ArrayImpl, make_aval, to_plain
+from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, make_aval, to_plain
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 _is_ready = ArrayImpl.is_ready
@@ -23,20 +23,37 @@ ALIGNMENT = 256
 
 
 class CudaContext:
-    """What buffers of one GPU share: the driver, the order with JAX's work, the staging memory."""
+    """What buffers of one GPU share: the driver, the order with JAX's work, the staging memory.
 
-    def __init__(self, driver: Any, jax_device: Any) -> None:
-        self.driver, self.jax_device = driver, jax_device
-        self.order = JaxOrder(driver, jax_device)
-        self.staging = Staging(driver, self.order.stream)
+    Args:
+        jax_device: a GPU of JAX.
+        order: of JAX's work on it and ours.
+    """
+
+    def __init__(self, jax_device: Any, order: JaxOrder) -> None:
+        self.jax_device, self.order = jax_device, order
+        self.driver = order.driver
+        self.staging = Staging(self.driver, order.stream)
 
     def load(self, content: bytes, target: int) -> None:
         """Enqueues a copy of host bytes to a device address."""
-        self.staging.copy(np.frombuffer(content, np.uint8), target)
+        self.stage(np.frombuffer(content, np.uint8), target)
+
+    def stage(self, array: np.ndarray[Any, Any], target: int) -> None:
+        """Enqueues a copy of a contiguous host array, which the caller may change at once."""
+        with self.order.use_context():
+            self.staging.copy(array, target)
+
+    def fill(self, target: int, value: int, nbytes: int) -> None:
+        """Enqueues setting every byte of a device range behind all work so far."""
+        with self.order.use_context():
+            self.driver.fill_async(target, value, 1, nbytes, self.order.stream)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Enqueues a copy between device addresses behind all work so far."""
-        if nbytes:
+        if not nbytes:
+            return
+        with self.order.use_context():
             self.driver.copy_async(target, source, nbytes, self.order.stream)
 
 
@@ -48,15 +65,12 @@ class DeviceValue:
         context: of its GPU.
     """
 
-    __slots__ = ("_context", "_raw")
+    __slots__ = ("_context", "_raw", "address")
 
     def __init__(self, raw: Any, context: CudaContext) -> None:
         self._raw, self._context = raw, context
-
-    @property
-    def address(self) -> int:
-        """Address of the first byte."""
-        return _get_pointer(self._raw)
+        # Kept, because `to_jax` may exchange the array over the memory while others copy from it.
+        self.address = _get_pointer(raw)
 
     def copy(self) -> DeviceValue:
         """Returns itself: nobody writes it again."""
@@ -71,12 +85,18 @@ class DeviceValue:
         return self._context.order.is_idle()
 
     def to_jax(self) -> Any:
-        """Returns the value as a plain array; to be called once."""
-        return self._context.order.define(self._raw)
+        """Returns the value as a plain array over the same memory; one thread at a time."""
+        self._raw = self._context.order.define(self._raw)
+        return self._raw
 
 
 class DeviceView:
-    """The present bytes of a buffer, to be copied before the next replay."""
+    """The present bytes of a buffer, to be copied before the next replay.
+
+    Args:
+        address: of the first byte.
+        copy: returns a private copy of them.
+    """
 
     __slots__ = ("address", "copy")
 
@@ -177,24 +197,30 @@ class CudaBuffer:
             self.context.copy(self.address, _get_pointer(value), self.nbytes)
             return
         host = np.ascontiguousarray(np.asarray(value, dtype=self.dtype))
-        self.context.staging.copy(host, self.address)
+        self.context.stage(host, self.address)
 
     def make_writer(self) -> Callable[[Any], None]:
         """Returns what takes a plain JAX array on this device, see Note [Rebinding on a GPU]."""
         if self.is_unread:
             return _ignore
-        if not self.patchers:
-            return self.write
-        if len(self.patchers) > 1:
+        if len(self.patchers) != 1:
             return self._take
         patch, await_array = self.patchers[0], self.context.order.await_array
+        # Arrays of one type share the object that says so, on whatever device they are.
+        known = expected = find_sharding(self.jax_device)
 
         def take(value: Any) -> None:
+            nonlocal known
+            if value.sharding is not known:
+                check_sharding(value, expected)
+                known = value.sharding
             address = _get_pointer(value)
             if address != self._bound:
                 if address % ALIGNMENT:
                     self.write(value)
                     return
+                # Unknown until the driver has accepted it.
+                self._bound = 0
                 patch(address)
                 self._bound = address
             if not _is_ready(value):
@@ -203,8 +229,9 @@ class CudaBuffer:
         return take
 
     def _take(self, value: Any) -> None:
+        check_sharding(value, find_sharding(self.jax_device))
         address = _get_pointer(value)
-        if address % ALIGNMENT:
+        if address % ALIGNMENT or not self.patchers:
             self.write(value)
             return
         self.context.order.await_array(value)
@@ -213,6 +240,7 @@ class CudaBuffer:
     def _rebind(self, address: int) -> None:
         if address == self._bound:
             return
+        self._bound = 0
         for patch in self.patchers:
             patch(address)
         self._bound = address
@@ -232,6 +260,12 @@ class CudaBuffer:
     def is_ready(self) -> bool:
         """True when a read would not wait."""
         return self.context.order.is_idle()
+
+
+def check_sharding(array: Any, expected: Any) -> None:
+    """Raises ValueError for an array on another device: the caller looks at it more closely."""
+    if array.sharding.device_set != expected.device_set:
+        raise ValueError(f"wanted an array on {expected}, got one on {array.sharding}")
 
 
 def _ignore(_value: Any) -> None:

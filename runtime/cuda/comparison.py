@@ -55,7 +55,7 @@ def find_unequal(context: CudaContext, pairs: Sequence[tuple[int, int, int]]) ->
     rooms = allocate_arrays((chunk,), np.dtype(np.uint8), False, context.jax_device, 2)
     targets = [_get_pointer(room) for room in rooms]
     for target in targets:
-        context.driver.fill_async(target, 0, 1, chunk, context.order.stream)
+        context.fill(target, 0, chunk)
     # Ranges are compared together as long as they fit, and in halves only if something differs.
     verdicts: list[tuple[list[int], Any]] = []
     members: list[int] = []

@@ -12,6 +12,7 @@ from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext
 from tracegraph.runtime.cuda.comparison import copy_arrays, find_unequal
 from tracegraph.runtime.cuda.driver import load_driver
 from tracegraph.runtime.cuda.graph import CudaGraph
+from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream
 from tracegraph.runtime.cuda.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.kernels import KernelLoader
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
@@ -32,38 +33,34 @@ class CudaDevice:
 
     Args:
         jax_device: one of ``jax.devices("gpu")``.
-
-    Raises:
-        CudaError: there is no CUDA driver, or it is too old.
+        driver: the CUDA driver.
+        stream: the driver's handle of the stream that XLA computes on.
     """
 
     target: Literal["host", "gpu"] = "gpu"
     updates_in_place = True
 
-    def __init__(self, jax_device: Any) -> None:
-        self.jax_device = jax_device
+    def __init__(self, jax_device: Any, driver: Any, stream: int) -> None:
+        self.jax_device, self.driver = jax_device, driver
         self.name = f"cuda:{jax_device.local_hardware_id}"
-        self.driver = load_driver()
-        self.primary = self.driver.retain_primary_context(jax_device.local_hardware_id)
-        self.driver.set_current(self.primary)
-        self.context = CudaContext(self.driver, jax_device)
+        # Retained for as long as the process: JAX does the same.
+        primary = driver.retain_primary_context(jax_device.local_hardware_id)
+        order = JaxOrder(driver, stream, primary)
+        self.context = CudaContext(jax_device, order)
         self.provider = JaxProvider(jax_device)
-        self.streams = CudaStreams(self.context.order, self.primary)
-        self._kernels = KernelLoader(self.driver, self.primary)
+        self.streams = CudaStreams(order)
+        self._kernels = KernelLoader(driver, order.primary)
         self._libraries = {"matmul": CublasLt()}
 
     def bind_buffers(
         self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
     ) -> Mapping[str, CudaBuffer]:
         """Returns every slot as a range of the arena, filled with NaN, constants apart."""
-        self.driver.set_current(self.primary)
         buffers = {
             slot.name: CudaBuffer(slot, arena, self.context, clock) for slot in definition.slots
         }
         if definition.arena_bytes:
-            self.driver.fill_async(
-                arena.address, POISON, 1, definition.arena_bytes, self.context.order.stream
-            )
+            self.context.fill(arena.address, POISON, definition.arena_bytes)
         for slot in definition.slots:
             if slot.content is not None:
                 self.context.load(slot.content, buffers[slot.name].address)
@@ -104,7 +101,7 @@ class CudaDevice:
             graph.upload(self.context.order.stream)
             # Every port is renewed before the first stage, whoever writes it.
             renewed = tuple(ports.values()) if index == min(graphs) else ()
-            stages.insert(index, CudaStage(graph, renewed, self.context.order, self.primary))
+            stages.insert(index, CudaStage(graph, renewed, self.context.order))
         return tuple(stages)
 
     def copy_arrays(self, arrays: Sequence[Any], *, is_rotated: bool) -> list[Any]:
@@ -159,5 +156,8 @@ def find_cuda_device(jax_device: Any) -> CudaDevice:
     """
     with _lock:
         if jax_device not in _devices:
-            _devices[jax_device] = CudaDevice(jax_device)
+            # First what refuses a machine without CUDA, in our words.
+            driver = load_driver()
+            stream = find_compute_stream(jax_device)
+            _devices[jax_device] = CudaDevice(jax_device, driver, stream)
         return _devices[jax_device]

@@ -35,23 +35,24 @@ class JaxOrder:
 
     Args:
         driver: the CUDA driver.
-        jax_device: a GPU of JAX.
-
-    Attributes:
-        stream: the driver's handle of that stream.
+        stream: the driver's handle of that stream, see `find_compute_stream`.
+        primary: the GPU's context, which JAX uses too.
     """
 
-    def __init__(self, driver: Any, jax_device: Any) -> None:
-        self.stream = find_compute_stream(jax_device)
-        self.driver = driver
+    def __init__(self, driver: Any, stream: int, primary: int) -> None:
+        self.driver, self.stream, self.primary = driver, stream, primary
         self._side_streams: dict[int, int] = {}
         self._lock = threading.Lock()
+
+    def use_context(self) -> contextlib.AbstractContextManager[None]:
+        """Makes the GPU's context current while a block runs: a new thread has none."""
+        return self.driver.use_context(self.primary)
 
     def find_stream(self, stream: Stream) -> int:
         """Returns the driver's handle of a user's stream; it lives as long as the process."""
         if stream is default_stream():
             return self.stream
-        with self._lock:
+        with self._lock, self.use_context():
             if stream.number not in self._side_streams:
                 handle = self.driver.create_stream(stream.priority)
                 self._side_streams[stream.number] = handle
@@ -129,8 +130,18 @@ def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device:
 def allocate_all(
     shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any
 ) -> tuple[Any, ...]:
-    """Returns one plain array per shape and dtype, with undefined contents."""
-    return tuple(_make_allocator(shapes, jax_device)())
+    """Returns one plain array per shape and dtype, with undefined contents.
+
+    Raises:
+        jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
+    """
+    arrays = tuple(_make_allocator(shapes, jax_device)())
+    for array in arrays:
+        # Without memory JAX returns an array all the same, whose address is no address: it is ready
+        # at once and raises when it is waited for. Memory is not ready before the stream is idle.
+        if _is_ready(array):
+            array.block_until_ready()
+    return arrays
 
 
 def allocate_arrays(
@@ -145,7 +156,7 @@ def allocate_arrays(
         jax_device: the GPU.
         count: how many; several at once cost little more than one.
     """
-    arrays = list(_make_allocator(((shape, dtype),) * count, jax_device)())
+    arrays = list(allocate_all(((shape, dtype),) * count, jax_device))
     if not weak_type:
         return arrays
     return [make_weak(array) for array in arrays]

@@ -39,9 +39,12 @@ class JaxProvider:
             return sum(segment.nbytes for segment in self._segments)
 
     def available_bytes(self) -> int:
-        """Returns the free bytes of JAX's allocator; less may fit in one piece."""
-        statistics = self._jax_device.memory_stats()
-        return statistics["bytes_limit"] - statistics["bytes_in_use"]
+        """Returns the free bytes of JAX's allocator; less may fit in one piece.
+
+        It is 0 for an allocator that does not count, as with XLA_PYTHON_CLIENT_ALLOCATOR=platform.
+        """
+        statistics = self._jax_device.memory_stats() or {}
+        return statistics.get("bytes_limit", 0) - statistics.get("bytes_in_use", 0)
 
     def allocate(self, nbytes: int) -> Segment:
         """Returns a fresh segment; its contents are undefined.

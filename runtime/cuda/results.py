@@ -26,18 +26,36 @@ MAX_SPARES = 8
 class ResultPort:
     """The place where one result of a graph is written.
 
+    It does not hold the arena: a result that outlives its graph keeps only its own memory and the
+    executable graph.
+
     Args:
         buffer: the static buffer that it stands for.
         patchers: functions that point the graph's nodes at another address.
 
     Attributes:
         is_taken: True while the memory that the graph writes belongs to a result.
+        name: of the buffer.
+        aval: JAX's abstract value of the result.
+        lock: held by whoever launches the graph.
     """
 
-    __slots__ = ("_buffer", "_patchers", "_raw", "_spares", "is_taken")
+    __slots__ = (
+        "_patchers",
+        "_raw",
+        "_spares",
+        "aval",
+        "context",
+        "is_taken",
+        "lock",
+        "name",
+        "nbytes",
+    )
 
     def __init__(self, buffer: CudaBuffer, patchers: Sequence[Callable[[int], None]]) -> None:
-        self._buffer, self._patchers = buffer, tuple(patchers)
+        self.name, self.aval, self.nbytes = buffer.name, buffer.aval, buffer.nbytes
+        self.context, self.lock = buffer.context, buffer.lock
+        self._patchers = tuple(patchers)
         self._raw: Any = None
         self._spares: list[Any] = []
         # Nothing is bound yet; the first launch takes memory.
@@ -46,40 +64,50 @@ class ResultPort:
     def renew(self) -> None:
         """Points the graph at memory that nobody holds; called before a launch."""
         raw = self._spares.pop() if self._spares else self._stock_up()
-        address = _get_pointer(raw)
-        for patch in self._patchers:
-            patch(address)
-        self._raw, self.is_taken = raw, False
+        if raw is not self._raw:
+            self._bind(raw)
+        self.is_taken = False
 
     def hand_out(self, generation: int) -> Array:
         """Returns the value that the last launch writes."""
         self.is_taken = True
-        return Array(Result(self, self._raw, generation), generation, Lifetime.FRESH)
+        # Of an immutable value nobody asks what else a StaticBuffer has, as `write`.
+        result: Any = Result(self, self._raw, generation)
+        return Array(result, generation, Lifetime.FRESH)
 
     def take_back(self, raw: Any) -> None:
-        """Gets the memory of a result that was dropped unread."""
-        if raw is self._raw:
-            self.is_taken = False
-        elif len(self._spares) < MAX_SPARES:
+        """Gets the memory of a result that was dropped unread.
+
+        It may run in any thread, between any two lines of the other methods. So it changes nothing
+        but the list, which is one step; whose the memory is that the graph writes, only launches
+        say.
+        """
+        if len(self._spares) < MAX_SPARES:
             self._spares.append(raw)
 
-    def _stock_up(self) -> Any:
-        aval, buffer = self._buffer.aval, self._buffer
-        count = STOCK if buffer.nbytes <= SMALL_BYTES else 1
-        raw, *spares = allocate_arrays(
-            aval.shape, aval.dtype, aval.weak_type, buffer.jax_device, count
+    def allocate(self, count: int) -> list[Any]:
+        """Returns memory of JAX's own for results."""
+        aval = self.aval
+        return allocate_arrays(
+            aval.shape, aval.dtype, aval.weak_type, self.context.jax_device, count
         )
+
+    def _bind(self, raw: Any) -> None:
+        # None until the driver has accepted it at every node.
+        self._raw = None
+        address = _get_pointer(raw)
+        for patch in self._patchers:
+            patch(address)
+        self._raw = raw
+
+    def _stock_up(self) -> Any:
+        raw, *spares = self.allocate(STOCK if self.nbytes <= SMALL_BYTES else 1)
         self._spares += spares
         return raw
 
-    @property
-    def buffer(self) -> CudaBuffer:
-        """The static buffer that it stands for."""
-        return self._buffer
-
 
 class Result:
-    """The memory of one result; a StaticBuffer that nobody writes again.
+    """The memory of one result: as much of a StaticBuffer as reading needs.
 
     Args:
         port: takes the memory back if nobody has seen it.
@@ -87,36 +115,37 @@ class Result:
         generation: number of the replay that writes it.
     """
 
-    __slots__ = ("_port", "_raw", "generation")
+    __slots__ = ("_is_seen", "_port", "_raw", "generation")
     is_handed_out = False
 
     def __init__(self, port: ResultPort, raw: Any, generation: int) -> None:
         self._port, self._raw, self.generation = port, raw, generation
+        self._is_seen = False
 
     def __del__(self) -> None:
         # No call into JAX here, see Note [Finalisers] of `Arena`.
-        if self._raw is not None:
+        if not self._is_seen:
             self._port.take_back(self._raw)
 
     @property
     def name(self) -> str:
         """What messages call it."""
-        return self._port.buffer.name
+        return self._port.name
 
     @property
     def aval(self) -> Any:
         """JAX's abstract value."""
-        return self._port.buffer.aval
+        return self._port.aval
 
     @property
     def jax_device(self) -> Any:
         """The GPU."""
-        return self._port.buffer.jax_device
+        return self._context.jax_device
 
     @property
     def lock(self) -> threading.RLock:
         """The lock of the graph that made it."""
-        return self._port.buffer.lock
+        return self._port.lock
 
     @property
     def arena(self) -> Any:
@@ -135,18 +164,18 @@ class Result:
 
     @property
     def _context(self) -> CudaContext:
-        return self._port.buffer.context
+        return self._port.context
 
     def snapshot(self) -> DeviceValue:
         """Gives the memory itself away: it is a value of its own already."""
-        raw, self._raw = self._raw, None
-        return DeviceValue(raw, self._context)
+        # Kept here too, so that a read that fails may be tried again.
+        self._is_seen = True
+        return DeviceValue(self._raw, self._context)
 
     def _copy(self) -> DeviceValue:
         # The value stays with this result, which may be read again.
-        aval = self.aval
-        (raw,) = allocate_arrays(aval.shape, aval.dtype, aval.weak_type, self.jax_device, 1)
-        self._context.copy(_get_pointer(raw), self.address, self._port.buffer.nbytes)
+        (raw,) = self._port.allocate(1)
+        self._context.copy(_get_pointer(raw), self.address, self._port.nbytes)
         return DeviceValue(raw, self._context)
 
     def wait(self) -> None:

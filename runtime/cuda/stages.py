@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from tracegraph.runtime.cuda.buffer import CudaBuffer
 from tracegraph.runtime.cuda.graph import CudaGraph
@@ -18,10 +17,7 @@ from tracegraph.runtime.stream import current_stream, default_stream, thread_sta
 class _ThreadState(threading.local):
     """Whether this thread has made the GPU's context its current one."""
 
-    context = 0
-
-
-_state = _ThreadState()
+    has_context = False
 
 
 class CudaStage:
@@ -34,26 +30,23 @@ class CudaStage:
         graph: the executable graph.
         ports: results that are written to memory of their own.
         order: of JAX's work and ours.
-        primary: the GPU's context.
     """
 
     direct = None
 
-    def __init__(
-        self, graph: CudaGraph, ports: Sequence[ResultPort], order: JaxOrder, primary: int
-    ) -> None:
+    def __init__(self, graph: CudaGraph, ports: Sequence[ResultPort], order: JaxOrder) -> None:
         self.graph = graph
-        self._order, self._primary = order, primary
+        self._order = order
         self.launch = self._make_launch(tuple(ports))
 
     def _make_launch(self, ports: tuple[ResultPort, ...]) -> Callable[[], None]:
         launch_graph = self.graph.launcher(self._order.stream)
-        primary, state, streams = self._primary, _state, thread_state
+        state, streams = _ThreadState(), thread_state
 
         def launch() -> None:
-            if state.context != primary:
-                self._order.driver.set_current(primary)
-                state.context = primary
+            if not state.has_context:
+                self._order.driver.set_current(self._order.primary)
+                state.has_context = True
             for port in ports:
                 if port.is_taken:
                     port.renew()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.stream import Event, Stream
@@ -14,11 +13,10 @@ class CudaStreams:
 
     Args:
         order: knows the stream that JAX computes on, and those of users.
-        primary: the GPU's context.
     """
 
-    def __init__(self, order: JaxOrder, primary: int) -> None:
-        self._order, self._driver, self._primary = order, order.driver, primary
+    def __init__(self, order: JaxOrder) -> None:
+        self._order, self._driver = order, order.driver
 
     def synchronize(self, stream: Stream) -> None:
         """Blocks the host until the stream's work is done."""
@@ -30,11 +28,11 @@ class CudaStreams:
 
     def record(self, event: Event, stream: Stream) -> None:
         """Marks the present end of the stream."""
-        self._driver.set_current(self._primary)
         if not event.handle:
-            event.handle = self._driver.create_event(
-                timing=event.enable_timing, blocking=event.blocking
-            )
+            with self._order.use_context():
+                event.handle = self._driver.create_event(
+                    timing=event.enable_timing, blocking=event.blocking
+                )
             weakref.finalize(event, self._driver.destroy_event, event.handle).atexit = False
         self._driver.record_event(event.handle, self._order.find_stream(stream))
 
@@ -59,5 +57,5 @@ class CudaStreams:
 
     def synchronize_device(self) -> None:
         """Blocks the host until all work on the GPU is done."""
-        self._driver.set_current(self._primary)
-        self._driver.synchronize_context()
+        with self._order.use_context():
+            self._driver.synchronize_context()
