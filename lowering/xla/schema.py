@@ -15,16 +15,18 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterable
-from typing import cast
-
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
+from typing import TYPE_CHECKING, cast
 
 from tracegraph.lowering.xla.descriptors import find_closure, scan_library
 from tracegraph.runtime.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import FieldDescriptor
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message import Message
+
+# Functions import protobuf themselves: who reads no program need not load it.
 
 EXECUTABLE = "xla.gpu.GpuExecutableProto"
 OPTIONS = "xla.ExecutableAndOptionsProto"
@@ -57,6 +59,8 @@ class Schema:
         Raises:
             UnsupportedError: this version of XLA has no such type.
         """
+        from google.protobuf.message_factory import GetMessageClass
+
         try:
             return GetMessageClass(self.pool.FindMessageTypeByName(name))
         except KeyError as error:
@@ -101,6 +105,8 @@ def build_schema(files: Iterable[FileDescriptorProto], origin: str) -> Schema:
     Raises:
         UnsupportedError: the descriptions do not fit together.
     """
+    from google.protobuf.descriptor_pool import DescriptorPool
+
     pool = DescriptorPool()
     for file in files:
         try:
@@ -198,6 +204,9 @@ def _find_cache_file(identity: bytes) -> pathlib.Path | None:
 
 def _read_cache(cache: pathlib.Path | None) -> list[FileDescriptorProto] | None:
     """Returns the files that a cache file describes, or None if it is missing or broken."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.message import DecodeError
+
     try:
         data = b"" if cache is None else cache.read_bytes()
     except OSError:
@@ -213,6 +222,8 @@ def _read_cache(cache: pathlib.Path | None) -> list[FileDescriptorProto] | None:
 
 def _write_cache(cache: pathlib.Path | None, files: list[FileDescriptorProto]) -> None:
     """Writes the cache file in one step; a folder that cannot be written has no cache."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
     if cache is None:
         return
     body = FileDescriptorSet(file=files).SerializeToString()
