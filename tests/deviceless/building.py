@@ -71,7 +71,7 @@ def check_built(definition: GraphDefinition) -> None:
             (*edge, edge in stage.programmatic) for edge in stage.edges
         }
         graph.launcher(stream)()
-    images = {n.code.cubin for s in stages for n in s.nodes if n.kind == "kernel"}
+    images = {n.code.cubin for s in stages for n in s.nodes if isinstance(n, KernelNode)}
     assert driver.count_calls("load_library") == len(images)
     assert sum(graph.node_count for graph in graphs) == definition.node_count
     graphs.clear()

@@ -21,7 +21,7 @@ from tracegraph.signature import bind_call, make_signature, name_leaves
 @contextlib.contextmanager
 def setting_for(program: Program) -> Iterator[None]:
     """Turns 64-bit types on for a program that needs them."""
-    with jax.enable_x64(program.needs_x64 or jax.config.jax_enable_x64):
+    with jax.enable_x64(program.needs_x64 or bool(jax.config.read("jax_enable_x64"))):
         yield
 
 
@@ -74,4 +74,5 @@ def compile_whole(program: Program, device: Any) -> bytes:
     with jax.default_device(device), warnings.catch_warnings():
         # The Triton form of Pallas is deprecated in 0.12, and works.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return jitted.lower(*types).compile().runtime_executable().serialize()
+        executable: Any = jitted.lower(*types).compile().runtime_executable()
+    return executable.serialize()

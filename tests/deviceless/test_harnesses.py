@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import pytest
 
+from tests.deviceless import __main__ as command
 from tests.deviceless import building, coverage
 from tests.deviceless.coverage import Figures, Outcome
 
@@ -80,3 +81,14 @@ def test_table_counts_programs_and_thunks() -> None:
 )
 def test_refusals_are_told_apart(figures: Figures, is_expected: bool) -> None:
     assert coverage.is_expected(figures) is is_expected
+
+
+def test_figures_replace_those_in_the_document() -> None:
+    document = command.DOCUMENT.read_text()
+    changed = command.replace_section(document, "new figures")
+    assert "\nnew figures\n" in changed
+    assert "custom_kernel " in document
+    assert "custom_kernel " not in changed
+    assert command.replace_section(changed, "new figures") == changed
+    with pytest.raises(ValueError, match="no section between"):
+        command.replace_section("no marks", "new figures")

@@ -44,6 +44,16 @@ def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs 0.11 or later" in str(topology.find_obstacle())
 
 
+def test_refused_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(jax, "__version__", "0.12.0.1")
+    monkeypatch.setattr(topology, "PLUGINS", {"jax.numpy": "jax.numpy"})
+    monkeypatch.setattr(topology, "find_h200", refuse)
+    assert "JAX_PLATFORMS=cpu" in str(topology.find_obstacle())
+
+
 @pytest.mark.parametrize(("value", "is_required"), [("1", True), ("", False), ("0", False)])
 def test_requirement_is_read(
     value: str, is_required: bool, monkeypatch: pytest.MonkeyPatch

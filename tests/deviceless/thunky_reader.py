@@ -7,6 +7,7 @@ the results that update no parameter, then the rest.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,11 +52,11 @@ class Operation:
 
 def read_operations(serialized: bytes) -> tuple[Operation, ...]:
     """Returns the steps that JAX's own reader finds; its ranges name argument indices."""
-    # Imported here, for JAX before 0.12 has none; the public module has no reader of executables.
-    from jax._src.thunky import thunky
-    from jaxlib.mlir._mlir_libs import _thunky_ext
-
-    module = _thunky_ext.jax_executable_to_mlir(serialized, thunky.make_ir_context())
+    # Private, for the public module has no reader of executables; imported here, for JAX before
+    # 0.12 has neither.
+    thunky = importlib.import_module("jax._src.thunky.thunky")
+    reader = importlib.import_module("jaxlib.mlir._mlir_libs._thunky_ext")
+    module = reader.jax_executable_to_mlir(serialized, thunky.make_ir_context())
     block = module.body.operations[0].regions[0].blocks[0]
     values: dict[Any, Range] = {
         argument: (index, 0, _read_size(argument)) for index, argument in enumerate(block.arguments)

@@ -41,6 +41,10 @@ def find_obstacle() -> str | None:
         return "no CUDA plugin of jax is installed; run make deviceless"
     if not any(_has_module(PLUGINS[plugin]) for plugin in found):
         return "the CUDA plugin has no nvcc beside it; run make deviceless"
+    try:
+        find_h200()
+    except NotImplementedError:
+        return "jax takes the CUDA plugin without a GPU's libraries only under JAX_PLATFORMS=cpu"
     return None
 
 
