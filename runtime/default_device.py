@@ -29,7 +29,9 @@ def find_device(*, is_checking: bool) -> Device:
 
 def _find_gpu() -> Any:
     default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    device = default if isinstance(default, jax.Device) else jax.local_devices()[0]
+    # It may be a device, the name of a platform, or None.
+    is_device = isinstance(default, jax.Device)
+    device = default if is_device else jax.local_devices(backend=default)[0]
     return device if device.platform == "gpu" else None
 
 

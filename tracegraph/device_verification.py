@@ -21,7 +21,7 @@ from tracegraph.lowering.reference import run_regions
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.jax_interop import to_plain, unwrap_key
+from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
 from tracegraph.verification import VerificationReport, compare_results
 
 REFERENCE = "XLA's executable"
@@ -108,9 +108,11 @@ def _place_values(
     values = [to_plain(unwrap_key(leaf)) for leaf in leaves]
     values += captured.constants
     return [
-        jax.device_put(
-            value if isinstance(value, jax.Array) else np.asarray(value, spec.dtype),
-            device.jax_device,
+        to_row_major(
+            jax.device_put(
+                value if isinstance(value, jax.Array) else np.asarray(value, spec.dtype),
+                device.jax_device,
+            )
         )
         for value, spec in zip(values, specs, strict=True)
     ]

@@ -14,7 +14,14 @@ from tracegraph.runtime.array import Array
 from tracegraph.runtime.cuda.jax_order import JaxOrder, allocate_arrays
 from tracegraph.runtime.cuda.staging import Staging
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
-from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, make_aval, to_plain
+from tracegraph.runtime.jax_interop import (
+    ArrayImpl,
+    find_sharding,
+    is_row_major,
+    make_aval,
+    to_plain,
+    to_row_major,
+)
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 _is_ready = ArrayImpl.is_ready
@@ -109,10 +116,11 @@ class CudaBuffer:
 
     Note [Rebinding on a GPU]. Changing a pointer in the parameters of a node of an executable graph
     costs half a microsecond, a copy on a stream four to five. So a plain array given for a copied
-    input is not copied: the nodes that read the input are pointed at it. And a result that leaves
-    the graph as an immutable value is written to memory of JAX's own, which changes only when the
-    last value is still in use. Not rebound are buffers that live in the graph (state, constants)
-    and those that nodes inside a library's own graph touch, which cannot be changed.
+    input is not copied, unless it is misaligned or of another layout: the nodes that read the input
+    are pointed at it. And a result that leaves the graph as an immutable value is written to memory
+    of JAX's own, which changes only when the last value is still in use. Not rebound are buffers
+    that live in the graph (state, constants) and those that nodes inside a library's own graph
+    touch, which cannot be changed.
 
     Args:
         slot: name, place, shape and dtype.
@@ -193,6 +201,7 @@ class CudaBuffer:
             return
         value = to_plain(value)
         if isinstance(value, jax.Array) and value.devices() == {self.jax_device}:
+            value = to_row_major(value)
             self.context.order.await_array(value)
             self.context.copy(self.address, _get_pointer(value), self.nbytes)
             return
@@ -208,6 +217,8 @@ class CudaBuffer:
         patch, await_array = self.patchers[0], self.context.order.await_array
         # Arrays of one type share the object that says so, on whatever device they are.
         known = expected = find_sharding(self.jax_device)
+        # With one dimension there is only one layout.
+        has_layouts = len(self.shape) > 1
 
         def take(value: Any) -> None:
             nonlocal known
@@ -215,6 +226,9 @@ class CudaBuffer:
                 check_sharding(value, expected)
                 known = value.sharding
             address = _get_pointer(value)
+            if has_layouts and not is_row_major(value):
+                self.write(value)
+                return
             if address != self._bound:
                 if address % ALIGNMENT:
                     self.write(value)
@@ -231,7 +245,7 @@ class CudaBuffer:
     def _take(self, value: Any) -> None:
         check_sharding(value, find_sharding(self.jax_device))
         address = _get_pointer(value)
-        if address % ALIGNMENT or not self.patchers:
+        if address % ALIGNMENT or not self.patchers or not is_row_major(value):
             self.write(value)
             return
         self.context.order.await_array(value)

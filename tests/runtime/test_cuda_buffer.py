@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 
 from tests.runtime.cuda_on_host import (
     STREAM,
@@ -281,3 +282,22 @@ def test_waiting_in_every_state(late: CudaDevice) -> None:
     resident.delete()
     with pytest.raises(RuntimeError, match="deleted"):
         resident.is_ready()
+
+
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_an_array_of_another_layout_is_copied_in_order(
+    device: CudaDevice, is_twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax_order.JaxOrder, "await_array", lambda _, a: jax.block_until_ready(a))
+    kind = jax.ShapeDtypeStruct((2, 2), np.float32)
+    stages = [make_stage(kernel("double", "x", "y"))]
+    stages += [make_stage(kernel("double", "x", "z"))] * is_twice
+    types = dict.fromkeys("xyz", kind)
+    replay = make_cuda_replay(device, make_definition(*stages, types=types))
+    plain = place([[1, 2], [3, 4]])
+    other = jax.device_put(plain, Format(Layout((1, 0)), plain.sharding))
+    assert view_floats(other.unsafe_buffer_pointer()).tolist() == [1, 3, 2, 4]
+    for x in (other, plain, other):
+        np.testing.assert_array_equal(call(replay, x), [[2, 4], [6, 8]])
+    replay.load([(0, other)])
+    np.testing.assert_array_equal(run(replay), [[2, 4], [6, 8]])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 
 from tests.runtime.host_memory import NumpyBuffer, make_array
 from tracegraph.runtime import array_forwarding
@@ -18,10 +19,12 @@ from tracegraph.runtime.jax_interop import (
     PRIVATE_NAMES,
     ArrayImpl,
     alias_host_memory,
+    is_row_major,
     load_private,
     make_aval,
     to_immutable,
     to_plain,
+    to_row_major,
     unwrap_key,
     wrap_key,
 )
@@ -232,3 +235,19 @@ def test_to_plain_of_a_key_is_a_key_of_plain_data():
     copy = to_plain(key)
     assert type(unwrap_key(copy)) is ArrayImpl
     assert (copy == plain).item()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1)])
+def test_an_array_of_another_layout_is_brought_into_the_usual_one(order):
+    array = jnp.arange(24.0).reshape(2, 3, 4)
+    array = jax.device_put(array, Format(Layout(order), array.sharding))
+    assert is_row_major(array) is (order == (0, 1, 2))
+    usual = to_row_major(array)
+    assert is_row_major(usual)
+    assert (usual is array) is (order == (0, 1, 2))
+    np.testing.assert_array_equal(usual, np.arange(24.0).reshape(2, 3, 4))
+
+
+def test_there_is_one_layout_with_less_than_two_dimensions():
+    assert is_row_major(jnp.ones(()))
+    assert is_row_major(jnp.ones(3, jnp.bfloat16))
