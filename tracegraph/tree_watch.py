@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -42,13 +42,12 @@ class TreeWatch:
     """
 
     __slots__ = (
-        "_dicts",
         "_identities",
         "_items",
-        "_keys",
         "_lengths",
-        "_lists",
         "_others",
+        "_sized",
+        "_views",
         "is_checked",
         "tree",
     )
@@ -56,14 +55,14 @@ class TreeWatch:
     def __init__(self, tree: Any) -> None:
         self.tree = tree
         self.is_checked = False
-        self._dicts: list[dict[Any, Any]] = []
-        self._lists: list[list[Any]] = []
+        # Views follow what happens to their dict, so that each call has only to walk them.
+        self._views: list[Iterable[Any]] = []
+        self._sized: list[list[Any] | dict[Any, Any]] = []
         self._others: list[tuple[Any, _Parts]] = []
         self._visit(tree)
-        self._keys = [tuple(mapping) for mapping in self._dicts]
-        self._lengths = [len(sequence) for sequence in self._lists]
+        self._lengths = [len(each) for each in self._sized]
         # Kept: what identities stand for must not go and come back as other objects.
-        self._items = tuple(self._iterate())
+        self._items = tuple(itertools.chain.from_iterable(self._views))
         self._identities = read_identities(self._items)
 
     def is_unchanged(self, tree: Any) -> bool:
@@ -71,25 +70,22 @@ class TreeWatch:
         # A state has hundreds of leaves, so what is done per leaf is done without a loop of Python.
         if tree is not self.tree:
             return False
-        if not all(map(operator.eq, map(tuple, self._dicts), self._keys)):
+        if read_identities(tuple(itertools.chain.from_iterable(self._views))) != self._identities:
             return False
-        if self._lists and list(map(len, self._lists)) != self._lengths:
-            return False
-        if read_identities(tuple(self._iterate())) != self._identities:
+        if self._sized and list(map(len, self._sized)) != self._lengths:
             return False
         return not self._others or all(_has_parts(node, parts) for node, parts in self._others)
 
-    def _iterate(self) -> Iterator[Any]:
-        """Yields what stands in all dicts and lists, in an order that depends on them alone."""
-        containers = itertools.chain(map(dict.values, self._dicts), self._lists)
-        return itertools.chain.from_iterable(containers)
-
     def _visit(self, node: Any) -> None:
         if type(node) in _DICTS:
-            self._dicts.append(node)
+            # Keys first, then values: where one dict ends shows in the order, if it is not empty.
+            self._views += (node.keys(), node.values())
+            if not node:
+                self._sized.append(node)
             children: tuple[Any, ...] = tuple(node.values())
         elif type(node) is list:
-            self._lists.append(node)
+            self._views.append(node)
+            self._sized.append(node)
             children = tuple(node)
         else:
             parts = _flatten_once(node)

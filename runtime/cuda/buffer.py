@@ -214,7 +214,8 @@ class CudaBuffer:
             return _ignore
         if len(self.patchers) != 1:
             return self._take
-        patch, await_array = self.patchers[0], self.context.order.await_array
+        order = self.context.order
+        patch, await_array, enter_thread = self.patchers[0], order.await_array, order.enter_thread
         # Arrays of one type share the object that says so, on whatever device they are.
         known = expected = find_sharding(self.jax_device)
         # With one dimension there is only one layout.
@@ -233,6 +234,7 @@ class CudaBuffer:
                 if address % ALIGNMENT:
                     self.write(value)
                     return
+                enter_thread()
                 # Unknown until the driver has accepted it.
                 self._bound = 0
                 patch(address)
@@ -254,6 +256,7 @@ class CudaBuffer:
     def _rebind(self, address: int) -> None:
         if address == self._bound:
             return
+        self.context.order.enter_thread()
         self._bound = 0
         for patch in self.patchers:
             patch(address)

@@ -30,6 +30,12 @@ from tracegraph.runtime.stream import Stream, default_stream
 _is_ready = ArrayImpl.is_ready
 
 
+class _ThreadState(threading.local):
+    """Whether this thread has made the GPU's context its current one."""
+
+    has_context = False
+
+
 class JaxOrder:
     """The stream that JAX computes on, of one device.
 
@@ -41,12 +47,22 @@ class JaxOrder:
 
     def __init__(self, driver: Any, stream: int, primary: int) -> None:
         self.driver, self.stream, self.primary = driver, stream, primary
+        self._thread = _ThreadState()
         self._side_streams: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def use_context(self) -> contextlib.AbstractContextManager[None]:
         """Makes the GPU's context current while a block runs: a new thread has none."""
         return self.driver.use_context(self.primary)
+
+    def enter_thread(self) -> None:
+        """Makes the GPU's context current in this thread, for good, if this was not done before.
+
+        The driver crashes where node parameters are set without a context.
+        """
+        if not self._thread.has_context:
+            self.driver.set_current(self.primary)
+            self._thread.has_context = True
 
     def find_stream(self, stream: Stream) -> int:
         """Returns the driver's handle of a user's stream; it lives as long as the process."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from tracegraph.runtime.cuda.buffer import CudaBuffer
@@ -12,12 +11,6 @@ from tracegraph.runtime.cuda.results import ResultPort
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.nodes import CallNode
 from tracegraph.runtime.stream import current_stream, default_stream, thread_state
-
-
-class _ThreadState(threading.local):
-    """Whether this thread has made the GPU's context its current one."""
-
-    has_context = False
 
 
 class CudaStage:
@@ -41,12 +34,10 @@ class CudaStage:
 
     def _make_launch(self, ports: tuple[ResultPort, ...]) -> Callable[[], None]:
         launch_graph = self.graph.launcher(self._order.stream)
-        state, streams = _ThreadState(), thread_state
+        enter_thread, streams = self._order.enter_thread, thread_state
 
         def launch() -> None:
-            if not state.has_context:
-                self._order.driver.set_current(self._order.primary)
-                state.has_context = True
+            enter_thread()
             for port in ports:
                 if port.is_taken:
                     port.renew()
