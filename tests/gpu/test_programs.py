@@ -65,7 +65,7 @@ def test_the_comparison_sees_one_bit():
     flipped.view(np.uint32)[7] ^= 1
     verdict = judge(captured, (jnp.asarray(flipped), counted), (x,))
     assert verdict.likeness is Likeness.DIFFERING
-    assert "same bits each time" in verdict.text
+    assert "no sum of it is left to chance" in verdict.text
     assert judge(captured, (doubled, counted + 1), (x,)).likeness is Likeness.DIFFERING
     assert judge(captured, (doubled, counted), (x + 1,)).likeness is Likeness.DIFFERING
 
