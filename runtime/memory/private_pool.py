@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
 from tracegraph.runtime.memory.segment import Block, Segment
 
-SMALL_BORDER_BYTES = 1 << 20
-SMALL_ROUNDING_BYTES = 512
+# Rounding lets a freed block serve a request of about its size; it wastes three percent at most.
+ROUNDING_BYTES = ((1 << 20, 512), (128 << 20, 32 << 10))
 LARGE_ROUNDING_BYTES = 2 << 20
 
 _numbers = itertools.count(1)
@@ -115,7 +115,8 @@ class PrivatePool:
         """Returns a block of at least ``nbytes`` bytes; its contents are undefined.
 
         Args:
-            nbytes: wanted size, rounded up to 512 bytes, above 1 MiB to 2 MiB.
+            nbytes: wanted size, rounded up to 512 bytes, above 1 MiB to 32 KiB, above 128 MiB to
+                2 MiB.
 
         Raises:
             OutOfMemoryError: neither the pool nor its provider has that much.
@@ -224,9 +225,10 @@ def round_up(nbytes: int) -> int:
 
     Example:
         >>> round_up(1), round_up(1 << 20), round_up((1 << 20) + 1)
-        (512, 1048576, 2097152)
+        (512, 1048576, 1081344)
     """
-    rounding = LARGE_ROUNDING_BYTES if nbytes > SMALL_BORDER_BYTES else SMALL_ROUNDING_BYTES
+    fitting = (rounding for border, rounding in ROUNDING_BYTES if nbytes <= border)
+    rounding = next(fitting, LARGE_ROUNDING_BYTES)
     return max(-(-nbytes // rounding), 1) * rounding
 
 

@@ -48,8 +48,9 @@ def test_pool_ids_are_pairs_and_never_repeat():
         (513, 1024),
         (MIB - 1, MIB),
         (MIB, MIB),
-        (MIB + 1, 2 * MIB),
-        (2 * MIB + 1, 4 * MIB),
+        (MIB + 1, MIB + 32 * 1024),
+        (128 * MIB, 128 * MIB),
+        (128 * MIB + 1, 130 * MIB),
     ],
 )
 def test_sizes_are_rounded(nbytes: int, rounded: int):
