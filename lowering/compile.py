@@ -24,7 +24,7 @@ def compile_request(
     request: CaptureRequest,
     jax_device: Any,
     *,
-    on_region: Callable[[str], None],
+    on_stage: Callable[[str, str], None],
     updates_in_place: bool = False,
 ) -> DeviceProgram:
     """Compiles every captured region and places donated results in their inputs' buffers.
@@ -32,7 +32,7 @@ def compile_request(
     Args:
         request: what to capture.
         jax_device: the device that the regions are compiled for.
-        on_region: called with a region's name before it is compiled.
+        on_stage: called with ``compile`` or ``lower``, and a region's name, where that begins.
         updates_in_place: True when the device gives XLA memory that it may overwrite: then a region
             that computes the new value of a donated input gets the old one donated.
 
@@ -45,10 +45,9 @@ def compile_request(
     renamed, copies = place_donated_results(request)
     calls: list[Step] = []
     for region in request.regions:
-        on_region(region.name)
         arranged, count = arrange_in_place(region, request.regions, renamed)
         donated = count if updates_in_place else 0
-        executable = compile_region(arranged, jax_device, donated)
+        executable = compile_region(arranged, jax_device, donated, on_stage=on_stage)
         calls.append(make_call(arranged, executable, renamed, in_place=donated))
     frame = frame_program(request, renamed, copies)
     edges = list(declared_edges(request.regions))
@@ -209,9 +208,10 @@ def compile_region(
     jax_device: Any,
     donated: int,
     *,
+    on_stage: Callable[[str, str], None],
     options: Mapping[str, bool | str] | None = None,
 ) -> Callable[..., Any]:
-    """Returns the compiled region, or for an eager one the function itself.
+    """Returns the compiled region, or for an eager one its function as it is.
 
     A region of one result returns it bare: a tuple would cost every call its unpacking.
 
@@ -219,6 +219,7 @@ def compile_region(
         region: flat function and specs.
         jax_device: a device of this process, or one of a topology that is only compiled for.
         donated: how many of the first inputs are donated.
+        on_stage: told of ``compile`` where JAX begins to compile, and of ``lower`` when it is done.
         options: XLA's options, over its defaults, for this compilation alone.
     """
     function = region.function if len(region.outputs) != 1 else _return_bare(region.function)
@@ -231,9 +232,12 @@ def compile_region(
         jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
         for spec in region.inputs
     ]
+    on_stage("compile", region.name)
     with jax.default_device(jax_device):
-        compiled = jax.jit(function, keep_unused=True, donate_argnums=range(donated))
-        return compiled.lower(*arguments).compile(compiler_options=dict(options or {}))
+        jitted = jax.jit(function, keep_unused=True, donate_argnums=range(donated))
+        compiled = jitted.lower(*arguments).compile(compiler_options=dict(options or {}))
+    on_stage("lower", region.name)
+    return compiled
 
 
 def _return_bare(function: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:

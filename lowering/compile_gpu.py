@@ -19,6 +19,7 @@ from tracegraph.lowering.dependencies import verify_order
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.lifetimes import find_lifetimes
 from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
+from tracegraph.lowering.refusal import add_refusals, read_refusals
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.widen import widen
 from tracegraph.lowering.xla.decode import read_program
@@ -80,34 +81,45 @@ class CompiledForGpu:
 
 
 def compile_for_gpu(
-    request: CaptureRequest, jax_device: Any, *, on_region: Callable[[str], None]
+    request: CaptureRequest, jax_device: Any, *, on_stage: Callable[[str, str], None]
 ) -> CompiledForGpu:
     """Compiles every captured region, reads the kernels that XLA wrote, and plans their memory.
 
     Args:
         request: what to capture.
         jax_device: a GPU of this process, or one of a topology that is only compiled for.
-        on_region: called with a region's name before it is compiled.
+        on_stage: called with ``compile`` or ``lower``, and a region's name, where that begins.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile a region.
-        UnsupportedError: XLA's program for a region holds steps that this version cannot lower.
+        UnsupportedError: XLA's program for a region holds steps that this version cannot lower;
+            what the other regions hold is added to it.
     """
     renamed, copies = place_donated_results(request)
     compiled: list[CompiledRegion] = []
     pieces: list[RegionSteps] = []
+    refusals: list[UnsupportedError] = []
     for region in request.regions:
-        on_region(region.name)
         arranged, count = arrange_in_place(region, request.regions, renamed, is_shared=True)
         if not region.place.is_captured:
-            function = compile_region(arranged, jax_device, 0)
+            function = compile_region(arranged, jax_device, 0, on_stage=on_stage)
             compiled.append(_record(arranged, function, 0, ()))
             pieces.append(make_call(arranged, function, renamed))
             continue
-        executable, program, options = _compile_to_kernels(arranged, jax_device, count)
+        try:
+            executable, program, options = _compile_to_kernels(
+                arranged, jax_device, count, on_stage=on_stage
+            )
+        except UnsupportedError as error:
+            if not read_refusals(error):
+                raise
+            refusals.append(error)
+            continue
         record = _record(arranged, executable, count, options)
         compiled.append(dataclasses.replace(record, float_atomics=program.float_atomics))
         pieces.append(XlaRegion(_rename(arranged, renamed), program, count))
+    if refusals:
+        raise _join_refusals(refusals)
     frame = frame_program(request, renamed, copies)
     program, plan = plan_program(pieces, declared_edges(request.regions), frame)
     return CompiledForGpu(program, plan, tuple(compiled))
@@ -159,14 +171,14 @@ def plan_smallest(
 
 
 def _compile_to_kernels(
-    region: Region, jax_device: Any, in_place: int
+    region: Region, jax_device: Any, in_place: int, *, on_stage: Callable[[str, str], None]
 ) -> tuple[Any, XlaProgram, tuple[tuple[str, bool | str], ...]]:
     """Returns the executable, its steps, and the options that it took.
 
     XLA's defaults first. Where it calls what no graph can hold although it has plain kernels for
     the same, it compiles once more.
     """
-    executable: Any = compile_region(region, jax_device, in_place)
+    executable: Any = compile_region(region, jax_device, in_place, on_stage=on_stage)
     try:
         return executable, _read(executable, region), ()
     except UnsupportedError as refusal:
@@ -177,8 +189,19 @@ def _compile_to_kernels(
         )
         if not options:
             raise
-    executable = compile_region(region, jax_device, in_place, options=dict(options))
+    executable = compile_region(
+        region, jax_device, in_place, on_stage=on_stage, options=dict(options)
+    )
     return executable, _read(executable, region), options
+
+
+def _join_refusals(errors: Sequence[UnsupportedError]) -> UnsupportedError:
+    """Returns the first error, with what the others say of their regions."""
+    first, *others = errors
+    for other in others:
+        first.add_note(str(other))
+        add_refusals(first, read_refusals(other))
+    return first
 
 
 def _read(executable: Any, region: Region) -> XlaProgram:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tracegraph.lowering.build_graph import build_graph
 from tracegraph.lowering.compile import compile_request
 from tracegraph.lowering.compile_gpu import CompiledRegion, compile_for_gpu
-from tracegraph.lowering.device_program import DeviceProgram
+from tracegraph.lowering.device_program import DeviceProgram, ExecutableCall
 from tracegraph.lowering.lifetimes import find_lifetimes
 from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.request import CaptureRequest
@@ -32,12 +32,25 @@ class Lowered:
     definition: GraphDefinition
     regions: tuple[CompiledRegion, ...] = ()
 
+    @property
+    def eager_regions(self) -> tuple[str, ...]:
+        """Names of the regions that run eagerly between two graphs."""
+        steps = (step for step in self.program.steps if isinstance(step, ExecutableCall))
+        return tuple(step.name for step in steps if not step.is_captured)
+
+    @property
+    def inexact_causes(self) -> tuple[str, ...]:
+        """What may make two runs on the same inputs differ in the last bits; for a GPU only."""
+        sums = (f"float atomics in {n}" for region in self.regions for n in region.float_atomics)
+        eager = (f"library calls in {name}" for name in self.eager_regions)
+        return (*sums, *(eager if self.regions else ()))
+
 
 def lower_request(
     request: CaptureRequest,
     jax_device: Any,
     *,
-    on_region: Callable[[str], None],
+    on_stage: Callable[[str, str], None],
     updates_in_place: bool = False,
     target: Literal["host", "gpu"] = "host",
 ) -> Lowered:
@@ -46,7 +59,7 @@ def lower_request(
     Args:
         request: what to capture.
         jax_device: the device to compile for.
-        on_region: called with a region's name before it is compiled.
+        on_stage: called with ``compile`` or ``lower``, and a region's name, where that begins.
         updates_in_place: True when the device gives XLA memory that it may overwrite (host only: a
             GPU graph always may).
         target: ``host`` keeps a region one compiled call; ``gpu`` takes it apart into its kernels.
@@ -57,11 +70,11 @@ def lower_request(
         CaptureError: the streams leave two steps that touch the same bytes unordered.
     """
     if target == "gpu":
-        compiled = compile_for_gpu(request, jax_device, on_region=on_region)
+        compiled = compile_for_gpu(request, jax_device, on_stage=on_stage)
         definition = build_graph(compiled.program, compiled.plan)
         return Lowered(compiled.program, compiled.plan, definition, compiled.regions)
     program = compile_request(
-        request, jax_device, on_region=on_region, updates_in_place=updates_in_place
+        request, jax_device, on_stage=on_stage, updates_in_place=updates_in_place
     )
     plan = plan_memory(request.name, find_lifetimes(program))
     return Lowered(program, plan, build_graph(program, plan))

@@ -9,7 +9,7 @@ import jax
 
 from tracegraph.captured_graph import CapturedGraph
 from tracegraph.device_verification import verify_on_device
-from tracegraph.frontend import make_request
+from tracegraph.frontend import CheckedGraph, make_request
 from tracegraph.jax_internals import has_data_effects
 from tracegraph.options import Options
 from tracegraph.prepared_call import PreparedCall
@@ -39,9 +39,8 @@ def verify_capture(
         VerificationError: a result differs; all are named.
         OutOfMemoryError: there is no room for the copies that the comparison needs.
     """
-    ops = captured.checked.graph.ops
-    if any(has_data_effects(ops[index]) for index in captured.checked.uncapturable):
-        return VerificationReport(skipped="eager parts have effects, which must happen once")
+    if reason := find_skip_reason(captured.checked):
+        return VerificationReport(skipped=reason)
     tree = captured.checked.out_tree
     numbered = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
     paths = [
@@ -55,6 +54,14 @@ def verify_capture(
         expected = _run_jit(function, prepared)
     replayed = captured.replay_once(prepared.leaves)
     return compare_results(options.name, paths, replayed, flatten_results(expected))
+
+
+def find_skip_reason(checked: CheckedGraph) -> str:
+    """Returns why a capture cannot be compared with a reference, or an empty text."""
+    ops = checked.graph.ops
+    if any(has_data_effects(ops[index]) for index in checked.uncapturable):
+        return "eager parts have effects, which must happen once"
+    return ""
 
 
 def _run_jit(function: Callable[..., Any], prepared: PreparedCall) -> Any:

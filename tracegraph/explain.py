@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tracegraph.explain_gpu import (
+    count_nodes,
+    describe_device,
+    describe_verification,
+    list_compiled_regions,
+)
 from tracegraph.frontend import CheckedGraph
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.request import Role
 from tracegraph.options import Options
 from tracegraph.printer import print_dtype
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.errors import CaptureError, UnsupportedError
 from tracegraph.signature import LeafType, Signature
+from tracegraph.verification import VerificationReport
 
 _MAX_LEAVES = 40
 
@@ -20,6 +28,8 @@ def explain_capture(
     signature: Signature,
     names: Sequence[str],
     lower: Callable[[], tuple[CheckedGraph, Lowered]],
+    device: Device,
+    verification: VerificationReport | None = None,
 ) -> str:
     """Returns the report of one capture.
 
@@ -28,22 +38,31 @@ def explain_capture(
         signature: trees and types of its arguments.
         names: one name per dynamic leaf.
         lower: traces, checks, compiles and plans it.
+        device: that it is captured for.
+        verification: of the graph, if it was captured already.
     """
+    is_gpu = device.target == "gpu"
     sections = [_title("signature", _list_signature(signature, names))]
+    if is_gpu:
+        sections.append(_title("device", [describe_device(device)]))
     try:
         checked, lowered = lower()
-    except CaptureError as error:
+    except (CaptureError, UnsupportedError) as error:
         sections.append(_title("violations", str(error).splitlines()))
         return _join(options, "cannot be captured", sections)
+    counts = [count_nodes(lowered)] if is_gpu else []
     sections += [
         _title("graph", str(checked).splitlines()),
         _title("passes", [str(report) for report in checked.reports]),
         _title("regions", _list_regions(checked, lowered)),
         _title("memory plan", str(lowered.plan).splitlines()),
-        _title("nodes", str(lowered.definition).splitlines()),
+        _title("nodes", [*counts, *str(lowered.definition).splitlines()]),
         _title("per call", _list_copies(lowered)),
         _title("pool", [f"{lowered.definition.arena_bytes:,} bytes, known before the first run"]),
     ]
+    if is_gpu:
+        text = describe_verification(options, checked, lowered, verification)
+        sections.append(_title("verification", [text]))
     if checked.notes:
         sections.append(_title("notes", "\n".join(map(str, checked.notes)).splitlines()))
     return _join(options, "can be captured", sections)
@@ -75,6 +94,13 @@ def _print_leaf(leaf: LeafType) -> str:
 
 
 def _list_regions(checked: CheckedGraph, lowered: Lowered) -> list[str]:
+    lines = list_compiled_regions(lowered) if lowered.regions else _list_calls(lowered)
+    for violation in checked.uncapturable.values():
+        lines += [f"eager because {violation.what}", f"  where: {violation.where}"]
+    return lines or ["none: every result is an argument or a constant"]
+
+
+def _list_calls(lowered: Lowered) -> list[str]:
     lines = []
     for step in lowered.program.steps:
         how = "captured" if getattr(step, "is_captured", True) else "eager"
@@ -85,9 +111,7 @@ def _list_regions(checked: CheckedGraph, lowered: Lowered) -> list[str]:
             f"reads {_count(step.reads, 'buffer')} ({reads:,} bytes), "
             f"writes {len(step.writes)} ({writes:,} bytes)"
         )
-    for violation in checked.uncapturable.values():
-        lines += [f"eager because {violation.what}", f"  where: {violation.where}"]
-    return lines or ["none: every result is an argument or a constant"]
+    return lines
 
 
 def _count(items: Sequence[object], noun: str) -> str:

@@ -81,7 +81,12 @@ def trace_and_check(
 
 
 def make_request(
-    checked: CheckedGraph, options: Options, call: BoundCall, names: Sequence[str]
+    checked: CheckedGraph,
+    options: Options,
+    call: BoundCall,
+    names: Sequence[str],
+    *,
+    is_marked: bool = False,
 ) -> CaptureRequest:
     """Returns the regions of a checked graph.
 
@@ -90,12 +95,14 @@ def make_request(
         options: how it is captured.
         call: the call that is captured.
         names: one unique name per dynamic leaf.
+        is_marked: see `partition_graph`.
     """
     return partition_graph(
         checked.graph,
         input_names=names,
         donated=find_donated(options, call),
         uncapturable=checked.uncapturable,
+        is_marked=is_marked,
     )
 
 

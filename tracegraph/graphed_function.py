@@ -10,16 +10,17 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tracegraph.capture_lowering import lower_capture
 from tracegraph.capture_verification import verify_capture
 from tracegraph.captured_graph import MISS, CapturedGraph
 from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
 from tracegraph.constraints.mismatch import LeafSpec
 from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, refuse_staged
 from tracegraph.explain import explain_capture
-from tracegraph.frontend import CheckedGraph, make_request, trace_and_check
+from tracegraph.frontend import CheckedGraph, trace_and_check
 from tracegraph.jax_internals import eval_trace, read_settings, trace_state
 from tracegraph.lowered_capture import LoweredCapture
-from tracegraph.lowering.lower import Lowered, lower_request
+from tracegraph.lowering.lower import Lowered
 from tracegraph.options import Options, read_options
 from tracegraph.prepared_call import PreparedCall, prepare_call
 from tracegraph.progress import Progress
@@ -216,8 +217,15 @@ class GraphedFunction:
             **kwargs: the same.
         """
         prepared = self._prepare(args, kwargs)
+        with self._lock:
+            captured = self._cache.get(prepared.signature)
         return explain_capture(
-            self._options, prepared.signature, prepared.names, lambda: self._lower_quietly(prepared)
+            self._options,
+            prepared.signature,
+            prepared.names,
+            lambda: self._lower(prepared, Progress("explain")),
+            self._device,
+            None if captured is None else captured.verification,
         )
 
     def cache_info(self) -> CacheInfo:
@@ -243,7 +251,8 @@ class GraphedFunction:
     def timings(self) -> dict[str, float]:
         """Returns the seconds that each stage of the latest graph's capture took.
 
-        The stages are ``trace``, ``compile`` (XLA's own time), ``lower``, ``instantiate`` and
+        The stages are ``trace``, ``compile`` (JAX and XLA: trace, lower and compile the regions),
+        ``lower`` (cut into regions, read what XLA wrote, plan, build), ``instantiate`` and
         ``verify``; empty before the first capture.
         """
         latest = self._latest
@@ -333,18 +342,7 @@ class GraphedFunction:
     def _lower(self, prepared: PreparedCall, progress: Progress) -> tuple[CheckedGraph, Lowered]:
         progress.enter("trace")
         checked = trace_and_check(self._function, self._options, prepared.call, prepared.signature)
-        request = make_request(checked, self._options, prepared.call, prepared.names)
-        lowered = lower_request(
-            request,
-            self._device.jax_device,
-            on_region=lambda name: progress.enter("compile", f"{name} of {len(request.regions)}"),
-            updates_in_place=self._device.updates_in_place,
-            target=self._device.target,
-        )
-        return checked, lowered
-
-    def _lower_quietly(self, prepared: PreparedCall) -> tuple[CheckedGraph, Lowered]:
-        return self._lower(prepared, Progress("explain"))
+        return lower_capture(checked, self._options, prepared, self._device, progress)
 
     # Devices are looked for at the first use, not when a module with a decorator is imported.
     @functools.cached_property

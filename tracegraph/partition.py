@@ -1,15 +1,21 @@
 """Partition: a Graph becomes regions, one per run of capturable ops on one stream.
 
 A region grows until something needs it to be finished: an event recorded behind it, a value of it
-used on another stream, or an op that cannot be captured. Such an op becomes an eager region.
+used on another stream, or an op that cannot be captured. Such ops become eager regions: one call
+of XLA per run of them, save those that call back into Python, which JAX runs one by one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import jax
+
+from tracegraph.constraints.callbacks import has_callback
 from tracegraph.ir import Constant, Graph, Op, Operand, Value
 from tracegraph.jax_internals import bind_op, describe_physical, to_logical, to_physical
 from tracegraph.lowering.request import (
@@ -23,14 +29,21 @@ from tracegraph.lowering.request import (
 )
 
 CAPTURING_STREAM = 0
+# How a marked op is named in XLA's program.
+_MARK = "tracegraph_op"
+_MARKED = re.compile(rf"(?:^|/){_MARK}(\d+)(?=/|$)")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Draft:
-    """A region that is still growing."""
+    """A region that is still growing.
+
+    More than six fields because it is the region and its place among the others at once.
+    """
 
     name: str
     place: Place
+    is_compiled: bool = True
     ops: list[Op] = dataclasses.field(default_factory=list)
     covered: set[str] = dataclasses.field(default_factory=set)
     extra: dict[str, Operand] = dataclasses.field(default_factory=dict)
@@ -42,6 +55,7 @@ def partition_graph(
     input_names: Sequence[str],
     donated: Collection[int],
     uncapturable: Collection[int] = (),
+    is_marked: bool = False,
 ) -> CaptureRequest:
     """Cuts a graph into regions.
 
@@ -50,6 +64,7 @@ def partition_graph(
         input_names: one unique name per graph input; names that begin with ``%`` are ours.
         donated: indices of the inputs that the caller gives up.
         uncapturable: indices of the ops that run eagerly between two graphs.
+        is_marked: let XLA's program name the op behind each instruction; see `find_marked_op`.
 
     Returns:
         The request, with inputs in the order of the graph's inputs, then its constants.
@@ -62,7 +77,8 @@ def partition_graph(
         for index in range(len(graph.outputs))
     ]
     used = _find_values_used_outside(graph, drafts)
-    regions = tuple(_finish(draft, used, specs) for draft in drafts)
+    marks = {id(op): f"{_MARK}{i}" for i, op in enumerate(graph.ops)} if is_marked else {}
+    regions = tuple(_finish(draft, used, specs, marks) for draft in drafts)
     roles = [Role.DONATED if i in donated else Role.COPIED for i in range(len(graph.inputs))]
     values = [*graph.inputs, *(constant.value for constant in graph.constants)]
     roles += [Role.CONSTANT] * len(graph.constants)
@@ -74,6 +90,32 @@ def partition_graph(
         ),
         outputs=tuple(outputs),
     )
+
+
+def list_region_ops(graph: Graph, uncapturable: Collection[int] = ()) -> dict[str, list[int]]:
+    """Returns the indices of the ops of each region, by its name.
+
+    Args:
+        graph: as for `partition_graph`.
+        uncapturable: the same.
+    """
+    index_of = {id(op): index for index, op in enumerate(graph.ops)}
+    drafts = _Drafter().split(graph, uncapturable)
+    return {draft.name: [index_of[id(op)] for op in draft.ops] for draft in drafts}
+
+
+def find_marked_op(path: str) -> int | None:
+    """Returns the index of the op that an instruction of a marked region comes from, or None.
+
+    Args:
+        path: XLA's name of the operation.
+
+    Example:
+        >>> find_marked_op("jit(region0)/tracegraph_op12/jit(solve)/lu")
+        12
+    """
+    found = _MARKED.search(path)
+    return None if found is None else int(found[1])
 
 
 class _Drafter:
@@ -114,10 +156,15 @@ class _Drafter:
             self._waits.setdefault(stream, set()).update(new)
 
     def _add_eager(self, op: Op) -> None:
-        """Gives the op a region of its own that comes after everything before it."""
+        """Gives the op to an eager region that comes after everything before it."""
+        is_compiled = not has_callback(op)
+        latest = next(reversed(self._drafts.values()), None)
+        if latest is not None and latest is self._floor and latest.is_compiled and is_compiled:
+            self._append(latest, op)
+            return
         everything = {draft.name for draft in self._last.values()}
         self._waits.setdefault(CAPTURING_STREAM, set()).update(everything)
-        self._floor = self._start(CAPTURING_STREAM, is_captured=False)
+        self._floor = self._start(CAPTURING_STREAM, is_captured=False, is_compiled=is_compiled)
         self._append(self._floor, op)
         self._open.clear()
 
@@ -161,7 +208,7 @@ class _Drafter:
         draft.ops.append(op)
         self._producers.update((value.number, draft) for value in op.results)
 
-    def _start(self, stream: int, *, is_captured: bool = True) -> _Draft:
+    def _start(self, stream: int, *, is_captured: bool = True, is_compiled: bool = True) -> _Draft:
         previous = self._find_previous(stream)
         self._waits.pop(stream, None)
         # A stream is in order by itself.
@@ -169,6 +216,7 @@ class _Drafter:
         draft = _Draft(
             name=f"region{len(self._drafts)}",
             place=Place(stream, tuple(waits), is_captured),
+            is_compiled=is_compiled,
             covered=self._close_over(previous),
         )
         self._drafts[draft.name] = draft
@@ -258,18 +306,23 @@ def _find_operands(draft: _Draft) -> list[Value]:
     return [operand for operand in (*operands, *draft.extra.values()) if isinstance(operand, Value)]
 
 
-def _finish(draft: _Draft, used: set[int], specs: dict[int, BufferSpec]) -> Region:
+def _finish(
+    draft: _Draft, used: set[int], specs: dict[int, BufferSpec], marks: Mapping[int, str]
+) -> Region:
     own = {value.number: value for op in draft.ops for value in op.results}
     inputs = list(dict.fromkeys(v for v in _find_operands(draft) if v.number not in own))
     returned: list[tuple[str, Operand]] = [
         (f"%{number}", value) for number, value in own.items() if number in used
     ]
     returned += draft.extra.items()
+    function = make_flat_function(
+        draft.name, draft.ops, inputs, [operand for _, operand in returned], marks=marks
+    )
+    # Lowering compiles what is captured; what runs eagerly is compiled at its first call.
+    is_jitted = draft.is_compiled and not draft.place.is_captured
     return Region(
         name=draft.name,
-        function=make_flat_function(
-            draft.name, draft.ops, inputs, [operand for _, operand in returned]
-        ),
+        function=jax.jit(function) if is_jitted else function,
         inputs=tuple(
             specs.get(v.number) or describe_buffer(f"%{v.number}", v.aval) for v in inputs
         ),
@@ -279,7 +332,12 @@ def _finish(draft: _Draft, used: set[int], specs: dict[int, BufferSpec]) -> Regi
 
 
 def make_flat_function(
-    name: str, ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Operand]
+    name: str,
+    ops: Sequence[Op],
+    inputs: Sequence[Value],
+    outputs: Sequence[Operand],
+    *,
+    marks: Mapping[int, str] | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """Returns a traceable function of physical arrays that binds the ops in order.
 
@@ -288,7 +346,9 @@ def make_flat_function(
         ops: in program order.
         inputs: the values that the arguments stand for.
         outputs: what to return.
+        marks: by the identity of an op the scope that it is bound in.
     """
+    marks = marks or {}
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         known = {
@@ -300,7 +360,9 @@ def make_flat_function(
             return known[operand.number] if isinstance(operand, Value) else operand.value
 
         for op in ops:
-            results = bind_op(op, [read(operand) for operand in op.operands])
+            mark = marks.get(id(op))
+            with jax.named_scope(mark) if mark else contextlib.nullcontext():
+                results = bind_op(op, [read(operand) for operand in op.operands])
             known.update((v.number, r) for v, r in zip(op.results, results, strict=True))
         return tuple(to_physical(read(operand), operand.aval) for operand in outputs)
 

@@ -68,7 +68,9 @@ class Progress:
             return
         self._has_written = True
         while not self._done.wait(_PERIOD_SECONDS):
-            self._write(f"{self._stage}{self._detail and ' ' + self._detail}, {time.perf_counter() - self._start:.0f} s", end="")
+            seconds = time.perf_counter() - self._start
+            stage = f"{self._stage} {self._detail}".rstrip()
+            self._write(f"{stage}, {seconds:.0f} s", end="")
 
     def _write(self, text: str, *, end: str) -> None:
         sys.stderr.write(f"\r\x1b[K{self._title}: {text}{end}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.refusal import RefusedWork, add_refusals
 from tracegraph.lowering.xla.allocations import (
     read_allocations,
     read_outputs,
@@ -40,7 +41,7 @@ def decode_executable(executable: Message, *, name: str) -> XlaProgram:
 
     Raises:
         UnsupportedError: the program has thunks, fields, memory or layouts that are not lowered;
-            all of its thunks that are not lowered are named in one error.
+            all of its thunks that are not lowered are named in one error, and recorded with it.
     """
     program: Any = executable
     refused: list[RefusedThunk] = []
@@ -56,13 +57,14 @@ def decode_executable(executable: Message, *, name: str) -> XlaProgram:
             atomics = find_float_atomics(program.hlo_module_with_config.hlo_module)
             return XlaProgram(program.module_name, allocations, steps, outputs, atomics)
     except Refusal as refusal:
-        raise UnsupportedError(
+        error = UnsupportedError(
             f"the compiled program of `{name}` {refusal}",
             where=f"XLA's module `{program.module_name}`",
             why="a CUDA graph is built only from what tracegraph can interpret in full",
             fix='use mode="partial", or jax.jit for this function',
             anchor="unsupported",
-        ) from None
+        )
+        raise add_refusals(error, [RefusedWork(name, "program", str(refusal))]) from None
     raise _describe_refused(refused, program, name)
 
 
@@ -141,10 +143,17 @@ def _describe_refused(refused: Sequence[RefusedThunk], program: Any, name: str) 
         lines.append(f"and {len(refused) - _NAMED_THUNKS} more")
     reasons = list(dict.fromkeys(f"{each.kind} {each.reason}" for each in refused if each.reason))
     rule = "a CUDA graph is built here from kernels, copies, fills and matrix products"
-    return UnsupportedError(
+    error = UnsupportedError(
         f"`{name}` has work that cannot be lowered: {kinds}",
         where="; ".join(lines),
         why="; ".join([rule, *reasons[:_NAMED_THUNKS]]),
         fix='use mode="partial", or jax.jit for this function',
         anchor="unsupported",
+    )
+    return add_refusals(
+        error,
+        [
+            RefusedWork(name, each.kind, each.reason, origins.find_path(each.name))
+            for each in refused
+        ],
     )

@@ -39,6 +39,15 @@ class Origins:
         line = self._find_line(metadata.stack_frame_id)
         return ", ".join(part for part in (line, metadata.op_name, f"HLO `{name}`") if part)
 
+    def find_path(self, name: str) -> str:
+        """Returns JAX's path of an instruction, as ``jit(step)/sort``; empty for none.
+
+        Args:
+            name: of the instruction.
+        """
+        instruction = self.instructions.get(name)
+        return "" if instruction is None else instruction.metadata.op_name
+
     def _find_line(self, frame_id: int) -> str:
         lines = list(self._walk_frames(frame_id))
         for file, line, function in lines:

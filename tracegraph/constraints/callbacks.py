@@ -36,6 +36,13 @@ def check_callback(op: Op, graph_name: str) -> Violation | None:
     return None
 
 
+def has_callback(op: Op) -> bool:
+    """True when the op, or an op inside of it, needs the host."""
+    if check_callback(op, "") is not None:
+        return True
+    return any(has_callback(inner) for _, graph in op.subgraphs for inner in graph.ops)
+
+
 def _refuse_callback(op: Op, graph_name: str) -> Violation:
     name = name_callback(op.params.get("callback"))
     subject = "the host's part" if op.name in _TRANSFERS else "the callback"

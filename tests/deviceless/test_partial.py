@@ -1,0 +1,144 @@
+"""Partial mode on XLA's own programs: what is cut, by its name and by what the decoder refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import tracegraph as tg
+from tracegraph import capture_lowering
+from tracegraph.capture_lowering import lower_capture
+from tracegraph.frontend import CheckedGraph, trace_and_check
+from tracegraph.lowering.lower import Lowered
+from tracegraph.prepared_call import prepare_call
+from tracegraph.progress import Progress
+from tracegraph.runtime.errors import UnsupportedError
+
+SQUARE = np.ones((64, 64), np.float32)
+IMAGES = np.ones((1, 8, 16, 16), np.float32)
+FILTERS = np.ones((8, 8, 3, 3), np.float32)
+# Captured stages are True.
+CUT = [True, False, True]
+
+
+@dataclasses.dataclass(frozen=True)
+class DescribedGpu:
+    """What lowering asks a device for."""
+
+    jax_device: Any
+    target: Literal["host", "gpu"] = "gpu"
+    updates_in_place: bool = True
+
+
+def convolve(x: Any, k: Any) -> Any:
+    y = lax.conv(jax.nn.relu(x), k, (1, 1), "SAME")
+    return jax.nn.relu(lax.conv(y * 2, k, (1, 1), "SAME"))
+
+
+def loop(x: Any) -> Any:
+    return lax.scan(lambda c, y: (c + y, c * 2), x[0] * 2, x)[1] + 1
+
+
+def factorize(x: Any) -> Any:
+    return jnp.linalg.cholesky(x @ x.T) * 2
+
+
+def rematerialize(x: Any) -> Any:
+    inner = jax.checkpoint(lambda y: jnp.abs(jnp.fft.fft(jnp.sin(y))) @ y)
+    return jax.grad(lambda y: inner(y * 2).sum())(x) + 1
+
+
+BY_NAME = [
+    pytest.param(lambda x: jnp.abs(jnp.fft.fft(x * 2)) + 1, (SQUARE,), CUT, "fft", id="fft"),
+    pytest.param(convolve, (IMAGES, FILTERS), [*CUT, False, True], "convolution", id="convolution"),
+    pytest.param(loop, (SQUARE,), CUT, "while", id="scan"),
+    pytest.param(factorize, (SQUARE,), CUT, "custom_call", id="cholesky"),
+    pytest.param(
+        lambda x: jnp.linalg.solve(x + 1, x) * 2,
+        (SQUARE,),
+        [*CUT, False, True],
+        "triangular_solve",
+        id="solve",
+    ),
+    pytest.param(lambda x: jnp.linalg.eigh(x + 1)[0] * 2, (SQUARE,), CUT, "custom_call", id="eigh"),
+    pytest.param(lambda x: jnp.linalg.qr(x + 1)[0] * 2, (SQUARE,), CUT, "custom_call", id="qr"),
+    pytest.param(rematerialize, (SQUARE,), CUT, "fft", id="remat"),
+]
+BY_REFUSAL = [
+    pytest.param(
+        lambda x: (
+            lax.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, c[1] * 2), (0, x + 1))[1] * 2
+        ),
+        (SQUARE,),
+        CUT,
+        "while",
+        id="while",
+    ),
+]
+UNCUT = [
+    pytest.param(lambda x: lax.scan(lambda c, _: (c * 2, None), x, None, 1)[0] + 1, id="one-round"),
+    pytest.param(
+        lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, 8, unroll=True)[0] + 1,
+        id="unrolled",
+    ),
+    pytest.param(lambda x: jnp.linalg.cholesky(x[:0, :0]), id="empty"),
+    pytest.param(lambda x: jnp.sort(x)[0], id="sort"),
+]
+
+
+def lower(
+    function: Callable[..., Any], arguments: Sequence[Any], device: Any, mode: str = "partial"
+) -> tuple[CheckedGraph, Lowered]:
+    options = tg.capture(function, mode=mode, name="step")._options
+    prepared = prepare_call(function, options, tuple(arguments), {}, device=None, has_values=False)
+    checked = trace_and_check(function, options, prepared.call, prepared.signature)
+    gpu: Any = DescribedGpu(device)
+    return lower_capture(checked, options, prepared, gpu, Progress("test"))
+
+
+def list_stages(lowered: Lowered) -> list[bool]:
+    return [stage.is_captured for stage in lowered.definition.stages]
+
+
+@pytest.mark.parametrize(("function", "arguments", "stages", "kind"), [*BY_NAME, *BY_REFUSAL])
+def test_work_that_no_graph_holds_is_cut_out(
+    function: Any, arguments: Any, stages: Any, kind: str, h200: Any
+) -> None:
+    checked, lowered = lower(function, arguments, h200)
+    assert list_stages(lowered) == stages
+    reasons = [violation.what for violation in checked.uncapturable.values()]
+    assert all("becomes work that no graph on a GPU holds yet: " in each for each in reasons)
+    assert any(reason.endswith(f": {kind}") for reason in reasons)
+    assert all("test_partial.py:" in each.where for each in checked.uncapturable.values())
+
+
+@pytest.mark.parametrize(("function", "arguments", "stages", "kind"), BY_NAME)
+def test_names_and_refusals_cut_alike(
+    function: Any, arguments: Any, stages: Any, kind: str, h200: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(capture_lowering, "find_unlowered", lambda graph: {})
+    checked, lowered = lower(function, arguments, h200)
+    assert list_stages(lowered) == stages
+    assert any(each.what.endswith(f": {kind}") for each in checked.uncapturable.values())
+
+
+@pytest.mark.parametrize("function", UNCUT)
+def test_what_a_graph_holds_is_not_cut(function: Any, h200: Any) -> None:
+    checked, lowered = lower(function, (SQUARE,), h200)
+    assert not checked.uncapturable
+    assert list_stages(lowered) in ([True], [])
+
+
+@pytest.mark.parametrize(("function", "arguments", "stages", "kind"), [*BY_NAME, *BY_REFUSAL])
+def test_whole_mode_refuses(
+    function: Any, arguments: Any, stages: Any, kind: str, h200: Any
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"`region0` has work .*{kind}"):
+        lower(function, arguments, h200, mode="whole")

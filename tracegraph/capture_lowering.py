@@ -1,0 +1,94 @@
+"""From a checked function to its lowering; in partial mode what no graph holds is cut out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from tracegraph.constraints.violation import Violation
+from tracegraph.frontend import CheckedGraph, make_request
+from tracegraph.lowering.lower import Lowered, lower_request
+from tracegraph.lowering.refusal import read_refusals
+from tracegraph.options import Options
+from tracegraph.prepared_call import PreparedCall
+from tracegraph.progress import Progress
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.unlowered import find_refused, find_unlowered
+
+# Compilations that may follow one another before a refused region runs eagerly as a whole.
+MAX_PRECISE_CUTS = 3
+
+
+def lower_capture(
+    checked: CheckedGraph,
+    options: Options,
+    prepared: PreparedCall,
+    device: Device,
+    progress: Progress,
+) -> tuple[CheckedGraph, Lowered]:
+    """Lowers a checked function for a device.
+
+    In partial mode on a GPU, ops that become work that no graph holds run eagerly: those that are
+    known by name, then those that lowering refuses. They are added to ``uncapturable``, each with
+    its reason, so that `explain` lists them.
+
+    Args:
+        checked: the function.
+        options: how it is captured.
+        prepared: the call that is captured.
+        device: to lower for.
+        progress: is told of each region.
+
+    Returns:
+        What was lowered, and its lowering.
+
+    Raises:
+        UnsupportedError: XLA's program holds what no graph holds; in partial mode, for a reason
+            that lies in no op.
+    """
+    if options.mode != "partial" or device.target != "gpu":
+        return checked, _lower(checked, options, prepared, device, progress)
+    checked = _cut(checked, find_unlowered(checked.graph))
+    cuts = 0
+    while True:
+        try:
+            return checked, _lower(checked, options, prepared, device, progress, is_marked=True)
+        except UnsupportedError as error:
+            found = find_refused(
+                checked.graph,
+                read_refusals(error),
+                checked.uncapturable.keys(),
+                is_precise=cuts < MAX_PRECISE_CUTS,
+            )
+            if not found:
+                raise
+        checked = _cut(checked, found)
+        cuts += 1
+
+
+def _cut(checked: CheckedGraph, found: Mapping[int, Violation]) -> CheckedGraph:
+    # The reason that was found first stays.
+    reasons = dict(sorted({**found, **checked.uncapturable}.items()))
+    return dataclasses.replace(checked, uncapturable=reasons)
+
+
+def _lower(
+    checked: CheckedGraph,
+    options: Options,
+    prepared: PreparedCall,
+    device: Device,
+    progress: Progress,
+    *,
+    is_marked: bool = False,
+) -> Lowered:
+    progress.enter("lower")
+    request = make_request(checked, options, prepared.call, prepared.names, is_marked=is_marked)
+    count = len(request.regions)
+    return lower_request(
+        request,
+        device.jax_device,
+        on_stage=lambda stage, name: progress.enter(stage, f"{name} of {count}"),
+        updates_in_place=device.updates_in_place,
+        target=device.target,
+    )
