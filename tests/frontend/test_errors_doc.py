@@ -26,16 +26,27 @@ def read_sections():
 SECTIONS = read_sections()
 
 
+ANCHORS = (
+    re.compile(r"anchor=\"([a-z-]+)\""),
+    re.compile(r"^\s*_?(?:[A-Z_]+_)?ANCHOR\b[^=]*= \"([a-z-]+)\"", re.MULTILINE),
+    re.compile(r"Violation\(\s*\"([a-z-]+)\""),
+    re.compile(r"docs/errors\.md#([a-z-]+)"),
+)
+# What may stand for an anchor where none is spelled out: that of another record, or a constant.
+PASSED_ON = re.compile(r"anchor=(?!\"|anchor\b|[a-z_]+(\[0\])?\.(anchor|rule)\b|_?[A-Z_]*ANCHOR\b)")
+
+
+def read_sources():
+    return [p.read_text() for folder in SOURCES for p in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def find_anchors_in(text):
+    return {anchor for pattern in ANCHORS for anchor in pattern.findall(text)}
+
+
 def find_anchors():
     """Every anchor that an error or a violation in the code can carry."""
-    found = set()
-    for folder in SOURCES:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            text = path.read_text()
-            found.update(re.findall(r"anchor=\"([a-z-]+)\"", text))
-            found.update(re.findall(r"Violation\(\s*\"([a-z-]+)\"", text))
-            found.update(re.findall(r"docs/errors\.md#([a-z-]+)", text))
-    return sorted(found)
+    return sorted(set().union(*map(find_anchors_in, read_sources())))
 
 
 def list_examples(kind):
@@ -56,6 +67,27 @@ def run(code):
 
 def test_anchors_are_found_in_the_code():
     assert {"callback", "stream-join", "stale-output", "large-constant"} <= set(find_anchors())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'raise Bad("w", anchor="late")',
+        'ANCHOR = "late"',
+        '_DRIVER_ANCHOR: Final = "late"',
+        '    LIMIT_ANCHOR = "late"',
+        'Violation(\n    "late"',
+        "see docs/errors.md#late",
+    ],
+)
+def test_every_spelling_of_an_anchor_is_found(text):
+    assert find_anchors_in(f"x = 1\n{text}\n") == {"late"}
+
+
+def test_no_anchor_is_spelled_in_another_way():
+    assert [text for text in read_sources() if PASSED_ON.search(text)] == []
+    assert PASSED_ON.search("Bad(anchor=find_section())")
+    assert PASSED_ON.search("Bad(anchor='late')")
 
 
 @pytest.mark.parametrize("anchor", find_anchors())
