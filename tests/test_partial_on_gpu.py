@@ -60,12 +60,12 @@ def refuse_regions(monkeypatch: pytest.MonkeyPatch, name_op: Callable[[str], str
     compile_to_kernels = compile_gpu._compile_to_kernels
     seen: list[str] = []
 
-    def refuse(region: Any, jax_device: Any, in_place: int) -> Any:
+    def refuse(region: Any, *rest: Any, **named: Any) -> Any:
         types = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in region.inputs]
         text = jax.jit(region.function).lower(*types).as_text(debug_info=True)
         seen.append(text)
         if "stablehlo.sine" not in text:
-            return compile_to_kernels(region, jax_device, in_place)
+            return compile_to_kernels(region, *rest, **named)
         error = UnsupportedError(
             f"`{region.name}` has work that cannot be lowered: sine (1)",
             where="planted",
@@ -149,7 +149,7 @@ def test_an_op_that_is_named_in_vain_ends_in_an_eager_region(
 def test_a_refusal_that_lies_in_no_op_is_raised(
     device: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(region: Any, jax_device: Any, in_place: int) -> Any:
+    def refuse(*rest: Any, **named: Any) -> Any:
         raise UnsupportedError("no plugin", where="w", why="y", fix="f", anchor="unsupported-jax")
 
     monkeypatch.setattr(compile_gpu, "_compile_to_kernels", refuse)
