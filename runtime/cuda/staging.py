@@ -96,5 +96,7 @@ class Staging:
 
 def _release(driver: Any, chunks: collections.deque[_Chunk]) -> None:
     for chunk in chunks:
+        # A copy may still be reading it.
+        driver.synchronize_event(chunk.event)
         driver.free_host(chunk.address)
         driver.destroy_event(chunk.event)

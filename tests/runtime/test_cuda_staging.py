@@ -24,8 +24,8 @@ def driver() -> MemoryDriver:
 
 
 def test_the_source_may_change_right_after_the_call(driver: MemoryDriver) -> None:
-    source, target = np.arange(100.0), np.zeros(100)
-    Staging(driver, STREAM).copy(source, target.ctypes.data)
+    stage, source, target = Staging(driver, STREAM), np.arange(100.0), np.zeros(100)
+    stage.copy(source, target.ctypes.data)
     source[:] = -1
     assert not target.any()
     driver.finish(STREAM)
@@ -69,8 +69,11 @@ def test_a_large_array_goes_piece_by_piece(
     nbytes = 3 * SMALLEST_CHUNK_BYTES + extra
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     target = np.zeros(nbytes + 8, np.uint8)
-    Staging(driver, STREAM).copy(source, target.ctypes.data)
-    driver.finish(STREAM)
+    stage = Staging(driver, STREAM)
+    stage.copy(source, target.ctypes.data)
+    # Page-locked memory is given back only after the copies from it.
+    del stage
+    assert "host memory" not in driver.live_handles().values()
     np.testing.assert_array_equal(target[:nbytes], source)
     assert not target[nbytes:].any()
     assert driver.count_calls("copy_async") == 3 + (extra > 0)
