@@ -36,10 +36,12 @@ def capture_for_gpu(
     """
     device = make_device(monkeypatch)
 
-    def compile_to_kernels(region: Region, jax_device: Any, in_place: int) -> Any:
-        executable: Any = compile_region(region, jax_device, in_place)
+    def compile_to_kernels(
+        region: Region, jax_device: Any, in_place: int, *, on_stage: Callable[[str, str], None]
+    ) -> Any:
+        executable: Any = compile_region(region, jax_device, in_place, on_stage=on_stage)
         symbol = f"{region.name}_{len(device.driver.kernels)}"
-        compute = compile_region(region, jax_device, 0)
+        compute = compile_region(region, jax_device, 0, on_stage=lambda stage, name: None)
         device.driver.kernels[symbol] = make_kernel(region, compute, in_place)
         return executable, write_program(region, symbol, in_place, tuple(float_atomics)), ()
 

@@ -50,7 +50,7 @@ def make_capture_request(
 
 def lower_for_gpu(request: CaptureRequest, device: Any) -> Lowered:
     """Compiles a request for a GPU, decodes, plans and builds it."""
-    return lower_request(request, device, on_region=lambda name: None, target="gpu")
+    return lower_request(request, device, on_stage=lambda stage, name: None, target="gpu")
 
 
 def compile_whole(program: Program, device: Any) -> bytes:

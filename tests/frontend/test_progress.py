@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import types
 from collections.abc import Callable
 
 import pytest
@@ -116,3 +117,12 @@ def test_its_thread_ends_with_it(terminal: Callable[[], Terminal]):
     with Progress("capturing `step`"):
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
+
+
+def test_seconds_of_a_stage_that_is_entered_again_add_up(monkeypatch: pytest.MonkeyPatch):
+    times = iter([0.0, 1.0, 3.0, 7.0, 15.0])
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(perf_counter=times.__next__))
+    line = Progress("capturing `step`")
+    for stage in ("compile", "lower", "compile", ""):
+        line.enter(stage, "region0 of 1")
+    assert line.seconds == {"compile": 2.0 + 8.0, "lower": 4.0}

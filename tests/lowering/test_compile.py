@@ -59,7 +59,7 @@ def request(*regions: Region, donated: str = "s", outputs: Any = (("n", "s"),)) 
 
 
 def compile_it(wanted: CaptureRequest) -> Any:
-    return compile_request(wanted, jax.devices()[0], on_region=lambda name: None)
+    return compile_request(wanted, jax.devices()[0], on_stage=lambda stage, name: None)
 
 
 EAGER = Place(is_captured=False)
@@ -125,14 +125,16 @@ def test_an_input_that_comes_back_as_it_is_moves_nothing():
 
 
 def test_program_names_steps_buffers_and_outputs():
-    names: list[str] = []
+    stages: list[tuple[str, ...]] = []
     wanted = request(
         region("a", "x s", "t", Place(7)),
         region("b", "t", "n y", Place(0, ("a",))),
         outputs=(("n", "s"), ("y", None)),
     )
-    program = compile_request(wanted, jax.devices()[0], on_region=names.append)
-    assert names == ["a", "b"]
+    program = compile_request(
+        wanted, jax.devices()[0], on_stage=lambda *stage: stages.append(stage)
+    )
+    assert stages == [("compile", "a"), ("lower", "a"), ("compile", "b"), ("lower", "b")]
     assert [buffer.name for buffer in program.buffers] == ["x", "s", "t", "y"]
     first, second = program.steps
     assert isinstance(first, ExecutableCall)

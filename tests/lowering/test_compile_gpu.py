@@ -86,7 +86,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> FakeReader:
 
 
 def compile_it(wanted: CaptureRequest) -> compile_gpu.CompiledForGpu:
-    return compile_for_gpu(wanted, jax.devices()[0], on_region=lambda name: None)
+    return compile_for_gpu(wanted, jax.devices()[0], on_stage=lambda stage, name: None)
 
 
 def show(compiled: compile_gpu.CompiledForGpu) -> list[str]:
@@ -107,13 +107,20 @@ def make(x: Any) -> tuple[Any]:
 
 def test_state_is_updated_in_place_and_regions_are_kept_as_references(reader: FakeReader):
     reader.in_place = {"update": 1}
-    names: list[str] = []
+    stages: list[tuple[str, ...]] = []
     wanted = request(
         region("make", make, "x", "t", Place(3)),
         region("update", update, "t s", "n", Place(0, ("make",))),
     )
-    compiled = compile_for_gpu(wanted, jax.devices()[0], on_region=names.append)
-    assert names == ["make", "update"]
+    compiled = compile_for_gpu(
+        wanted, jax.devices()[0], on_stage=lambda *stage: stages.append(stage)
+    )
+    assert stages == [
+        ("compile", "make"),
+        ("lower", "make"),
+        ("compile", "update"),
+        ("lower", "update"),
+    ]
     assert show(compiled) == ["make(x) -> t", "update(s t) -> s"]
     assert [step.stream for step in compiled.program.steps] == [3, 0]
     assert compiled.program.edges == ((0, 1),)
@@ -197,9 +204,9 @@ def test_xla_is_asked_for_plain_kernels_where_it_has_them(
 ):
     tried: list[Any] = []
 
-    def compile_region(*arguments: Any, options: Any = None) -> Any:
+    def compile_region(*arguments: Any, on_stage: Any, options: Any = None) -> Any:
         tried.append(options)
-        return original(*arguments)
+        return original(*arguments, on_stage=on_stage)
 
     original = compile_gpu.compile_region
     monkeypatch.setattr(compile_gpu, "compile_region", compile_region)
@@ -232,8 +239,8 @@ def test_a_request_is_lowered_for_its_target(reader: FakeReader):
     reader.in_place = {"update": 1}
     wanted = request(region("update", update, "x s", "n"))
     device = jax.devices()[0]
-    gpu = lower_request(wanted, device, on_region=lambda name: None, target="gpu")
-    host = lower_request(wanted, device, on_region=lambda name: None)
+    gpu = lower_request(wanted, device, on_stage=lambda stage, name: None, target="gpu")
+    host = lower_request(wanted, device, on_stage=lambda stage, name: None)
     assert [node.kind for node in gpu.definition.stages[0].nodes] == ["kernel"]
     assert [node.kind for node in host.definition.stages[0].nodes] == ["call"]
     assert [region.name for region in gpu.regions] == ["update"]
@@ -253,7 +260,7 @@ def h200() -> Any:
 
 
 def lower(wanted: CaptureRequest, device: Any) -> Any:
-    return lower_request(wanted, device, on_region=lambda name: None, target="gpu")
+    return lower_request(wanted, device, on_stage=lambda stage, name: None, target="gpu")
 
 
 def test_regions_without_inputs_and_undefined_results(h200: Any):
