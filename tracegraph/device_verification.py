@@ -23,7 +23,7 @@ from tracegraph.lowering.request import CaptureRequest
 from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
-from tracegraph.verification import VerificationReport, compare_results
+from tracegraph.verification import ATOMICS_TOLERANCE, VerificationReport, compare_results
 
 REFERENCE = "XLA's executable"
 
@@ -92,7 +92,7 @@ def _compare_twice(
             [paths[index] for index in suspects],
             replayed,
             [np.asarray(expected[index]) for index in suspects],
-            is_exact=not lowered.inexact_causes,
+            tolerance=ATOMICS_TOLERANCE if lowered.inexact_causes else 0.0,
             reference=REFERENCE,
         )
         close |= {*part.close}

@@ -21,11 +21,7 @@ from tracegraph.lowering.reference import run_regions
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.partition import read_constants
 from tracegraph.runtime.jax_interop import unwrap_key
-from tracegraph.verification import flatten_results, measure_difference
-
-# Differences that another order of summation makes, in units of the dtype's epsilon and relative
-# to the largest magnitude of the array.
-TOLERATED_EPSILONS = 256
+from tracegraph.verification import ATOMICS_TOLERANCE, flatten_results, measure_difference
 
 
 class Likeness(enum.Enum):
@@ -105,7 +101,8 @@ def judge(function: tg.GraphedFunction, result: Any, args: tuple[Any, ...]) -> V
         for index, (array, difference) in enumerate(zip(wanted, differences, strict=True))
         if difference
     )
-    limits = [find_tolerance(array.dtype) for array in wanted]
+    is_float = [jnp.issubdtype(array.dtype, jnp.inexact) for array in wanted]
+    limits = [ATOMICS_TOLERANCE if each else 0.0 for each in is_float]
     if any(one > limit for one, limit in zip(differences, limits, strict=True)):
         return Verdict(Likeness.DIFFERING, text)
     regions = find_captured(function).lowered.regions
@@ -124,18 +121,6 @@ def assert_replayed(function: tg.GraphedFunction, result: Any, args: tuple[Any, 
 def copy_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns arguments with equal values that no donation and no later write can touch."""
     return jax.tree.map(lambda leaf: leaf.copy() if hasattr(leaf, "copy") else leaf, args)
-
-
-def find_tolerance(dtype: Any) -> float:
-    """Returns the relative difference that another order of summation may make.
-
-    Example:
-        >>> find_tolerance(np.dtype("int32"))
-        0.0
-    """
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return 0.0
-    return TOLERATED_EPSILONS * float(jnp.finfo(dtype).eps)
 
 
 def _to_numpy(result: Any) -> list[np.ndarray[Any, Any]]:

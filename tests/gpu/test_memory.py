@@ -20,7 +20,6 @@ from tracegraph.runtime.memory.private_pool import find_pool, round_up
 pytestmark = pytest.mark.usefixtures("gpu")
 CHUNK = 1 << 30
 # JAX hands memory out in multiples of this.
-JAX_ROUNDING_BYTES = 256
 ORDERS = tuple(
     order.split()
     for order in (
@@ -61,7 +60,8 @@ def test_segments_come_from_jax():
     before = measure_used_bytes()
     graph = lowered.instantiate()
     taken_bytes = measure_used_bytes() - before
-    assert captured.pool_bytes <= taken_bytes <= captured.pool_bytes + JAX_ROUNDING_BYTES
+    # Without preallocation JAX's allocator grows by pieces of its own size.
+    assert captured.pool_bytes <= taken_bytes <= 2 * captured.pool_bytes
     assert "provider=jax" in repr(find_pool(captured.pool()))
     del graph, lowered, captured
     assert measure_used_bytes() <= before
