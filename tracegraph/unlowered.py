@@ -118,8 +118,7 @@ def _is_unlowered(op: Op) -> bool:
 
 def _is_loop(scan: Op) -> bool:
     """True unless JAX or XLA writes every round of a ``scan`` out."""
-    length = scan.params["length"]
-    return length > max(int(scan.params["unroll"]), 1)
+    return scan.params["length"] // max(int(scan.params["unroll"]), 1) > 1
 
 
 def _count_elements(aval: Any) -> int:

@@ -88,6 +88,10 @@ UNCUT = [
         lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, 8, unroll=True)[0] + 1,
         id="unrolled",
     ),
+    pytest.param(
+        lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, 10, unroll=8)[0] + 1,
+        id="unrolled-with-a-rest",
+    ),
     pytest.param(lambda x: jnp.linalg.cholesky(x[:0, :0]), id="empty"),
     pytest.param(lambda x: jnp.sort(x)[0], id="sort"),
 ]
