@@ -132,6 +132,8 @@ def _bind_node(
     results = [buffers[name] for name in node.results]
     if isinstance(node, CopyNode):
         return _bind_copy(node, arguments[0], results[0])
+    # The other kinds of node are a GPU's.
+    assert isinstance(node, CallNode)
     if rebindable is not None and is_quick(node, buffers, is_captured=True):
         return _bind_call(node, arguments, results, rebindable)
     return _bind_isolated_call(node.executable, arguments, results)

@@ -46,7 +46,7 @@ def test_a_train_loop_equals_its_executables(name):
     state, *batch = program.make_arguments(rng)
     captured = tg.capture(program.function, donate_argnums=0)
     wanted = copy_arguments((state,))[0]
-    pointers = []
+    pointers, atomics = [], []
     for _ in range(STEPS[name]):
         state, loss = split_state(name, captured(state, *batch))
         wanted, wanted_loss = split_state(name, run_reference(captured, wanted, *batch))
