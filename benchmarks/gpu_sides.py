@@ -170,10 +170,12 @@ def find_launcher(function: Any) -> Callable[[], object]:
         MissingFigureError: its graph was cut into several, or there is none.
     """
     captured = find_captured(function)
-    stages = len(captured.lowered.definition.stages)
-    if stages != 1:
-        raise MissingFigureError(f"the capture has {stages} stages")
-    return captured.launch_stages
+    definition = captured.lowered.definition
+    if len(definition.stages) != 1:
+        raise MissingFigureError(f"the capture has {len(definition.stages)} stages")
+    stage = captured.replay.stages[0]
+    # The host device has no launch that is less than a stage.
+    return stage.launch if captured.replay.jax_device.platform == "cpu" else stage.launch_graph
 
 
 def measure_xla(case: Case, jit: Any) -> dict[str, float]:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array, Lifetime
@@ -60,12 +59,12 @@ class Replay:
         self.is_resident_output = [name in residents for name in definition.outputs]
         self._outputs = [self.buffers[name] for name in definition.outputs]
         fresh = [name for name in definition.outputs if name not in residents]
-        self._stages = device.instantiate(
+        self.stages = device.instantiate(
             definition, self.buffers, fresh if output_lifetime is Lifetime.FRESH else ()
         )
         # What `launch` does before it counts; a caller that is in a hurry does both itself.
         self.launch_stages = (
-            self._stages[0].launch if len(self._stages) == 1 else self._launch_each_stage
+            self.stages[0].launch if len(self.stages) == 1 else self._launch_each_stage
         )
 
     def settle(self) -> None:
@@ -102,7 +101,7 @@ class Replay:
         self.launch_stages()
 
     def _launch_each_stage(self) -> None:
-        for stage in self._stages:
+        for stage in self.stages:
             stage.launch()
 
     def restore(self) -> None:
@@ -119,7 +118,7 @@ class Replay:
         Such a graph is one call whose inputs are all rebound and whose results are all handed out.
         It takes the inputs in their order; its one result comes bare, several come as a tuple.
         """
-        return self._stages[0].direct if len(self._stages) == 1 else None
+        return self.stages[0].direct if len(self.stages) == 1 else None
 
     def copy_outputs(self) -> list[Any]:
         """Returns private copies of all results of the last replay."""

@@ -23,6 +23,9 @@ class CudaStage:
         graph: the executable graph.
         ports: results that are written to memory of their own.
         order: of JAX's work and ours.
+
+    Attributes:
+        launch_graph: puts the graph on JAX's stream, and does nothing else.
     """
 
     direct = None
@@ -30,10 +33,11 @@ class CudaStage:
     def __init__(self, graph: CudaGraph, ports: Sequence[ResultPort], order: JaxOrder) -> None:
         self.graph = graph
         self._order = order
+        self.launch_graph = graph.launcher(order.stream)
         self.launch = self._make_launch(tuple(ports))
 
     def _make_launch(self, ports: tuple[ResultPort, ...]) -> Callable[[], None]:
-        launch_graph = self.graph.launcher(self._order.stream)
+        launch_graph = self.launch_graph
         enter_thread, streams = self._order.enter_thread, thread_state
 
         def launch() -> None:

@@ -102,7 +102,7 @@ def test_only_the_nodes_of_a_moved_buffer_change(cuda, kernels):
 
 def find_graphs(captured):
     """Returns the executable graphs of the capture that was used last."""
-    stages: Any = find_captured(captured).replay._stages
+    stages: Any = find_captured(captured).replay.stages
     return [stage.graph for stage in stages]
 
 

@@ -121,7 +121,7 @@ def test_threads_get_the_context_once(device: CudaDevice) -> None:
 @pytest.mark.parametrize("name", ["late", "device"])
 def test_an_eager_call_stands_between_two_graphs(name: str, request: pytest.FixtureRequest) -> None:
     replay = make_cuda_replay(request.getfixturevalue(name), make_mixed())
-    kinds = [type(stage) for stage in replay._stages]
+    kinds = [type(stage) for stage in replay.stages]
     assert kinds == [CudaStage, EagerStage, CudaStage]
     for value in (1, 5):
         w = call(replay, floats([value] * 4))
@@ -138,7 +138,7 @@ def test_an_eager_call_first_and_of_several_results(device: CudaDevice) -> None:
     replay = make_cuda_replay(device, definition)
     np.testing.assert_array_equal(call(replay, floats([4] * 4)), [8] * 4)
     np.testing.assert_array_equal(replay.make_taker(1)(), [5] * 4)
-    assert [stage.direct for stage in replay._stages] == [None, None]
+    assert [stage.direct for stage in replay.stages] == [None, None]
 
 
 def test_eager_calls_alone(device: CudaDevice) -> None:
