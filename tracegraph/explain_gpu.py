@@ -32,9 +32,10 @@ def list_compiled_regions(lowered: Lowered) -> list[str]:
     lines = []
     for region in lowered.regions:
         how = "eager, one call between two graphs" if region.name in eager else "captured"
+        in_place = f", {region.in_place} of them in place" if region.in_place else ""
         lines.append(
             f"{region.name}: {how}, reads {_count(len(region.inputs), 'buffer', 'buffers')}, "
-            f"writes {len(region.outputs)}, {region.in_place} of them in place"
+            f"writes {len(region.outputs)}{in_place}"
         )
         lines += [
             f"  compiled with {name}={value}, over XLA's defaults" for name, value in region.options
