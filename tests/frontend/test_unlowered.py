@@ -20,7 +20,8 @@ X = jnp.ones((4, 4))
 
 
 def trace(function: Any) -> Graph:
-    return tg.capture(function, mode="partial").trace(X).graph
+    captured: Any = tg.capture(function, mode="partial")
+    return captured.trace(X).graph
 
 
 def list_names(function: Any) -> list[str]:

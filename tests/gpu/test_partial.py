@@ -43,11 +43,12 @@ def draw(seed):
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_captures_equal_jit(function):
-    captured = tg.capture(function, mode="partial")
+    captured: Any = tg.capture(function, mode="partial")
     for seed in range(20):
         x = jnp.asarray(draw(seed))
         with jax.default_matmul_precision("highest"):
-            got, wanted = captured(x), jax.jit(function)(x)
+            got: Any = captured(x)
+            wanted: Any = jax.jit(function)(x)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), got, wanted
         )
@@ -56,7 +57,8 @@ def test_captures_equal_jit(function):
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_the_report_lists_what_runs_eagerly(function):
-    report = tg.capture(function, mode="partial").explain(draw(0))
+    captured: Any = tg.capture(function, mode="partial")
+    report = captured.explain(draw(0))
     assert "becomes work that no graph on a GPU holds yet" in report
     assert "test_partial.py:" in report
     assert "device\n  cuda:0: NVIDIA" in report
