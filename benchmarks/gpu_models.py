@@ -146,17 +146,17 @@ def compute_gpt_loss(
     x = parameters["token_embedding"][tokens]
     x = x + parameters["position_embedding"][: tokens.shape[1]]
     for block in parameters["blocks"]:
-        x = x + _attend(_normalise(x, block["norm_1"]), block, heads)
-        hidden = _normalise(x, block["norm_2"]) @ block["up_weight"] + block["up_bias"]
+        x = x + _attend(_normalise(x, block, "norm_1"), block, heads)
+        hidden = _normalise(x, block, "norm_2") @ block["up_weight"] + block["up_bias"]
         x = x + jax.nn.gelu(hidden) @ block["down_weight"] + block["down_bias"]
     logits = jax.nn.log_softmax(x @ parameters["token_embedding"].T)
     return -jnp.mean(jnp.take_along_axis(logits, targets[..., None], axis=-1))
 
 
-def _normalise(x: jax.Array, norm: Any) -> jax.Array:
+def _normalise(x: jax.Array, block: Any, name: str) -> jax.Array:
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.mean(centred**2, axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + NORM_EPSILON) * norm["gain"] + norm["bias"]
+    return centred * jax.lax.rsqrt(variance + NORM_EPSILON) * block[f"{name}_gain"] + block[f"{name}_bias"]
 
 
 def _attend(x: jax.Array, block: Any, heads: int) -> jax.Array:
@@ -182,18 +182,17 @@ def make_parameters(shape: MlpShape | GptShape, seed: int = 0) -> Any:
     def draw(*dims: int) -> np.ndarray[Any, Any]:
         return generator.standard_normal(dims, dtype=np.float32) * np.float32(0.02)
 
-    def make_norm() -> dict[str, Any]:
-        return {"gain": np.ones(width, np.float32), "bias": np.zeros(width, np.float32)}
-
     width = shape.width
     blocks = [
         {
-            "norm_1": make_norm(),
+            "norm_1_gain": np.ones(width, np.float32),
+            "norm_1_bias": np.zeros(width, np.float32),
             "qkv_weight": draw(width, 3 * width),
             "qkv_bias": np.zeros(3 * width, np.float32),
             "out_weight": draw(width, width),
             "out_bias": np.zeros(width, np.float32),
-            "norm_2": make_norm(),
+            "norm_2_gain": np.ones(width, np.float32),
+            "norm_2_bias": np.zeros(width, np.float32),
             "up_weight": draw(width, 4 * width),
             "up_bias": np.zeros(4 * width, np.float32),
             "down_weight": draw(4 * width, width),

@@ -91,8 +91,9 @@ def make_gpt_loss(shape: GptShape, attention: str) -> Loss:
     def compute_loss(parameters: Any, tokens: Any, targets: Any) -> Any:
         sequences = tokens.shape[0]
 
-        def normalise(x: Any, norm: Any) -> Any:
-            return functional.layer_norm(x, (width,), norm["gain"], norm["bias"], NORM_EPSILON)
+        def normalise(x: Any, block: Any, name: str) -> Any:
+            gain, bias = block[f"{name}_gain"], block[f"{name}_bias"]
+            return functional.layer_norm(x, (width,), gain, bias, NORM_EPSILON)
 
         def apply(x: Any, block: Any, name: str) -> Any:
             return functional.linear(x, block[f"{name}_weight"], block[f"{name}_bias"])
@@ -103,12 +104,12 @@ def make_gpt_loss(shape: GptShape, attention: str) -> Loss:
         x = functional.embedding(tokens, parameters["token_embedding"])
         x = x + parameters["position_embedding"][:length]
         for block in parameters["blocks"]:
-            joined = apply(normalise(x, block["norm_1"]), block, "qkv")
+            joined = apply(normalise(x, block, "norm_1"), block, "qkv")
             query, key, value = joined.split(width, dim=-1)
             mixed = attend(to_heads(query), to_heads(key), to_heads(value))
             mixed = mixed.transpose(1, 2).reshape(sequences, length, width)
             x = x + apply(mixed, block, "out")
-            hidden = apply(normalise(x, block["norm_2"]), block, "up")
+            hidden = apply(normalise(x, block, "norm_2"), block, "up")
             x = x + apply(functional.gelu(hidden, approximate="tanh"), block, "down")
         logits = x @ parameters["token_embedding"].t()
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

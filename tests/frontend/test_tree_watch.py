@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import pytest
 
+from tests.runtime.host_memory import make_array
 from tracegraph.tree_watch import TreeWatch
 
 jax.config.update("jax_platforms", "cpu")
@@ -180,3 +182,61 @@ def test_equal_metadata_is_no_change():
     watch = TreeWatch(tree)
     tree.label = tuple(range(300))
     assert watch.is_unchanged(tree)
+
+
+class Pretender:
+    """Says that it equals everything, and counts how often it is asked."""
+
+    __hash__ = None  # type: ignore[assignment]
+    asked = 0
+
+    def __eq__(self, other: object) -> bool:
+        type(self).asked += 1
+        return True
+
+
+def make_dict_of_arrays() -> dict[str, Any]:
+    return {name: make_array(np.float32(1.0)) for name in ("a", "b", "c")}
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: make_array(np.float32(1.0)), Pretender, lambda: jax.numpy.float32(1.0), lambda: 1.0],
+    ids=["Array", "Pretender", "jax", "float"],
+)
+def test_an_equal_value_in_a_dict_of_arrays_is_another_one(name: str, make: Callable[[], Any]):
+    state = {"layer": make_dict_of_arrays(), "other": [make_dict_of_arrays()]}
+    watch = TreeWatch(state)
+    assert watch.is_unchanged(state)
+    Pretender.asked = 0
+    state["layer"][name] = make()
+    assert not watch.is_unchanged(state)
+    assert Pretender.asked == 0
+    # Outside of the comparison arrays are compared by value, as ever.
+    assert bool(make_array(np.float32(1.0)) == 1.0)
+
+
+def change_key(mapping: dict[str, Any]) -> None:
+    mapping["d"] = mapping.pop("c")
+
+
+def add_key(mapping: dict[str, Any]) -> None:
+    mapping["d"] = mapping["c"]
+
+
+def drop_key(mapping: dict[str, Any]) -> None:
+    del mapping["c"]
+
+
+def swap_values(mapping: dict[str, Any]) -> None:
+    mapping["a"], mapping["b"] = mapping["b"], mapping["a"]
+
+
+@pytest.mark.parametrize("change", [change_key, add_key, drop_key, swap_values, dict.clear])
+def test_changes_of_a_dict_of_arrays_are_seen(change: Callable[[Any], Any]):
+    state = [make_dict_of_arrays(), make_dict_of_arrays()]
+    watch = TreeWatch(state)
+    assert watch.is_unchanged(state)
+    change(state[1])
+    assert not watch.is_unchanged(state)
