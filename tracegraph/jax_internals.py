@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,7 +98,13 @@ def describe_source(context: EquationContext) -> str | None:
     if frame is None:
         return None
     function = frame.function_name.rpartition("<locals>.")[2]
-    return f"{pathlib.Path(frame.file_name).name}:{frame.start_line} in {function}"
+    return f"{_name_file(frame.file_name)}:{frame.start_line} in {function}"
+
+
+# Asked for every op; a function's ops come from few files.
+@functools.lru_cache(maxsize=256)
+def _name_file(path: str) -> str:
+    return pathlib.Path(path).name
 
 
 def find_source_path(op: Op) -> str | None:

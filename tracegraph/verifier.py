@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from tracegraph.ir import Graph, Literal, Op, Operand, Value
@@ -10,8 +10,10 @@ from tracegraph.jax_internals import infer_results, measure_scan
 from tracegraph.printer import print_op, print_operand, print_type
 from tracegraph.runtime.errors import CaptureError
 
-KnownTypes: TypeAlias = dict[tuple[int, ...], Op]
+KnownTypes: TypeAlias = set[Hashable]
 Arity: TypeAlias = tuple[Sequence[Operand], Sequence[Operand]]
+# Where a fault is; an op becomes text only then.
+Place: TypeAlias = Op | str
 
 
 def verify_graph(graph: Graph, known: KnownTypes | None = None) -> None:
@@ -19,8 +21,9 @@ def verify_graph(graph: Graph, known: KnownTypes | None = None) -> None:
 
     Args:
         graph: what to check.
-        known: ops whose types an earlier call has checked; this one adds its own. Passes keep most
-            ops, and asking JAX for their types is nine tenths of the work.
+        known: ops whose types an earlier call has checked, and what those types follow from; this
+            one adds its own. Passes keep most ops, many ops repeat, and asking JAX for their types
+            is nine tenths of the work.
 
     Raises:
         CaptureError: an internal error: a value that is used without or before its definition,
@@ -31,7 +34,7 @@ def verify_graph(graph: Graph, known: KnownTypes | None = None) -> None:
         >>> from tracegraph.trace import trace_function
         >>> verify_graph(trace_function(lambda x: x + 1, (1.0,), {}, name="f").graph)
     """
-    _verify(graph, {} if known is None else known, set())
+    _verify(graph, set() if known is None else known, set())
 
 
 def _verify(graph: Graph, known: KnownTypes, verified: set[Graph]) -> None:
@@ -44,16 +47,12 @@ def _verify(graph: Graph, known: KnownTypes, verified: set[Graph]) -> None:
     for constant in graph.constants:
         scope.define(constant.value, f"constant {constant.name}")
     for op in graph.ops:
-        place = f"{op.origin.source}, {print_op(op)}"
         for operand in op.operands:
-            scope.use(operand, place)
+            scope.use(operand, op)
         for value in op.results:
-            scope.define(value, place)
-        key = _identify_types(op)
-        if key not in known:
-            _verify_types(graph, op, place)
-            _verify_subgraphs(graph, op, place)
-            known[key] = op
+            scope.define(value, op)
+        if op not in known:
+            _verify_op(graph, op, known)
         for _, subgraph in op.subgraphs:
             _verify(subgraph, known, verified)
     for index, operand in enumerate(graph.outputs):
@@ -61,15 +60,23 @@ def _verify(graph: Graph, known: KnownTypes, verified: set[Graph]) -> None:
     _verify_aliases(graph)
 
 
+def _verify_op(graph: Graph, op: Op, known: KnownTypes) -> None:
+    key = _identify_types(op)
+    if key not in known:
+        _verify_types(graph, op)
+        _verify_subgraphs(graph, op)
+    known.update((op, key))
+
+
 class _Scope:
     """The values of one graph that are defined so far."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._defined: set[Value] = set()
+        self._defined: set[Operand] = set()
         self._numbers: set[int] = set()
 
-    def define(self, value: Value, place: str) -> None:
+    def define(self, value: Value, place: Place) -> None:
         if value in self._defined:
             _fail(self._graph, f"{print_operand(value)} is defined twice", place)
         if value.number in self._numbers:
@@ -77,52 +84,64 @@ class _Scope:
         self._defined.add(value)
         self._numbers.add(value.number)
 
-    def use(self, operand: Operand, place: str) -> None:
-        if isinstance(operand, Literal) or operand in self._defined:
+    def use(self, operand: Operand, place: Place) -> None:
+        if operand in self._defined or isinstance(operand, Literal):
             return
         _fail(self._graph, f"{print_operand(operand)} is used before it is defined", place)
 
 
-def _identify_types(op: Op) -> tuple[int, ...]:
-    # Identities of what the types follow from; the op is kept with them, so they stay unique.
-    avals = (each.aval for each in (*op.operands, *op.results))
-    graphs = (subgraph for _, subgraph in op.subgraphs)
-    parts = (op.primitive, op.params, op.origin.equation_context, *graphs, *avals)
-    return (len(op.operands), *map(id, parts))
+def _identify_types(op: Op) -> Hashable:
+    """Returns what the types follow from; the op itself where a parameter cannot be compared."""
+    context = op.origin.equation_context
+    values = tuple(op.params.values())
+    key = (
+        op.primitive,
+        tuple([operand.aval for operand in op.operands]),
+        tuple([value.aval for value in op.results]),
+        # Python takes 1, 1.0 and True for equal.
+        (*op.params, *values, *map(type, values)),
+        op.subgraphs,
+        None if context is None else context.settings,
+    )
+    try:
+        hash(key)
+    except TypeError:
+        return op
+    return key
 
 
-def _verify_types(graph: Graph, op: Op, place: str) -> None:
+def _verify_types(graph: Graph, op: Op) -> None:
     wanted = infer_results(op)
     if wanted is None and len(op.subgraphs) == 1:
         wanted = _list_avals(op.subgraphs[0][1].outputs)
     if wanted is None:
         return
     if len(wanted) != len(op.results):
-        _fail(graph, f"{op.name} has {len(op.results)} results, not {len(wanted)}", place)
+        _fail(graph, f"{op.name} has {len(op.results)} results, not {len(wanted)}", op)
     for value, aval in zip(op.results, wanted, strict=True):
         if not _is_same_type(value.aval, aval):
             got, want = print_type(value.aval), print_type(aval)
-            _fail(graph, f"{print_operand(value)} is {got}, but {op.name} gives {want}", place)
+            _fail(graph, f"{print_operand(value)} is {got}, but {op.name} gives {want}", op)
 
 
-def _verify_subgraphs(graph: Graph, op: Op, place: str) -> None:
+def _verify_subgraphs(graph: Graph, op: Op) -> None:
     rule = _ARITIES.get(op.name)
     if rule is None:
         return
     for (name, subgraph), (operands, results) in zip(op.subgraphs, rule(op), strict=True):
-        _compare(graph, f"{name} of {op.name} takes", subgraph.inputs, operands, place)
-        _compare(graph, f"{name} of {op.name} gives", subgraph.outputs, results, place)
+        _compare(graph, f"{name} of {op.name} takes", subgraph.inputs, operands, op)
+        _compare(graph, f"{name} of {op.name} gives", subgraph.outputs, results, op)
 
 
 def _compare(
-    graph: Graph, what: str, inner: Sequence[Operand], outer: Sequence[Operand], place: str
+    graph: Graph, what: str, inner: Sequence[Operand], outer: Sequence[Operand], op: Op
 ) -> None:
     if len(inner) != len(outer):
-        _fail(graph, f"{what} {len(inner)} values, not {len(outer)}", place)
+        _fail(graph, f"{what} {len(inner)} values, not {len(outer)}", op)
     for index, (left, right) in enumerate(zip(inner, outer, strict=True)):
         if not _is_same_type(left.aval, right.aval):
             got, want = print_type(left.aval), print_type(right.aval)
-            _fail(graph, f"{what} {got} as value {index}, not {want}", place)
+            _fail(graph, f"{what} {got} as value {index}, not {want}", op)
 
 
 def _verify_aliases(graph: Graph) -> None:
@@ -198,7 +217,9 @@ def _is_same_type(left: Any, right: Any) -> bool:
     return print_type(left) == print_type(right)
 
 
-def _fail(graph: Graph, what: str, place: str) -> NoReturn:
+def _fail(graph: Graph, what: str, place: Place) -> NoReturn:
+    if isinstance(place, Op):
+        place = f"{place.origin.source}, {print_op(place)}"
     raise CaptureError(
         f"internal error in tracegraph: {what}",
         where=f"graph `{graph.name}`, {place}",

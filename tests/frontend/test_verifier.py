@@ -7,14 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
-from tracegraph.ir import Graph, Value
+from tracegraph import verifier
+from tracegraph.ir import Graph, Op, Value
 from tracegraph.passes.pipeline import run_passes
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.trace import trace_function
-from tracegraph.verifier import verify_graph
+from tracegraph.verifier import KnownTypes, verify_graph
 
 
 def make_graph() -> Graph:
@@ -147,13 +150,55 @@ def test_a_call_without_a_type_rule_is_checked_against_its_subgraph() -> None:
 
 def test_known_types_are_not_asked_for_again_but_new_ones_are() -> None:
     graph = make_graph()
-    known: dict[Any, Any] = {}
+    known: KnownTypes = set()
     verify_graph(graph, known)
     count = len(known)
     verify_graph(graph, known)
     assert len(known) == count > 0
     with pytest.raises(CaptureError, match="cond gives"):
         verify_graph(_faults()["shape"][0](graph), known)
+
+
+def count_questions(monkeypatch: pytest.MonkeyPatch) -> list[Op]:
+    asked: list[Op] = []
+    infer = verifier.infer_results
+    monkeypatch.setattr(verifier, "infer_results", lambda op: asked.append(op) or infer(op))
+    return asked
+
+
+def test_equal_ops_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones(2, np.float32)
+    asked = count_questions(monkeypatch)
+    verify_graph(trace_function(lambda x: jnp.sin(jnp.sin(jnp.sin(x))), (x,), {}, name="f").graph)
+    assert [op.name for op in asked] == ["sin"]
+    asked.clear()
+    verify_graph(trace_function(lambda x: jnp.sin(x[:1]) + jnp.sin(x), (x,), {}, name="f").graph)
+    assert [op.name for op in asked].count("sin") == 2
+
+
+def test_parameters_that_only_python_takes_for_equal_are_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = trace_function(lambda x: lax.cumsum(x), (np.ones(2, np.float32),), {}, name="f").graph
+    ((known, numbered),) = [(op, op.params | {"reverse": 0}) for op in graph.ops]
+    asked = count_questions(monkeypatch)
+    types: KnownTypes = set()
+    verify_graph(graph, types)
+    assert known.params == numbered
+    verify_graph(replace_op(graph, "cumsum", params=numbered), types)
+    assert len(asked) == 2
+
+
+def test_an_op_with_a_parameter_that_cannot_be_compared_is_checked() -> None:
+    graph = trace_function(jnp.sin, (np.ones(2, np.float32),), {}, name="f").graph
+    params = dict(graph.ops[0].params) | {"accuracy": np.ones(2)}
+    with pytest.raises(TypeError):
+        hash(params["accuracy"])
+    types: KnownTypes = set()
+    verify_graph(replace_op(graph, "sin", params=params), types)
+    wrong = Value(7, graph.inputs[0].aval.update(shape=(3,)))
+    with pytest.raises(CaptureError, match="sin gives"):
+        verify_graph(replace_op(graph, "sin", params=params, results=(wrong,)), types)
 
 
 @dataclasses.dataclass(frozen=True)

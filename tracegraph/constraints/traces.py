@@ -167,13 +167,19 @@ class _Comparison:
 
 
 def _has_same_form(first: Op, second: Op) -> bool:
-    return _describe_form(first) == _describe_form(second)
+    if _describe_form(first) != _describe_form(second):
+        return False
+    results = zip(first.results, second.results, strict=True)
+    return all(_is_same_type(one.aval, other.aval) for one, other in results)
 
 
 def _describe_form(op: Op) -> tuple[Any, ...]:
-    results = tuple(print_type(result.aval) for result in op.results)
-    subgraphs = tuple((name, len(graph.inputs)) for name, graph in op.subgraphs)
-    return op.name, len(op.operands), results, subgraphs
+    subgraphs = [(name, len(graph.inputs)) for name, graph in op.subgraphs]
+    return op.name, len(op.operands), len(op.results), subgraphs
+
+
+def _is_same_type(first: Any, second: Any) -> bool:
+    return first == second or print_type(first) == print_type(second)
 
 
 def _find_param_difference(
@@ -190,6 +196,8 @@ def is_same_param(first: Any, second: Any) -> bool:
 
     A jaxpr is compared as the sub-graph it became, and a function is new at every trace.
     """
+    if first is second:
+        return True
     if is_jaxpr(first) or (callable(first) and not isinstance(first, type)):
         return type(first) is type(second)
     if isinstance(first, np.ndarray | jax.Array):

@@ -11,7 +11,7 @@ import numpy as np
 from tracegraph.ir import Graph, Op, Operand, Value
 from tracegraph.jax_internals import is_array_aval
 from tracegraph.passes.dead_code import must_stay
-from tracegraph.passes.rewrite import find_replacement, replace_operands
+from tracegraph.passes.rewrite import Replacements, find_replacement, replace_operands
 
 # Two of these are not one: they draw from a state, run the user's Python, or hold XLA back.
 _NEVER_MERGED = frozenset(
@@ -37,7 +37,7 @@ class CommonSubexpressions:
 
     def apply(self, graph: Graph) -> Graph:
         """Returns the graph with each repeated op merged into its first."""
-        replacements: dict[Value, Operand] = {}
+        replacements: Replacements = {}
         first: dict[Hashable, Op] = {}
         ops: list[Op] = []
         for op in graph.ops:

@@ -6,9 +6,9 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from tracegraph.ir import Constant, Graph, Op, Operand, Origin, Value
+from tracegraph.ir import Constant, Graph, Op, Origin, Value
 from tracegraph.jax_internals import has_plain_placement, nest_contexts
-from tracegraph.passes.rewrite import find_replacement
+from tracegraph.passes.rewrite import Replacements, find_replacement, replace_operands
 
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_closed_call", "core_call", "call"])
 
@@ -39,24 +39,26 @@ class _Inliner:
     def __init__(self, numbers: Iterator[int]) -> None:
         self._numbers = numbers
         self.constants: list[Constant] = []
-        self.replacements: dict[Value, Operand] = {}
+        self.replacements: Replacements = {}
 
     def inline(self, ops: tuple[Op, ...], call: Origin | None = None) -> Iterator[Op]:
         """Yields the ops; those that come out of a call get values and origins of their own."""
         for op in ops:
-            operands = tuple(find_replacement(each, self.replacements) for each in op.operands)
+            op = replace_operands(op, self.replacements)
             origin = op.origin if call is None else _nest_origins(call, op.origin)
             if is_call(op):
-                yield from self._inline_call(op, operands, origin)
-                continue
-            # A function may be called often: each time its values become new ones of this graph.
-            results = op.results if call is None else tuple(map(self._copy, op.results))
-            yield dataclasses.replace(op, operands=operands, results=results, origin=origin)
+                yield from self._inline_call(op, origin)
+            elif call is None:
+                yield op
+            else:
+                # A function may be called often: each time its values become new ones.
+                results = tuple(map(self._copy, op.results))
+                yield dataclasses.replace(op, results=results, origin=origin)
 
-    def _inline_call(self, op: Op, operands: tuple[Operand, ...], origin: Origin) -> Iterator[Op]:
+    def _inline_call(self, op: Op, origin: Origin) -> Iterator[Op]:
         ((_, callee),) = op.subgraphs
         body = _Inliner(self._numbers)
-        body.replacements.update(zip(callee.inputs, operands, strict=True))
+        body.replacements.update(zip(callee.inputs, op.operands, strict=True))
         for constant in callee.constants:
             value = body._copy(constant.value)
             self.constants.append(dataclasses.replace(constant, value=value))

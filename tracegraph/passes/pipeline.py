@@ -78,14 +78,16 @@ def run_passes(graph: Graph, passes: Iterable[Pass]) -> tuple[Graph, tuple[PassR
         common-subexpressions: 2 -> 1 ops
     """
     reports = []
-    known: KnownTypes = {}
+    known: KnownTypes = set()
     for each in passes:
-        after = renumber_graph(each.apply(graph))
+        after = each.apply(graph)
         verify_graph(after, known)
         note = _describe_change(graph, after)
         reports.append(PassReport(each.name, len(graph.ops), len(after.ops), note))
         graph = after
-    return graph, tuple(reports)
+    numbered = renumber_graph(graph)
+    verify_graph(numbered, known)
+    return numbered, tuple(reports)
 
 
 def _describe_change(before: Graph, after: Graph) -> str:

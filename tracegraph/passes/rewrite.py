@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from typing import TypeAlias
 
 from tracegraph.ir import Graph, Op, Operand, Value
 
+# Values that are replaced; no other operand is ever a key.
+Replacements: TypeAlias = dict[Operand, Operand]
 
-def replace_operands(op: Op, replacements: Mapping[Value, Operand]) -> Op:
+
+def replace_operands(op: Op, replacements: Replacements) -> Op:
     """Returns the op with operands replaced; the op itself where none of them is."""
-    operands = tuple(find_replacement(operand, replacements) for operand in op.operands)
-    if all(new is old for new, old in zip(operands, op.operands, strict=True)):
+    if not any(operand in replacements for operand in op.operands):
         return op
-    return dataclasses.replace(op, operands=operands)
+    operands = tuple([replacements.get(operand, operand) for operand in op.operands])
+    return Op(op.results, op.primitive, operands, op.params, op.subgraphs, op.origin)
 
 
-def find_replacement(operand: Operand, replacements: Mapping[Value, Operand]) -> Operand:
+def find_replacement(operand: Operand, replacements: Replacements) -> Operand:
     """Returns what stands for an operand: its replacement, or itself."""
-    return replacements.get(operand, operand) if isinstance(operand, Value) else operand
+    return replacements.get(operand, operand)
 
 
 def renumber_graph(graph: Graph) -> Graph:
     """Returns the graph with values numbered, and constants named, in order of definition."""
     numbers = itertools.count()
-    renamed: dict[Value, Operand] = {}
+    renamed: Replacements = {}
 
     def define(value: Value) -> Value:
         number = next(numbers)
@@ -42,8 +45,10 @@ def renumber_graph(graph: Graph) -> Graph:
     ops = []
     for op in graph.ops:
         op = replace_operands(op, renamed)
-        results = tuple(define(value) for value in op.results)
-        is_same = all(new is old for new, old in zip(results, op.results, strict=True))
-        ops.append(op if is_same else dataclasses.replace(op, results=results))
+        results = tuple([define(value) for value in op.results])
+        # Values compare by identity.
+        if results != op.results:
+            op = Op(results, op.primitive, op.operands, op.params, op.subgraphs, op.origin)
+        ops.append(op)
     outputs = tuple(find_replacement(operand, renamed) for operand in graph.outputs)
     return Graph(graph.name, inputs, constants, tuple(ops), outputs, graph.aliases)
