@@ -180,7 +180,7 @@ def test_parameters_that_only_python_takes_for_equal_are_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph = trace_function(lambda x: lax.cumsum(x), (np.ones(2, np.float32),), {}, name="f").graph
-    ((known, numbered),) = [(op, op.params | {"reverse": 0}) for op in graph.ops]
+    ((known, numbered),) = [(op, {**op.params, "reverse": 0}) for op in graph.ops]
     asked = count_questions(monkeypatch)
     types: KnownTypes = set()
     verify_graph(graph, types)

@@ -26,6 +26,8 @@ _NEVER_MERGED = frozenset(
         "rng_uniform",
     ]
 )
+# Equal values of one of these types are the same.
+_EXACT = frozenset([bool, int, str, type(None)])
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
@@ -76,6 +78,8 @@ def _freeze_operand(operand: Operand) -> Hashable:
 
 def _freeze(value: Any) -> Hashable:
     # Python takes 1, 1.0 and True for equal, and 0.0 and -0.0; a program does not.
+    if type(value) in _EXACT:
+        return (type(value), value)
     if isinstance(value, np.ndarray):
         return (type(value), str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, _SCALARS):

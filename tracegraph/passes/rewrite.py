@@ -14,7 +14,7 @@ Replacements: TypeAlias = dict[Operand, Operand]
 
 def replace_operands(op: Op, replacements: Replacements) -> Op:
     """Returns the op with operands replaced; the op itself where none of them is."""
-    if not any(operand in replacements for operand in op.operands):
+    if replacements.keys().isdisjoint(op.operands):
         return op
     operands = tuple([replacements.get(operand, operand) for operand in op.operands])
     return Op(op.results, op.primitive, operands, op.params, op.subgraphs, op.origin)
