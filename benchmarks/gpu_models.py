@@ -156,7 +156,8 @@ def compute_gpt_loss(
 def _normalise(x: jax.Array, block: Any, name: str) -> jax.Array:
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.mean(centred**2, axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + NORM_EPSILON) * block[f"{name}_gain"] + block[f"{name}_bias"]
+    scaled = centred * jax.lax.rsqrt(variance + NORM_EPSILON)
+    return scaled * block[f"{name}_gain"] + block[f"{name}_bias"]
 
 
 def _attend(x: jax.Array, block: Any, heads: int) -> jax.Array:

@@ -235,6 +235,14 @@ class CudaGraph:
                 words.cast("B")[start : start + len(encoded)] = encoded
             send()
 
+        def patch_pointer(address: int) -> None:
+            words[place] = address + shift
+            send()
+
+        if len(places) == 1 and not maps:
+            # By far the most frequent case, and it is on the way of each call.
+            ((place, shift),) = places
+            patch = patch_pointer
         # The executable graph lives as long as somebody can change it.
         patch.__dict__["owner"] = owner
         return patch

@@ -207,9 +207,11 @@ class GraphCalls(DriverCalls):
         node_handle = self._api.CUgraphNode(node)
 
         def send() -> None:
-            (result,) = call(executable_handle, node_handle, parameters)
-            if result:
-                self._raise(result, name, (executable, node, *packed.read()))
+            if call(executable_handle, node_handle, parameters)[0]:
+                # What is wrong with the parameters is wrong once more.
+                (result,) = call(executable_handle, node_handle, parameters)
+                if result:
+                    self._raise(result, name, (executable, node, *packed.read()))
 
         return KernelPatch(packed, send)
 
