@@ -15,8 +15,8 @@ from tracegraph.runtime.jax_interop import unwrap_key
 
 # Relative to the largest magnitude in the array: what reordering a sum may change, per dtype.
 _TOLERANCES = {2: 2e-2, 4: 1e-4, 8: 1e-9}
-# The same behind float atomics, for all dtypes. Adam divides a gradient by its own size: the sign of
-# one near zero becomes a whole step.
+# The same behind float atomics, for all dtypes. Adam divides a gradient by its own size: the sign
+# of one near zero becomes a whole step.
 ATOMICS_TOLERANCE = 5e-2
 
 
