@@ -14,8 +14,8 @@ from tracegraph.runtime.cuda.jax_order import allocate_all, allocate_arrays, mak
 from tracegraph.runtime.jax_interop import ArrayImpl
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
-CHUNK_BYTES = 64 << 20
-SMALLEST_CHUNK_BYTES = 1 << 20
+BLOCK_BYTES = 4 << 10
+SMALL_CHUNK_BYTES, CHUNK_BYTES = 1 << 20, 16 << 20
 
 
 def copy_arrays(
@@ -34,9 +34,8 @@ def copy_arrays(
     for array, copy in zip(arrays, allocate_all(shapes, context.jax_device), strict=True):
         context.order.await_array(array)
         source, target = _get_pointer(array), _get_pointer(copy)
-        size = int(np.prod(array.shape, dtype=np.int64))
-        split = size // 2 * np.dtype(array.dtype).itemsize if is_rotated else 0
-        nbytes = size * np.dtype(array.dtype).itemsize
+        nbytes = array.nbytes
+        split = array.size // 2 * array.dtype.itemsize if is_rotated else 0
         context.copy(target, source + split, nbytes - split)
         context.copy(target + nbytes - split, source, split)
         copies.append(make_weak(copy) if array.aval.weak_type else copy)
@@ -44,45 +43,50 @@ def copy_arrays(
 
 
 def find_unequal(context: CudaContext, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Returns which pairs of device ranges differ in any bit.
+    """Returns which pairs of device ranges differ in any bit; the host waits once.
 
     Args:
         context: of the GPU.
         pairs: two addresses and a number of bytes each.
     """
-    total = sum(nbytes for _, _, nbytes in pairs)
-    chunk = min(max(1 << max(total - 1, 1).bit_length(), SMALLEST_CHUNK_BYTES), CHUNK_BYTES)
-    rooms = allocate_arrays((chunk,), np.dtype(np.uint8), False, context.jax_device, 2)
-    targets = [_get_pointer(room) for room in rooms]
-    for target in targets:
-        context.fill(target, 0, chunk)
-    # Ranges are compared together as long as they fit, and in halves only if something differs.
-    verdicts: list[tuple[list[int], Any]] = []
-    members: list[int] = []
+    # Both sides are copied into rooms of one of two sizes, so that no range needs a program of its
+    # own; a block of a room holds bytes of one pair only.
+    total = sum(-(-nbytes // BLOCK_BYTES) for _, _, nbytes in pairs) * BLOCK_BYTES
+    chunk = SMALL_CHUNK_BYTES if total <= SMALL_CHUNK_BYTES else CHUNK_BYTES
+    shape = (chunk // BLOCK_BYTES, BLOCK_BYTES)
+    rooms = allocate_arrays(shape, np.dtype(np.uint8), False, context.jax_device, 2)
+    verdicts: list[tuple[list[tuple[int, int]], Any]] = []
+    members: list[tuple[int, int]] = []
     used = 0
     for index, (one, other, nbytes) in enumerate(pairs):
         done = 0
         while done < nbytes:
             part = min(nbytes - done, chunk - used)
-            for target, source in zip(targets, (one, other), strict=True):
-                context.copy(target + used, source + done, part)
-            members.append(index)
-            used, done = used + part, done + part
+            for room, source in zip(rooms, (one, other), strict=True):
+                if not used:
+                    # What an earlier range left behind would be compared as well.
+                    context.fill(_get_pointer(room), 0, chunk)
+                context.copy(_get_pointer(room) + used, source + done, part)
+            blocks = -(-part // BLOCK_BYTES)
+            members.append((index, blocks))
+            used, done = used + blocks * BLOCK_BYTES, done + part
             if used == chunk:
-                verdicts.append((members, _is_equal(*rooms)))
+                verdicts.append((members, _compare_blocks(*rooms)))
                 members, used = [], 0
-    verdicts.append((members, _is_equal(*rooms)))
-    suspects = sorted({i for indices, is_equal in verdicts if not bool(is_equal) for i in indices})
-    if len(suspects) <= 1:
-        return suspects
-    middle = len(suspects) // 2
-    return [
-        half[index]
-        for half in (suspects[:middle], suspects[middle:])
-        for index in find_unequal(context, [pairs[i] for i in half])
-    ]
+    if members:
+        verdicts.append((members, _compare_blocks(*rooms)))
+    return sorted(
+        {index for members, unequal in verdicts for index in _list_owners(members, unequal)}
+    )
+
+
+def _list_owners(members: Sequence[tuple[int, int]], unequal: jax.Array) -> list[int]:
+    """Returns whose blocks differ; members are pairs and their numbers of blocks, in order."""
+    indices, counts = zip(*members, strict=True)
+    owners = np.repeat(indices, counts)
+    return np.unique(owners[np.asarray(unequal)[: owners.size]]).tolist()
 
 
 @jax.jit
-def _is_equal(one: jax.Array, other: jax.Array) -> jax.Array:
-    return jnp.array_equal(one, other)
+def _compare_blocks(one: jax.Array, other: jax.Array) -> jax.Array:
+    return jnp.any(one != other, axis=1)

@@ -34,7 +34,7 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaDevice:
     driver = MemoryDriver(**options)
     kept: list[Any] = []
     allocator, define = jax_order._make_allocator, jax_order._define_anew
-    is_equal = comparison._is_equal
+    compare_blocks = comparison._compare_blocks
 
     def compute(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arrays: Any) -> Any:
@@ -57,7 +57,7 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaDevice:
 
     monkeypatch.setattr(jax_order, "_make_allocator", make_allocator)
     monkeypatch.setattr(jax_order, "_define_anew", compute(define))
-    monkeypatch.setattr(comparison, "_is_equal", compute(is_equal))
+    monkeypatch.setattr(comparison, "_compare_blocks", compute(compare_blocks))
     driver.kernels |= {
         "double": on_floats(lambda x: 2 * x),
         "increment": on_floats(lambda x: x + 1),

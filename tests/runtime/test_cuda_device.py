@@ -221,7 +221,8 @@ def test_ranges_are_compared_to_the_last_bit(
     device: CudaDevice, monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
     monkeypatch.setattr(comparison, "CHUNK_BYTES", 64)
-    monkeypatch.setattr(comparison, "SMALLEST_CHUNK_BYTES", 16)
+    monkeypatch.setattr(comparison, "SMALL_CHUNK_BYTES", 16)
+    monkeypatch.setattr(comparison, "BLOCK_BYTES", 8)
     bytes_of = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     one, equal = place(bytes_of, dtype=np.uint8), place(bytes_of, dtype=np.uint8)
     assert device.find_unequal([pair(device, one, equal)]) == []
