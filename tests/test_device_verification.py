@@ -16,6 +16,7 @@ import tracegraph as tg
 from tests import error_lines
 from tests.regions_as_kernels import capture_for_gpu
 from tests.runtime.cuda_on_host import view_floats
+from tracegraph.runtime.cuda import buffer
 from tracegraph.runtime.cuda.device import CudaDevice
 
 X = jnp.arange(1.0, 5.0)
@@ -113,6 +114,37 @@ def test_only_other_arguments_show_a_kernel_that_ignores_its_input(device: CudaD
     with pytest.raises(tg.VerificationError):
         tg.capture(lambda x: x + 1)(X)
     assert len(seen) == 2
+
+
+def test_a_kernel_that_writes_into_an_argument(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Arrays on the host are aligned to less than those on a GPU, and would be copied.
+    monkeypatch.setattr(buffer, "ALIGNMENT", 4)
+
+    def change(ranges: list[np.ndarray], _: int) -> None:
+        ranges[0][0] += 1
+
+    # In the second replay the kernel is pointed at the argument itself.
+    spoil(device, change, range(1, 2))
+    with pytest.raises(tg.VerificationError):
+        tg.capture(lambda x: x + 1)(X)
+
+
+def test_arguments_are_copied_once_for_each_replay(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    copy_arrays = device.copy_arrays
+
+    def count(arrays: Any, *, is_rotated: bool) -> list[Any]:
+        copied.append(len(arrays))
+        return copy_arrays(arrays, is_rotated=is_rotated)
+
+    monkeypatch.setattr(device, "copy_arrays", count)
+    constant = jnp.arange(4.0)
+    tg.capture(lambda s, x: (s + x + constant, s), donate_argnums=0)(jnp.ones(4), X)
+    assert copied == [2, 2]
 
 
 def test_every_wrong_result_is_named(device: CudaDevice) -> None:
