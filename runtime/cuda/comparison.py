@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tracegraph.runtime.jax_interop import ArrayImpl
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 BLOCK_BYTES = 4 << 10
+MANY_ARRAYS, ROUNDS = 64, 8
 SMALL_CHUNK_BYTES, CHUNK_BYTES = 1 << 20, 16 << 20
 
 
@@ -29,9 +31,8 @@ def copy_arrays(
         is_rotated: exchange the two halves of each: other inputs with the same values in them, so
             that indices stay in range and floats stay finite.
     """
-    shapes = tuple((array.shape, np.dtype(array.dtype)) for array in arrays)
     copies = []
-    for array, copy in zip(arrays, allocate_all(shapes, context.jax_device), strict=True):
+    for array, copy in zip(arrays, _allocate_like(arrays, context.jax_device), strict=True):
         context.order.await_array(array)
         source, target = _get_pointer(array), _get_pointer(copy)
         nbytes = array.nbytes
@@ -40,6 +41,24 @@ def copy_arrays(
         context.copy(target + nbytes - split, source, split)
         copies.append(make_weak(copy) if array.aval.weak_type else copy)
     return copies
+
+
+def _allocate_like(arrays: Sequence[jax.Array], jax_device: Any) -> list[jax.Array]:
+    """Returns an array with undefined contents for each of these, of its shape and dtype.
+
+    A model's layers have the same shapes. So a small program that is run a few times gives most of
+    the arrays: XLA takes half a millisecond to compile each result.
+    """
+    shapes = [(array.shape, np.dtype(array.dtype)) for array in arrays]
+    rounds = ROUNDS if len(shapes) >= MANY_ARRAYS else 1
+    counts = collections.Counter(shapes)
+    most = tuple(shape for shape, count in counts.items() for _ in range(count // rounds))
+    rest = tuple(shape for shape, count in counts.items() for _ in range(count % rounds))
+    free: dict[Any, list[jax.Array]] = {shape: [] for shape in counts}
+    for group in filter(None, (*(most,) * rounds, rest)):
+        for shape, array in zip(group, allocate_all(group, jax_device), strict=True):
+            free[shape].append(array)
+    return [free[shape].pop() for shape in shapes]
 
 
 def find_unequal(context: CudaContext, pairs: Sequence[tuple[int, int, int]]) -> list[int]:

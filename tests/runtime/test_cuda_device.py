@@ -22,7 +22,7 @@ from tests.runtime.cuda_on_host import (
 )
 from tests.runtime.definitions import make_copy, make_definition, make_stage
 from tracegraph.runtime.array import Lifetime
-from tracegraph.runtime.cuda import comparison
+from tracegraph.runtime.cuda import comparison, jax_order
 from tracegraph.runtime.cuda import device as device_module
 from tracegraph.runtime.cuda.device import CudaDevice, find_cuda_device
 from tracegraph.runtime.cuda.jax_provider import JaxProvider
@@ -259,6 +259,29 @@ def test_copies_are_private_and_rotated(
     if size:
         pointers = {a.unsafe_buffer_pointer() for a in (array, same, rotated)}
         assert len(pointers) == 3
+
+
+@pytest.mark.parametrize("count", [1, 12, 150])
+def test_many_copies_come_from_few_programs(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    programs: list[int] = []
+    make_allocator = jax_order._make_allocator
+
+    def record(shapes: Any, jax_device: Any) -> Any:
+        programs.append(len(shapes))
+        return make_allocator(shapes, jax_device)
+
+    monkeypatch.setattr(jax_order, "_make_allocator", record)
+    values = [np.full(2 + index % 3, index, np.float32) for index in range(count)]
+    arrays = [place(value) for value in values]
+    copies = device.copy_arrays(arrays, is_rotated=False)
+    for value, copy in zip(values, copies, strict=True):
+        np.testing.assert_array_equal(np.asarray(copy), value)
+    assert len({copy.unsafe_buffer_pointer() for copy in copies}) == count
+    assert sum(programs) == count
+    assert sum(set(programs)) <= max(12, count / 3)
+    assert device.copy_arrays([], is_rotated=True) == []
 
 
 def test_copies_keep_the_weak_type(device: CudaDevice) -> None:
