@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -86,10 +87,11 @@ class CudaDevice:
             graphs[index] = CudaGraph(
                 self.driver, stage, locate, self._kernels, self._libraries, definition.name
             )
-        find_patchers = functools.partial(_find_patchers, definition.stages, graphs)
+        users = [_count_users(stage) for stage in definition.stages]
+        find_patchers = functools.partial(_find_patchers, users, graphs)
         for name in _list_rebindable(definition):
             buffers[name].patchers = find_patchers(buffers[name]) or ()
-            buffers[name].is_unread = not _is_used(definition.stages, name)
+            buffers[name].is_unread = not any(name in counts for counts in users)
         ports: dict[str, ResultPort] = {}
         for name in fresh:
             # Two results that are one value are two arrays: donating one must not delete the other.
@@ -119,25 +121,23 @@ def _list_rebindable(definition: GraphDefinition) -> list[str]:
     return [name for name in definition.inputs if name not in kept]
 
 
-def _is_used(stages: Sequence[Stage], name: str) -> bool:
-    return any(
-        name in node.arguments or name in node.results for stage in stages for node in stage.nodes
-    )
+def _count_users(stage: Stage) -> Counter[str]:
+    """Returns how many nodes name each buffer."""
+    return Counter(name for node in stage.nodes for name in {*node.arguments, *node.results})
 
 
 def _find_patchers(
-    stages: Sequence[Stage], graphs: Mapping[int, CudaGraph], buffer: CudaBuffer
+    users: Sequence[Counter[str]], graphs: Mapping[int, CudaGraph], buffer: CudaBuffer
 ) -> tuple[Callable[[int], None], ...] | None:
     """Returns what points every graph at another address of a buffer, None if one cannot."""
     patchers = []
     count = 0
-    for index, stage in enumerate(stages):
-        nodes = [n for n in stage.nodes if buffer.name in (*n.arguments, *n.results)]
-        if not nodes:
+    for index, counts in enumerate(users):
+        if buffer.name not in counts:
             continue
         if index not in graphs or not graphs[index].can_rebind(buffer.name):
             return None
-        count += len(nodes)
+        count += counts[buffer.name]
         patchers.append(graphs[index].make_patcher(buffer.name))
     if count > MAX_PATCHED_NODES and buffer.nbytes < LARGE_BYTES:
         return None
