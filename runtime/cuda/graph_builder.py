@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from tracegraph.runtime.cuda.driver_calls import CopyRange, Dependency, FillRange, KernelLaunch
 from tracegraph.runtime.cuda.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.cuda.node_actions import Action, Locate, make_action
-from tracegraph.runtime.cuda.priorities import find_priorities
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.nodes import KernelNode, MatmulNode, Node
@@ -37,7 +36,6 @@ class GraphBuilder:
     ) -> None:
         self.driver, self.stage, self.locate, self.name = driver, stage, locate, name
         self.kernels = kernels
-        self.priorities: list[int] = []
         self.handles: list[int] = []
         self.actions: list[Action] = []
         self.loaded: list[LoadedKernel] = []
@@ -46,7 +44,6 @@ class GraphBuilder:
         """Returns the handles of the graph and of the executable graph."""
         dependencies = _collect_dependencies(self.stage, self.name)
         driver = self.driver
-        self.priorities = find_priorities(self.stage, *driver.read_priority_range())
         with contextlib.ExitStack() as undo:
             graph = driver.create_graph()
             undo.callback(driver.destroy_graph, graph)
@@ -70,8 +67,7 @@ class GraphBuilder:
             function = kernel.function
         action = make_action(driver, node, function, self.locate)
         if isinstance(action, KernelLaunch):
-            priority = self.priorities[len(self.handles)]
-            handle = driver.add_kernel_node(graph, waits, action, priority)
+            handle = driver.add_kernel_node(graph, waits, action)
         elif isinstance(action, CopyRange):
             handle = driver.add_copy_node(graph, waits, action, self.kernels.context)
         elif isinstance(action, FillRange):

@@ -89,20 +89,14 @@ class GraphCalls(DriverCalls):
         self._call("cuGraphDestroy", graph)
 
     def add_kernel_node(
-        self,
-        graph: int,
-        dependencies: Sequence[Dependency],
-        launch: KernelLaunch,
-        priority: int = 0,
+        self, graph: int, dependencies: Sequence[Dependency], launch: KernelLaunch
     ) -> int:
-        """Returns a new node that launches a kernel; lower numbers of priority go first."""
+        """Returns a new node that launches a kernel."""
         packed = PackedParameters(launch.parameters)
         parameters = self._make_kernel_parameters(launch, packed)
         node = self._add("cuGraphAddKernelNode", graph, dependencies, parameters, shown=launch)
         if launch.shape.cluster != (1, 1, 1):
             self._set_cluster(node, launch.shape.cluster)
-        if priority:
-            self._set_priority(node, priority)
         self._add_programmatic(graph, dependencies, node)
         return node
 
@@ -145,8 +139,6 @@ class GraphCalls(DriverCalls):
             node_names: how an error names the node that the driver refuses.
         """
         parameters = self._api.CUDA_GRAPH_INSTANTIATE_PARAMS()
-        flag = self._api.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
-        parameters.flags = flag.value
         result, executable = self._api.cuGraphInstantiateWithParams(graph, parameters)
         if result:
             self._raise_instantiation(result, graph, parameters, node_names)
@@ -301,12 +293,6 @@ class GraphCalls(DriverCalls):
         name = "cuGraphAddDependencies_v2" if has_second else "cuGraphAddDependencies"
         second = [self._api.CUgraphNode(node)] * len(first)
         self._call(name, graph, first, second, [edge] * len(first), len(first))
-
-    def _set_priority(self, node: int, priority: int) -> None:
-        value = self._api.CUkernelNodeAttrValue()
-        value.priority = priority
-        attribute = self._api.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_PRIORITY
-        self._call("cuGraphKernelNodeSetAttribute", node, attribute, value, shown=priority)
 
     def _set_cluster(self, node: int, cluster: tuple[int, int, int]) -> None:
         value = self._api.CUkernelNodeAttrValue()

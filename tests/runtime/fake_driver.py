@@ -230,15 +230,10 @@ class FakeDriver(FakeState):
         self._destroy("graph", "destroy_graph", graph)
 
     def add_kernel_node(
-        self,
-        graph: int,
-        dependencies: Sequence[Dependency],
-        launch: KernelLaunch,
-        priority: int = 0,
+        self, graph: int, dependencies: Sequence[Dependency], launch: KernelLaunch
     ) -> int:
-        self._enter("add_kernel_node", graph, dependencies, launch, priority)
+        self._enter("add_kernel_node", graph, dependencies, launch)
         self._check_launch(launch)
-        check(-5 <= priority <= 0, f"priority {priority} is out of the driver's range")
         return self._add(graph, "kernel", launch, dependencies)
 
     def add_copy_node(

@@ -71,13 +71,6 @@ def test_a_cluster_is_an_attribute_of_the_node(api: FakeBindings) -> None:
     assert (node, int(attribute), cluster) == (0x71, 4, (2, 1, 1))
 
 
-def test_a_priority_is_an_attribute_of_the_node(api: FakeBindings) -> None:
-    api.results["cuGraphAddKernelNode"] = (0x71,)
-    CudaDriver(api).add_kernel_node(0x61, [], LAUNCH, -3)
-    node, attribute, value = api.take_call("cuGraphKernelNodeSetAttribute")
-    assert (node, int(attribute), value.priority) == (0x71, 8, -3)
-
-
 def test_copy_fill_child_and_empty_nodes(api: FakeBindings) -> None:
     functions = ["Memcpy", "Memset", "ChildGraph", "Empty"]
     api.results |= {f"cuGraphAdd{name}Node": (0x71,) for name in functions}
@@ -128,8 +121,6 @@ def test_instantiation_names_the_node_at_fault(api: FakeBindings) -> None:
     api.results["cuGraphInstantiateWithParams"] = (0x62,)
     driver = CudaDriver(api)
     assert driver.instantiate(0x61, {}) == 0x62
-    # Without the flag the priorities of the nodes count for nothing.
-    assert int(api.calls[-1][1][1].flags) == 8
     api.errors["cuGraphInstantiateWithParams"] = 1
     with pytest.raises(CudaError) as caught:
         driver.instantiate(0x61, {0x77: "node 3 of graph `f`, kernel add"})
