@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from typing import Any
 
 import jax
 import numpy as np
 
 from tracegraph.runtime.cuda.jax_order import allocate_arrays
-from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
+from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.segment import Segment
+from tracegraph.runtime.memory.segment_set import SegmentSet
 
 
 class JaxProvider:
@@ -28,15 +27,12 @@ class JaxProvider:
 
     def __init__(self, jax_device: Any) -> None:
         self._jax_device = jax_device
-        # Weak: a segment that is dropped without `free` has given its memory back as well.
-        self._segments: weakref.WeakSet[Segment] = weakref.WeakSet()
-        self._lock = threading.RLock()
+        self._segments = SegmentSet(self.name)
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of all segments that were handed out and not taken back."""
-        with self._lock:
-            return sum(segment.nbytes for segment in self._segments)
+        return self._segments.nbytes
 
     def available_bytes(self) -> int:
         """Returns the free bytes of JAX's allocator; less may fit in one piece.
@@ -63,8 +59,7 @@ class JaxProvider:
                 raise
             raise self._out_of_memory(nbytes) from error
         segment = Segment(address, nbytes, array)
-        with self._lock:
-            self._segments.add(segment)
+        self._segments.add(segment)
         return segment
 
     def free(self, segment: Segment) -> None:
@@ -73,16 +68,7 @@ class JaxProvider:
         Raises:
             TracegraphError: the segment was taken back before, or comes from another provider.
         """
-        with self._lock:
-            if segment not in self._segments:
-                raise TracegraphError(
-                    f"cannot take back the segment at {segment.address:#x}: it is not handed out",
-                    where="jax provider",
-                    why="it was taken back before or comes from another provider",
-                    fix="internal error in tracegraph: please report this text",
-                    anchor="pool",
-                )
-            self._segments.discard(segment)
+        self._segments.remove(segment)
 
     def _out_of_memory(self, nbytes: int) -> OutOfMemoryError:
         return OutOfMemoryError(

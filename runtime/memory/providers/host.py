@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-import threading
-import weakref
 
 import numpy as np
 
-from tracegraph.runtime.errors import ConfigError, OutOfMemoryError, TracegraphError
+from tracegraph.runtime.errors import ConfigError, OutOfMemoryError
 from tracegraph.runtime.memory.segment import Segment
+from tracegraph.runtime.memory.segment_set import SegmentSet
 
 ALIGNMENT = 256
 MEMINFO_PATH = pathlib.Path("/proc/meminfo")
@@ -47,15 +46,12 @@ class HostProvider:
                 anchor="config",
             )
         self._limit_bytes = limit_bytes
-        # Weak: a segment that is dropped without `free` has given its memory back as well.
-        self._segments: weakref.WeakSet[Segment] = weakref.WeakSet()
-        self._lock = threading.RLock()
+        self._segments = SegmentSet(self.name)
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of all segments that were handed out and not taken back."""
-        with self._lock:
-            return sum(segment.nbytes for segment in self._segments)
+        return self._segments.nbytes
 
     def available_bytes(self) -> int:
         """Returns how many bytes could still be allocated."""
@@ -75,7 +71,7 @@ class HostProvider:
         Raises:
             OutOfMemoryError: there is not that much free memory.
         """
-        with self._lock:
+        with self._segments.lock:
             free_bytes = self.available_bytes()
             if nbytes > free_bytes:
                 raise _out_of_memory(nbytes, free_bytes)
@@ -95,16 +91,7 @@ class HostProvider:
         Raises:
             TracegraphError: the segment was taken back before, or comes from another provider.
         """
-        with self._lock:
-            if segment not in self._segments:
-                raise TracegraphError(
-                    f"cannot take back the segment at {segment.address:#x}: it is not handed out",
-                    where="host provider",
-                    why="it was taken back before or comes from another provider",
-                    fix="internal error in tracegraph: please report this text",
-                    anchor="pool",
-                )
-            self._segments.discard(segment)
+        self._segments.remove(segment)
 
 
 def _out_of_memory(wanted_bytes: int, free_bytes: int) -> OutOfMemoryError:
