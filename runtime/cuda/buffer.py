@@ -224,7 +224,9 @@ class CudaBuffer:
         def take(value: Any) -> None:
             nonlocal known
             if value.sharding is not known:
-                check_sharding(value, expected)
+                if not is_here(value, expected):
+                    self.write(value)
+                    return
                 known = value.sharding
             address = _get_pointer(value)
             if has_layouts and not is_row_major(value):
@@ -245,9 +247,11 @@ class CudaBuffer:
         return take
 
     def _take(self, value: Any) -> None:
-        check_sharding(value, find_sharding(self.jax_device))
+        if not is_here(value, find_sharding(self.jax_device)) or not self.patchers:
+            self.write(value)
+            return
         address = _get_pointer(value)
-        if address % ALIGNMENT or not self.patchers or not is_row_major(value):
+        if address % ALIGNMENT or not is_row_major(value):
             self.write(value)
             return
         self.context.order.await_array(value)
@@ -279,10 +283,21 @@ class CudaBuffer:
         return self.context.order.is_idle()
 
 
-def check_sharding(array: Any, expected: Any) -> None:
-    """Raises ValueError for an array on another device: the caller looks at it more closely."""
-    if array.sharding.device_set != expected.device_set:
+def is_here(array: Any, expected: Any) -> bool:
+    """True for an array on the buffer's device, False for one that JAX would move there.
+
+    Args:
+        array: a plain array.
+        expected: the sharding of arrays on the buffer's device.
+
+    Raises:
+        ValueError: the user has committed it to another device; the caller says so.
+    """
+    if array.sharding.device_set == expected.device_set:
+        return True
+    if array.committed:
         raise ValueError(f"wanted an array on {expected}, got one on {array.sharding}")
+    return False
 
 
 def _ignore(_value: Any) -> None:

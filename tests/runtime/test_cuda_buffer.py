@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -301,3 +304,44 @@ def test_an_array_of_another_layout_is_copied_in_order(
         np.testing.assert_array_equal(call(replay, x), [[2, 4], [6, 8]])
     replay.load([(0, other)])
     np.testing.assert_array_equal(run(replay), [[2, 4], [6, 8]])
+
+
+ELSEWHERE = """
+import jax, numpy as np, pytest
+from tests.runtime.cuda_on_host import make_device
+from tests.regions_as_kernels import capture_for_gpu
+import tracegraph as tg
+
+capture_for_gpu(pytest.MonkeyPatch())
+first, second = jax.devices()
+captured = tg.capture(lambda x: x * 2, verify=False)
+here = jax.numpy.arange(3.0)
+assert np.array_equal(captured(here), here * 2)
+# Uncommitted: JAX would move it, so it is copied. Committed: refused, and the graph stays usable.
+with jax.default_device(second):
+    loose = jax.numpy.arange(3.0) + 5
+assert loose.devices() == {second} and not loose.committed
+assert np.array_equal(captured(loose), np.arange(3.0) * 2 + 10)
+try:
+    captured(jax.device_put(loose, second))
+except tg.CaptureError as error:
+    assert error.anchor == "other-device", error
+else:
+    raise SystemExit("accepted")
+assert np.array_equal(captured(here), here * 2)
+assert captured.cache_info().captures == 1, captured.cache_info()
+print("ok")
+"""
+
+
+def test_an_array_on_another_device_is_moved_or_refused() -> None:
+    variables = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "ok"
