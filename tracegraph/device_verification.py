@@ -99,7 +99,8 @@ def _compare_twice(
         )
         close |= {*part.close}
     named = tuple(path for path in paths if path in close)
-    return VerificationReport(len(paths) - len(named), named, reference=REFERENCE)
+    reason = ", ".join(lowered.inexact_causes) if named else ""
+    return VerificationReport(len(paths) - len(named), named, reference=REFERENCE, reason=reason)
 
 
 def _place_values(
