@@ -12,7 +12,6 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from tracegraph.runtime.cuda.driver_calls import DeviceProperties
 from tracegraph.runtime.cuda.graph_calls import GraphCalls
 from tracegraph.runtime.cuda.stream_calls import StreamCalls
 from tracegraph.runtime.errors import CudaError
@@ -35,36 +34,6 @@ class CudaDriver(StreamCalls, GraphCalls):
     def read_version(self) -> int:
         """Returns the newest CUDA that the driver serves, as 13000 for 13.0."""
         return int(self._call("cuDriverGetVersion"))
-
-    def count_devices(self) -> int:
-        """Returns how many devices this process can see."""
-        return int(self._call("cuDeviceGetCount"))
-
-    def read_properties(self, ordinal: int) -> DeviceProperties:
-        """Returns the properties of a device."""
-        device = self._get_device(ordinal)
-        name = self._call("cuDeviceGetName", 256, device)
-        attribute = self._api.CUdevice_attribute
-        major, minor, multiprocessors = (
-            int(self._call("cuDeviceGetAttribute", each, device))
-            for each in (
-                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-                attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-            )
-        )
-        return DeviceProperties(
-            ordinal=ordinal,
-            name=name.partition(b"\0")[0].decode(),
-            capability=(major, minor),
-            total_bytes=int(self._call("cuDeviceTotalMem", device)),
-            multiprocessor_count=multiprocessors,
-        )
-
-    def can_access_peer(self, ordinal: int, peer: int) -> bool:
-        """True when kernels of one device may read the memory of the other."""
-        devices = self._get_device(ordinal), self._get_device(peer)
-        return bool(self._call("cuDeviceCanAccessPeer", *devices))
 
     def retain_primary_context(self, ordinal: int) -> int:
         """Returns the context of a device that JAX uses too, and keeps it alive."""

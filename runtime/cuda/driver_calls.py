@@ -91,17 +91,6 @@ class FillRange:
     count: int
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceProperties:
-    """What users ask of a device."""
-
-    ordinal: int
-    name: str
-    capability: tuple[int, int]
-    total_bytes: int
-    multiprocessor_count: int
-
-
 class DriverCalls:
     """Base of the groups of calls.
 

@@ -70,11 +70,6 @@ class StreamCalls(DriverCalls):
         """Destroys an event."""
         self._call("cuEventDestroy", event)
 
-    def mem_get_info(self) -> tuple[int, int]:
-        """Returns the free and the total bytes of the current device."""
-        free, total = self._call("cuMemGetInfo")
-        return int(free), int(total)
-
     def allocate_memory(self, nbytes: int) -> int:
         """Returns the address of new device memory.
 
@@ -98,20 +93,6 @@ class StreamCalls(DriverCalls):
     def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Enqueues a copy between any two addresses that the driver knows."""
         self._call("cuMemcpyAsync", target, source, nbytes, stream)
-
-    def copy_to_device_async(
-        self, target: int, host_address: int, nbytes: int, stream: int
-    ) -> None:
-        """Enqueues a copy from host memory.
-
-        Page-locked memory must stay as it is until the copy is done; of pageable memory the driver
-        makes its own copy before it returns.
-        """
-        self._call("cuMemcpyHtoDAsync", target, host_address, nbytes, stream)
-
-    def copy_to_host_async(self, host_address: int, source: int, nbytes: int, stream: int) -> None:
-        """Enqueues a copy into host memory; asynchronous only into page-locked memory."""
-        self._call("cuMemcpyDtoHAsync", host_address, source, nbytes, stream)
 
     def fill_async(
         self, target: int, value: int, element_bytes: int, count: int, stream: int

@@ -18,7 +18,6 @@ from tests.runtime.fake_state import FakeExecutable, FakeNode, FakeState, check,
 from tracegraph.runtime.cuda.driver_calls import (
     CopyRange,
     Dependency,
-    DeviceProperties,
     FillRange,
     KernelLaunch,
 )
@@ -39,18 +38,6 @@ class FakeDriver(FakeState):
     def read_version(self) -> int:
         self._enter("read_version")
         return 13_000
-
-    def count_devices(self) -> int:
-        self._enter("count_devices")
-        return 2
-
-    def read_properties(self, ordinal: int) -> DeviceProperties:
-        self._enter("read_properties", ordinal)
-        return DeviceProperties(ordinal, "Fake H200", (9, 0), 139 << 30, 132)
-
-    def can_access_peer(self, ordinal: int, peer: int) -> bool:
-        self._enter("can_access_peer", ordinal, peer)
-        return ordinal != peer
 
     def retain_primary_context(self, ordinal: int) -> int:
         self._enter("retain_primary_context", ordinal)
@@ -144,10 +131,6 @@ class FakeDriver(FakeState):
     def destroy_event(self, event: int) -> None:
         self._destroy("event", "destroy_event", event)
 
-    def mem_get_info(self) -> tuple[int, int]:
-        self._enter("mem_get_info", needs_context=True)
-        return 100 << 30, 139 << 30
-
     def allocate_memory(self, nbytes: int) -> int:
         return self._allocate("memory", "allocate_memory", nbytes)
 
@@ -164,14 +147,6 @@ class FakeDriver(FakeState):
 
     def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._copy("copy_async", target, source, nbytes, stream)
-
-    def copy_to_device_async(
-        self, target: int, host_address: int, nbytes: int, stream: int
-    ) -> None:
-        self._copy("copy_to_device_async", target, host_address, nbytes, stream)
-
-    def copy_to_host_async(self, host_address: int, source: int, nbytes: int, stream: int) -> None:
-        self._copy("copy_to_host_async", host_address, source, nbytes, stream)
 
     def fill_async(
         self, target: int, value: int, element_bytes: int, count: int, stream: int

@@ -260,7 +260,7 @@ def test_a_launch_moves_bytes_in_the_fake() -> None:
     )
     graph.launcher(STREAM)()
     host = driver.allocate_host(64)
-    driver.copy_to_host_async(host, base + 768, 64, STREAM)
+    driver.copy_async(host, base + 768, 64, STREAM)
     assert driver.read_bytes(host, 64) == b"\x03" * 64
     driver.free_host(host)
     driver.free_memory(base)
