@@ -4,6 +4,8 @@
 |---|---|---|
 | ``TRACEGRAPH_CHECK_REPLAY`` | 0, 1 | host device: poison dead memory, vary the order of streams |
 | ``TRACEGRAPH_PROGRESS`` | auto, 0, 1 | progress line of captures that take over a second |
+| ``TRACEGRAPH_ALLOC_CONF`` | not set, ``option:value``,... | see ``runtime/memory/config.py`` |
+| ``TRACEGRAPH_NO_MEMORY_CACHING`` | 0, 1 | every allocation and free goes to the device at once |
 | ``CUBLAS_WORKSPACE_CONFIG`` | not set, ``:SIZE:COUNT``... | most workspace of a matrix product |
 
 ``CUBLAS_WORKSPACE_CONFIG`` is spelled as for cuBLAS: buffers of SIZE KiB, COUNT of each, as in
@@ -16,6 +18,7 @@ import os
 import re
 
 from tracegraph.runtime.errors import ConfigError
+from tracegraph.runtime.memory.config import AllocatorConfig, parse_alloc_conf
 
 KIB = 1024
 
@@ -28,6 +31,27 @@ def read_check_replay() -> bool:
 def read_progress() -> str:
     """Returns when the progress line of a capture is shown: ``auto``, ``0`` or ``1``."""
     return _read_choice("TRACEGRAPH_PROGRESS", ("auto", "0", "1"))
+
+
+def read_alloc_conf() -> AllocatorConfig:
+    """Returns the settings of the allocators.
+
+    Raises:
+        ConfigError: an option is unknown or has a value that is not allowed.
+
+    Example:
+        >>> os.environ["TRACEGRAPH_ALLOC_CONF"] = "max_split_size_mb:64"
+        >>> read_alloc_conf().max_split_bytes
+        67108864
+    """
+    name = "TRACEGRAPH_ALLOC_CONF"
+    source = f"{name} in the environment of this process"
+    return parse_alloc_conf(os.environ.get(name, ""), source=source)
+
+
+def read_no_memory_caching() -> bool:
+    """Returns True when allocators keep nothing for reuse."""
+    return _read_choice("TRACEGRAPH_NO_MEMORY_CACHING", ("0", "1")) == "1"
 
 
 def read_cublas_workspace_bytes() -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +14,14 @@ import pytest
 import tracegraph as tg
 from tracegraph.runtime import environment
 from tracegraph.runtime.environment import (
+    read_alloc_conf,
     read_check_replay,
     read_cublas_workspace_bytes,
+    read_no_memory_caching,
     read_progress,
 )
 from tracegraph.runtime.errors import ConfigError
+from tracegraph.runtime.memory.config import AllocatorConfig
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -31,6 +36,16 @@ jax.config.update("jax_platforms", "cpu")
         ("TRACEGRAPH_PROGRESS", "auto", read_progress, "auto"),
         ("TRACEGRAPH_PROGRESS", "0", read_progress, "0"),
         ("TRACEGRAPH_PROGRESS", "1", read_progress, "1"),
+        ("TRACEGRAPH_NO_MEMORY_CACHING", None, read_no_memory_caching, False),
+        ("TRACEGRAPH_NO_MEMORY_CACHING", "1", read_no_memory_caching, True),
+        ("TRACEGRAPH_ALLOC_CONF", None, read_alloc_conf, AllocatorConfig()),
+        ("TRACEGRAPH_ALLOC_CONF", "", read_alloc_conf, AllocatorConfig()),
+        (
+            "TRACEGRAPH_ALLOC_CONF",
+            "expandable_segments:True",
+            read_alloc_conf,
+            AllocatorConfig(expandable_segments=True),
+        ),
         ("CUBLAS_WORKSPACE_CONFIG", None, read_cublas_workspace_bytes, None),
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", read_cublas_workspace_bytes, 32 << 20),
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8", read_cublas_workspace_bytes, 8519680),
@@ -56,6 +71,7 @@ def test_values(
     [
         ("TRACEGRAPH_CHECK_REPLAY", read_check_replay, "0, 1"),
         ("TRACEGRAPH_PROGRESS", read_progress, "auto, 0, 1"),
+        ("TRACEGRAPH_NO_MEMORY_CACHING", read_no_memory_caching, "0, 1"),
     ],
 )
 def test_other_values_are_refused(
@@ -85,9 +101,19 @@ def test_other_workspaces_are_refused(monkeypatch: pytest.MonkeyPatch, text: str
     assert raised.value.anchor == "config"
 
 
+def test_a_wrong_option_names_the_variable(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", "max_split_size_mb:2")
+    with pytest.raises(ConfigError, match="`max_split_size_mb` has the value '2'") as raised:
+        read_alloc_conf()
+    assert raised.value.where == "TRACEGRAPH_ALLOC_CONF in the environment of this process"
+
+
 def test_every_variable_is_in_the_table():
     assert environment.__doc__ is not None
-    for name in ("TRACEGRAPH_CHECK_REPLAY", "TRACEGRAPH_PROGRESS", "CUBLAS_WORKSPACE_CONFIG"):
+    source = inspect.getsource(environment)
+    names = set(re.findall(r"\b(?:TRACEGRAPH|CUBLAS)_[A-Z_]+\b", source))
+    assert len(names) >= 5
+    for name in names:
         assert f"| ``{name}`` |" in environment.__doc__
 
 
