@@ -1,9 +1,9 @@
 """CaptureOrder: what runs before what inside one capture, as far as memory reuse must know it.
 
-While streams are captured, no event can be asked whether work is over: nothing runs. But the order in
-which the work will run is known, because it is the graph that is being captured. Bytes that were
-used on several streams may be handed out again once all of these uses come before everything that the
-asking stream will do from now on.
+While streams are captured, no event can be asked whether work is over: nothing runs. But the order
+in which the work will run is known, because it is the graph that is being captured. Bytes that were
+used on several streams may be handed out again once all of these uses come before everything that
+the asking stream will do from now on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tracegraph.runtime.errors import CaptureError
 
 
 class CaptureOrder:
-    """The nodes of one capture and their order, stream by stream. Not locked: its user holds a lock.
+    """The nodes of one capture and their order. Not locked: its user holds a lock.
 
     A node that is launched on a stream comes after the *terminals* of that stream: the nodes after
     which its next node will run. A stream joins the capture by waiting for an event of the capture.
@@ -114,7 +114,7 @@ class CaptureOrder:
         return self._visit(stream).issuperset(nodes)
 
     def has_joined(self, streams: Iterable[int], into: int) -> bool:
-        """Says whether all that ``streams`` launched so far runs before what ``into`` launches next.
+        """Says whether all that ``streams`` launched runs before what ``into`` launches next.
 
         Raises:
             CaptureError: one of the streams takes no part in this capture.
