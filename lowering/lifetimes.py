@@ -23,6 +23,13 @@ from tracegraph.runtime.errors import CaptureError
 class Lifetime:
     """A buffer's size, and the first and last step (inclusive) at which it holds a value.
 
+    Attributes:
+        name: of the buffer.
+        nbytes: its size.
+        first: step at which it gets its value.
+        last: step after which nobody needs the value.
+        is_kept: True when the value outlives a replay, or is there before it.
+
     Example:
         >>> Lifetime("a", 512, 0, 2).overlaps(Lifetime("b", 256, 2, 5))
         True
@@ -32,6 +39,7 @@ class Lifetime:
     nbytes: int
     first: int
     last: int
+    is_kept: bool = False
 
     def overlaps(self, other: Lifetime) -> bool:
         """True when some step lies in both."""
@@ -42,8 +50,8 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
     """Returns the lifetime of every buffer of a program, in the order of ``program.buffers``.
 
     Static inputs (copied, donated and constant) and constants of compiled programs live during all
-    steps, outputs from their first write to the last step, all others from their first write to
-    their last use.
+    steps, outputs from their first write to the last step; they are kept between replays. All
+    others are temporaries, which live from their first write to their last use.
 
     Args:
         program: the steps in program order and the order that streams declare.
@@ -63,15 +71,16 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
         name = buffer.name
         # A constant of a compiled program is filled once, before the first replay.
         if name in inputs or buffer.content is not None:
-            lifetimes.append(Lifetime(name, buffer.nbytes, 0, final))
+            lifetimes.append(Lifetime(name, buffer.nbytes, 0, final, is_kept=True))
             continue
         if not buffer.nbytes:
-            lifetimes.append(Lifetime(name, 0, 0, final))
+            lifetimes.append(Lifetime(name, 0, 0, final, is_kept=name in outputs))
             continue
         if name not in first_writes or uses[name][0] < first_writes[name]:
             raise _internal_error(f"no step writes buffer `{name}` before it is read", program.name)
         last = final if name in outputs else max(ends[step] for step in uses[name])
-        lifetimes.append(Lifetime(name, buffer.nbytes, first_writes[name], last))
+        is_kept = name in outputs
+        lifetimes.append(Lifetime(name, buffer.nbytes, first_writes[name], last, is_kept))
     return tuple(lifetimes)
 
 

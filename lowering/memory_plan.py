@@ -3,6 +3,11 @@
 Pure Python: lifetimes in, offsets out, no device. Buffers whose lifetimes are disjoint may share
 bytes. Finding the smallest arena is NP-hard; greedy placement in a few orders, each buffer into the
 tightest gap that is free during its whole life, comes close to the lower bound in practice.
+
+Note [Kept and scratch]. An arena has two parts. What holds a value between two replays (inputs,
+state, constants, results) is *kept*, at the bottom, side by side. Temporaries are *scratch*, behind
+it: between two replays those bytes mean nothing, so the graphs of one pool have their scratch in
+the same memory, whatever the order in which they are replayed.
 """
 
 from __future__ import annotations
@@ -31,12 +36,14 @@ class MemoryPlan:
         lifetimes: every buffer with its size and lifetime.
         offsets: bytes from the start of the arena, by buffer name.
         arena_bytes: size of the arena.
+        kept_bytes: size of its lower part, see Note [Kept and scratch].
     """
 
     name: str
     lifetimes: tuple[Lifetime, ...]
     offsets: Mapping[str, int]
     arena_bytes: int
+    kept_bytes: int = 0
 
     @property
     def sum_bytes(self) -> int:
@@ -45,8 +52,8 @@ class MemoryPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """Greatest number of aligned bytes alive at one step: no arena can be smaller."""
-        return _find_peak(self.lifetimes)
+        """Bytes kept, and the most bytes of scratch alive at one step: no arena can be smaller."""
+        return self.kept_bytes + _find_peak(_list_scratch(self.lifetimes))
 
     def __str__(self) -> str:
         return format_plan(self)
@@ -70,14 +77,19 @@ def plan_memory(name: str, lifetimes: Iterable[Lifetime]) -> MemoryPlan:
         (512, 1024)
     """
     lifetimes = tuple(lifetimes)
-    stacked, base, searched = _stack(lifetimes)
+    stacked, kept_bytes = _stack_kept(lifetimes)
+    placed, base, searched = _stack(_list_scratch(lifetimes), kept_bytes)
+    stacked |= placed
     orders = PLACEMENT_ORDERS if len(searched) <= MANY_BUFFERS else PLACEMENT_ORDERS[:1]
-    peak_bytes = _find_peak(lifetimes)
-    best = MemoryPlan(name, lifetimes, *_place(sorted(searched, key=orders[0]), base))
-    for key in orders[1:]:
+    plans = (
+        MemoryPlan(name, lifetimes, *_place(sorted(searched, key=key), base), kept_bytes)
+        for key in orders
+    )
+    best = next(plans)
+    peak_bytes = best.peak_bytes
+    for plan in plans:
         if best.arena_bytes <= peak_bytes:
             break
-        plan = MemoryPlan(name, lifetimes, *_place(sorted(searched, key=key), base))
         best = min(best, plan, key=lambda plan: plan.arena_bytes)
     best = dataclasses.replace(best, offsets={**stacked, **best.offsets})
     verify_plan(best)
@@ -126,7 +138,7 @@ def format_plan(plan: MemoryPlan) -> str:
         memory plan of `f`: 1 buffer, 2 steps
           buffer  offset  bytes  steps  lifetime
           a            0    512   0..1  ██
-          arena 512 bytes, sum 512, peak 512, saved 0.0 %
+          arena 512 bytes, kept 0, sum 512, peak 512, saved 0.0 %
     """
     step_count = max((lifetime.last + 1 for lifetime in plan.lifetimes), default=0)
     by_size = sorted(plan.lifetimes, key=lambda lifetime: (-lifetime.nbytes, lifetime.name))
@@ -157,8 +169,8 @@ def format_plan(plan: MemoryPlan) -> str:
     sum_bytes = plan.sum_bytes
     saved = 100 * (1 - plan.arena_bytes / sum_bytes) if sum_bytes else 0.0
     lines.append(
-        f"  arena {plan.arena_bytes:,} bytes, sum {sum_bytes:,}, peak {plan.peak_bytes:,}, "
-        f"saved {saved:.1f} %"
+        f"  arena {plan.arena_bytes:,} bytes, kept {plan.kept_bytes:,}, sum {sum_bytes:,}, "
+        f"peak {plan.peak_bytes:,}, saved {saved:.1f} %"
     )
     return "\n".join(lines)
 
@@ -182,15 +194,30 @@ PLACEMENT_ORDERS: tuple[Callable[[Lifetime], tuple[int, int]], ...] = (
 )
 
 
-def _stack(lifetimes: Sequence[Lifetime]) -> tuple[dict[str, int], int, list[Lifetime]]:
+def _list_scratch(lifetimes: Iterable[Lifetime]) -> list[Lifetime]:
+    return [lifetime for lifetime in lifetimes if not lifetime.is_kept]
+
+
+def _stack_kept(lifetimes: Iterable[Lifetime]) -> tuple[dict[str, int], int]:
+    """Returns the offsets of what is kept, side by side, and their end."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for lifetime in lifetimes:
+        if lifetime.is_kept:
+            offsets[lifetime.name] = end if lifetime.nbytes else 0
+            end += align(lifetime.nbytes)
+    return offsets, end
+
+
+def _stack(lifetimes: Sequence[Lifetime], base: int) -> tuple[dict[str, int], int, list[Lifetime]]:
     """Places what needs no search: empty buffers, and those that live during all steps.
 
     Returns:
-        Their offsets, the end of the stack, and the lifetimes that remain.
+        Their offsets from ``base`` on, the end of the stack, and the lifetimes that remain.
     """
     final = max((lifetime.last for lifetime in lifetimes), default=0)
     offsets: dict[str, int] = {}
-    end = 0
+    end = base
     searched: list[Lifetime] = []
     for lifetime in lifetimes:
         if not lifetime.nbytes:
@@ -256,8 +283,13 @@ def _find_misplaced(plan: MemoryPlan) -> Iterator[str]:
             yield f"`{lifetime.name}` has the negative offset {offset}"
         if offset % ALIGNMENT:
             yield f"the offset {offset} of `{lifetime.name}` is no multiple of {ALIGNMENT}"
-        if offset + lifetime.nbytes > plan.arena_bytes:
-            yield f"`{lifetime.name}` reaches outside the arena, to {offset + lifetime.nbytes}"
+        end = offset + lifetime.nbytes
+        if end > plan.arena_bytes:
+            yield f"`{lifetime.name}` reaches outside the arena, to {end}"
+        if lifetime.is_kept and end > plan.kept_bytes:
+            yield f"`{lifetime.name}` is kept, and reaches into the scratch, to {end}"
+        if not lifetime.is_kept and lifetime.nbytes and offset < plan.kept_bytes:
+            yield f"`{lifetime.name}` is a temporary, and stands at {offset} in the kept part"
 
 
 def _find_overlaps(plan: MemoryPlan) -> Iterator[str]:

@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
+from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.segment import Block
 
 
 class Arena:
-    """One block of a private pool, given back when the last holder is gone.
+    """Memory of a private pool, given back when the last holder is gone.
 
     Arrays hold buffers, buffers hold the arena, and the arena's finaliser holds the pool: so a pool
     lives while its graph or any array in it lives, in whatever order users drop things.
+
+    Note [Shared scratch]. The scratch of an arena means nothing between two replays, so graphs of
+    one pool that run without a break have it in the same memory, and share one lock: their replays
+    follow one another, in whatever order they are asked for, and from whatever thread. On a GPU the
+    lock is held until the launch is on the stream, which keeps the order from there on. A graph
+    with eager parts calls Python in the middle, which may replay another graph of the pool. So it
+    has scratch and a lock of its own.
 
     Note [Finalisers]. A finaliser may run inside Python's garbage collector, where a call into JAX
     that releases the interpreter's lock corrupts memory. So none of ours calls JAX, and when a
     launch returns nothing reads the arena any more.
 
     Args:
-        pool: where the block comes from.
-        nbytes: at least this many bytes.
+        pool: where the memory comes from.
+        size: of the two parts.
+        shares_scratch: whether other graphs of the pool may have their scratch in the same bytes.
+
+    Attributes:
+        size: as given.
+        block: what holds the kept part.
+        lock: held by whoever replays a graph on this arena, or reads or writes it.
     """
 
-    def __init__(self, pool: PrivatePool, nbytes: int) -> None:
-        self.block: Block = pool.allocate(max(nbytes, 1))
+    def __init__(self, pool: PrivatePool, size: ArenaSize, *, shares_scratch: bool = True) -> None:
+        self.size = size
+        self.lock = threading.RLock()
+        self.block: Block = pool.allocate(max(size.kept_bytes, 1))
         # At interpreter exit the process gives all memory back by itself.
         weakref.finalize(self, pool.free, self.block).atexit = False
+        self._scratch = self.block
+        self._holder: object = None
+        if size.scratch_bytes and shares_scratch:
+            self._holder = shared = pool.share_scratch(size.scratch_bytes)
+            self._scratch, self.lock = shared.block, pool.replay_lock
+        elif size.scratch_bytes:
+            self._scratch = pool.allocate(size.scratch_bytes)
+            weakref.finalize(self, pool.free, self._scratch).atexit = False
 
     @property
-    def address(self) -> int:
-        """Address of the first byte."""
-        return self.block.address
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Address and bytes of each part that is not empty."""
+        parts = ((self.block, self.size.kept_bytes), (self._scratch, self.size.scratch_bytes))
+        return tuple((block.address, nbytes) for block, nbytes in parts if nbytes)
 
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.block.nbytes
+    def find_block(self, offset: int) -> Block:
+        """Returns the block that holds the byte at an offset."""
+        return self.block if offset < self.size.kept_bytes else self._scratch
+
+    def locate(self, offset: int) -> int:
+        """Returns the address of the byte at an offset."""
+        if offset < self.size.kept_bytes or not self.size.scratch_bytes:
+            return self.block.address + offset
+        return self._scratch.address + offset - self.size.kept_bytes

@@ -56,12 +56,25 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True)
+class ArenaSize:
+    """Bytes of the two parts of an arena, in the order of their offsets.
+
+    Attributes:
+        kept_bytes: what holds values between two replays.
+        scratch_bytes: what holds nothing between two replays, and is shared in a pool.
+    """
+
+    kept_bytes: int
+    scratch_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class GraphDefinition:
     """Everything that a device needs to make a capture executable.
 
     Attributes:
         name: the captured function's name.
-        arena_bytes: size of the arena that holds every slot.
+        arena_size: of the arena that holds every slot.
         slots: every buffer, with its offset in the arena.
         stages: in order; one for a whole capture, more around eager work.
         inputs: names of the static inputs, in order of the flat arguments, then the constants.
@@ -69,11 +82,16 @@ class GraphDefinition:
     """
 
     name: str
-    arena_bytes: int
+    arena_size: ArenaSize
     slots: tuple[BufferSlot, ...]
     stages: tuple[Stage, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena."""
+        return self.arena_size.kept_bytes + self.arena_size.scratch_bytes
 
     @property
     def node_count(self) -> int:
@@ -132,18 +150,18 @@ class ReplayClock:
 
     Attributes:
         generation: number of the last replay.
-        lock: held by whoever reads or writes the arena.
+        lock: held by whoever reads or writes the arena; one for all graphs that share scratch.
         dropped_leaves: how many resident leaves were deleted by others than this graph's replays.
         has_copied: True when an input was copied into the arena since the last launch.
     """
 
     __slots__ = ("dropped_leaves", "generation", "has_copied", "lock")
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.RLock | None = None) -> None:
         self.generation = 0
         self.dropped_leaves = 0
         self.has_copied = False
-        self.lock = threading.RLock()
+        self.lock = lock if lock is not None else threading.RLock()
 
 
 class ExecutableGraph(Protocol):

@@ -47,9 +47,12 @@ class Replay:
     ) -> None:
         self.definition = definition
         self.jax_device = device.jax_device
-        self.arena = Arena(pool, definition.arena_bytes)
-        self.clock = ReplayClock()
-        self.buffers = device.bind_buffers(definition, self.arena, self.clock)
+        # Eager parts run Python code in the middle of a replay.
+        shares_scratch = all(stage.is_captured for stage in definition.stages)
+        self.arena = Arena(pool, definition.arena_size, shares_scratch=shares_scratch)
+        self.clock = ReplayClock(self.arena.lock)
+        with self.clock.lock:
+            self.buffers = device.bind_buffers(definition, self.arena, self.clock)
         self.inputs = [self.buffers[name] for name in definition.inputs]
         self.pending: list[weakref.ref[Array]] = []
         self._leaves: dict[str, weakref.ref[Array]] = {}

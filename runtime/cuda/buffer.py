@@ -159,7 +159,7 @@ class CudaBuffer:
         self.arena, self.context, self.clock = arena, context, clock
         self.jax_device = context.jax_device
         self.nbytes = slot.dtype.itemsize * int(np.prod(slot.shape, dtype=np.int64))
-        self.address = self._bound = arena.address + slot.offset
+        self.address = self._bound = arena.locate(slot.offset)
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self.patchers: Sequence[Callable[[int], None]] = ()
         self.port: Any = None

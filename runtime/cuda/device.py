@@ -60,8 +60,8 @@ class CudaDevice:
         buffers = {
             slot.name: CudaBuffer(slot, arena, self.context, clock) for slot in definition.slots
         }
-        if definition.arena_bytes:
-            self.context.fill(arena.address, POISON, definition.arena_bytes)
+        for address, nbytes in arena.ranges:
+            self.context.fill(address, POISON, nbytes)
         for slot in definition.slots:
             if slot.content is not None:
                 self.context.load(slot.content, buffers[slot.name].address)

@@ -60,7 +60,7 @@ class HostBuffer:
         self.arena, self.jax_device, self.clock = arena, jax_device, clock
         self.view = _view_bytes(arena, slot)
         self.nbytes = self.view.nbytes
-        self.address = arena.address + slot.offset
+        self.address = arena.locate(slot.offset)
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self.alias = alias_host_memory(self.view, jax_device)
         self.sites: list[tuple[list[Any], int]] = []
@@ -132,6 +132,7 @@ class HostBuffer:
 
 def _view_bytes(arena: Arena, slot: BufferSlot) -> np.ndarray[Any, Any]:
     """Returns the slot's bytes of the arena with its shape and dtype."""
-    start = arena.block.offset + slot.offset
+    segment = arena.find_block(slot.offset).segment
+    start = arena.locate(slot.offset) - segment.address
     nbytes = slot.dtype.itemsize * int(np.prod(slot.shape, dtype=np.int64))
-    return arena.block.segment.storage[start : start + nbytes].view(slot.dtype).reshape(slot.shape)
+    return segment.storage[start : start + nbytes].view(slot.dtype).reshape(slot.shape)

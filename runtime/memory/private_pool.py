@@ -56,6 +56,17 @@ class Provider(Protocol):
         ...
 
 
+class Scratch:
+    """Memory that holds nothing between two replays, shared by the graphs of a pool.
+
+    Args:
+        block: of the pool.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+
 class PrivatePool:
     """A set of segments that serves blocks to the graphs of one pool. Safe from several threads.
 
@@ -65,6 +76,9 @@ class PrivatePool:
     Args:
         pool_id: names the pool in errors and statistics.
         provider: where segments come from.
+
+    Attributes:
+        replay_lock: held by whoever replays a graph that shares its scratch.
 
     Example:
         >>> from tracegraph.runtime.memory.providers.host import HostProvider
@@ -82,6 +96,8 @@ class PrivatePool:
         self._free: list[Segment] = []
         # Reentrant: the collector may free a block while this thread is inside `allocate`.
         self._lock = threading.RLock()
+        self.replay_lock = threading.RLock()
+        self._scratch: weakref.WeakSet[Scratch] = weakref.WeakSet()
         self._give_back = weakref.finalize(self, _give_back, provider, self._live, self._free)
         # At interpreter exit the process gives all memory back by itself.
         self._give_back.atexit = False
@@ -142,6 +158,26 @@ class PrivatePool:
             block = Block(segment, 0, segment.nbytes)
             self._live[block] = None
             return block
+
+    def share_scratch(self, nbytes: int) -> Scratch:
+        """Returns memory that others of this pool use as well; the smallest that is big enough.
+
+        It is given back when nobody holds it any more.
+
+        Args:
+            nbytes: wanted size.
+
+        Raises:
+            OutOfMemoryError: there is none so big, and neither pool nor provider has room for it.
+        """
+        with self._lock:
+            fitting = [each for each in self._scratch if each.block.nbytes >= nbytes]
+            if fitting:
+                return min(fitting, key=lambda each: each.block.nbytes)
+            scratch = Scratch(self.allocate(nbytes))
+            weakref.finalize(scratch, self.free, scratch.block).atexit = False
+            self._scratch.add(scratch)
+            return scratch
 
     def free(self, block: Block) -> None:
         """Returns a block to the pool, which keeps it for reuse.

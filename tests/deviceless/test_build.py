@@ -15,7 +15,7 @@ from tests.deviceless.coverage import Outcome
 from tests.deviceless.programs import PROGRAMS, Program
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.memory_plan import verify_plan
-from tracegraph.runtime.graph import GraphDefinition, Stage
+from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Stage
 
 # Below this, rounding each buffer up to 256 bytes is most of the arena.
 LARGE_BYTES = 1 << 18
@@ -100,7 +100,7 @@ def _shrink_slots(definition: GraphDefinition) -> GraphDefinition:
 
 
 def _shrink_arena(definition: GraphDefinition) -> GraphDefinition:
-    return dataclasses.replace(definition, arena_bytes=definition.arena_bytes // 2)
+    return dataclasses.replace(definition, arena_size=ArenaSize(definition.arena_bytes // 2))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,15 @@ def find_spans(program: DeviceProgram) -> dict[str, tuple[int, int]]:
     return {life.name: (life.first, life.last) for life in find_lifetimes(program)}
 
 
+def test_inputs_results_and_constants_are_kept():
+    program = make_program([("x", "a"), ("a", "o"), ("o", "b")], inputs="x", outputs="o")
+    kept = {life.name for life in find_lifetimes(program) if life.is_kept}
+    assert kept == {"x", "o"}
+    constant = dataclasses.replace(program.buffers[0], name="c", content=b"")
+    program = dataclasses.replace(program, buffers=(*program.buffers, constant))
+    assert {life.name for life in find_lifetimes(program) if life.is_kept} == {"c", "x", "o"}
+
+
 def test_one_stream():
     program = make_program(
         [("x", "a"), ("a", "b"), ("b", "o"), ("o", "p"), ("p", "q")], inputs="x", outputs="oq"
@@ -97,7 +107,7 @@ def test_an_empty_buffer_has_a_lifetime():
         (),
         (OutputSpec(make_spec("e", 0)),),
     )
-    assert find_lifetimes(program) == (Lifetime("e", 0, 0, 0),)
+    assert find_lifetimes(program) == (Lifetime("e", 0, 0, 0, is_kept=True),)
 
 
 def test_a_side_stream_extends_lifetimes_until_the_streams_join():

@@ -24,14 +24,14 @@ from tracegraph.runtime.errors import CaptureError
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 
 TRAIN_STEP = (
-    Lifetime("state['params']['dense_1']['kernel']", 65536, 0, 5),
-    Lifetime("state['params']['dense_1']['bias']", 512, 0, 5),
-    Lifetime("batch", 100_000, 0, 5),
+    Lifetime("state['params']['dense_1']['kernel']", 65536, 0, 5, is_kept=True),
+    Lifetime("state['params']['dense_1']['bias']", 512, 0, 5, is_kept=True),
+    Lifetime("batch", 100_000, 0, 5, is_kept=True),
     Lifetime("activations_0", 40_000, 0, 2),
     Lifetime("activations_1", 30_000, 1, 4),
     Lifetime("cotangent_1", 30_000, 3, 4),
     Lifetime("mask", 0, 1, 2),
-    Lifetime("loss", 4, 4, 5),
+    Lifetime("loss", 4, 4, 5, is_kept=True),
 )
 
 
@@ -51,8 +51,12 @@ def lifetime_lists(draw: st.DrawFn) -> list[Lifetime]:
     steps = draw(st.integers(1, 12))
     spans = st.tuples(st.integers(0, steps - 1), st.integers(0, steps - 1)).map(sorted)
     sizes = st.one_of(st.integers(0, 2000), st.sampled_from([0, 1, 255, 256, 257, 512]))
-    rows = draw(st.lists(st.tuples(sizes, spans), max_size=25))
-    return [Lifetime(f"b{i}", size, *span) for i, (size, span) in enumerate(rows)]
+    rows = draw(st.lists(st.tuples(sizes, spans, st.booleans()), max_size=25))
+    return [
+        # What is kept lives to the end.
+        Lifetime(f"b{i}", size, span[0], steps - 1 if is_kept else span[1], is_kept)
+        for i, (size, span, is_kept) in enumerate(rows)
+    ]
 
 
 def mark_bytes(plan: MemoryPlan) -> int:
@@ -86,6 +90,7 @@ def test_random_plans_are_right(lifetimes: list[Lifetime]):
 def test_the_verifier_agrees_with_marking_bytes_on_random_offsets(
     lifetimes: list[Lifetime], data: st.DataObject
 ):
+    lifetimes = [dataclasses.replace(lifetime, is_kept=False) for lifetime in lifetimes]
     offsets = {lifetime.name: ALIGNMENT * data.draw(st.integers(0, 30)) for lifetime in lifetimes}
     plan = MemoryPlan("f", tuple(lifetimes), offsets, arena_bytes=1 << 20)
     try:
@@ -155,6 +160,20 @@ def test_thousands_of_buffers_come_close_to_the_peak(whole: int):
     assert plan.arena_bytes <= 1.1 * plan.peak_bytes
 
 
+def test_what_is_kept_stands_below_the_scratch():
+    lifetimes = [
+        Lifetime("t", 256, 0, 1),
+        Lifetime("x", 300, 0, 2, is_kept=True),
+        Lifetime("u", 512, 2, 2),
+        Lifetime("empty", 0, 1, 2, is_kept=True),
+        # It could have the bytes of `t`, and would then not be safe from other graphs.
+        Lifetime("y", 256, 2, 2, is_kept=True),
+    ]
+    plan = plan_memory("f", lifetimes)
+    assert plan.offsets == {"x": 0, "empty": 0, "y": 512, "t": 768, "u": 768}
+    assert (plan.kept_bytes, plan.arena_bytes, plan.peak_bytes) == (768, 1280, 1280)
+
+
 GOOD = plan_memory("f", [Lifetime("a", 512, 0, 1), Lifetime("b", 300, 1, 2)])
 
 
@@ -167,6 +186,11 @@ GOOD = plan_memory("f", [Lifetime("a", 512, 0, 1), Lifetime("b", 300, 1, 2)])
         ({"offsets": {"a": 0, "b": -512}}, "`b` has the negative offset -512"),
         ({"offsets": {"a": 0, "b": 516}}, "the offset 516 of `b` is no multiple of 256"),
         ({"offsets": {"a": 0, "b": 768}}, "`b` reaches outside the arena, to 1068"),
+        ({"kept_bytes": 256}, "`a` is a temporary, and stands at 0 in the kept part"),
+        (
+            {"lifetimes": (Lifetime("a", 512, 0, 2, is_kept=True), GOOD.lifetimes[1])},
+            "`a` is kept, and reaches into the scratch, to 512",
+        ),
         ({"arena_bytes": 1280}, "the arena is larger than the sum of its buffers, 1024 bytes"),
         ({"arena_bytes": 900}, "the arena is smaller than what lives at one step, 1024 bytes"),
         ({"lifetimes": (GOOD.lifetimes[0],) * 2}, "`a` has two lifetimes"),

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from tracegraph.runtime.array import Lifetime
-from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
+from tracegraph.runtime.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.host.device import HostDevice
 from tracegraph.runtime.memory.private_pool import PrivatePool, new_pool_id
 from tracegraph.runtime.memory.providers.host import HostProvider
@@ -63,7 +63,7 @@ def make_definition(
         )
     return GraphDefinition(
         "f",
-        4096 * len(slots) if arena_bytes is None else arena_bytes,
+        ArenaSize(4096 * len(slots) if arena_bytes is None else arena_bytes),
         tuple(slots),
         stages,
         tuple(inputs.split()),

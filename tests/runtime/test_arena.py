@@ -11,6 +11,7 @@ import pytest
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.errors import OutOfMemoryError
+from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.memory.private_pool import PrivatePool, new_pool_id
 from tracegraph.runtime.memory.providers.host import HostProvider
 
@@ -21,38 +22,39 @@ def make_pool(**options: Any) -> PrivatePool:
 
 def test_an_arena_is_a_block_of_its_pool():
     pool = make_pool()
-    arena = Arena(pool, 5000)
-    assert arena.nbytes >= 5000
-    assert arena.nbytes == pool.allocated_bytes
-    assert arena.address == arena.block.address
-    assert arena.address % 256 == 0
+    arena = Arena(pool, ArenaSize(5000))
+    assert arena.block.nbytes == pool.allocated_bytes >= 5000
+    assert arena.ranges == ((arena.block.address, 5000),)
+    assert arena.locate(0) == arena.block.address
+    assert arena.locate(0) % 256 == 0
 
 
 def test_an_empty_arena_has_an_address():
-    arena = Arena(make_pool(), 0)
-    assert arena.address > 0
-    assert arena.nbytes > 0
+    arena = Arena(make_pool(), ArenaSize(0))
+    assert arena.locate(0) > 0
+    assert arena.ranges == ()
 
 
 def test_two_arenas_of_a_pool_do_not_overlap():
     pool = make_pool()
-    first, second = sorted((Arena(pool, 3000), Arena(pool, 3000)), key=lambda each: each.address)
-    assert first.address + first.nbytes <= second.address
+    arenas = (Arena(pool, ArenaSize(3000)), Arena(pool, ArenaSize(3000)))
+    first, second = sorted(arenas, key=lambda each: each.locate(0))
+    assert first.locate(0) + 3000 <= second.locate(0)
 
 
 def test_the_block_goes_back_with_the_arena_and_serves_the_next():
     pool = make_pool()
-    arena = Arena(pool, 5000)
-    address = arena.address
+    arena = Arena(pool, ArenaSize(5000))
+    address = arena.locate(0)
     del arena
     gc.collect()
     assert pool.allocated_bytes == 0
-    assert Arena(pool, 4000).address == address
+    assert Arena(pool, ArenaSize(4000)).locate(0) == address
 
 
 def test_a_holder_keeps_the_block():
     pool = make_pool()
-    holders = [Arena(pool, 5000)]
+    holders = [Arena(pool, ArenaSize(5000))]
     holders.append(holders[0])
     del holders[0]
     gc.collect()
@@ -64,7 +66,7 @@ def test_a_holder_keeps_the_block():
 
 def test_an_arena_keeps_its_pool():
     pool = make_pool()
-    arena, gone = Arena(pool, 5000), weakref.ref(pool)
+    arena, gone = Arena(pool, ArenaSize(5000)), weakref.ref(pool)
     del pool
     gc.collect()
     assert gone() is not None
@@ -77,7 +79,11 @@ def test_an_arena_keeps_its_pool():
 def test_any_order_of_dropping_frees_everything(order: tuple[int, ...]):
     provider = HostProvider()
     pool = PrivatePool(new_pool_id(), provider)
-    held: dict[int, Any] = {0: pool, 1: Arena(pool, 5000), 2: Arena(pool, 50_000)}
+    held: dict[int, Any] = {
+        0: pool,
+        1: Arena(pool, ArenaSize(5000)),
+        2: Arena(pool, ArenaSize(50_000)),
+    }
     del pool
     for index in order:
         assert provider.reserved_bytes > 0
@@ -88,7 +94,7 @@ def test_any_order_of_dropping_frees_everything(order: tuple[int, ...]):
 
 def test_an_arena_dropped_after_its_pool_was_closed_does_nothing():
     pool = make_pool()
-    arena = Arena(pool, 5000)
+    arena = Arena(pool, ArenaSize(5000))
     pool.close()
     del arena
     gc.collect()
@@ -97,8 +103,66 @@ def test_an_arena_dropped_after_its_pool_was_closed_does_nothing():
 
 def test_an_arena_that_does_not_fit_leaves_the_pool_as_it_was():
     pool = make_pool(limit_bytes=10_000)
-    kept = Arena(pool, 5000)
+    kept = Arena(pool, ArenaSize(5000))
     before = pool.allocated_bytes
     with pytest.raises(OutOfMemoryError):
-        Arena(pool, 1 << 20)
-    assert pool.allocated_bytes == before == kept.nbytes
+        Arena(pool, ArenaSize(1 << 20))
+    assert pool.allocated_bytes == before == kept.block.nbytes
+
+
+def test_scratch_stands_behind_what_is_kept():
+    arena = Arena(make_pool(), ArenaSize(512, 1024))
+    (kept, kept_bytes), (scratch, scratch_bytes) = arena.ranges
+    assert (kept_bytes, scratch_bytes) == (512, 1024)
+    assert arena.locate(511) == kept + 511
+    assert arena.locate(512) == scratch
+    assert arena.locate(1535) == scratch + 1023
+    assert arena.find_block(512).address == scratch
+    assert not kept < scratch + scratch_bytes <= kept + kept_bytes
+
+
+def test_arenas_of_a_pool_share_scratch_and_lock_but_nothing_that_is_kept():
+    pool = make_pool()
+    large, small = Arena(pool, ArenaSize(512, 4096)), Arena(pool, ArenaSize(512, 1024))
+    assert large.locate(512) == small.locate(512)
+    assert large.lock is small.lock is pool.replay_lock
+    assert large.locate(0) != small.locate(0)
+    assert pool.allocated_bytes == 512 + 4096 + 512
+    larger = Arena(pool, ArenaSize(512, 8192))
+    assert larger.locate(512) != large.locate(512)
+    assert Arena(pool, ArenaSize(512, 4000)).locate(512) == large.locate(512)
+
+
+def test_an_arena_that_does_not_share_has_scratch_and_a_lock_of_its_own():
+    pool = make_pool()
+    shared, apart = (
+        Arena(pool, ArenaSize(512, 1024)),
+        Arena(pool, ArenaSize(512, 1024), shares_scratch=False),
+    )
+    assert shared.locate(512) != apart.locate(512)
+    assert shared.lock is not apart.lock
+    del shared, apart
+    gc.collect()
+    assert pool.allocated_bytes == 0
+
+
+def test_an_arena_without_scratch_has_a_lock_of_its_own():
+    pool = make_pool()
+    assert Arena(pool, ArenaSize(512)).lock is not Arena(pool, ArenaSize(512)).lock
+
+
+def test_scratch_lives_as_long_as_one_of_its_users():
+    pool = make_pool()
+    first, second = Arena(pool, ArenaSize(512, 1024)), Arena(pool, ArenaSize(512, 1024))
+    del first
+    gc.collect()
+    assert pool.allocated_bytes == 512 + 1024
+    del second
+    gc.collect()
+    assert pool.allocated_bytes == 0
+
+
+def test_pools_do_not_share():
+    first, second = Arena(make_pool(), ArenaSize(0, 1024)), Arena(make_pool(), ArenaSize(0, 1024))
+    assert first.locate(0) != second.locate(0)
+    assert first.lock is not second.lock
