@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tracegraph.runtime.cuda.graph_calls import GraphCalls
+from tracegraph.runtime.cuda.memory_calls import MemoryCalls
 from tracegraph.runtime.cuda.stream_calls import StreamCalls
 from tracegraph.runtime.errors import CudaError
 
@@ -21,7 +22,7 @@ BINDINGS = "cuda.bindings.driver"
 OLDEST_DRIVER = 12_040
 
 
-class CudaDriver(StreamCalls, GraphCalls):
+class CudaDriver(StreamCalls, MemoryCalls, GraphCalls):
     """The driver, as small typed calls over plain ints.
 
     Every failing call raises CudaError, or OutOfMemoryError, with its name and arguments. Handles
@@ -67,9 +68,6 @@ class CudaDriver(StreamCalls, GraphCalls):
     def synchronize_context(self) -> None:
         """Blocks the host until all work of the current context is done."""
         self._call("cuCtxSynchronize")
-
-    def _get_device(self, ordinal: int) -> Any:
-        return self._call("cuDeviceGet", ordinal)
 
 
 @functools.cache

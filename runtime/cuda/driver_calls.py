@@ -6,7 +6,9 @@ CUDA's own name and text of the failure. Nothing here imports the bindings: ``dr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NoReturn, TypeAlias
 
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
@@ -115,6 +117,19 @@ class DriverCalls:
         if len(results) == 2:
             return results[1]
         return results[1:]
+
+    @contextlib.contextmanager
+    def _allow_during_capture(self) -> Iterator[None]:
+        """Lets this thread make calls that no stream is part of while it captures a library."""
+        relaxed = self._api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = self._call("cuThreadExchangeStreamCaptureMode", relaxed)
+        try:
+            yield
+        finally:
+            self._call("cuThreadExchangeStreamCaptureMode", before)
+
+    def _get_device(self, ordinal: int) -> Any:
+        return self._call("cuDeviceGet", ordinal)
 
     def _is_done(self, name: str, handle: int) -> bool:
         """Calls one of the functions that answer whether work is done."""

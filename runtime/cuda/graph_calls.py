@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tracegraph.runtime.cuda.driver_calls import (
@@ -251,16 +250,6 @@ class GraphCalls(DriverCalls):
         result, graph = self._api.cuStreamEndCapture(stream)
         if not result and int(graph):
             self.destroy_graph(int(graph))
-
-    @contextlib.contextmanager
-    def _allow_during_capture(self) -> Iterator[None]:
-        """Lets the garbage collector destroy old graphs while this thread captures a library."""
-        relaxed = self._api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        before = self._call("cuThreadExchangeStreamCaptureMode", relaxed)
-        try:
-            yield
-        finally:
-            self._call("cuThreadExchangeStreamCaptureMode", before)
 
     def _add(
         self,

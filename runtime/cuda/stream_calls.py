@@ -1,4 +1,4 @@
-"""Streams, events and memory of the CUDA driver."""
+"""Streams, events, copies and fills of the CUDA driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tracegraph.runtime.cuda.driver_calls import DriverCalls
 
 
 class StreamCalls(DriverCalls):
-    """Calls on streams, events and memory. The thread needs a current context."""
+    """Calls on streams and events. The thread needs a current context."""
 
     def create_stream(self, priority: int = 0) -> int:
         """Returns a new stream that never waits for the legacy default stream.
@@ -69,26 +69,6 @@ class StreamCalls(DriverCalls):
     def destroy_event(self, event: int) -> None:
         """Destroys an event."""
         self._call("cuEventDestroy", event)
-
-    def allocate_memory(self, nbytes: int) -> int:
-        """Returns the address of new device memory.
-
-        Raises:
-            OutOfMemoryError: the device has not that many bytes.
-        """
-        return int(self._call("cuMemAlloc", nbytes))
-
-    def free_memory(self, address: int) -> None:
-        """Frees device memory; waits for the work of the whole device."""
-        self._call("cuMemFree", address)
-
-    def allocate_host(self, nbytes: int) -> int:
-        """Returns the address of new page-locked host memory, usable from every context."""
-        return int(self._call("cuMemHostAlloc", nbytes, 0x01))  # CU_MEMHOSTALLOC_PORTABLE
-
-    def free_host(self, address: int) -> None:
-        """Frees page-locked host memory."""
-        self._call("cuMemFreeHost", address)
 
     def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Enqueues a copy between any two addresses that the driver knows."""

@@ -80,7 +80,9 @@ _MEANINGLESS = {
 
 @dataclasses.dataclass(frozen=True)
 class AllocatorConfig:
-    """Settings of the allocators of a process. More than six fields: it is the table of options.
+    """Settings of the allocators of a process.
+
+    More than six fields because it is the table of options, one field each.
 
     Attributes:
         backend: ``native`` or ``cudaMallocAsync``.

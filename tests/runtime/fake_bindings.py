@@ -28,6 +28,11 @@ _MEMBERS = {
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 75,
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 76,
     "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 16,
+    "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD": 4,
+    "CU_MEM_ALLOC_GRANULARITY_MINIMUM": 0,
+    "CU_MEM_ALLOCATION_TYPE_PINNED": 1,
+    "CU_MEM_LOCATION_TYPE_DEVICE": 1,
+    "CU_MEM_ACCESS_FLAGS_PROT_READWRITE": 3,
     "CU_TENSOR_MAP_DATA_TYPE_UINT8": 0,
     "CU_TENSOR_MAP_DATA_TYPE_UINT16": 1,
     "CU_TENSOR_MAP_DATA_TYPE_UINT32": 2,
@@ -60,6 +65,9 @@ _PLAIN: dict[str, Any] = {
     "CUDA_KERNEL_NODE_PARAMS": types.SimpleNamespace,
     "CUDA_MEMCPY3D": types.SimpleNamespace,
     "CUDA_MEMSET_NODE_PARAMS": types.SimpleNamespace,
+    "CUmemAccessDesc": types.SimpleNamespace,
+    "CUmemAllocationProp": types.SimpleNamespace,
+    "CUmemLocation": types.SimpleNamespace,
     "CUkernelNodeAttrValue": _make_attribute_value,
 }
 _NUMBERS = ("CUgraphNode", "CUgraphExec", "CUstream", "cuuint32_t", "cuuint64_t")

@@ -14,7 +14,8 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from tests.runtime.fake_state import FakeExecutable, FakeNode, FakeState, check, check_fill
+from tests.runtime.fake_memory import FakeMemory
+from tests.runtime.fake_state import FakeExecutable, FakeNode, check, check_fill
 from tracegraph.runtime.cuda.driver_calls import (
     CopyRange,
     Dependency,
@@ -27,10 +28,10 @@ from tracegraph.runtime.nodes import TensorMap
 MAX_SHARED_BYTES = 227 * 1024
 
 
-class FakeDriver(FakeState):
+class FakeDriver(FakeMemory):
     """Has the public methods of CudaDriver, and those of EXTRAS for tests.
 
-    See `FakeState` for arguments and attributes.
+    See `FakeState` and `FakeMemory` for arguments and attributes.
     """
 
     EXTRAS = ("add_captured", "count_calls", "live_handles", "read_bytes", "read_edges")
@@ -130,20 +131,6 @@ class FakeDriver(FakeState):
 
     def destroy_event(self, event: int) -> None:
         self._destroy("event", "destroy_event", event)
-
-    def allocate_memory(self, nbytes: int) -> int:
-        return self._allocate("memory", "allocate_memory", nbytes)
-
-    def free_memory(self, address: int) -> None:
-        self._destroy("memory", "free_memory", address)
-        self._memory.pop(address)
-
-    def allocate_host(self, nbytes: int) -> int:
-        return self._allocate("host memory", "allocate_host", nbytes)
-
-    def free_host(self, address: int) -> None:
-        self._destroy("host memory", "free_host", address)
-        self._memory.pop(address)
 
     def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._copy("copy_async", target, source, nbytes, stream)

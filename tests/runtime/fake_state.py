@@ -23,7 +23,6 @@ DEFAULT_STREAMS = (0, 1, 2)
 USUAL_SHARED_BYTES = 48 * 1024
 MAX_CLUSTER = 16
 USUAL_CLUSTER = 8
-ALIGNMENT = 256
 
 
 class MisuseError(AssertionError):
@@ -103,7 +102,6 @@ class FakeState:
         self._contexts: dict[int, list[int]] = {}
         self._libraries: dict[int, int] = {}
         self._limits: dict[int, tuple[int, bool]] = {}
-        self._memory: dict[int, Any] = {}
         self._numbers = itertools.count(0x7000_0000, 0x100)
         self._thread = threading.local()
         self._lock = threading.RLock()
@@ -158,16 +156,6 @@ class FakeState:
         del self._live[handle]
         self._dead[handle] = kind
         self._enter(name, handle)
-
-    def _allocate(self, kind: str, name: str, nbytes: int) -> int:
-        check(nbytes > 0, f"{name} of {nbytes} bytes")
-        self._enter(name, nbytes, needs_context=True)
-        memory = ctypes.create_string_buffer(nbytes + ALIGNMENT)
-        start = ctypes.addressof(memory)
-        address = start + -start % ALIGNMENT
-        self._memory[address] = memory
-        self._live[address] = kind
-        return address
 
     def _copy(self, name: str, target: int, source: int, nbytes: int, stream: int) -> None:
         self._enter(name, target, source, nbytes, stream, needs_context=True)

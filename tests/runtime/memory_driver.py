@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.runtime.fake_driver import FakeDriver
+from tests.runtime.fake_state import check
 
 
 class MemoryDriver(FakeDriver):
@@ -43,8 +44,7 @@ class MemoryDriver(FakeDriver):
 
     def synchronize_context(self) -> None:
         super().synchronize_context()
-        for stream in list(self._queues):
-            self.finish(stream)
+        self._finish_all()
 
     def record_event(self, event: int, stream: int) -> None:
         super().record_event(event, stream)
@@ -64,6 +64,21 @@ class MemoryDriver(FakeDriver):
         super().synchronize_event(event)
         with self._lock:
             self._run_until(*self._marks.get(event, (0, 0)))
+
+    def free_memory(self, address: int) -> None:
+        self._finish_all()
+        super().free_memory(address)
+
+    def free_async(self, address: int, stream: int) -> None:
+        memory = self._memory[address]
+        super().free_async(address, stream)
+        # Work that was enqueued before may still touch the bytes.
+        self._enqueue(stream, functools.partial(_hold, memory))
+
+    def unmap_memory(self, address: int, nbytes: int) -> None:
+        is_pending = any(self._queues.values())
+        check(not is_pending, "unmap_memory while work is under way")
+        super().unmap_memory(address, nbytes)
 
     def fill_async(
         self, target: int, value: int, element_bytes: int, count: int, stream: int
@@ -89,6 +104,10 @@ class MemoryDriver(FakeDriver):
     def _run(self, action: Any) -> None:
         self._enqueue(self._thread.stream, functools.partial(super()._run, action))
 
+    def _finish_all(self) -> None:
+        for stream in list(self._queues):
+            self.finish(stream)
+
     def _enqueue(self, stream: int, work: Callable[[], None]) -> None:
         with self._lock:
             self._queues[stream].append(work)
@@ -104,3 +123,7 @@ class MemoryDriver(FakeDriver):
             work = queue.popleft()
             work()
             self._done[stream] += 1
+
+
+def _hold(memory: object) -> None:
+    """Keeps memory alive as long as this call waits in a queue."""
