@@ -3,30 +3,23 @@
 The driver copies ordinary host memory only after it has been staged, and the caller may change its
 array as soon as the call returns. So the bytes are copied into page-locked memory at once, and from
 there to the GPU by a copy that the stream does in its turn. Large arrays go piece by piece: while
-one is on its way, the next is staged.
+one is on its way, the next is staged. An array that `pin_memory` made with ``non_blocking=True`` is
+not staged: its owner promised not to change it before the copy is over.
 """
 
 from __future__ import annotations
 
-import collections
 import ctypes
-import threading
-import weakref
 from typing import Any
 
 import numpy as np
 
+from tracegraph.runtime.cuda.pinned_provider import find_pinned_allocator
+from tracegraph.runtime.memory.host_block import HostBlock
+from tracegraph.runtime.memory.pinned import CachingHostAllocator
+
 SMALLEST_CHUNK_BYTES = 1 << 16
 LARGEST_CHUNK_BYTES = 1 << 26
-
-
-class _Chunk:
-    """A piece of page-locked memory, free again once its event is over."""
-
-    __slots__ = ("address", "event", "nbytes")
-
-    def __init__(self, address: int, nbytes: int, event: int) -> None:
-        self.address, self.nbytes, self.event = address, nbytes, event
 
 
 class Staging:
@@ -35,68 +28,56 @@ class Staging:
     Args:
         driver: the CUDA driver.
         stream: handle of the stream that the copies are put on.
+        allocator: of page-locked memory; None for the one that all GPUs share.
     """
 
-    def __init__(self, driver: Any, stream: int) -> None:
+    def __init__(
+        self, driver: Any, stream: int, allocator: CachingHostAllocator | None = None
+    ) -> None:
         self._driver, self._stream = driver, stream
-        self._chunks: collections.deque[_Chunk] = collections.deque()
-        self._lock = threading.Lock()
-        weakref.finalize(self, _release, driver, self._chunks).atexit = False
+        self.allocator = allocator or find_pinned_allocator(driver)
 
     @property
     def reserved_bytes(self) -> int:
-        """Page-locked bytes held."""
-        with self._lock:
-            return sum(chunk.nbytes for chunk in self._chunks)
+        """Page-locked bytes held, pinned arrays included."""
+        return self.allocator.reserved_bytes
 
     def copy(self, array: np.ndarray[Any, Any], address: int) -> None:
         """Enqueues a copy of a contiguous array to a device address; returns at once.
 
         Args:
-            array: host memory, C-contiguous; the caller may change it afterwards.
+            array: host memory, C-contiguous; the caller may change it afterwards, unless it is
+                pinned with ``non_blocking=True``.
             address: of at least as many bytes of device memory.
 
         Raises:
+            CaptureError: the stream is being captured, and the array is not pinned.
             OutOfMemoryError: the machine has no more page-locked memory.
         """
         if not array.nbytes:
             return
-        with self._lock:
-            for start in range(0, array.nbytes, LARGEST_CHUNK_BYTES):
-                nbytes = min(array.nbytes - start, LARGEST_CHUNK_BYTES)
-                self._copy_piece(array.ctypes.data + start, address + start, nbytes)
+        source = array.ctypes.data
+        block = self.allocator.find_source(source, self._stream)
+        if block is not None:
+            self._copy_block(block, source, address, array.nbytes)
+            return
+        for start in range(0, array.nbytes, LARGEST_CHUNK_BYTES):
+            nbytes = min(array.nbytes - start, LARGEST_CHUNK_BYTES)
+            self._copy_piece(source + start, address + start, nbytes)
 
     def _copy_piece(self, source: int, target: int, nbytes: int) -> None:
-        chunk = self._take(nbytes)
-        # Known to the finaliser from now on, whatever fails.
-        self._chunks.append(chunk)
-        ctypes.memmove(chunk.address, source, nbytes)
-        self._driver.copy_async(target, chunk.address, nbytes, self._stream)
+        chunk = self.allocator.allocate(max(nbytes, SMALLEST_CHUNK_BYTES), self._stream)
         try:
-            self._driver.record_event(chunk.event, self._stream)
+            ctypes.memmove(chunk.address, source, nbytes)
+            self._copy_block(chunk, chunk.address, target, nbytes)
+        finally:
+            self.allocator.free(chunk)
+
+    def _copy_block(self, block: HostBlock, source: int, target: int, nbytes: int) -> None:
+        self._driver.copy_async(target, source, nbytes, self._stream)
+        try:
+            self.allocator.record_event(block, self._stream)
         except BaseException:
-            # The event does not know of the copy; the chunk may serve again only after it.
+            # No event knows of the copy; the block may serve again only after it.
             self._driver.synchronize_stream(self._stream)
             raise
-
-    def _take(self, nbytes: int) -> _Chunk:
-        """Returns the oldest chunk that is big enough and free, or a new one."""
-        for chunk in self._chunks:
-            if chunk.nbytes >= nbytes and self._driver.query_event(chunk.event):
-                self._chunks.remove(chunk)
-                return chunk
-        size = max(SMALLEST_CHUNK_BYTES, 1 << (nbytes - 1).bit_length())
-        event = self._driver.create_event(timing=False, blocking=False)
-        try:
-            return _Chunk(self._driver.allocate_host(size), size, event)
-        except BaseException:
-            self._driver.destroy_event(event)
-            raise
-
-
-def _release(driver: Any, chunks: collections.deque[_Chunk]) -> None:
-    for chunk in chunks:
-        # A copy may still be reading it.
-        driver.synchronize_event(chunk.event)
-        driver.free_host(chunk.address)
-        driver.destroy_event(chunk.event)
