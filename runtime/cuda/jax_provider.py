@@ -42,15 +42,21 @@ class JaxProvider:
         statistics = self._jax_device.memory_stats() or {}
         return statistics.get("bytes_limit", 0) - statistics.get("bytes_in_use", 0)
 
-    def allocate(self, nbytes: int) -> Segment:
+    def total_bytes(self) -> int:
+        """Returns the most that JAX's allocator may take; 0 where it does not count."""
+        return (self._jax_device.memory_stats() or {}).get("bytes_limit", 0)
+
+    def allocate(self, nbytes: int, stream: int = 0) -> Segment:
         """Returns a fresh segment; its contents are undefined.
 
         Args:
             nbytes: its size.
+            stream: of no importance here, since JAX computes on one stream.
 
         Raises:
             OutOfMemoryError: JAX's allocator cannot grow by that much.
         """
+        del stream
         try:
             (array,) = allocate_arrays((nbytes,), np.dtype(np.uint8), False, self._jax_device, 1)
             address = array.unsafe_buffer_pointer()

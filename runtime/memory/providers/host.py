@@ -62,23 +62,30 @@ class HostProvider:
             available = min(available, self._limit_bytes - reserved_bytes)
         return max(available, 0)
 
-    def allocate(self, nbytes: int) -> Segment:
+    def total_bytes(self) -> int:
+        """Returns the bytes of the machine, or the limit if that is lower."""
+        total_bytes = _read_physical_bytes()
+        return total_bytes if self._limit_bytes is None else min(total_bytes, self._limit_bytes)
+
+    def allocate(self, nbytes: int, stream: int = 0) -> Segment:
         """Returns a fresh segment; its contents are undefined.
 
         Args:
             nbytes: its size.
+            stream: of no importance here.
 
         Raises:
             OutOfMemoryError: there is not that much free memory.
         """
+        del stream
         with self._segments.lock:
             free_bytes = self.available_bytes()
             if nbytes > free_bytes:
-                raise _out_of_memory(nbytes, free_bytes)
+                raise refuse_host_memory(nbytes, free_bytes)
             try:
                 room = np.empty(nbytes + ALIGNMENT, np.uint8)
             except MemoryError as error:
-                raise _out_of_memory(nbytes, free_bytes) from error
+                raise refuse_host_memory(nbytes, free_bytes) from error
             offset = -room.ctypes.data % ALIGNMENT
             storage = room[offset : offset + nbytes]
             segment = Segment(room.ctypes.data + offset, nbytes, storage)
@@ -94,7 +101,8 @@ class HostProvider:
         self._segments.remove(segment)
 
 
-def _out_of_memory(wanted_bytes: int, free_bytes: int) -> OutOfMemoryError:
+def refuse_host_memory(wanted_bytes: int, free_bytes: int) -> OutOfMemoryError:
+    """Returns the error of a request that is larger than what is free."""
     return OutOfMemoryError(
         f"cannot reserve {wanted_bytes:,} bytes of host memory",
         where=f"host provider: wanted {wanted_bytes:,} bytes, free {free_bytes:,} bytes",
