@@ -71,17 +71,10 @@ class BlockStore:
         """
         if self._counts_age and self.allowed_bytes is not None:
             pool.search_count += 1
-        block = pool.free.find(nbytes, stream)
-        if block is None:
-            return None
-        limit = self._max_split_bytes
-        if nbytes < limit:
-            if block.nbytes >= limit:
-                return None
-        elif block.nbytes >= nbytes + self.config.max_non_split_rounding_bytes:
-            return None
-        pool.free.remove(block)
-        return block
+        below_bytes = self._max_split_bytes
+        if nbytes >= below_bytes:
+            below_bytes = nbytes + self.config.max_non_split_rounding_bytes
+        return pool.free.take(nbytes, stream, below_bytes)
 
     def exceeds_limit(self, nbytes: int) -> bool:
         """Says whether another segment of ``nbytes`` bytes would pass the allowed share."""
@@ -132,20 +125,16 @@ class BlockStore:
             frames: call stack of the request, if one was recorded.
             splits: the rest of the block becomes a free block of its own.
         """
-        pool = block.pool
-        statistics, total = pool.statistics, self.statistics.all
-        was_split = block.previous is not None or block.next is not None
+        statistics, total = block.pool.statistics, self.statistics.all
+        if block.expandable is None and (block.previous is not None or block.next is not None):
+            lost_bytes = nbytes if splits else block.nbytes
+            statistics.change_inactive_split(0 if splits else -1, -lost_bytes)
+            total.change_inactive_split(0 if splits else -1, -lost_bytes)
+        elif block.expandable is None and splits:
+            statistics.change_inactive_split(1, block.nbytes - nbytes)
+            total.change_inactive_split(1, block.nbytes - nbytes)
         if splits:
             block = split(block, nbytes)
-            if block.expandable is None:
-                rest = block.next
-                assert rest is not None
-                change = (0, -nbytes) if was_split else (1, rest.nbytes)
-                statistics.change_inactive_split(*change)
-                total.change_inactive_split(*change)
-        elif was_split and block.expandable is None:
-            statistics.change_inactive_split(-1, -block.nbytes)
-            total.change_inactive_split(-1, -block.nbytes)
         block.is_allocated = True
         block.requested_bytes = requested_bytes
         block.frames = frames
@@ -162,10 +151,10 @@ class BlockStore:
         """Says whether the rest of ``block`` behind its first ``nbytes`` bytes is kept apart."""
         pool = block.pool
         rest_bytes = block.nbytes - nbytes
-        if not rest_bytes or pool.owner.no_split or pool is pool.owner.exact:
+        if rest_bytes < MIN_BLOCK_BYTES or pool.owner.no_split:
             return False
         if pool.is_small or self.uses_expandable(pool):
-            return rest_bytes >= MIN_BLOCK_BYTES
+            return True
         return nbytes < self._max_split_bytes and rest_bytes > SMALL_BYTES
 
     def uses_expandable(self, pool: BlockPool) -> bool:
@@ -191,24 +180,27 @@ class BlockStore:
         """
         if self.history.is_enabled:
             self._note("free_completed", block, block.requested_bytes, frames or block.frames)
-        block.frames = None
         pool = block.pool
         nbytes = block.nbytes
         del self.active[block.address]
         lost_blocks = lost_bytes = 0
-        for neighbour in (block.previous, block.next):
-            if neighbour is not None and can_merge(block, neighbour):
-                lost_blocks += 1
-                lost_bytes += neighbour.nbytes
-                merge(block, neighbour)
+        neighbour = block.previous
+        if neighbour is not None and can_merge(block, neighbour):
+            lost_blocks, lost_bytes = 1, neighbour.nbytes
+            merge(block, neighbour)
+        neighbour = block.next
+        if neighbour is not None and can_merge(block, neighbour):
+            lost_blocks, lost_bytes = lost_blocks + 1, lost_bytes + neighbour.nbytes
+            merge(block, neighbour)
+        block.frames = None
         pool.add(block)
         statistics, total = pool.statistics, self.statistics.all
-        if block.expandable is None and (lost_blocks or block.is_split):
-            change = (-lost_blocks, -lost_bytes)
-            if block.is_split:
-                change = (1 - lost_blocks, block.nbytes - lost_bytes)
-            statistics.change_inactive_split(*change)
-            total.change_inactive_split(*change)
+        if block.expandable is None and (lost_blocks or block.next or block.previous):
+            is_split = block.next is not None or block.previous is not None
+            blocks = is_split - lost_blocks
+            change_bytes = is_split * block.nbytes - lost_bytes
+            statistics.change_inactive_split(blocks, change_bytes)
+            total.change_inactive_split(blocks, change_bytes)
         statistics.count_inactive(nbytes, block.requested_bytes)
         total.count_inactive(nbytes, block.requested_bytes)
 

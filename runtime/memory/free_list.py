@@ -88,6 +88,16 @@ class FreeList(Generic[BlockType]):
         index = bisect_left(entries, (nbytes,))
         return entries[index][2] if index < len(entries) else None
 
+    def take(self, nbytes: int, stream: int, below_bytes: int) -> BlockType | None:
+        """Takes out the block that `find` would return, if it has less than ``below_bytes``."""
+        entries = self._by_stream.get(stream)
+        if not entries:
+            return None
+        index = bisect_left(entries, (nbytes,))
+        if index == len(entries) or entries[index][0] >= below_bytes:
+            return None
+        return entries.pop(index)[2]
+
     def list_from(self, nbytes: int, stream: int) -> list[BlockType]:
         """Returns all blocks of ``stream`` with at least ``nbytes`` bytes, smallest first."""
         entries = self._by_stream.get(stream, [])

@@ -82,7 +82,7 @@ class Stat:
 class PoolStatistics:
     """The metrics of one kind of pool: all, small or large.
 
-    The three methods run at each allocation and each free. So they write the steps of
+    Its methods run at each allocation and each free. So they write the steps of
     `Stat.increase` out: ten calls would take longer than the rest of an allocation.
     """
 
@@ -148,8 +148,14 @@ class PoolStatistics:
 
     def change_inactive_split(self, blocks: int, nbytes: int) -> None:
         """Adds to, or takes from, the free blocks that are parts of a segment."""
-        _change(self.inactive_split, blocks)
-        _change(self.inactive_split_bytes, nbytes)
+        stat = self.inactive_split_bytes
+        stat.current = current = stat.current + nbytes
+        if nbytes > 0:
+            stat.allocated += nbytes
+            if current > stat.peak:
+                stat.peak = current
+        if blocks:
+            _change(self.inactive_split, blocks)
 
 
 class Statistics:
