@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from tracegraph.lowering.beside import Beside, run_beside
 from tracegraph.lowering.dependencies import find_ancestors
 from tracegraph.lowering.device_program import (
     BufferUse,
@@ -18,6 +19,7 @@ from tracegraph.lowering.device_program import (
     Step,
 )
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, OutputSpec, Region, Role
+from tracegraph.runtime.jax_interop import carry_settings
 
 
 def compile_request(
@@ -26,6 +28,7 @@ def compile_request(
     *,
     on_stage: Callable[[str, str], None],
     updates_in_place: bool = False,
+    beside: Beside | None = None,
 ) -> DeviceProgram:
     """Compiles every captured region and places donated results in their inputs' buffers.
 
@@ -35,6 +38,7 @@ def compile_request(
         on_stage: called with ``compile`` or ``lower``, and a region's name, where that begins.
         updates_in_place: True when the device gives XLA memory that it may overwrite: then a region
             that computes the new value of a donated input gets the old one donated.
+        beside: work for this thread while XLA compiles.
 
     Returns:
         The steps in program order, with the order that the streams declare.
@@ -47,7 +51,7 @@ def compile_request(
     for region in request.regions:
         arranged, count = arrange_in_place(region, request.regions, renamed)
         donated = count if updates_in_place else 0
-        executable = compile_region(arranged, jax_device, donated, on_stage=on_stage)
+        executable = compile_region(arranged, jax_device, donated, on_stage=on_stage, beside=beside)
         calls.append(make_call(arranged, executable, renamed, in_place=donated))
     frame = frame_program(request, renamed, copies)
     edges = list(declared_edges(request.regions))
@@ -210,6 +214,7 @@ def compile_region(
     *,
     on_stage: Callable[[str, str], None],
     options: Mapping[str, bool | str] | None = None,
+    beside: Beside | None = None,
 ) -> Callable[..., Any]:
     """Returns the compiled region, or for an eager one its function as it is.
 
@@ -221,6 +226,7 @@ def compile_region(
         donated: how many of the first inputs are donated.
         on_stage: told of ``compile`` where JAX begins to compile, and of ``lower`` when it is done.
         options: XLA's options, over its defaults, for this compilation alone.
+        beside: work for this thread while XLA compiles.
     """
     function = region.function if len(region.outputs) != 1 else _return_bare(region.function)
     if not region.place.is_captured:
@@ -235,7 +241,11 @@ def compile_region(
     on_stage("compile", region.name)
     with jax.default_device(jax_device):
         jitted = jax.jit(function, keep_unused=True, donate_argnums=range(donated))
-        compiled = jitted.lower(*arguments).compile(compiler_options=dict(options or {}))
+        lowered = jitted.lower(*arguments)
+        compile_program = carry_settings(
+            functools.partial(lowered.compile, compiler_options=dict(options or {}))
+        )
+    compiled = run_beside(compile_program, beside, on_stage)
     on_stage("lower", region.name)
     return compiled
 

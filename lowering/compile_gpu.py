@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracegraph.lowering.assemble import RegionSteps, XlaRegion, assemble
+from tracegraph.lowering.beside import Beside
 from tracegraph.lowering.compile import (
     arrange_in_place,
     compile_region,
@@ -81,7 +82,11 @@ class CompiledForGpu:
 
 
 def compile_for_gpu(
-    request: CaptureRequest, jax_device: Any, *, on_stage: Callable[[str, str], None]
+    request: CaptureRequest,
+    jax_device: Any,
+    *,
+    on_stage: Callable[[str, str], None],
+    beside: Beside | None = None,
 ) -> CompiledForGpu:
     """Compiles every captured region, reads the kernels that XLA wrote, and plans their memory.
 
@@ -89,6 +94,7 @@ def compile_for_gpu(
         request: what to capture.
         jax_device: a GPU of this process, or one of a topology that is only compiled for.
         on_stage: called with ``compile`` or ``lower``, and a region's name, where that begins.
+        beside: work for this thread while XLA compiles.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile a region.
@@ -108,7 +114,7 @@ def compile_for_gpu(
             continue
         try:
             executable, program, options = _compile_to_kernels(
-                arranged, jax_device, count, on_stage=on_stage
+                arranged, jax_device, count, on_stage=on_stage, beside=beside
             )
         except UnsupportedError as error:
             if not read_refusals(error):
@@ -171,14 +177,19 @@ def plan_smallest(
 
 
 def _compile_to_kernels(
-    region: Region, jax_device: Any, in_place: int, *, on_stage: Callable[[str, str], None]
+    region: Region,
+    jax_device: Any,
+    in_place: int,
+    *,
+    on_stage: Callable[[str, str], None],
+    beside: Beside | None,
 ) -> tuple[Any, XlaProgram, tuple[tuple[str, bool | str], ...]]:
     """Returns the executable, its steps, and the options that it took.
 
     XLA's defaults first. Where it calls what no graph can hold although it has plain kernels for
     the same, it compiles once more.
     """
-    executable: Any = compile_region(region, jax_device, in_place, on_stage=on_stage)
+    executable: Any = compile_region(region, jax_device, in_place, on_stage=on_stage, beside=beside)
     try:
         return executable, _read(executable, region), ()
     except UnsupportedError as refusal:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
+from tracegraph.lowering.beside import Beside
 from tracegraph.lowering.build_graph import build_graph
 from tracegraph.lowering.compile import compile_request
 from tracegraph.lowering.compile_gpu import CompiledRegion, compile_for_gpu
@@ -53,6 +54,7 @@ def lower_request(
     on_stage: Callable[[str, str], None],
     updates_in_place: bool = False,
     target: Literal["host", "gpu"] = "host",
+    beside: Beside | None = None,
 ) -> Lowered:
     """Compiles, plans and builds a request; touches no memory of the device.
 
@@ -63,6 +65,8 @@ def lower_request(
         updates_in_place: True when the device gives XLA memory that it may overwrite (host only: a
             GPU graph always may).
         target: ``host`` keeps a region one compiled call; ``gpu`` takes it apart into its kernels.
+        beside: work for this thread while XLA compiles. Where nothing is compiled, or an error
+            comes before that, it is left to the caller.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile a region.
@@ -70,11 +74,15 @@ def lower_request(
         CaptureError: the streams leave two steps that touch the same bytes unordered.
     """
     if target == "gpu":
-        compiled = compile_for_gpu(request, jax_device, on_stage=on_stage)
+        compiled = compile_for_gpu(request, jax_device, on_stage=on_stage, beside=beside)
         definition = build_graph(compiled.program, compiled.plan)
         return Lowered(compiled.program, compiled.plan, definition, compiled.regions)
     program = compile_request(
-        request, jax_device, on_stage=on_stage, updates_in_place=updates_in_place
+        request,
+        jax_device,
+        on_stage=on_stage,
+        updates_in_place=updates_in_place,
+        beside=beside,
     )
     plan = plan_memory(request.name, find_lifetimes(program))
     return Lowered(program, plan, build_graph(program, plan))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.extend
@@ -34,6 +34,8 @@ PRIVATE_NAMES = {
     "jaxlib.xla_client.batched_device_put": "host memory to array in 3 us, not 30",
     "jax._src.random.prng.PRNGKeyArray": "typed keys; `wrap_key_data` would read its operand",
     "jax._src.random.prng.KeyTy": "the dtype of typed keys",
+    "jax._src.config.config_states": "all settings: a thread has its own, no call hands them on",
+    "jax._src.config.config_ext": "what a setting holds that a thread has not set",
 }
 
 
@@ -65,6 +67,10 @@ PRNGKeyArray: Any = _private["PRNGKeyArray"]
 KeyTy: Any = _private["KeyTy"]
 _ShapedArray: Any = _private["ShapedArray"]
 _batched_device_put: Any = _private["batched_device_put"]
+_config_states: Any = _private["config_states"]
+_UNSET: Any = _private["config_ext"].unset
+
+T = TypeVar("T")
 
 _readers: dict[type, Callable[[Any], jax.Array]] = {}
 
@@ -266,3 +272,36 @@ def get_quick_call(compiled: Any) -> Callable[..., Any]:
     if not isinstance(compiled, jax.stages.Compiled):
         return compiled
     return compiled._executable.create_cpp_call(compiled._params) or compiled
+
+
+def carry_settings(function: Callable[[], T]) -> Callable[[], T]:
+    """Returns the function under JAX's settings of this thread as they are now, for any thread.
+
+    Settings made by a with-block hold in the thread that made them, and only there.
+
+    Example:
+        >>> with jax.enable_x64(True):
+        ...     read = carry_settings(lambda: jax.config.read("jax_enable_x64"))
+        >>> read()
+        True
+    """
+    settings = [(state, state.get_local()) for state in _config_states.values()]
+    changed = [(state, value) for state, value in settings if value is not _UNSET]
+
+    def run() -> T:
+        previous = [(state, state.get_local()) for state, _ in changed]
+        try:
+            for state, value in changed:
+                _set_in_thread(state, value)
+            return function()
+        finally:
+            for state, value in previous:
+                _set_in_thread(state, value)
+
+    return run
+
+
+def _set_in_thread(state: Any, value: Any) -> None:
+    state.set_local(value)
+    if state._update_thread_local_hook is not None:
+        state._update_thread_local_hook(None if value is _UNSET else value)

@@ -16,6 +16,7 @@ import pytest
 from tests.runtime.cuda_on_host import SHAPE, make_device
 from tracegraph import graphed_function
 from tracegraph.lowering import compile_gpu
+from tracegraph.lowering.beside import Beside
 from tracegraph.lowering.compile import compile_region
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.request import BufferSpec, Region
@@ -37,9 +38,16 @@ def capture_for_gpu(
     device = make_device(monkeypatch)
 
     def compile_to_kernels(
-        region: Region, jax_device: Any, in_place: int, *, on_stage: Callable[[str, str], None]
+        region: Region,
+        jax_device: Any,
+        in_place: int,
+        *,
+        on_stage: Callable[[str, str], None],
+        beside: Beside | None,
     ) -> Any:
-        executable: Any = compile_region(region, jax_device, in_place, on_stage=on_stage)
+        executable: Any = compile_region(
+            region, jax_device, in_place, on_stage=on_stage, beside=beside
+        )
         symbol = f"{region.name}_{len(device.driver.kernels)}"
         compute = compile_region(region, jax_device, 0, on_stage=lambda stage, name: None)
         device.driver.kernels[symbol] = make_kernel(region, compute, in_place)

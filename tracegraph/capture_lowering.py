@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 from tracegraph.constraints.violation import Violation
 from tracegraph.frontend import CheckedGraph, make_request
+from tracegraph.lowering.beside import Beside
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.refusal import read_refusals
 from tracegraph.options import Options
@@ -26,6 +28,8 @@ def lower_capture(
     prepared: PreparedCall,
     device: Device,
     progress: Progress,
+    *,
+    trace_again: Callable[[], None],
 ) -> tuple[CheckedGraph, Lowered]:
     """Lowers a checked function for a device.
 
@@ -39,21 +43,43 @@ def lower_capture(
         prepared: the call that is captured.
         device: to lower for.
         progress: is told of each region.
+        trace_again: the checks that `trace_once` left: done while XLA compiles, and in any case
+            before this returns.
 
     Returns:
         What was lowered, and its lowering.
 
     Raises:
+        CaptureError: the second trace differs from the first.
         UnsupportedError: XLA's program holds what no graph holds; in partial mode, for a reason
             that lies in no op.
     """
-    if options.mode != "partial" or device.target != "gpu":
-        return checked, _lower(checked, options, prepared, device, progress)
+    beside = Beside("trace", trace_again)
+    lower = functools.partial(_lower, options, prepared, device, progress, beside)
+    try:
+        if options.mode == "partial" and device.target == "gpu":
+            lowered = _lower_cut(checked, lower)
+        else:
+            lowered = checked, lower(checked)
+    except Exception:
+        # What differs from trace to trace may be the reason, and is told first.
+        beside.finish()
+        raise
+    if not beside.is_done:
+        progress.enter(beside.stage)
+        beside.finish()
+    return lowered
+
+
+def _lower_cut(
+    checked: CheckedGraph, lower: Callable[..., Lowered]
+) -> tuple[CheckedGraph, Lowered]:
+    """Lowers with all that no graph holds cut out."""
     checked = _cut(checked, find_unlowered(checked.graph))
     cuts = 0
     while True:
         try:
-            return checked, _lower(checked, options, prepared, device, progress, is_marked=True)
+            return checked, lower(checked, is_marked=True)
         except UnsupportedError as error:
             found = find_refused(
                 checked.graph,
@@ -74,11 +100,12 @@ def _cut(checked: CheckedGraph, found: Mapping[int, Violation]) -> CheckedGraph:
 
 
 def _lower(
-    checked: CheckedGraph,
     options: Options,
     prepared: PreparedCall,
     device: Device,
     progress: Progress,
+    beside: Beside,
+    checked: CheckedGraph,
     *,
     is_marked: bool = False,
 ) -> Lowered:
@@ -88,7 +115,8 @@ def _lower(
     return lower_request(
         request,
         device.jax_device,
-        on_stage=lambda stage, name: progress.enter(stage, f"{name} of {count}"),
+        on_stage=lambda stage, name: progress.enter(stage, f"{name} of {count}" if name else ""),
         updates_in_place=device.updates_in_place,
         target=device.target,
+        beside=beside,
     )

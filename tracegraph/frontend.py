@@ -19,7 +19,7 @@ from tracegraph.ir import Graph
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.options import Options
 from tracegraph.partition import partition_graph
-from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, run_passes
+from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, rewrite_graph
 from tracegraph.passes.resolve_donation import ResolveDonation
 from tracegraph.printer import print_graph
 from tracegraph.runtime.stream import tracing
@@ -64,20 +64,52 @@ def trace_and_check(
         CaptureError: capture constraints are broken; all of them are named.
         Exception: the user's function raised; the exception passes as it is.
     """
+    checked, trace_again = trace_once(function, options, call, signature)
+    trace_again()
+    return checked
+
+
+def trace_once(
+    function: Callable[..., Any], options: Options, call: BoundCall, signature: Signature
+) -> tuple[CheckedGraph, Callable[[], None]]:
+    """Traces a function, optimises the graph and checks what one trace shows.
+
+    Args:
+        function: the user's function.
+        options: how it is captured.
+        call: the call that is captured; only its static values are read.
+        signature: trees and types of its dynamic arguments.
+
+    Returns:
+        The graph, and what is left to be checked: it traces a second time in the thread that calls
+        it, compares the two traces and verifies the passes. Nothing may be captured before.
+
+    Raises:
+        CaptureError: capture constraints are broken; all of them are named.
+        Exception: the user's function raised; the exception passes as it is.
+    """
     traced = _trace(function, options, call, signature)
     _refuse_all(check_leaks(traced.graph, len(signature.leaves)), traced.graph)
-    second = _trace(function, options, call, signature)
-    _refuse_all(compare_traces(traced.graph, second.graph), traced.graph)
     donated = find_donated(options, call)
     passes = (
         *DEFAULT_PASSES,
         ResolveDonation(donated, match_trees(options, call, traced.out_tree)),
     )
-    graph, reports = run_passes(traced.graph, passes)
+    rewritten = rewrite_graph(traced.graph, passes)
+    graph = rewritten.graph
     uncapturable = find_uncapturable(graph) if options.mode == "partial" else {}
     eager_ops = {id(graph.ops[index]) for index in uncapturable}
     _refuse_all([v for v in check_graph(graph) if not _is_inside(v, graph, eager_ops)], graph)
-    return CheckedGraph(graph, traced.out_tree, uncapturable, reports, find_large_constants(graph))
+    checked = CheckedGraph(
+        graph, traced.out_tree, uncapturable, rewritten.reports, find_large_constants(graph)
+    )
+
+    def trace_again() -> None:
+        second = _trace(function, options, call, signature)
+        _refuse_all(compare_traces(traced.graph, second.graph), traced.graph)
+        rewritten.verify()
+
+    return checked, trace_again
 
 
 def make_request(

@@ -17,7 +17,7 @@ from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
 from tracegraph.constraints.mismatch import LeafSpec
 from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, refuse_staged
 from tracegraph.explain import explain_capture
-from tracegraph.frontend import CheckedGraph, trace_and_check
+from tracegraph.frontend import CheckedGraph, trace_and_check, trace_once
 from tracegraph.jax_internals import eval_trace, read_settings, trace_state
 from tracegraph.lowered_capture import LoweredCapture
 from tracegraph.lowering.lower import Lowered
@@ -341,8 +341,12 @@ class GraphedFunction:
 
     def _lower(self, prepared: PreparedCall, progress: Progress) -> tuple[CheckedGraph, Lowered]:
         progress.enter("trace")
-        checked = trace_and_check(self._function, self._options, prepared.call, prepared.signature)
-        return lower_capture(checked, self._options, prepared, self._device, progress)
+        checked, trace_again = trace_once(
+            self._function, self._options, prepared.call, prepared.signature
+        )
+        return lower_capture(
+            checked, self._options, prepared, self._device, progress, trace_again=trace_again
+        )
 
     # Devices are looked for at the first use, not when a module with a decorator is imported.
     @functools.cached_property

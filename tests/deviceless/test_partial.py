@@ -15,7 +15,7 @@ from jax import lax
 import tracegraph as tg
 from tracegraph import capture_lowering
 from tracegraph.capture_lowering import lower_capture
-from tracegraph.frontend import CheckedGraph, trace_and_check
+from tracegraph.frontend import CheckedGraph, trace_once
 from tracegraph.lowering.lower import Lowered
 from tracegraph.prepared_call import prepare_call
 from tracegraph.progress import Progress
@@ -102,9 +102,10 @@ def lower(
 ) -> tuple[CheckedGraph, Lowered]:
     options = tg.capture(function, mode=mode, name="step")._options
     prepared = prepare_call(function, options, tuple(arguments), {}, device=None, has_values=False)
-    checked = trace_and_check(function, options, prepared.call, prepared.signature)
+    checked, trace_again = trace_once(function, options, prepared.call, prepared.signature)
     gpu: Any = DescribedGpu(device)
-    return lower_capture(checked, options, prepared, gpu, Progress("test"))
+    progress = Progress("test")
+    return lower_capture(checked, options, prepared, gpu, progress, trace_again=trace_again)
 
 
 def list_stages(lowered: Lowered) -> list[bool]:

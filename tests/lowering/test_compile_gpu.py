@@ -204,7 +204,9 @@ def test_xla_is_asked_for_plain_kernels_where_it_has_them(
 ):
     tried: list[Any] = []
 
-    def compile_region(*arguments: Any, on_stage: Any, options: Any = None) -> Any:
+    def compile_region(
+        *arguments: Any, on_stage: Any, options: Any = None, beside: Any = None
+    ) -> Any:
         tried.append(options)
         return original(*arguments, on_stage=on_stage)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from tracegraph.runtime.jax_interop import (
     PRIVATE_NAMES,
     ArrayImpl,
     alias_host_memory,
+    carry_settings,
     is_row_major,
     load_private,
     make_aval,
@@ -251,3 +253,24 @@ def test_an_array_of_another_layout_is_brought_into_the_usual_one(order):
 def test_there_is_one_layout_with_less_than_two_dimensions():
     assert is_row_major(jnp.ones(()))
     assert is_row_major(jnp.ones(3, jnp.bfloat16))
+
+
+def test_settings_are_carried_to_another_thread_and_back():
+    def read_type() -> np.dtype:
+        return jax.dtypes.canonicalize_dtype(np.float64)
+
+    with jax.enable_x64(True):
+        carried = carry_settings(read_type)
+    with ThreadPoolExecutor(1) as threads:
+        seen = [threads.submit(read).result() for read in (read_type, carried, read_type)]
+    assert seen == [np.float32, np.float64, np.float32]
+    assert carried() == np.float64
+    assert read_type() == np.float32
+
+
+def test_settings_are_put_back_after_an_error():
+    with jax.enable_x64(True):
+        carried = carry_settings(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        carried()
+    assert jax.dtypes.canonicalize_dtype(np.float64) == np.float32

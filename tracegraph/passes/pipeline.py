@@ -58,6 +58,53 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """What passes made of a graph.
+
+    Attributes:
+        graphs: the graph after each pass, the last one with its values numbered in order of
+            definition; not verified yet.
+        reports: one per pass.
+    """
+
+    graphs: tuple[Graph, ...]
+    reports: tuple[PassReport, ...]
+
+    @property
+    def graph(self) -> Graph:
+        """The rewritten graph."""
+        return self.graphs[-1]
+
+    def verify(self) -> None:
+        """Verifies the graph after each pass.
+
+        Raises:
+            CaptureError: an internal error: a pass made a graph that does not hold together.
+        """
+        known: KnownTypes = set()
+        for graph in self.graphs:
+            verify_graph(graph, known)
+
+
+def rewrite_graph(graph: Graph, passes: Iterable[Pass]) -> Rewritten:
+    """Runs passes in order; `Rewritten.verify` tells whether they did well.
+
+    Args:
+        graph: what to rewrite.
+        passes: for example ``DEFAULT_PASSES``.
+    """
+    graphs: list[Graph] = []
+    reports: list[PassReport] = []
+    for each in passes:
+        after = each.apply(graph)
+        note = _describe_change(graph, after)
+        reports.append(PassReport(each.name, len(graph.ops), len(after.ops), note))
+        graphs.append(after)
+        graph = after
+    return Rewritten((*graphs, renumber_graph(graph)), tuple(reports))
+
+
 def run_passes(graph: Graph, passes: Iterable[Pass]) -> tuple[Graph, tuple[PassReport, ...]]:
     """Runs passes in order and verifies the graph after each.
 
@@ -77,17 +124,9 @@ def run_passes(graph: Graph, passes: Iterable[Pass]) -> tuple[Graph, tuple[PassR
         >>> print(run_passes(graph, DEFAULT_PASSES)[1][-1])
         common-subexpressions: 2 -> 1 ops
     """
-    reports = []
-    known: KnownTypes = set()
-    for each in passes:
-        after = each.apply(graph)
-        verify_graph(after, known)
-        note = _describe_change(graph, after)
-        reports.append(PassReport(each.name, len(graph.ops), len(after.ops), note))
-        graph = after
-    numbered = renumber_graph(graph)
-    verify_graph(numbered, known)
-    return numbered, tuple(reports)
+    rewritten = rewrite_graph(graph, passes)
+    rewritten.verify()
+    return rewritten.graph, rewritten.reports
 
 
 def _describe_change(before: Graph, after: Graph) -> str:

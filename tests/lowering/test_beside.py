@@ -1,0 +1,143 @@
+"""Work beside a compilation: in which thread, in which order, and whose error is raised."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tracegraph.lowering.beside import Beside, run_beside
+
+SECONDS = 30.0
+
+
+class Compilation:
+    """A compilation that ends when a test says so."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.may_end, self.has_ended = threading.Event(), threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def __call__(self) -> str:
+        self.thread = threading.current_thread()
+        assert self.may_end.wait(SECONDS)
+        self.has_ended.set()
+        if self.error is not None:
+            raise self.error
+        return "program"
+
+
+def ignore(stage: str, name: str) -> None:
+    """Is told of a stage."""
+
+
+def fail(error: Exception) -> Callable[[], None]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+def test_the_work_goes_on_in_the_calling_thread_while_the_other_compiles():
+    compilation = Compilation()
+    threads = []
+
+    def work() -> None:
+        threads.append(threading.current_thread())
+        assert not compilation.has_ended.is_set()
+        compilation.may_end.set()
+
+    beside = Beside("trace", work)
+    assert run_beside(compilation, beside, ignore) == "program"
+    assert threads == [threading.current_thread()]
+    assert compilation.thread not in (None, threading.current_thread())
+    assert beside.is_done
+
+
+@pytest.mark.parametrize("has_work", [False, True])
+def test_without_work_there_is_no_other_thread(has_work: bool):
+    beside = Beside("trace", lambda: None) if has_work else None
+    if beside is not None:
+        beside.finish()
+    compilation = Compilation()
+    compilation.may_end.set()
+    assert run_beside(compilation, beside, ignore) == "program"
+    assert compilation.thread is threading.current_thread()
+
+
+def test_work_is_done_once():
+    count: list[int] = []
+    beside = Beside("trace", lambda: count.append(1))
+    for _ in range(2):
+        assert run_beside(lambda: "program", beside, ignore) == "program"
+    beside.finish()
+    assert count == [1]
+
+
+def test_work_that_failed_is_not_done_again():
+    beside = Beside("trace", fail(ValueError("differs")))
+    with pytest.raises(ValueError, match="differs"):
+        beside.finish()
+    beside.finish()
+    assert beside.is_done
+
+
+@pytest.mark.parametrize("has_failed_compilation", [False, True])
+def test_the_error_of_the_work_comes_first_and_waits_for_the_compilation(
+    has_failed_compilation: bool,
+):
+    compilation = Compilation(RuntimeError("XLA") if has_failed_compilation else None)
+
+    def work() -> None:
+        compilation.may_end.set()
+        raise ValueError("differs")
+
+    with pytest.raises(ValueError, match="differs") as caught:
+        run_beside(compilation, Beside("trace", work), ignore)
+    assert caught.value.__context__ is None
+    assert compilation.has_ended.is_set()
+    assert compilation.thread is not None
+    assert not compilation.thread.is_alive()
+
+
+def test_the_error_of_the_compilation_is_raised_when_the_work_is_done():
+    done: list[int] = []
+    compilation = Compilation(RuntimeError("XLA"))
+    compilation.may_end.set()
+
+    def work() -> None:
+        assert compilation.has_ended.wait(SECONDS)
+        done.append(1)
+
+    with pytest.raises(RuntimeError, match="XLA"):
+        run_beside(compilation, Beside("trace", work), ignore)
+    assert done == [1]
+
+
+def test_the_time_after_the_compilation_belongs_to_the_work():
+    told: list[str] = []
+    is_told = threading.Event()
+    compilation = Compilation()
+    compilation.may_end.set()
+
+    def tell(stage: str, name: str) -> None:
+        told.append(stage)
+        is_told.set()
+
+    run_beside(compilation, Beside("trace", lambda: _await(is_told)), tell)
+    assert told == ["trace"]
+
+
+def test_the_time_before_its_end_belongs_to_the_compilation():
+    told: list[str] = []
+    compilation = Compilation()
+    ended = threading.Timer(0.3, compilation.may_end.set)
+    beside = Beside("trace", ended.start)
+    run_beside(compilation, beside, lambda stage, name: told.append(stage))
+    assert told == []
+
+
+def _await(event: threading.Event) -> None:
+    assert event.wait(SECONDS)
