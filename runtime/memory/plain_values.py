@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from typing import Any, NoReturn
 
 # The web viewer of snapshots reads protocols 2 to 4.
@@ -11,6 +12,18 @@ PICKLE_PROTOCOL = 4
 # Snapshots are seven levels deep; a file that nests far deeper is not one.
 DEEPEST = 50
 _SCALARS = (bool, int, float, str)
+# The opcodes of plain values since protocol 2, which are those that the web viewer knows.
+_OPCODES = frozenset(
+    (
+        *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT"),
+        *("BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2"),
+        *("LONG1", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "EMPTY_DICT", "DICT", "SETITEM"),
+        *("SETITEMS", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1"),
+        *("TUPLE2", "TUPLE3"),
+    )
+)
+_TEXTS = ("SHORT_BINUNICODE", "BINUNICODE")
+_NAMES = ("GLOBAL", "INST", "PERSID")
 # What `pickle` raises on bytes that are no pickle, besides its own error.
 _BROKEN = (
     pickle.UnpicklingError,
@@ -20,8 +33,6 @@ _BROKEN = (
     KeyError,
     IndexError,
     AttributeError,
-    OverflowError,
-    MemoryError,
 )
 
 
@@ -53,6 +64,7 @@ def read_plain(data: bytes) -> Any:
         tracegraph.runtime.memory.plain_values.NotPlainError: builtins.print
     """
     try:
+        _check_opcodes(data)
         loaded = _PlainUnpickler(io.BytesIO(data)).load()
     except _BROKEN as error:
         raise BrokenPickleError(_explain_broken(data, error)) from error
@@ -73,14 +85,27 @@ def to_plain(value: Any) -> Any:
     return _copy(value, (), {})
 
 
+def _check_opcodes(data: bytes) -> None:
+    """Looks at a pickle without loading it: at nothing but plain values, and no absurd sizes."""
+    texts: list[str] = []
+    for opcode, argument, position in pickletools.genops(data):
+        if opcode.name == "STACK_GLOBAL":
+            raise NotPlainError(".".join(texts[-2:]))
+        if opcode.name not in _OPCODES:
+            name = str(argument).replace(" ", ".") if opcode.name in _NAMES else ""
+            raise NotPlainError(name or f"pickle opcode {opcode.name}")
+        if opcode.name in _TEXTS:
+            texts = [*texts[-1:], str(argument)]
+        # A number far beyond the values before it would cost memory for all numbers below.
+        if opcode.name == "LONG_BINPUT" and int(argument or 0) > (position or 0):
+            raise ValueError(f"value {position} is stored as number {argument}")
+
+
 class _PlainUnpickler(pickle.Unpickler):
-    """Finds no class and no function, so that nothing in a file can be called."""
+    """A second wall: finds no class and no function, so that nothing in a file can be called."""
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise NotPlainError(f"{module_name}.{global_name}")
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise NotPlainError(f"persistent object {pid!r}")
 
 
 def _copy(value: Any, path: tuple[int, ...], done: dict[int, tuple[Any, Any]]) -> Any:
