@@ -18,6 +18,9 @@ completed: P cannot complete earlier, because
 * a P without a wait has only full edges into it, and does not even start before;
 * a P that is no kernel has only full edges into it as well.
 
+When an early start happens is the device's choice (as soon as P's blocks have begun, or when they
+have ended): the claim rests on C's wait alone.
+
 So edges that the transitive reduction left out (A -> C where A -> P -> C) stay covered: C may be
 started while A still runs, if P was, but its wait returns after P has completed, P's own wait
 returned after A had, and what A wrote was visible then and stays so. The waits of one graph need

@@ -65,6 +65,16 @@ class CudaDriver(StreamCalls, MemoryCalls, GraphCalls):
         finally:
             self.set_current(before)
 
+    def count_resident_threads(self) -> int:
+        """Returns how many threads the GPU of the current context holds at once."""
+        names, device = self._api.CUdevice_attribute, self._call("cuCtxGetDevice")
+        processors = names.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        threads = names.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR
+        counts = [
+            self._call("cuDeviceGetAttribute", name, device) for name in (processors, threads)
+        ]
+        return int(counts[0]) * int(counts[1])
+
     def synchronize_context(self) -> None:
         """Blocks the host until all work of the current context is done."""
         self._call("cuCtxSynchronize")

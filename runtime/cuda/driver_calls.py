@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 from collections.abc import Iterator
 from typing import Any, NoReturn, TypeAlias
 
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
 from tracegraph.runtime.nodes import LaunchShape
-
-# A node that must finish first, and whether a kernel behind it may be started early because it
-# waits for that node itself.
-Dependency: TypeAlias = tuple[int, bool]
 
 _FIX_INTERNAL = "internal error in tracegraph: please report this text"
 _FIX_LOST = "restart the process, its GPU context is lost; compute-sanitizer finds the kernel"
@@ -47,6 +44,21 @@ _FIXES = {
     "CUDA_ERROR_INVALID_DEVICE": _FIX_NO_GPU,
     "CUDA_ERROR_STUB_LIBRARY": _FIX_DRIVER,
 }
+
+
+class Port(enum.IntEnum):
+    """When an edge lets its second node start; the numbers are CUDA's ports of kernel nodes.
+
+    With the two early ones the second kernel waits for the first itself.
+    """
+
+    COMPLETE = 0  # the first has completed
+    PROGRAMMATIC = 1  # every block of the first has ended
+    LAUNCH_ORDER = 2  # every block of the first has begun
+
+
+# A node that must finish first, and when a node behind it may start.
+Dependency: TypeAlias = tuple[int, Port]
 
 
 @dataclasses.dataclass(frozen=True)

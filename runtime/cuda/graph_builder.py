@@ -4,15 +4,30 @@ Note [Child graphs]
     A library call is captured on a stream of its own, in the mode that concerns only this thread,
     and becomes a child graph. What is inside is the library's affair: its nodes cannot be given
     other addresses, and no edge to or from it is programmatic.
+
+Note [Early starts]
+    A kernel that waits for others itself may be started when every block of theirs has ended, or
+    already when every block has begun. The second hides more of what starting takes, but its
+    waiting blocks hold places on the GPU that blocks with work may need. So it is done only where
+    both kernels have places at the same time: each has at most half as many threads as the GPU
+    holds. On an H200 it takes 4 % off a step of 717 small kernels; without the limit it costs
+    others 1 to 2 %. Nothing can lock up: whoever waits, waits for blocks that have their places.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from tracegraph.runtime.cuda.driver_calls import CopyRange, Dependency, FillRange, KernelLaunch
+from tracegraph.runtime.cuda.driver_calls import (
+    CopyRange,
+    Dependency,
+    FillRange,
+    KernelLaunch,
+    Port,
+)
 from tracegraph.runtime.cuda.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.cuda.node_actions import Action, Locate, make_action
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
@@ -42,15 +57,16 @@ class GraphBuilder:
 
     def build(self, libraries: Mapping[str, Library]) -> tuple[int, int]:
         """Returns the handles of the graph and of the executable graph."""
-        dependencies = _collect_dependencies(self.stage, self.name)
         driver = self.driver
+        room = driver.count_resident_threads() // 2
+        dependencies = _collect_dependencies(self.stage, self.name, room)
         with contextlib.ExitStack() as undo:
             graph = driver.create_graph()
             undo.callback(driver.destroy_graph, graph)
             with contextlib.ExitStack() as scratch:
                 capture = _Capture(driver, scratch, libraries)
                 for index, node in enumerate(self.stage.nodes):
-                    waits = [(self.handles[i], early) for i, early in dependencies[index]]
+                    waits = [(self.handles[i], port) for i, port in dependencies[index]]
                     with locate_errors(label_node(self.name, index, node)):
                         self._add(graph, node, waits, capture)
             labels = (label_node(self.name, i, node) for i, node in enumerate(self.stage.nodes))
@@ -124,9 +140,16 @@ class _Capture:
         return stream
 
 
-def _collect_dependencies(stage: Stage, name: str) -> list[list[tuple[int, bool]]]:
-    """Returns for each node the nodes before it, and whether it may be started early."""
-    dependencies: list[list[tuple[int, bool]]] = [[] for _ in stage.nodes]
+def _collect_dependencies(stage: Stage, name: str, room: int) -> list[list[Dependency]]:
+    """Returns for each node the nodes before it, and when it may start.
+
+    Args:
+        stage: nodes and edges.
+        name: of the captured function, for errors.
+        room: threads of a kernel that leaves as many for another, see Note [Early starts].
+    """
+    dependencies: list[list[Dependency]] = [[] for _ in stage.nodes]
+    is_small = [_count_threads(node) <= room for node in stage.nodes]
     for edge in stage.edges:
         first, second = edge
         is_programmatic = edge in stage.programmatic
@@ -135,11 +158,21 @@ def _collect_dependencies(stage: Stage, name: str) -> list[list[tuple[int, bool]
         kinds = {stage.nodes[first].kind, stage.nodes[second].kind}
         if is_programmatic and kinds != {KernelNode.kind}:
             raise _make_edge_error(name, edge, "a programmatic edge joins two kernels")
-        dependencies[second].append((first, is_programmatic))
+        port = Port.COMPLETE
+        if is_programmatic:
+            has_room = is_small[first] and is_small[second]
+            port = Port.LAUNCH_ORDER if has_room else Port.PROGRAMMATIC
+        dependencies[second].append((first, port))
     if not stage.programmatic <= set(stage.edges):
         edge = min(stage.programmatic - set(stage.edges))
         raise _make_edge_error(name, edge, "a programmatic edge is one of the edges")
     return dependencies
+
+
+def _count_threads(node: Node) -> int:
+    if not isinstance(node, KernelNode):
+        return 0
+    return math.prod(node.shape.grid) * math.prod(node.shape.block)
 
 
 def _make_edge_error(name: str, edge: tuple[int, int], rule: str) -> CudaError:

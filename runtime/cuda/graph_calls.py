@@ -13,6 +13,7 @@ from tracegraph.runtime.cuda.driver_calls import (
     DriverCalls,
     FillRange,
     KernelLaunch,
+    Port,
     make_call_error,
 )
 from tracegraph.runtime.cuda.parameters import KernelPatch, PackedParameters
@@ -21,7 +22,6 @@ from tracegraph.runtime.nodes import TensorMap
 TENSOR_MAP_BYTES = 128
 PORTABLE_CLUSTER_SIZE = 8
 _INVALID_CONTEXT = 201
-_PROGRAMMATIC_PORT = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
 
 
 class GraphCalls(DriverCalls):
@@ -259,29 +259,28 @@ class GraphCalls(DriverCalls):
         *arguments: Any,
         shown: object = None,
     ) -> int:
-        full = [
-            self._api.CUgraphNode(node)
-            for node, is_programmatic in dependencies
-            if not is_programmatic
-        ]
+        full = [self._api.CUgraphNode(node) for node, port in dependencies if not port]
         shown = f"graph={graph:#x}, {len(dependencies)} dependencies, {shown or arguments}"
         return int(self._call(name, graph, full, len(full), *arguments, shown=shown))
 
     def _add_programmatic(self, graph: int, dependencies: Sequence[Dependency], node: int) -> None:
-        first = [
-            self._api.CUgraphNode(each) for each, is_programmatic in dependencies if is_programmatic
-        ]
-        if not first:
+        early = [(self._api.CUgraphNode(each), port) for each, port in dependencies if port]
+        if not early:
             return
-        edge = self._api.CUgraphEdgeData()
-        edge.from_port = _PROGRAMMATIC_PORT
-        kind = self._api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
-        edge.type = kind.value
+        first = [each for each, _ in early]
+        edges = [self._make_edge(port) for _, port in early]
         # CUDA 12 has edges with data under a name of their own.
         has_second = hasattr(self._api, "cuGraphAddDependencies_v2")
         name = "cuGraphAddDependencies_v2" if has_second else "cuGraphAddDependencies"
         second = [self._api.CUgraphNode(node)] * len(first)
-        self._call(name, graph, first, second, [edge] * len(first), len(first))
+        self._call(name, graph, first, second, edges, len(first))
+
+    def _make_edge(self, port: Port) -> Any:
+        edge = self._api.CUgraphEdgeData()
+        edge.from_port = port.value
+        kind = self._api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+        edge.type = kind.value
+        return edge
 
     def _set_cluster(self, node: int, cluster: tuple[int, int, int]) -> None:
         value = self._api.CUkernelNodeAttrValue()

@@ -77,6 +77,10 @@ class FakeDriver(FakeMemory):
         finally:
             self.set_current(before)
 
+    def count_resident_threads(self) -> int:
+        self._enter("count_resident_threads", needs_context=True)
+        return 132 * 2048
+
     def synchronize_context(self) -> None:
         self._enter("synchronize_context", needs_context=True)
         check(not self._captures, "synchronize_context while a stream is captured")

@@ -13,6 +13,7 @@ from typing import Any
 from tracegraph.runtime.cuda.driver_calls import (
     CopyRange,
     Dependency,
+    Port,
     FillRange,
     KernelLaunch,
     make_call_error,
@@ -44,7 +45,7 @@ class FakeNode:
     Attributes:
         kind: ``kernel``, ``copy``, ``fill``, ``child`` or ``empty``.
         action: what it does; of a child the nodes of the captured graph.
-        dependencies: handles of the nodes before it, and whether the edge is programmatic.
+        dependencies: handles of the nodes before it, and when the node may start.
     """
 
     kind: str
@@ -114,13 +115,13 @@ class FakeState:
         """Returns how often a method was called."""
         return sum(call.name == name for call in self.calls)
 
-    def read_edges(self, graph: int) -> set[tuple[int, int, bool]]:
-        """Returns a graph's edges: indices of two nodes, and whether it is programmatic."""
+    def read_edges(self, graph: int) -> set[tuple[int, int, Port]]:
+        """Returns a graph's edges: indices of two nodes, and when the second may start."""
         index = {handle: number for number, handle in enumerate(self.graphs[graph])}
         return {
-            (index[before], index[handle], is_programmatic)
+            (index[before], index[handle], port)
             for handle, node in self.graphs[graph].items()
-            for before, is_programmatic in node.dependencies
+            for before, port in node.dependencies
         }
 
     def read_bytes(self, address: int, nbytes: int) -> bytes:
@@ -177,11 +178,11 @@ class FakeState:
     def _add(self, graph: int, kind: str, action: Any, dependencies: Sequence[Dependency]) -> int:
         self._check_live("graph", graph)
         nodes = self.graphs[graph]
-        for before, is_programmatic in dependencies:
+        for before, port in dependencies:
             check(before in nodes, f"a dependency on {before:#x}, which is no node of the graph")
             kinds = {nodes[before].kind, kind}
             check(
-                not is_programmatic or kinds == {"kernel"},
+                not port or kinds == {"kernel"},
                 f"a programmatic edge from a {nodes[before].kind} to a {kind}",
             )
         waits = [before for before, _ in dependencies]

@@ -12,7 +12,7 @@ from tests.runtime.cuda_stages import LAUNCH, MAP
 from tests.runtime.fake_bindings import NOT_READY, FakeBindings, import_real
 from tests.runtime.fake_driver import FakeDriver
 from tracegraph.runtime.cuda.driver import CudaDriver
-from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange
+from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange, Port
 from tracegraph.runtime.cuda.parameters import PackedParameters
 from tracegraph.runtime.errors import CudaError
 
@@ -175,7 +175,7 @@ def test_parameters_are_aligned_and_can_be_rewritten() -> None:
     assert PackedParameters(()).read() == ()
 
 
-EDGES = [(0x40, False), (0x41, True)]
+EDGES = [(0x40, Port.COMPLETE), (0x41, Port.LAUNCH_ORDER)]
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "add_child_node": (1, EDGES, 2),
     "add_copy_node": (1, EDGES, CopyRange(1, 2, 3), 4),

@@ -12,7 +12,7 @@ from tests import error_lines
 from tests.runtime.cuda_stages import LAUNCH, MAP
 from tests.runtime.fake_bindings import FakeBindings
 from tracegraph.runtime.cuda.driver import CudaDriver
-from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange, KernelLaunch
+from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange, KernelLaunch, Port
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.nodes import LaunchShape
 
@@ -29,7 +29,8 @@ def test_a_kernel_node_has_parameters_and_edges(api: FakeBindings) -> None:
         return original(name, arguments)
 
     api._record = record
-    assert driver.add_kernel_node(0x61, [(0x40, False), (0x41, True), (0x42, True)], LAUNCH) == 0x71
+    waits = [(0x40, Port.COMPLETE), (0x41, Port.PROGRAMMATIC), (0x42, Port.LAUNCH_ORDER)]
+    assert driver.add_kernel_node(0x61, waits, LAUNCH) == 0x71
     assert [name for name, _ in api.calls] == ["cuGraphAddKernelNode", "cuGraphAddDependencies"]
     (_, (graph, before, count, parameters)), (_, edges) = api.calls
     assert (graph, [int(node) for node in before], count) == (0x61, [0x40], 1)
@@ -40,7 +41,7 @@ def test_a_kernel_node_has_parameters_and_edges(api: FakeBindings) -> None:
     assert (grid, block, parameters.sharedMemBytes) == ((4, 3, 2), (128, 2, 1), 1024)
     assert edges[0] == 0x61
     assert [[int(node) for node in nodes] for nodes in edges[1:3]] == [[0x41, 0x42], [0x71, 0x71]]
-    assert [(edge.from_port, int(edge.type)) for edge in edges[3]] == [(1, 1), (1, 1)]
+    assert [(edge.from_port, int(edge.type)) for edge in edges[3]] == [(1, 1), (2, 1)]
     assert edges[4] == 2
 
 
@@ -58,7 +59,7 @@ def read_parameters(parameters: Any) -> list[bytes]:
 def test_cuda_12_has_edges_with_data_under_another_name(api: FakeBindings) -> None:
     api.absent.clear()
     api.results["cuGraphAddKernelNode"] = (0x71,)
-    CudaDriver(api).add_kernel_node(0x61, [(0x40, True)], LAUNCH)
+    CudaDriver(api).add_kernel_node(0x61, [(0x40, Port.PROGRAMMATIC)], LAUNCH)
     assert api.calls[-1][0] == "cuGraphAddDependencies_v2"
 
 
@@ -75,7 +76,7 @@ def test_copy_fill_child_and_empty_nodes(api: FakeBindings) -> None:
     functions = ["Memcpy", "Memset", "ChildGraph", "Empty"]
     api.results |= {f"cuGraphAdd{name}Node": (0x71,) for name in functions}
     driver = CudaDriver(api)
-    driver.add_copy_node(0x61, [(0x40, False)], CopyRange(0x100, 0x200, 64), 0xC0)
+    driver.add_copy_node(0x61, [(0x40, Port.COMPLETE)], CopyRange(0x100, 0x200, 64), 0xC0)
     graph, before, count, copy, context = api.take_call("cuGraphAddMemcpyNode")
     assert (graph, [int(node) for node in before], count, context) == (0x61, [0x40], 1, 0xC0)
     assert (int(copy.srcDevice), int(copy.dstDevice)) == (0x200, 0x100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import pathlib
 
@@ -25,7 +26,7 @@ from tests.runtime.cuda_stages import (
 )
 from tests.runtime.fake_driver import FakeDriver
 from tests.runtime.fake_state import MisuseError
-from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange
+from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange, Port
 from tracegraph.runtime.cuda.graph import CudaGraph
 from tracegraph.runtime.cuda.kernels import KernelLoader
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
@@ -34,6 +35,7 @@ from tracegraph.runtime.nodes import (
     CallNode,
     CopyNode,
     FillNode,
+    LaunchShape,
     Node,
 )
 
@@ -43,7 +45,8 @@ def test_nodes_and_edges_are_those_of_the_stage() -> None:
     graph = build(driver, FIVE)
     nodes = list(driver.graphs[graph.handles[0]].values())
     assert [node.kind for node in nodes] == ["fill", "kernel", "kernel", "child", "copy"]
-    expected = {(0, 1, False), (1, 2, True), (2, 3, False), (3, 4, False)}
+    full = Port.COMPLETE
+    expected = {(0, 1, full), (1, 2, Port.LAUNCH_ORDER), (2, 3, full), (3, 4, full)}
     assert driver.read_edges(graph.handles[0]) == expected
     assert graph.node_count == driver.count_nodes(graph.handles[0]) == 5
     assert nodes[0].action == FillRange(ADDRESSES["y"], 0, 4, 32)
@@ -166,6 +169,22 @@ def test_a_wrong_edge_is_refused(
         build(driver, stage)
     assert caught.value.what == "graph `f` has a wrong edge"
     assert set(driver.live_handles().values()) == {"context"}
+
+
+@pytest.mark.parametrize("large", [None, 0, 1])
+def test_a_kernel_starts_with_the_one_before_it_where_both_have_room(large: int | None) -> None:
+    """An H200 holds 270,336 threads: two kernels of half of them have room at the same time."""
+    driver = FakeDriver()
+    nodes = [kernel("one", "x", "y"), kernel("two", "y", "z")]
+    for index, node in enumerate(nodes):
+        blocks = 133 if index == large else 132
+        nodes[index] = dataclasses.replace(node, shape=LaunchShape((blocks, 2, 1), (512, 1, 1)))
+    edge = (0, 1)
+    graph = build(driver, Stage(tuple(nodes), (edge,), programmatic=frozenset({edge})))
+    port = Port.LAUNCH_ORDER if large is None else Port.PROGRAMMATIC
+    assert driver.read_edges(graph.handles[0]) == {(0, 1, port)}
+    full = build(driver, Stage(tuple(nodes), (edge,)))
+    assert driver.read_edges(full.handles[0]) == {(0, 1, Port.COMPLETE)}
 
 
 def test_a_call_of_xla_cannot_stand_in_a_graph() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.runtime.fake_driver import FakeDriver
 from tests.runtime.fake_state import MisuseError
-from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange, KernelLaunch
+from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange, KernelLaunch, Port
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
 from tracegraph.runtime.nodes import BufferUse, LaunchShape, TensorMap
 
@@ -30,7 +30,9 @@ class Session:
         self.function = driver.get_function(self.library, "add")
         self.graph = driver.create_graph()
         self.kernel = driver.add_kernel_node(self.graph, [], self.launch())
-        self.copy = driver.add_copy_node(self.graph, [(self.kernel, False)], COPY, self.context)
+        self.copy = driver.add_copy_node(
+            self.graph, [(self.kernel, Port.COMPLETE)], COPY, self.context
+        )
         self.executable = driver.instantiate(self.graph, {})
 
     def launch(
@@ -91,7 +93,8 @@ class Session:
         self.driver.synchronize_context()
 
     def depend_on(self, node: int, *, programmatic: bool = False) -> None:
-        self.driver.add_kernel_node(self.graph, [(node, programmatic)], self.launch())
+        port = Port.PROGRAMMATIC if programmatic else Port.COMPLETE
+        self.driver.add_kernel_node(self.graph, [(node, port)], self.launch())
 
 
 FAULTS: dict[str, tuple[Callable[[Session], object], str]] = {
@@ -148,15 +151,17 @@ FAULTS: dict[str, tuple[Callable[[Session], object], str]] = {
         "a programmatic edge from a copy to a kernel",
     ),
     "programmatic to fill": (
-        lambda s: s.driver.add_fill_node(s.graph, [(s.kernel, True)], FILL, s.context),
+        lambda s: s.driver.add_fill_node(s.graph, [(s.kernel, Port.LAUNCH_ORDER)], FILL, s.context),
         "a programmatic edge from a kernel to a fill",
     ),
     "two edges": (
-        lambda s: s.driver.add_empty_node(s.graph, [(s.kernel, False), (s.kernel, True)]),
+        lambda s: s.driver.add_empty_node(
+            s.graph, [(s.kernel, Port.COMPLETE), (s.kernel, Port.PROGRAMMATIC)]
+        ),
         "programmatic edge|two edges",
     ),
     "same edge": (
-        lambda s: s.driver.add_empty_node(s.graph, [(s.kernel, False), (s.kernel, False)]),
+        lambda s: s.driver.add_empty_node(s.graph, [(s.kernel, Port.COMPLETE)] * 2),
         "two edges",
     ),
     "kind of node": (
