@@ -246,6 +246,20 @@ def test_on_a_gpu_the_finaliser_does_not_call_the_driver(
     assert len(driver.calls) == count
 
 
+def test_the_finaliser_does_not_wait_for_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+    allocator = find_host_allocator()
+    monkeypatch.setattr(allocator, "free", waited.append)
+    gc.collect()
+    before = count_active()
+    pinned = pin_memory(np.ones(3))
+    with allocator._lock:
+        del pinned
+        gc.collect()
+    assert count_active() == before
+    assert not waited
+
+
 def test_on_a_gpu_pinned_arrays_and_staging_are_counted_once(
     gpu: CudaDevice, driver: MemoryDriver
 ) -> None:
