@@ -1,4 +1,8 @@
-"""Command line: ``python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION]``."""
+"""Command line.
+
+``python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION]`` prints the report of a function;
+``python -m tracegraph memory SNAPSHOT [--html FILE] [--png FILE]`` draws a memory snapshot.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,9 @@ from absl import app, flags, logging
 
 from tracegraph.decorator import capture
 from tracegraph.graphed_function import GraphedFunction
+from tracegraph.memory_timeline import describe_snapshot, write_page, write_png
 from tracegraph.runtime.errors import ConfigError, TracegraphError
+from tracegraph.runtime.memory.snapshot import read_snapshot
 
 _ARGS = flags.DEFINE_string(
     "args",
@@ -21,33 +27,90 @@ _ARGS = flags.DEFINE_string(
     "Python expression, evaluated in FILE, that gives the tuple of arguments; "
     "by default FILE's `sample_args`, a tuple or a function that returns one.",
 )
+_HTML = flags.DEFINE_string(
+    "html", None, "The page to write; by default SNAPSHOT with .html at its end, unless --png."
+)
+_PNG = flags.DEFINE_string("png", None, "The image to write; needs matplotlib.")
+_TIME = flags.DEFINE_boolean("time", False, "Timelines count milliseconds instead of events.")
 _USAGE = "python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION]"
+_MEMORY_USAGE = "python -m tracegraph memory SNAPSHOT [--html FILE] [--png FILE] [--time]"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Prints the report of one captured function.
+    """Runs one command and prints what it returns.
 
     Args:
-        argv: program, ``explain``, ``FILE:FUNCTION``.
+        argv: program, ``explain`` or ``memory``, and the target of the command.
     """
     # JAX reports at INFO each backend that this machine does not have.
     logging.set_verbosity(logging.WARNING)
     try:
-        print(explain_target(argv[1:]))
+        print(run_command(argv[1:]))
     except TracegraphError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def explain_target(words: Sequence[str]) -> str:
-    """Returns the report for the words of a command line.
+def run_command(words: Sequence[str]) -> str:
+    """Returns the text that the words of a command line ask for.
 
     Raises:
-        ConfigError: the command, the file, the function or its arguments are not to be found.
+        TracegraphError: the command, its target or its arguments are not to be found or wrong.
     """
-    if len(words) != 2 or words[0] != "explain" or ":" not in words[1]:
-        raise _usage_error(f"cannot read the command `{' '.join(words)}`", "one command is known")
-    path, _, name = words[1].rpartition(":")
+    if len(words) == 2 and words[0] == "memory":
+        return draw_snapshot(words[1])
+    if len(words) == 2 and words[0] == "explain" and ":" in words[1]:
+        return explain_target(words[1])
+    raise ConfigError(
+        f"cannot read the command `{' '.join(words)}`",
+        where="command line",
+        why="the commands are explain and memory, with one target each",
+        fix=f"{_USAGE}; or {_MEMORY_USAGE}",
+        anchor="command-line",
+    )
+
+
+def draw_snapshot(target: str) -> str:
+    """Draws a memory snapshot into the files that the flags name; returns what was drawn.
+
+    Args:
+        target: path of the snapshot.
+
+    Raises:
+        TracegraphError: it is no snapshot, or a picture cannot be written.
+    """
+    snapshot = read_snapshot(target)
+    page = _HTML.value
+    if page is None and _PNG.value is None:
+        page = str(pathlib.Path(target).with_suffix(".html"))
+    lines = [f"{target}: {describe_snapshot(snapshot)}"]
+    for path, write in ((page, write_page), (_PNG.value, write_png)):
+        if path is None:
+            continue
+        try:
+            write(path, snapshot, has_time_axis=_TIME.value)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {path}: {error.strerror}",
+                where="command line",
+                why=f"{type(error).__name__}: {error}",
+                fix=f"name a file in an existing folder; {_MEMORY_USAGE}",
+                anchor="command-line",
+            ) from error
+        lines.append(f"wrote {path}")
+    return "\n".join(lines)
+
+
+def explain_target(target: str) -> str:
+    """Returns the report of a function.
+
+    Args:
+        target: ``FILE:FUNCTION``.
+
+    Raises:
+        ConfigError: the file, the function or its arguments are not to be found.
+    """
+    path, _, name = target.rpartition(":")
     if not pathlib.Path(path).is_file():
         raise _usage_error(f"there is no file {path}", "the target is FILE:FUNCTION")
     namespace = runpy.run_path(path, run_name="tracegraph_target")
