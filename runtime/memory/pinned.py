@@ -123,11 +123,12 @@ class CachingHostAllocator:
         size = self._round_size(nbytes)
         with self._lock:
             self._reclaim()
-            pool = self._pools.find_capturing(stream) or self._pools.common
+            pool = self._find_capturing(stream) or self._pools.common
             block = self._take(pool, size)
             if self._config.pinned_use_background_threads and self._poller is None:
                 self._poller = EventPoller(self)
-        self._release_surplus()
+        if self._surplus:
+            self._release_surplus()
         block = block or self._reserve(size, pool)
         block.requested_bytes, block.is_direct = nbytes, is_direct
         self._has_direct = self._has_direct or is_direct
@@ -146,7 +147,8 @@ class CachingHostAllocator:
                     "it was freed before or belongs to another allocator",
                 )
             self._free(block)
-        self._release_surplus()
+        if self._surplus:
+            self._release_surplus()
 
     def free_later(self, block: HostBlock) -> None:
         """Takes a block back at the next call; never waits and never calls the driver.
@@ -165,17 +167,16 @@ class CachingHostAllocator:
             stream: that the copy was put on.
         """
         with self._lock:
-            pool = self._pools.find_capturing(stream)
+            pool = self._find_capturing(stream)
             if pool is not None and pool.pool_id is not None:
                 block.captured_by.add(pool.pool_id)
                 pool.kept.add(block)
                 return
-        event = self._events.record(stream)
-        with self._lock:
+            event = self._events.record(stream)
             older = block.events.pop(stream, None)
             block.events[stream] = event
-        if older is not None:
-            self._events.release(older)
+            if older is not None:
+                self._events.release(older)
 
     def synchronize(self, block: HostBlock) -> None:
         """Blocks the host until all copies so far that read the block are over."""
@@ -197,13 +198,15 @@ class CachingHostAllocator:
             self._reclaim()
             for block in self._pools.common.take_all():
                 self._discard(block)
-        self._release_surplus()
+        if self._surplus:
+            self._release_surplus()
 
     def poll(self) -> None:
         """Makes blocks whose copies are over free again; every `allocate` does so too."""
         with self._lock:
             self._reclaim()
-        self._release_surplus()
+        if self._surplus:
+            self._release_surplus()
 
     def begin_allocate_to_pool(self, pool_id: PoolId, matches: Callable[[int], bool]) -> None:
         """Begins a capture: what its streams allocate comes from a private pool.
@@ -231,7 +234,8 @@ class CachingHostAllocator:
         with self._lock:
             for block in self._pools.release(pool_id, self._map.blocks.values()):
                 self._free(block)
-        self._release_surplus()
+        if self._surplus:
+            self._release_surplus()
 
     def find_source(self, address: int, stream: int) -> HostBlock | None:
         """Returns the block that a copy to a device may read as long as it likes.
@@ -251,7 +255,7 @@ class CachingHostAllocator:
             return None
         block = self.find_block(address)
         with self._lock:
-            is_captured = self._pools.find_capturing(stream) is not None
+            is_captured = self._find_capturing(stream) is not None
         if block is None and is_captured:
             raise refuse_pageable(address, stream)
         return block if block is not None and (block.is_direct or is_captured) else None
@@ -261,6 +265,9 @@ class CachingHostAllocator:
         if limit_bytes is not None and nbytes > limit_bytes:
             return nbytes
         return 1 << max(nbytes - 1, 0).bit_length()
+
+    def _find_capturing(self, stream: int) -> HostPool | None:
+        return self._pools.find_capturing(stream) if self._pools.is_any_capturing else None
 
     def _take(self, pool: HostPool, size: int) -> HostBlock | None:
         block = pool.take(size)
