@@ -92,13 +92,15 @@ def restore_checkpoint(
         stale: live blocks whose owners lose them: what becomes live at such a place is a new block.
 
     Raises:
-        TracegraphError: a segment of the checkpoint is no longer in the pool, or other streams use
-            blocks of the pool while a capture is under way. Nothing has changed then.
+        TracegraphError: a segment of the checkpoint is no longer in the pool, a stale block is not
+            live in it, or other streams use blocks of the pool while a capture is under way.
+            Nothing has changed then.
     """
-    _check_segments(store, pool, checkpoint)
-    _check_uses(store, uses, pool)
     lost = set(stale)
     live = _list_live(store, pool)
+    _check_segments(store, pool, checkpoint)
+    _check_uses(store, uses, pool)
+    _check_stale(pool, lost.difference(live))
     # Blocks that become free may merge, which changes their addresses.
     freed_addresses = tuple(block.address for block in live)
     kept = {block.address: block for block in live if block not in lost}
@@ -138,7 +140,15 @@ def _get_address(block: Block) -> int:
 
 
 def _check_segments(store: BlockStore, pool: Pool, checkpoint: PoolCheckpoint) -> None:
-    lost = [state for state in checkpoint.blocks if state.segment() not in store.segments]
+    extents = _list_extents(store, pool)
+    starts = [start for start, _ in extents]
+    lost = []
+    for state in checkpoint.blocks:
+        index = bisect.bisect_right(starts, state.address) - 1
+        is_covered = index >= 0 and state.address + state.nbytes <= extents[index][1]
+        # The address alone is not enough: another segment may have come there since.
+        if not is_covered or state.segment() not in store.segments:
+            lost.append(state)
     if lost or checkpoint.pool_id != pool.pool_id:
         places = ", ".join(f"{state.address:#x}" for state in lost)
         raise TracegraphError(
@@ -148,6 +158,23 @@ def _check_segments(store: BlockStore, pool: Pool, checkpoint: PoolCheckpoint) -
             fix="keep the pool in use for as long as its checkpoints are needed",
             anchor="pool",
         )
+
+
+def _list_extents(store: BlockStore, pool: Pool) -> list[tuple[int, int]]:
+    """Returns first and last address of what the pool has memory for, joined where they touch."""
+    active = [block for block in store.active.values() if block.pool.owner is pool]
+    blocks = sorted((*active, *_list_free(pool)), key=_get_address)
+    extents: list[tuple[int, int]] = []
+    for block in blocks:
+        start = block.address
+        if extents and extents[-1][1] == start:
+            start, _ = extents.pop()
+        extents.append((start, block.address + block.nbytes))
+    return extents
+
+
+def _list_free(pool: Pool) -> list[Block]:
+    return sorted((block for part in pool.parts for block in part.free), key=_get_address)
 
 
 def _check_uses(store: BlockStore, uses: StreamUses, pool: Pool) -> None:
@@ -162,8 +189,20 @@ def _check_uses(store: BlockStore, uses: StreamUses, pool: Pool) -> None:
         )
 
 
+def _check_stale(pool: Pool, unknown: set[Block]) -> None:
+    if unknown:
+        places = ", ".join(sorted(f"{block.address:#x}" for block in unknown))
+        raise TracegraphError(
+            f"cannot bring back a checkpoint of pool {pool.pool_id}: stale blocks are not live",
+            where=f"argument `stale`, blocks at {places}",
+            why="only what is live in the pool can be taken from its owner",
+            fix="pass blocks of this pool that are not freed yet",
+            anchor="pool",
+        )
+
+
 def _cut_all(store: BlockStore, pool: Pool, checkpoint: PoolCheckpoint) -> list[Block]:
-    free = sorted((block for part in pool.parts for block in part.free), key=_get_address)
+    free = _list_free(pool)
     addresses = [block.address for block in free]
     inside: dict[int, list[BlockState]] = {}
     for state in checkpoint.blocks:

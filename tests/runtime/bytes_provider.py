@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import mmap
 
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.segment import Segment
@@ -22,7 +23,7 @@ class Call:
 
 
 class BytesProvider:
-    """Hands out segments that are bytearrays, at the lowest address that is free.
+    """Hands out segments of real bytes, at the lowest address that is free.
 
     So segments touch each other and addresses come again: what merges over the edge of a segment,
     or trusts an address for longer than its segment lives, is found.
@@ -53,7 +54,7 @@ class BytesProvider:
                 anchor="out-of-memory",
             )
         address = self._find_gap(nbytes)
-        segment = Segment(address, nbytes, bytearray(nbytes))
+        segment = Segment(address, nbytes, mmap.mmap(-1, nbytes))
         self.segments[address] = segment
         bisect.insort(self._addresses, address)
         self.calls.append(Call("allocate", nbytes, address))
@@ -62,6 +63,7 @@ class BytesProvider:
     def free(self, segment: Segment) -> None:
         assert self.segments.pop(segment.address) is segment
         self._addresses.remove(segment.address)
+        segment.storage.close()
         self.calls.append(Call("free", segment.nbytes, segment.address))
 
     def available_bytes(self) -> int:
@@ -86,7 +88,7 @@ class BytesProvider:
         storage, offsets = self._find(address, nbytes)
         return {int.from_bytes(storage[one : one + TOKEN_BYTES], "little") for one in offsets}
 
-    def _find(self, address: int, nbytes: int) -> tuple[bytearray, tuple[int, int, int]]:
+    def _find(self, address: int, nbytes: int) -> tuple[mmap.mmap, tuple[int, int, int]]:
         index = bisect.bisect_right(self._addresses, address) - 1
         segment = self.segments[self._addresses[index]]
         first = address - segment.address
