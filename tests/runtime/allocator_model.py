@@ -17,7 +17,7 @@ from tests.runtime.model_records import (
     Piece,
     PieceState,
 )
-from tracegraph.runtime.memory.capture_order import CaptureOrder
+from tests.runtime.model_streams import ModelStreams
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.pool_id import PoolId
 
@@ -31,7 +31,7 @@ COUNTERS = (
 )
 
 
-class AllocatorModel:
+class AllocatorModel(ModelStreams):
     """Foretells each answer, each provider call and each statistic of a `CachingAllocator`.
 
     Args:
@@ -40,18 +40,13 @@ class AllocatorModel:
     """
 
     def __init__(self, config: AllocatorConfig, total_bytes: int) -> None:
+        super().__init__()
         self.config = config
         fraction = config.per_process_memory_fraction
         self.limit_bytes = int(fraction * total_bytes) if fraction < 1 else None
         self.segments: list[ModelSegment] = []
         self.pools: dict[PoolId, ModelPool] = {}
         self.routes: dict[PoolId, Callable[[int], bool]] = {}
-        self.captures: dict[PoolId, CaptureOrder | None] = {}
-        # Per stream: (piece, number of its event), in the order in which they were recorded.
-        self.queues: dict[int, list[tuple[Piece, int]]] = {}
-        self.recorded: dict[int, int] = {}
-        self.finished: dict[int, int] = {}
-        self.deferred: list[Piece] = []
         self.searches: dict[tuple[PoolId | None, str], int] = {}
         self.statistics = ModelStatistics(config.max_split_bytes)
         self.counts = dict.fromkeys(COUNTERS, 0)
@@ -88,21 +83,10 @@ class AllocatorModel:
     def free(self, piece: Piece) -> None:
         piece.state = "pending"
         self.observe()
-        if not piece.uses:
-            self.put_back(piece)
-        elif self.is_busy:
-            piece.marker = self.mark(piece)
-            self.deferred.append(piece)
+        if piece.uses:
+            self.defer(piece)
         else:
-            piece.uses_in_captures = set()
-            self.record_events(piece)
-
-    def record_stream(self, piece: Piece, stream: int) -> None:
-        if stream == piece.segment.stream:
-            return
-        piece.uses.add(stream)
-        if self.is_busy:
-            piece.uses_in_captures.add(stream)
+            self.put_back(piece)
 
     def empty_cache(self, pool: PoolId | None = None) -> None:
         self.release_cached(pool, keeps_default=bool(self.routes))
@@ -158,11 +142,6 @@ class AllocatorModel:
         return live
 
     # Parts --------------------------------------------------------------------------------------
-
-    @property
-    def is_busy(self) -> bool:
-        """No event may be recorded or asked."""
-        return bool(self.captures)
 
     def pieces(self) -> Iterator[Piece]:
         return (piece for segment in self.segments for piece in segment.pieces)
@@ -357,64 +336,6 @@ class AllocatorModel:
                 if piece is not None:
                     return piece
         return None
-
-    # Stream uses --------------------------------------------------------------------------------
-
-    def record_events(self, piece: Piece) -> None:
-        streams = sorted(piece.uses - piece.uses_in_captures)
-        piece.uses, piece.uses_in_captures = set(), set()
-        piece.events = len(streams)
-        for stream in streams:
-            self.recorded[stream] = self.recorded.get(stream, 0) + 1
-            self.queues.setdefault(stream, []).append((piece, self.recorded[stream]))
-        if not streams:
-            self.put_back(piece)
-
-    def record_deferred(self) -> None:
-        deferred, self.deferred = self.deferred, []
-        for piece in deferred:
-            self.record_events(piece)
-
-    def poll(self) -> None:
-        self.record_deferred()
-        self.finish(lambda _, stream, number: number <= self.finished.get(stream, 0))
-
-    def synchronize(self, pool: PoolId | None) -> None:
-        self.record_deferred()
-        for stream, queue in self.queues.items():
-            mine = [number for piece, number in queue if pool in (None, piece.segment.pool)]
-            self.finished[stream] = max([self.finished.get(stream, 0), *mine])
-        self.finish(lambda piece, *_: pool in (None, piece.segment.pool))
-
-    def finish(self, is_over: Callable[[Piece, int, int], bool]) -> None:
-        for stream, queue in tuple(self.queues.items()):
-            for entry in tuple(queue):
-                if is_over(entry[0], stream, entry[1]):
-                    queue.remove(entry)
-                    entry[0].events -= 1
-                    if entry[0].events == 0:
-                        self.put_back(entry[0])
-            if not queue:
-                del self.queues[stream]
-
-    def mark(self, piece: Piece) -> tuple[CaptureOrder, frozenset[int]] | None:
-        streams = {piece.segment.stream, *piece.uses}
-        for order in self.captures.values():
-            if order is not None and all(order.has_stream(stream) for stream in streams):
-                nodes = frozenset().union(*(order.get_terminals(one) for one in streams))
-                return (order, nodes) if nodes else None
-        return None
-
-    def reuse_joined(self, stream: int) -> None:
-        for piece in tuple(self.deferred):
-            if piece.marker is None or piece.segment.stream != stream:
-                continue
-            order, nodes = piece.marker
-            is_open = any(order is one for one in self.captures.values())
-            if is_open and order.has_passed(nodes, stream):
-                self.deferred.remove(piece)
-                piece.uses, piece.uses_in_captures = set(), set()
-                self.put_back(piece)
 
     def observe(self) -> None:
         """Lets the statistics look at all pieces."""
