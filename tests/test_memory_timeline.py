@@ -244,13 +244,13 @@ class Page(html.parser.HTMLParser):
         self.feed(text)
         self.close()
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        attributes = dict(attributes)
+        attributes = dict(attrs)
         for name in ("src", "href", "srcset", "data", "action"):
             assert name not in attributes, f"<{tag}> loads {attributes[name]}"
         if "data-n" in attributes:
-            self.notes.append(int(attributes["data-n"]))
+            self.notes.append(int(attributes["data-n"] or -1))
 
     def handle_data(self, data):
         if self.tags and self.tags[-1] == "script":

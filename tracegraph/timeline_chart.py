@@ -167,7 +167,9 @@ def list_ticks(high: float) -> tuple[tuple[float, str], ...]:
     while size > high / _TICKS:
         size /= 10
     step = min((size * factor for factor in (1, 2, 5, 10)), key=lambda s: abs(high / s - _TICKS))
-    return tuple((i * step, _format_tick(i * step, step)) for i in range(int(high / step) + 1))
+    # Some quotients of decimal fractions come out a little too small.
+    count = int(high / step + 1e-9)
+    return tuple((i * step, _format_tick(i * step, step)) for i in range(count + 1))
 
 
 def _format_tick(value: float, step: float) -> str:

@@ -60,9 +60,9 @@ def check_opcodes(data: bytes) -> set[str]:
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name not in PLAIN_OPCODES:
             raise ViewerError(f"unknown opcode {opcode.name}")
-        if opcode.name == "PROTO" and not 2 <= argument <= 4:
+        if opcode.name == "PROTO" and argument not in (2, 3, 4):
             raise ViewerError(f"unhandled version {argument}")
-        if opcode.name == "LONG1" and not -(2**63) <= argument < 2**63:
+        if opcode.name == "LONG1" and not -(2**63) <= int(argument or 0) < 2**63:
             raise ViewerError(f"an integer without a double: {argument}")
         names.add(opcode.name)
     return names
