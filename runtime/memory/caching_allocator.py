@@ -29,9 +29,10 @@ from tracegraph.runtime.memory.checkpoint import (
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.history import Frames, History
 from tracegraph.runtime.memory.memory_search import MemorySearch, OutOfMemoryObserver, Request
-from tracegraph.runtime.memory.pool_id import PoolId
+from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, PoolId
 from tracegraph.runtime.memory.pooled_allocator import PooledAllocator
 from tracegraph.runtime.memory.provider import EventSource, NoEvents, Provider
+from tracegraph.runtime.memory.reclaim import release_free
 from tracegraph.runtime.memory.segment_report import describe_segments
 from tracegraph.runtime.memory.sizes import (
     ABSURD_BYTES,
@@ -169,6 +170,8 @@ class CachingAllocator(PooledAllocator):
             size = round_exact(nbytes)
             block = self._store.take_free(pool, size, stream)
             if block is None:
+                # Arenas are few and large: those that are too small are not kept beside a new one.
+                release_free(self._store, (pool,), frames)
                 block = self._search.find(Request(pool, size, size, stream, frames))
             return self._store.hand_out(block, size, nbytes, frames, splits=False)
 
@@ -309,7 +312,11 @@ class CachingAllocator(PooledAllocator):
         """
         with self._store.lock:
             self._drain()
-            return describe_segments(self._store, self.device, pool_id)
+            segments = describe_segments(self._store, self.device, pool_id)
+            if self.history.is_enabled:
+                active_bytes = sum(segment["active_size"] for segment in segments)
+                self.history.note("snapshot", 0, active_bytes, 0, pool_id or DEFAULT_POOL_ID)
+            return segments
 
     def _begin(self, stream: int) -> None:
         if self._returned:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tracegraph.runtime.memory.allocator_errors import refuse_pool
 from tracegraph.runtime.memory.block import Pool
 from tracegraph.runtime.memory.block_store import BlockStore
-from tracegraph.runtime.memory.pool_id import PoolId
+from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, PoolId
 from tracegraph.runtime.memory.provider import Provider
 
 
@@ -85,6 +85,13 @@ class Pools:
         Raises:
             TracegraphError: nobody needs the pool any more, or it exists and has its own settings.
         """
+        if pool_id == DEFAULT_POOL_ID:
+            raise refuse_pool(
+                f"cannot use the pool {pool_id} as a private pool",
+                pool_id,
+                why="(0, 0) names the default pool, which serves everybody",
+                fix="make an id with new_pool_id()",
+            )
         if pool_id not in self._store.private:
             self._store.private[pool_id] = Pool(
                 pool_id,

@@ -19,8 +19,9 @@ SCALARS = {
 
 
 def test_the_keys_are_those_of_torch() -> None:
-    wanted = {f"{metric}.{pool}.{field}" for metric in METRICS for pool in POOLS for field in FIELDS}
-    wanted |= {f"oversize_{what}.{field}" for what in ("allocations", "segments") for field in FIELDS}
+    names = {f"{metric}.{pool}" for metric in METRICS for pool in POOLS}
+    names |= {"oversize_allocations", "oversize_segments"}
+    wanted = {f"{name}.{field}" for name in names for field in FIELDS}
     figures = Statistics().to_dict()
     assert set(figures) == wanted | SCALARS
     assert len(figures) == 9 * 3 * 4 + 2 * 4 + 7
