@@ -89,3 +89,5 @@ def release_freeable(store: BlockStore, pool: Pool, frames: Frames | None = None
     if not pool.segment_count and store.private.get(pool.pool_id) is pool:
         del store.private[pool.pool_id]
         store.statistics.drop_pool(pool.pool_id)
+        # Old blocks may still point to the pool; its provider need not live as long.
+        pool.provider = None
