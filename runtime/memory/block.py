@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tracegraph.runtime.memory.expandable import ExpandableSegment
 from tracegraph.runtime.memory.free_list import FreeList
 from tracegraph.runtime.memory.history import Frames
 from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, PoolId
@@ -70,7 +71,7 @@ class Block:
         self.event_count = 0
         self.search_count = 0
         self.frames: Frames | None = None
-        self.expandable: object | None = None
+        self.expandable: ExpandableSegment | None = None
 
     def __repr__(self) -> str:
         state = "allocated" if self.is_allocated else "active" if self.is_active else "free"
@@ -90,6 +91,12 @@ class Block:
     def is_active(self) -> bool:
         """Somebody holds it, or a stream may still read it."""
         return self.is_allocated or self.event_count > 0 or bool(self.stream_uses)
+
+    @property
+    def reach_bytes(self) -> int:
+        """Its size, with the unmapped addresses behind it into which it could grow."""
+        room = self.next
+        return self.nbytes if room is None or room.is_mapped else self.nbytes + room.nbytes
 
     @property
     def age(self) -> int:
@@ -123,6 +130,33 @@ class BlockPool:
         """Puts a free block into the list; its age begins."""
         block.search_count = self.search_count
         self.free.add(block)
+
+    def take_with_expandable(
+        self, nbytes: int, stream: int, below_bytes: int, *, uses_expandable: bool
+    ) -> Block | None:
+        """Takes the best fitting free block out of its list, where some segments grow.
+
+        Args:
+            nbytes: rounded size.
+            stream: blocks of other streams are not considered.
+            below_bytes: the block is smaller than this.
+            uses_expandable: blocks of growing segments are served. A block counts with the room
+                into which it could grow, so that this room is kept for large requests.
+        """
+        fitting = self.free.list_from(nbytes, stream)
+        if not uses_expandable and fitting and fitting[0].expandable is not None:
+            fitting = [block for block in fitting if block.expandable is None]
+        if not fitting:
+            return None
+        best = fitting[0]
+        for block in fitting[1:]:
+            if best.expandable is None or block.reach_bytes >= best.reach_bytes:
+                break
+            best = block
+        if best.nbytes >= below_bytes:
+            return None
+        self.free.remove(best)
+        return best
 
 
 class Pool:

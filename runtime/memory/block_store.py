@@ -13,12 +13,14 @@ import threading
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.block import Block, BlockPool, Pool
 from tracegraph.runtime.memory.config import AllocatorConfig
+from tracegraph.runtime.memory.expandable import refuse_expandable
 from tracegraph.runtime.memory.history import Frames, History
 from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, PoolId
 from tracegraph.runtime.memory.provider import Provider
 from tracegraph.runtime.memory.segment import Segment
 from tracegraph.runtime.memory.sizes import MIN_BLOCK_BYTES, SMALL_BYTES
 from tracegraph.runtime.memory.statistics import Statistics
+from tracegraph.runtime.memory.virtual_provider import VirtualProvider
 
 
 class BlockStore:
@@ -38,6 +40,7 @@ class BlockStore:
         segments: all segments, with the call stack that reserved each.
         reserved_bytes: bytes held from providers.
         allowed_bytes: the most that may be reserved; None for no limit.
+        has_expandable: there was a segment that grows.
     """
 
     def __init__(self, provider: Provider, config: AllocatorConfig, history: History) -> None:
@@ -51,10 +54,17 @@ class BlockStore:
         self.segments: dict[Segment, Frames | None] = {}
         self.reserved_bytes = 0
         self.allowed_bytes: int | None = None
+        self.has_expandable = False
         self.set_config(config)
 
     def set_config(self, config: AllocatorConfig) -> None:
-        """Replaces the settings; blocks that exist stay as they are."""
+        """Replaces the settings; blocks that exist stay as they are.
+
+        Raises:
+            ConfigError: segments are to grow, and the provider has none that can.
+        """
+        if config.expandable_segments and not isinstance(self.provider, VirtualProvider):
+            raise refuse_expandable(self.provider.name)
         self.config = config
         limit = config.max_split_bytes
         self._max_split_bytes = sys.maxsize if limit is None else limit
@@ -74,6 +84,11 @@ class BlockStore:
         below_bytes = self._max_split_bytes
         if nbytes >= below_bytes:
             below_bytes = nbytes + self.config.max_non_split_rounding_bytes
+        if self.has_expandable:
+            uses_expandable = self.config.expandable_segments
+            return pool.take_with_expandable(
+                nbytes, stream, below_bytes, uses_expandable=uses_expandable
+            )
         return pool.free.take(nbytes, stream, below_bytes)
 
     def exceeds_limit(self, nbytes: int) -> bool:
@@ -159,7 +174,9 @@ class BlockStore:
 
     def uses_expandable(self, pool: BlockPool) -> bool:
         """Says whether new memory of a pool comes from segments that grow."""
-        return self.config.expandable_segments and pool.owner.provider is None
+        owner = pool.owner
+        is_usual = owner.provider is None and pool is not owner.exact
+        return is_usual and self.config.expandable_segments
 
     def mark_freed(self, block: Block, frames: Frames | None) -> None:
         """Takes an allocated block out of its user's hands; streams may still read it."""
@@ -214,6 +231,15 @@ class BlockStore:
         self._count_segment(block, -1)
         self.statistics.num_device_free += 1
         (block.pool.owner.provider or self.provider).free(block.segment)
+
+    def count_mapped(self, pool: BlockPool, nbytes: int) -> None:
+        """Counts memory that was put behind addresses, or taken from there if negative."""
+        self.reserved_bytes += nbytes
+        self.statistics.count_reserved(nbytes, pool.owner.pool_id, is_small=pool.is_small)
+        if nbytes > 0:
+            self.statistics.num_device_alloc += 1
+        else:
+            self.statistics.num_device_free += 1
 
     def _ask_provider(self, provider: Provider, nbytes: int, stream: int) -> Segment | None:
         unlocks = self.config.release_lock_on_cudamalloc

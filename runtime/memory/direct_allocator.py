@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
 from tracegraph.runtime.errors import UnsupportedError
@@ -57,6 +58,7 @@ class DirectAllocator(CachingAllocator):
         counts: bool = False,
         trim: Callable[[], None] | None = None,
     ) -> None:
+        config = _without_expandable(config or AllocatorConfig())
         super().__init__(provider, config=config, device=device)
         self._uses = StreamUses(events or NoEvents(), self._give_back)
         self._search = MemorySearch(self._store, self._uses, self._pools, device)
@@ -102,6 +104,10 @@ class DirectAllocator(CachingAllocator):
         with self._store.lock:
             self._begin(stream)
             return self._allocate(self._pools.find(pool_id).exact, nbytes, stream)
+
+    def configure(self, config: AllocatorConfig) -> None:
+        """Replaces all settings; of those of the native backend only the memory fraction counts."""
+        super().configure(_without_expandable(config))
 
     def empty_cache(self, pool_id: PoolId | None = None) -> None:
         """Puts back what other streams have finished with, and empties the provider's own cache.
@@ -160,6 +166,10 @@ class DirectAllocator(CachingAllocator):
         owner = block.pool.owner
         if owner.is_private and not owner.use_count:
             release_freeable(self._store, owner)
+
+
+def _without_expandable(config: AllocatorConfig) -> AllocatorConfig:
+    return dataclasses.replace(config, expandable_segments=False)
 
 
 def _refuse_checkpoint(pool_id: PoolId) -> UnsupportedError:

@@ -9,6 +9,7 @@ from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.allocator_errors import refuse_request
 from tracegraph.runtime.memory.block import Block, BlockPool, Pool
 from tracegraph.runtime.memory.block_store import BlockStore
+from tracegraph.runtime.memory.expandable_blocks import grow
 from tracegraph.runtime.memory.history import Frames
 from tracegraph.runtime.memory.pools import Pools
 from tracegraph.runtime.memory.reclaim import (
@@ -109,7 +110,9 @@ class MemorySearch:
         return self._store.take_free(request.pool, request.nbytes, request.stream)
 
     def _reserve(self, request: Request) -> Block | None:
-        pool, _, segment_bytes, stream, frames = request
+        pool, nbytes, segment_bytes, stream, frames = request
+        if self._store.uses_expandable(pool):
+            return grow(self._store, pool, nbytes, segment_bytes, stream, frames)
         return self._store.reserve(pool, segment_bytes, stream, frames)
 
     def _rejects(self, request: Request) -> bool:
@@ -131,7 +134,9 @@ class MemorySearch:
     def _borrow(self, request: Request) -> Block | None:
         if request.pool.owner.is_private:
             return None
-        lenders = [pool for pool in self._store.private.values() if pool.use_on_oom]
+        # One that nobody needs any more lends nothing: its memory may go back at any time.
+        private = self._store.private.values()
+        lenders = [pool for pool in private if pool.use_on_oom and pool.use_count]
         for lender in lenders:
             part = lender.small if request.pool.is_small else lender.large
             block = self._store.take_free(part, request.nbytes, request.stream)

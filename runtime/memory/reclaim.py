@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from tracegraph.runtime.memory.block import Block, BlockPool, Pool
 from tracegraph.runtime.memory.block_store import BlockStore
+from tracegraph.runtime.memory.expandable_blocks import shrink
 from tracegraph.runtime.memory.history import Frames
 
 
@@ -68,10 +69,13 @@ def release_oversize(
 def release_free(
     store: BlockStore, parts: Iterable[BlockPool], frames: Frames | None = None
 ) -> None:
-    """Gives back all free segments of some block pools."""
+    """Gives back all free segments of some block pools, and the free pages of growing ones."""
     for part in parts:
         whole = [block for block in part.free if not block.is_split and block.expandable is None]
+        growing = [block for block in part.free if block.expandable is not None]
         release_all(store, whole, frames)
+        for block in growing:
+            shrink(store, block, frames)
 
 
 def release_all(store: BlockStore, blocks: list[Block], frames: Frames | None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.runtime.fake_state import FakeState, check
 from tracegraph.runtime.cuda.driver_calls import CopyRange, FillRange, make_call_error
+from tracegraph.runtime.memory.providers.host_virtual import NO_RESERVE
 
 ALIGNMENT = 256
 GRANULARITY = 2 << 20
@@ -38,7 +39,7 @@ class FakeMemory(FakeState):
         kept_bytes: how much each pool of the driver keeps, by handle, as it was told.
     """
 
-    def __init__(self, *, memory_bytes: int = 1 << 40, **options: Any) -> None:
+    def __init__(self, *, memory_bytes: int = 1 << 35, **options: Any) -> None:
         super().__init__(**options)
         self.memory_bytes = memory_bytes
         self.kept_bytes: dict[int, int] = {}
@@ -113,7 +114,7 @@ class FakeMemory(FakeState):
         check(nbytes > 0 and nbytes % GRANULARITY == 0, f"a range of {nbytes} bytes")
         self._enter("reserve_addresses", nbytes, needs_context=True)
         # Nothing is committed before it is touched.
-        room = mmap.mmap(-1, nbytes + GRANULARITY, flags=mmap.MAP_PRIVATE | _NO_RESERVE)
+        room = mmap.mmap(-1, nbytes + GRANULARITY, flags=mmap.MAP_PRIVATE | NO_RESERVE)
         start = ctypes.addressof(ctypes.c_char.from_buffer(room))
         address = start + -start % GRANULARITY
         self._ranges[address] = nbytes, room
@@ -227,9 +228,6 @@ class FakeMemory(FakeState):
             end = min(start + mapping.nbytes, address + nbytes)
             covered += end - max(start, address)
         check(covered == nbytes, f"work on {nbytes} bytes at {address:#x}, not all mapped")
-
-
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0)
 
 
 def _overlap(sizes: dict[int, int], address: int, nbytes: int) -> list[int]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 
 from tracegraph.runtime.errors import TracegraphError
 from tracegraph.runtime.memory.providers.host import HostProvider, refuse_host_memory
 
 GRANULARITY_BYTES = 2 << 20
-_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+# Before Python 3.13 `mmap` does not name the flag. Without it Linux refuses more than it has.
+NO_RESERVE = 0x4000 if sys.platform.startswith("linux") else 0
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
 
 
 class HostVirtualProvider(HostProvider):
