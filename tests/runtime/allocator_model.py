@@ -74,7 +74,13 @@ class AllocatorModel(ModelStreams):
         self.settle(stream)
         step = 512 if nbytes <= MIB else 32 << 10 if nbytes <= 128 * MIB else 2 * MIB
         size = -(-max(nbytes, 1) // step) * step
-        piece = self.search(size, stream, pool, "exact") or self.grow(size, stream, pool, "exact")
+        piece = self.search(size, stream, pool, "exact")
+        if piece is None:
+            # Arenas that do not fit are not kept beside a new one.
+            arenas = [one for one in self.segments if (one.pool, one.kind) == (pool, "exact")]
+            for arena in [one for one in arenas if one.is_free]:
+                self.release(arena)
+            piece = self.grow(size, stream, pool, "exact")
         if piece is None:
             self.counts["num_ooms"] += 1
             return None
