@@ -6,8 +6,8 @@ import threading
 import weakref
 
 from tracegraph.runtime.graph import ArenaSize
-from tracegraph.runtime.memory.private_pool import PrivatePool
-from tracegraph.runtime.memory.segment import Block
+from tracegraph.runtime.memory.block import Block
+from tracegraph.runtime.memory.private_pool import PrivatePool, Scratch
 
 
 class Arena:
@@ -43,15 +43,15 @@ class Arena:
         self.lock = threading.RLock()
         self.block: Block = pool.allocate(max(size.kept_bytes, 1))
         # At interpreter exit the process gives all memory back by itself.
-        weakref.finalize(self, pool.free, self.block).atexit = False
+        weakref.finalize(self, pool.free_later, self.block).atexit = False
         self._scratch = self.block
-        self._holder: object = None
+        self._shared: Scratch | None = None
         if size.scratch_bytes and shares_scratch:
-            self._holder = shared = pool.share_scratch(size.scratch_bytes)
+            self._shared = shared = pool.share_scratch(size.scratch_bytes)
             self._scratch, self.lock = shared.block, pool.replay_lock
         elif size.scratch_bytes:
             self._scratch = pool.allocate(size.scratch_bytes)
-            weakref.finalize(self, pool.free, self._scratch).atexit = False
+            weakref.finalize(self, pool.free_later, self._scratch).atexit = False
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:

@@ -7,8 +7,9 @@ from typing import Any, Literal, Protocol
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
-from tracegraph.runtime.memory.private_pool import Provider
+from tracegraph.runtime.memory.caching_allocator import CachingAllocator
 from tracegraph.runtime.static_buffer import StaticBuffer
+from tracegraph.runtime.stream import Stream
 
 
 class Device(Protocol):
@@ -25,8 +26,12 @@ class Device(Protocol):
         ...
 
     @property
-    def provider(self) -> Provider:
-        """Where pools of this device take their segments from."""
+    def allocator(self) -> CachingAllocator:
+        """Where the memory of this device comes from, that of graphs and that of users."""
+        ...
+
+    def number_stream(self, stream: Stream) -> int:
+        """Returns how the allocator calls a stream; 0 is the one that JAX computes on."""
         ...
 
     @property

@@ -23,7 +23,7 @@ from tracegraph.runtime.errors import StaleOutputError as StaleOutputError
 from tracegraph.runtime.errors import TracegraphError as TracegraphError
 from tracegraph.runtime.errors import UnsupportedError as UnsupportedError
 from tracegraph.runtime.errors import VerificationError as VerificationError
-from tracegraph.runtime.memory.private_pool import PoolId as PoolId
+from tracegraph.runtime.memory.pool_id import PoolId as PoolId
 from tracegraph.runtime.stream import Event as Event
 from tracegraph.runtime.stream import Stream as Stream
 from tracegraph.runtime.stream import current_stream as current_stream

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.runtime.errors import ConfigError
-from tracegraph.runtime.memory.private_pool import PoolId
+from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream
 
 

@@ -29,12 +29,8 @@ from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.jax_interop import ArrayImpl
-from tracegraph.runtime.memory.private_pool import (
-    PoolId,
-    PrivatePool,
-    find_pool,
-    new_pool_id,
-)
+from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool, find_pool, join_pool
 from tracegraph.runtime.replay import Replay
 from tracegraph.signature import Signature
 
@@ -77,7 +73,8 @@ class GraphedFunction:
     def __init__(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
         self._function = function
         self._options: Options = read_options(function, given)
-        self._shared_pool = find_pool(given["pool"]) if given["pool"] is not None else None
+        # Held from now on, whatever becomes of the captures that share it.
+        self._shared_pool = find_pool(self._options.pool) if self._options.pool else None
         self._cache: collections.OrderedDict[Signature, CapturedGraph] = collections.OrderedDict()
         self._latest: CapturedGraph | None = None
         self._retired_calls = 0
@@ -355,4 +352,5 @@ class GraphedFunction:
 
     @functools.cached_property
     def _pool(self) -> PrivatePool:
-        return self._shared_pool or PrivatePool(new_pool_id(), self._device.provider)
+        pool_id = self._options.pool
+        return join_pool(pool_id if pool_id is not None else new_pool_id(), self._device.allocator)

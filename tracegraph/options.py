@@ -9,7 +9,7 @@ from typing import Any
 
 from tracegraph.constraints.frames import locate_function
 from tracegraph.runtime.errors import CaptureError, ConfigError
-from tracegraph.runtime.memory.private_pool import PoolId
+from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream, default_stream
 
 MODES = ("whole", "partial")

@@ -8,20 +8,26 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext
 from tracegraph.runtime.cuda.comparison import copy_arrays, find_unequal
 from tracegraph.runtime.cuda.driver import load_driver
+from tracegraph.runtime.cuda.events import CudaEvents
 from tracegraph.runtime.cuda.graph import CudaGraph
 from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream
 from tracegraph.runtime.cuda.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.kernels import KernelLoader
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
+from tracegraph.runtime.cuda.providers import CudaAsyncProvider, CudaProvider
 from tracegraph.runtime.cuda.results import ResultPort
 from tracegraph.runtime.cuda.stages import CudaStage, EagerStage
 from tracegraph.runtime.cuda.streams import CudaStreams
+from tracegraph.runtime.cuda.virtual_memory import CudaVirtualProvider
 from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock, Stage
+from tracegraph.runtime.memory.caching_allocator import CachingAllocator
 from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.stream import Stream
 
 POISON = 0xFF
 # A changed parameter costs half a microsecond, a copy of a small array as much as nine of them.
@@ -48,10 +54,37 @@ class CudaDevice:
         primary = driver.retain_primary_context(jax_device.local_hardware_id)
         order = JaxOrder(driver, stream, primary)
         self.context = CudaContext(jax_device, order)
-        self.provider = JaxProvider(jax_device)
         self.streams = CudaStreams(order)
         self._kernels = KernelLoader(driver, order.primary)
         self._libraries = {"matmul": CublasLt()}
+
+    @functools.cached_property
+    def allocator(self) -> CachingAllocator:
+        """The one allocator of this GPU."""
+        driver, order = self.driver, self.context.order
+        primary, ordinal = order.primary, self.jax_device.local_hardware_id
+
+        def read_memory() -> tuple[int, int]:
+            with order.use_context():
+                return driver.read_memory()
+
+        source = MemorySource(
+            device=ordinal,
+            providers={
+                "jax": lambda: JaxProvider(self.jax_device),
+                "cuda": lambda: CudaProvider(driver, primary),
+                "async": lambda: CudaAsyncProvider(driver, primary, ordinal, order.find_handle),
+                "expandable": lambda: CudaVirtualProvider(driver, primary, ordinal),
+            },
+            events=CudaEvents(driver, order.find_handle),
+            find_stream=order.find_handle,
+            read_memory=read_memory,
+        )
+        return open_allocator(source)
+
+    def number_stream(self, stream: Stream) -> int:
+        """Returns how the allocator calls a stream, of which the driver knows from then on."""
+        return self.context.order.number_stream(stream)
 
     def bind_buffers(
         self, definition: GraphDefinition, arena: Arena, clock: ReplayClock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 
@@ -12,10 +13,11 @@ class CudaEvents:
 
     Args:
         driver: the CUDA driver. The thread that records an event needs a current context.
+        find_stream: returns the driver's handle of a stream as it is named here.
     """
 
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
+    def __init__(self, driver: Any, find_stream: Callable[[int], int] = int) -> None:
+        self._driver, self._find_stream = driver, find_stream
         self._free: collections.deque[int] = collections.deque()
         # At interpreter exit the process gives all events back by itself.
         weakref.finalize(self, _destroy, driver, self._free).atexit = False
@@ -26,9 +28,9 @@ class CudaEvents:
         Raises:
             CudaError: the driver refused.
         """
-        event = self._take()
+        handle, event = self._find_stream(stream), self._take()
         try:
-            self._driver.record_event(event, stream)
+            self._driver.record_event(event, handle)
         except BaseException:
             self._free.append(event)
             raise

@@ -74,6 +74,16 @@ class JaxOrder:
                 self._side_streams[stream.number] = handle
             return self._side_streams[stream.number]
 
+    def number_stream(self, stream: Stream) -> int:
+        """Returns how allocators call a stream, 0 for JAX's; `find_handle` knows it from then on."""
+        self.find_stream(stream)
+        return 0 if stream is default_stream() else stream.number
+
+    def find_handle(self, number: int) -> int:
+        """Returns the driver's handle of a stream's number, in a thread that may use it."""
+        self.enter_thread()
+        return self._side_streams[number] if number else self.stream
+
     @contextlib.contextmanager
     def beside(self, side: int) -> Iterator[None]:
         """Puts what the body enqueues on a side stream between JAX's earlier and later work."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 
+from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckedHostGraph
 from tracegraph.runtime.host.graph import HostGraph, find_in_place, mark_buffers
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
+from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.provider import NoEvents
 from tracegraph.runtime.memory.providers.host import HostProvider
+from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider
+from tracegraph.runtime.stream import Stream, default_stream
 
 
 class HostDevice:
@@ -29,8 +35,16 @@ class HostDevice:
 
     def __init__(self, jax_device: Any, *, is_checking: bool = False) -> None:
         self.jax_device = jax_device
-        self.provider = HostProvider()
         self._is_checking = is_checking
+
+    @property
+    def allocator(self) -> CachingAllocator:
+        """The one allocator of this device, whoever asks."""
+        return _find_allocator(self.jax_device)
+
+    def number_stream(self, stream: Stream) -> int:
+        """Returns how the allocator calls a stream."""
+        return 0 if stream is default_stream() else stream.number
 
     @property
     def updates_in_place(self) -> bool:
@@ -70,6 +84,24 @@ class HostDevice:
         if graphs:
             graphs[0].allow_direct(definition, buffers)
         return graphs
+
+
+@functools.cache
+def _find_allocator(jax_device: Any) -> CachingAllocator:
+    provider = HostProvider()
+    source = MemorySource(
+        device=jax_device.id,
+        providers={
+            "host": lambda: provider,
+            # The system's own allocator keeps what is freed, as the driver's pool does.
+            "async": lambda: provider,
+            "expandable": HostVirtualProvider,
+        },
+        events=NoEvents(),
+        find_stream=int,
+        read_memory=lambda: (provider.available_bytes(), provider.total_bytes()),
+    )
+    return open_allocator(source)
 
 
 def find_host_device(*, is_checking: bool) -> HostDevice:

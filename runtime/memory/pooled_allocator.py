@@ -22,8 +22,9 @@ class PooledAllocator(abc.ABC):
     """Whose requests go where, and what finalisers have returned. Safe from several threads.
 
     Note [Finalisers]. A finaliser may run inside any call, also inside the allocator's own, in the
-    same thread. So it must not free a block there and then: it calls `free_later`, which only notes
-    the block. Whoever enters the allocator next frees it.
+    same thread. So it must not change anything there and then: it calls `free_later` or
+    `release_pool_later`, which only take a note, unless nobody is in the allocator at that moment.
+    Whoever enters the allocator next does what was noted, in its order.
 
     Args:
         store: the blocks.
@@ -34,7 +35,12 @@ class PooledAllocator(abc.ABC):
         self._store = store
         self._uses = uses
         self._pools = Pools(store)
-        self._returned: collections.deque[Block] = collections.deque()
+        self._returned: collections.deque[Block | PoolId] = collections.deque()
+
+    @property
+    def provider(self) -> Provider:
+        """Where segments come from, those of pools with a provider of their own apart."""
+        return self._store.provider
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -42,8 +48,14 @@ class PooledAllocator(abc.ABC):
         return self._store.lock
 
     def free_later(self, block: Block) -> None:
-        """Takes back a block at the next call. For finalisers: see Note [Finalisers]."""
+        """Takes back a block as soon as that can be. For finalisers: see Note [Finalisers]."""
         self._returned.append(block)
+        self._drain_if_idle()
+
+    def release_pool_later(self, pool_id: PoolId) -> None:
+        """Counts one user less and gives back what nobody needs then. For finalisers, likewise."""
+        self._returned.append(pool_id)
+        self._drain_if_idle()
 
     def create_or_increment_pool(
         self,
@@ -141,9 +153,28 @@ class PooledAllocator(abc.ABC):
         with self._store.lock:
             self._uses.end_capture(pool_id)
 
+    def _drain_if_idle(self) -> None:
+        lock = self._store.lock
+        # Owned by this thread: the finaliser runs inside a call of it.
+        if lock._is_owned() or not lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            return
+        try:
+            self._drain()
+        finally:
+            lock.release()
+
     def _drain(self) -> None:
         while self._returned:
-            self._free(self._returned.popleft(), None)
+            noted = self._returned.popleft()
+            if isinstance(noted, Block):
+                self._free(noted, None)
+                continue
+            self._pools.release(noted)
+            self.empty_cache(noted)
+
+    @abc.abstractmethod
+    def empty_cache(self, pool_id: PoolId | None = None) -> None:
+        """Gives free segments back to the provider."""
 
     @abc.abstractmethod
     def _free(self, block: Block, frames: Frames | None) -> None: ...

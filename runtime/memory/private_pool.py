@@ -1,59 +1,30 @@
 """The private pool: memory reserved to one graph, or to a declared group of graphs.
 
 A CUDA graph writes to the addresses that were baked in when it was built. So its memory is not
-shared with anybody outside its pool, and goes back to the provider only when the pool is closed or
-when nobody holds the pool any more.
+shared with anybody outside its pool, and goes back to the provider when nobody holds the pool any
+more.
+
+Note [When a pool goes]. PyTorch keeps the free memory of a dead pool until `empty_cache`, or until
+its allocator runs out of memory. Here other memory of the device is JAX's, which cannot ask us to
+give ours back. So the memory of a capture goes back as soon as nobody needs it. A pool that the
+user made (`MemPool`) keeps PyTorch's rule.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
-from typing import NamedTuple, Protocol
 
 from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
-from tracegraph.runtime.memory.segment import Block, Segment
+from tracegraph.runtime.memory.block import Block
+from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
 
-# Rounding lets a freed block serve a request of about its size; it wastes three percent at most.
-ROUNDING_BYTES = ((1 << 20, 512), (128 << 20, 32 << 10))
-LARGE_ROUNDING_BYTES = 2 << 20
-
-_numbers = itertools.count(1)
 _pools: weakref.WeakValueDictionary[PoolId, PrivatePool] = weakref.WeakValueDictionary()
-
-
-class PoolId(NamedTuple):
-    """Names a pool; a pair, as in `torch.cuda`: (n, 0) for a pool that a graph made itself."""
-
-    number: int
-    second: int = 0
-
-    def __str__(self) -> str:
-        return f"({self.number}, {self.second})"
-
-
-def new_pool_id() -> PoolId:
-    """Returns an id that no pool of this process has had before, from any thread."""
-    return PoolId(next(_numbers))
-
-
-class Provider(Protocol):
-    """Where the segments of a pool come from."""
-
-    name: str
-
-    def allocate(self, nbytes: int) -> Segment:
-        """Returns a fresh segment of ``nbytes`` bytes, or raises OutOfMemoryError."""
-        ...
-
-    def free(self, segment: Segment) -> None:
-        """Takes back a segment that ``allocate`` returned."""
-        ...
-
-    def available_bytes(self) -> int:
-        """Returns how many bytes could still be allocated."""
-        ...
+_handles: set[PoolId] = set()
+_lock = threading.Lock()
+_FIX = "donate the state (`donate_argnums`), capture a smaller batch, or drop unused graphs"
+_FIX_JAX = "; XLA_PYTHON_CLIENT_MEM_FRACTION sets JAX's share of the GPU"
 
 
 class Scratch:
@@ -68,64 +39,52 @@ class Scratch:
 
 
 class PrivatePool:
-    """A set of segments that serves blocks to the graphs of one pool. Safe from several threads.
-
-    A freed block stays in the pool and serves the next request that fits best; it is never split,
-    so a block is a whole segment.
+    """One user of a private pool of an allocator. Safe from several threads.
 
     Args:
-        pool_id: names the pool in errors and statistics.
-        provider: where segments come from.
+        pool_id: of a pool that exists, or names a new one.
+        allocator: of the device.
 
     Attributes:
+        pool_id: as given.
+        allocator: as given.
         replay_lock: held by whoever replays a graph that shares its scratch.
+
+    Raises:
+        TracegraphError: the pool has lost its last user.
 
     Example:
         >>> from tracegraph.runtime.memory.providers.host import HostProvider
-        >>> pool = PrivatePool(new_pool_id(), HostProvider())
+        >>> pool = PrivatePool(new_pool_id(), CachingAllocator(HostProvider()))
         >>> block = pool.allocate(1000)
         >>> block.nbytes, pool.reserved_bytes, pool.allocated_bytes
         (1024, 1024, 1024)
-        >>> pool.close()
     """
 
-    def __init__(self, pool_id: PoolId, provider: Provider) -> None:
-        self.pool_id = pool_id
-        self._provider = provider
-        self._live: dict[Block, None] = {}
-        self._free: list[Segment] = []
-        # Reentrant: the collector may free a block while this thread is inside `allocate`.
-        self._lock = threading.RLock()
+    def __init__(self, pool_id: PoolId, allocator: CachingAllocator) -> None:
+        self.pool_id, self.allocator = pool_id, allocator
         self.replay_lock = threading.RLock()
+        self._lock = threading.Lock()
         self._scratch: weakref.WeakSet[Scratch] = weakref.WeakSet()
-        self._give_back = weakref.finalize(self, _give_back, provider, self._live, self._free)
+        allocator.create_or_increment_pool(pool_id)
         # At interpreter exit the process gives all memory back by itself.
-        self._give_back.atexit = False
-        _pools[pool_id] = self
+        weakref.finalize(self, allocator.release_pool_later, pool_id).atexit = False
 
     def __repr__(self) -> str:
         return (
-            f"PrivatePool({self.pool_id}, provider={self._provider.name}, "
+            f"PrivatePool({self.pool_id}, provider={self.allocator.provider.name}, "
             f"reserved={self.reserved_bytes:,} bytes, allocated={self.allocated_bytes:,} bytes)"
         )
 
     @property
-    def is_closed(self) -> bool:
-        """True once `close` was called."""
-        return not self._give_back.alive
-
-    @property
     def reserved_bytes(self) -> int:
         """Bytes held from the provider."""
-        with self._lock:
-            free_bytes = sum(segment.nbytes for segment in self._free)
-            return self.allocated_bytes + free_bytes
+        return self.allocator.pool_bytes(self.pool_id)[0]
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes handed out in blocks."""
-        with self._lock:
-            return sum(block.nbytes for block in self._live)
+        return self.allocator.pool_bytes(self.pool_id)[1]
 
     def allocate(self, nbytes: int) -> Block:
         """Returns a block of at least ``nbytes`` bytes; its contents are undefined.
@@ -136,28 +95,19 @@ class PrivatePool:
 
         Raises:
             OutOfMemoryError: neither the pool nor its provider has that much.
-            TracegraphError: the pool is closed, or ``nbytes`` is negative.
+            TracegraphError: ``nbytes`` is negative.
         """
-        with self._lock:
-            if self.is_closed:
-                raise _refuse(
-                    f"cannot allocate {nbytes:,} bytes from a closed pool",
-                    self.pool_id,
-                    why="a closed pool has given its memory back and takes no more",
-                    fix="capture again, which makes a new pool",
-                )
-            if nbytes < 0:
-                raise _refuse(
-                    f"cannot allocate {nbytes:,} bytes",
-                    self.pool_id,
-                    why="a block has zero bytes or more",
-                    fix="internal error in tracegraph: please report this text",
-                )
-            wanted_bytes = round_up(nbytes)
-            segment = self._take_free(wanted_bytes) or self._reserve(wanted_bytes)
-            block = Block(segment, 0, segment.nbytes)
-            self._live[block] = None
-            return block
+        try:
+            return self.allocator.allocate_exact(nbytes, self.pool_id)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                error.what,
+                where=f"private pool {self.pool_id} with {self.reserved_bytes:,} bytes, "
+                f"{error.where}",
+                why="a graph keeps all of its buffers in memory of its own for as long as it lives",
+                fix=_FIX + (_FIX_JAX if self.allocator.provider.name == "jax" else ""),
+                anchor=error.anchor,
+            ) from error
 
     def share_scratch(self, nbytes: int) -> Scratch:
         """Returns memory that others of this pool use as well; the smallest that is big enough.
@@ -175,107 +125,70 @@ class PrivatePool:
             if fitting:
                 return min(fitting, key=lambda each: each.block.nbytes)
             scratch = Scratch(self.allocate(nbytes))
-            weakref.finalize(scratch, self.free, scratch.block).atexit = False
+            weakref.finalize(scratch, self.free_later, scratch.block).atexit = False
             self._scratch.add(scratch)
             return scratch
 
-    def free(self, block: Block) -> None:
-        """Returns a block to the pool, which keeps it for reuse.
-
-        After `close` there is nothing left to return, and this does nothing.
-
-        Raises:
-            TracegraphError: the block was freed before, or is not of this pool.
-        """
-        with self._lock:
-            if self.is_closed:
-                return
-            if block not in self._live:
-                raise _refuse(
-                    f"cannot free the block at {block.address:#x}: it is not in use in this pool",
-                    self.pool_id,
-                    why="it was freed before or belongs to another pool; its bytes may be in use",
-                    fix="free each block once, in the pool that allocated it",
-                )
-            del self._live[block]
-            self._free.append(block.segment)
-
-    def close(self) -> None:
-        """Gives all segments back to the provider. May be called again; nothing happens then."""
-        with self._lock:
-            self._give_back()
-
-    def _take_free(self, wanted_bytes: int) -> Segment | None:
-        fitting = [segment for segment in self._free if segment.nbytes >= wanted_bytes]
-        if not fitting:
-            return None
-        best = min(fitting, key=lambda segment: (segment.nbytes, segment.address))
-        self._free.remove(best)
-        return best
-
-    def _reserve(self, wanted_bytes: int) -> Segment:
-        try:
-            return self._provider.allocate(wanted_bytes)
-        except OutOfMemoryError as error:
-            if not self._free:
-                raise self._name_pool(error) from error
-        self._release_free()
-        try:
-            return self._provider.allocate(wanted_bytes)
-        except OutOfMemoryError as error:
-            raise self._name_pool(error) from error
-
-    def _release_free(self) -> None:
-        while self._free:
-            self._provider.free(self._free.pop())
-
-    def _name_pool(self, error: OutOfMemoryError) -> OutOfMemoryError:
-        return OutOfMemoryError(
-            error.what,
-            where=f"private pool {self.pool_id} with {self.reserved_bytes:,} bytes, {error.where}",
-            why=error.why,
-            fix=error.fix,
-            anchor=error.anchor,
-        )
+    def free_later(self, block: Block) -> None:
+        """Returns a block to the pool as soon as that can be; for finalisers."""
+        self.allocator.free_later(block)
 
 
-def find_pool(pool_id: PoolId) -> PrivatePool:
-    """Returns the pool of this id.
+def make_handle() -> PoolId:
+    """Returns the id of a pool that the first capture into it makes."""
+    handle = new_pool_id()
+    announce_pool(handle)
+    return handle
+
+
+def announce_pool(pool_id: PoolId) -> None:
+    """Lets captures share a pool that no capture has made, until `withdraw_pool`."""
+    _handles.add(pool_id)
+
+
+def withdraw_pool(pool_id: PoolId) -> None:
+    """Ends what `announce_pool` began."""
+    _handles.discard(pool_id)
+
+
+def find_pool(pool_id: PoolId) -> PrivatePool | None:
+    """Returns the pool of a living graph; None for a handle into which nothing was captured yet.
 
     Raises:
         TracegraphError: nobody holds such a pool any more.
     """
     pool = _pools.get(pool_id)
-    if pool is None or pool.is_closed:
-        raise _refuse(
-            f"there is no pool {pool_id}",
-            pool_id,
-            why="a pool lives while a graph, or an array in it, lives",
-            fix="keep the captured function whose pool() this is, or leave pool= out",
-        )
-    return pool
+    if pool is not None or pool_id in _handles:
+        return pool
+    raise TracegraphError(
+        f"there is no pool {pool_id}",
+        where=f"private pool {pool_id}",
+        why="a pool lives while a graph, or an array in it, lives",
+        fix="keep the captured function whose pool() this is, or leave pool= out",
+        anchor="pool",
+    )
 
 
-def round_up(nbytes: int) -> int:
-    """Returns the size of the segment that serves a request of ``nbytes`` bytes.
+def join_pool(pool_id: PoolId, allocator: CachingAllocator) -> PrivatePool:
+    """Returns the one PrivatePool of an id; captures that share it share its scratch.
 
-    Example:
-        >>> round_up(1), round_up(1 << 20), round_up((1 << 20) + 1)
-        (512, 1048576, 1081344)
+    Args:
+        pool_id: of a living pool, or of a new one.
+        allocator: of the device of the capture.
+
+    Raises:
+        TracegraphError: the pool is one of another device, or has lost its last user.
     """
-    fitting = (rounding for border, rounding in ROUNDING_BYTES if nbytes <= border)
-    rounding = next(fitting, LARGE_ROUNDING_BYTES)
-    return max(-(-nbytes // rounding), 1) * rounding
-
-
-def _give_back(provider: Provider, live: dict[Block, None], free: list[Segment]) -> None:
-    # No method: the finaliser must not point back to the pool.
-    segments = [*free, *(block.segment for block in live)]
-    free.clear()
-    live.clear()
-    for segment in segments:
-        provider.free(segment)
-
-
-def _refuse(what: str, pool_id: PoolId, *, why: str, fix: str) -> TracegraphError:
-    return TracegraphError(what, where=f"private pool {pool_id}", why=why, fix=fix, anchor="pool")
+    with _lock:
+        pool = _pools.get(pool_id)
+        if pool is None:
+            pool = _pools[pool_id] = PrivatePool(pool_id, allocator)
+    if pool.allocator is allocator:
+        return pool
+    raise TracegraphError(
+        f"the pool {pool_id} is one of another device",
+        where=f"private pool {pool_id} of {pool.allocator}",
+        why="a pool is memory of one device",
+        fix="share pools between captures of one device only",
+        anchor="pool",
+    )

@@ -1,4 +1,4 @@
-"""Segments and blocks: what a provider hands to a pool, and what a pool hands out."""
+"""Segments: what a provider hands to an allocator."""
 
 from __future__ import annotations
 
@@ -19,23 +19,3 @@ class Segment:
     address: int
     nbytes: int
     storage: Any = dataclasses.field(repr=False)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Block:
-    """A piece of a segment, in use until it is freed. Holding it keeps the memory alive.
-
-    Attributes:
-        segment: where it lies.
-        offset: bytes from the start of the segment.
-        nbytes: its size, at least what was asked for.
-    """
-
-    segment: Segment
-    offset: int
-    nbytes: int
-
-    @property
-    def address(self) -> int:
-        """Address of its first byte."""
-        return self.segment.address + self.offset

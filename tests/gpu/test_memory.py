@@ -15,7 +15,8 @@ import tracegraph as tg
 from tests.gpu.device_memory import measure_limit_bytes, measure_used_bytes
 from tests.gpu.reference import assert_replayed
 from tests.gpu.subprocesses import run_python
-from tracegraph.runtime.memory.private_pool import find_pool, round_up
+from tracegraph.runtime.memory.private_pool import find_pool
+from tracegraph.runtime.memory.sizes import round_exact
 
 pytestmark = pytest.mark.usefixtures("gpu")
 CHUNK = 1 << 30
@@ -47,11 +48,11 @@ def test_the_bytes_of_a_pool_are_known_before_the_capture():
     x = jnp.ones((300, 300))
     planned_bytes = captured.lower(make_state(), x).pool_bytes
     state, y = captured(make_state(), x)
-    assert captured.pool_bytes == round_up(planned_bytes)
+    assert captured.pool_bytes == round_exact(planned_bytes)
     assert captured.pool_bytes >= 3 * 300 * 300 * 4
     for _ in range(10):
         state, y = captured(state, y)
-    assert captured.pool_bytes == round_up(planned_bytes)
+    assert captured.pool_bytes == round_exact(planned_bytes)
 
 
 def test_segments_come_from_jax():

@@ -17,7 +17,8 @@ from tracegraph.runtime.cuda import comparison, jax_order
 from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.jax_interop import make_aval, to_immutable
-from tracegraph.runtime.memory.private_pool import PrivatePool, new_pool_id
+from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 from tracegraph.runtime.replay import Replay
 
@@ -98,7 +99,7 @@ def make_cuda_replay(
     device: CudaDevice, definition: GraphDefinition, lifetime: Lifetime = Lifetime.FRESH
 ) -> Replay:
     """Returns the definition on a device, with a pool of its own."""
-    return Replay(definition, device, PrivatePool(new_pool_id(), device.provider), lifetime)
+    return Replay(definition, device, PrivatePool(new_pool_id(), device.allocator), lifetime)
 
 
 def place(values: Any, *, skip: int = 0, dtype: Any = np.float32) -> jax.Array:

@@ -11,7 +11,9 @@ import numpy as np
 from tracegraph.runtime.array import Lifetime
 from tracegraph.runtime.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.host.device import HostDevice
-from tracegraph.runtime.memory.private_pool import PrivatePool, new_pool_id
+from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, Node
 from tracegraph.runtime.replay import Replay
@@ -85,7 +87,12 @@ def make_replay(
 ) -> Replay:
     """Returns the definition on the host device, with a pool of its own unless one is given."""
     device = HostDevice(jax.devices()[0], is_checking=is_checking)
-    return Replay(definition, device, pool or PrivatePool(new_pool_id(), HostProvider()), lifetime)
+    return Replay(
+        definition,
+        device,
+        pool or PrivatePool(new_pool_id(), CachingAllocator(HostProvider())),
+        lifetime,
+    )
 
 
 def replay_once(replay: Replay, *values: Any) -> list[np.ndarray]:

@@ -28,7 +28,8 @@ from tracegraph.runtime.cuda.device import CudaDevice, find_cuda_device
 from tracegraph.runtime.cuda.jax_provider import JaxProvider
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
 from tracegraph.runtime.graph import GraphDefinition, ReplayClock
-from tracegraph.runtime.memory.private_pool import PrivatePool, new_pool_id
+from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.segment import Segment
 
 DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
@@ -59,7 +60,7 @@ def call(replay: Any, value: Any) -> Any:
 
 def test_names(device: CudaDevice) -> None:
     assert (device.name, device.target, device.updates_in_place) == ("cuda:0", "gpu", True)
-    assert device.provider.name == "jax"
+    assert device.allocator.provider.name == "jax"
 
 
 def test_the_arena_is_poisoned_and_constants_are_loaded(device: CudaDevice) -> None:
@@ -126,7 +127,7 @@ def test_any_failing_call_leaves_nothing_behind(
         driver.fail_at = None
         gc.collect()
         assert driver.live_handles() == before
-        assert device.provider.reserved_bytes == 0
+        assert device.allocator.provider.reserved_bytes == 0
     result = call(make_cuda_replay(device, definition), 1)
     assert result.tolist() in ([2.0] * 4, [11.0, 21.0, 31.0, 41.0])
 
@@ -153,20 +154,20 @@ def test_a_pool_that_cannot_grow(device: CudaDevice, monkeypatch: pytest.MonkeyP
     def refuse(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    pool = PrivatePool(new_pool_id(), device.provider)
+    pool = PrivatePool(new_pool_id(), device.allocator)
     with monkeypatch.context() as patch:
         patch.setattr("tracegraph.runtime.cuda.jax_provider.allocate_arrays", refuse)
         with pytest.raises(OutOfMemoryError) as caught:
             pool.allocate(1000)
     error_lines.match(
         caught.value,
-        "cannot reserve 1,024 bytes of GPU memory",
-        f"private pool {pool.pool_id} with 0 bytes, jax provider on",
+        "out of memory: tried to allocate 1.00 KiB",
+        f"private pool {pool.pool_id} with 0 bytes, device 0 (jax) has",
         "a graph keeps all of its buffers",
         "donate the state",
     )
-    assert "wanted 1,024 bytes, free 0 bytes" in caught.value.where
-    assert device.provider.reserved_bytes == 0
+    assert "of which 0 bytes is free" in caught.value.where
+    assert device.allocator.provider.reserved_bytes == 0
     assert pool.allocate(1000).nbytes == 1024
 
 
@@ -178,11 +179,11 @@ def test_other_failures_of_jax_are_not_taken_for_full_memory(
 
     monkeypatch.setattr("tracegraph.runtime.cuda.jax_provider.allocate_arrays", refuse)
     with pytest.raises(jax.errors.JaxRuntimeError, match="planted"):
-        device.provider.allocate(8)
+        device.allocator.provider.allocate(8)
 
 
 def test_segments_are_counted_and_taken_back_once(device: CudaDevice) -> None:
-    provider = device.provider
+    provider = device.allocator.provider
     one, other = provider.allocate(1000), provider.allocate(24)
     assert provider.reserved_bytes == 1024
     provider.free(one)

@@ -14,12 +14,14 @@ import tracegraph as tg
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.graph import ArenaSize, BufferSlot, ReplayClock
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
-from tracegraph.runtime.memory.private_pool import PrivatePool, new_pool_id
+from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.host import HostProvider
 
 
 def make_buffer(shape: tuple[int, ...] = (4,), dtype: Any = np.float32) -> OwnedBuffer:
-    arena = Arena(PrivatePool(new_pool_id(), HostProvider()), ArenaSize(512))
+    arena = Arena(PrivatePool(new_pool_id(), CachingAllocator(HostProvider())), ArenaSize(512))
     slot = BufferSlot("w", 0, shape, np.dtype(dtype), is_resident=True)
     return OwnedBuffer(slot, arena, jax.devices("cpu")[0], ReplayClock())
 

@@ -20,7 +20,9 @@ from tests.runtime.definitions import (
 )
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.errors import OutOfMemoryError, StaleOutputError
-from tracegraph.runtime.memory.private_pool import PrivatePool, new_pool_id
+from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.nodes import CallNode
 from tracegraph.runtime.replay import Replay
@@ -221,7 +223,7 @@ def test_arrays_outlive_the_replay():
 
 
 def test_the_arena_goes_back_when_replay_and_arrays_are_gone():
-    pool = PrivatePool(new_pool_id(), HostProvider())
+    pool = PrivatePool(new_pool_id(), CachingAllocator(HostProvider()))
     replay = make_step(pool=pool)
     load(replay, (0, X), (1, X))
     leaf, _ = launch(replay)
@@ -281,7 +283,7 @@ def test_a_failed_replay_makes_static_results_stale():
 
 
 def test_no_room_for_the_arena():
-    pool = PrivatePool(new_pool_id(), HostProvider(limit_bytes=1024))
-    with pytest.raises(OutOfMemoryError, match="cannot reserve"):
+    pool = PrivatePool(new_pool_id(), CachingAllocator(HostProvider(limit_bytes=1024)))
+    with pytest.raises(OutOfMemoryError, match="out of memory: tried"):
         make_step(pool=pool)
     assert pool.reserved_bytes == 0

@@ -1,0 +1,121 @@
+"""The allocator of a device: chosen once, at its first use, from the environment and by the user."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+
+from tracegraph.runtime.environment import read_alloc_conf, read_no_memory_caching
+from tracegraph.runtime.errors import ConfigError
+from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.config import AllocatorConfig
+from tracegraph.runtime.memory.direct_allocator import DirectAllocator
+from tracegraph.runtime.memory.provider import EventSource, Provider
+from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator
+
+
+@dataclasses.dataclass(frozen=True)
+class MemorySource:
+    """What a device has to allocate from.
+
+    Attributes:
+        device: its index.
+        providers: what makes each kind of provider; the first is the device's default. The names
+            ``expandable`` and ``async`` serve the options of that kind.
+        events: of its streams.
+        find_stream: returns the driver's handle of a stream's number.
+        read_memory: returns the free and the total bytes of the device.
+    """
+
+    device: int
+    providers: Mapping[str, Callable[[], Provider]]
+    events: EventSource
+    find_stream: Callable[[int], int]
+    read_memory: Callable[[], tuple[int, int]]
+
+
+class _Choice:
+    """The user's allocator for all devices, and whether one is in use already."""
+
+    def __init__(self) -> None:
+        self.pluggable: PluggableAllocator | None = None
+        self.is_used = False
+        self.lock = threading.Lock()
+
+
+_choice = _Choice()
+
+
+def choose_allocator(pluggable: PluggableAllocator) -> None:
+    """Makes a library's functions the allocator of every device.
+
+    Raises:
+        ConfigError: a device has an allocator already, or it is no PluggableAllocator.
+    """
+    if not isinstance(pluggable, PluggableAllocator):
+        raise ConfigError(
+            f"`allocator` is a {type(pluggable).__name__}",
+            where="argument `allocator` of change_current_allocator",
+            why="an allocator is two functions of a shared library",
+            fix="pass tg.memory.PluggableAllocator(path_to_so, alloc_fn_name, free_fn_name)",
+            anchor="pluggable-allocator",
+        )
+    with _choice.lock:
+        if _choice.is_used:
+            raise ConfigError(
+                "the allocator is in use and cannot be changed",
+                where="change_current_allocator",
+                why="memory that one allocator handed out cannot be given back to another",
+                fix="call it before the first capture and the first call of tg.memory",
+                anchor="pluggable-allocator",
+            )
+        _choice.pluggable = pluggable
+
+
+def open_allocator(source: MemorySource) -> CachingAllocator:
+    """Returns a new allocator of a device, as environment and user want it.
+
+    Raises:
+        ConfigError: a setting is wrong, or names a provider that the device has not.
+    """
+    with _choice.lock:
+        config, pluggable = read_alloc_conf(), _choice.pluggable
+        is_direct = read_no_memory_caching()
+        provider = _make_provider(source, config, pluggable)
+        _choice.is_used = True
+    common = {"config": config, "events": source.events, "device": source.device}
+    is_async = config.backend == "cudaMallocAsync"
+    if is_direct or pluggable is not None or is_async:
+        trim = getattr(provider, "trim", None)
+        return DirectAllocator(provider, **common, counts=not is_direct, trim=trim)
+    return CachingAllocator(provider, **common)
+
+
+def find_backend_name(allocator: CachingAllocator) -> str:
+    """Returns ``native``, ``cudaMallocAsync`` or ``pluggable``, the words of the CUDA semantics."""
+    if _choice.pluggable is not None:
+        return "pluggable"
+    return allocator.config.backend
+
+
+def _make_provider(
+    source: MemorySource, config: AllocatorConfig, pluggable: PluggableAllocator | None
+) -> Provider:
+    if pluggable is not None:
+        return pluggable.make_provider(source.device, source.find_stream, source.read_memory)
+    if config.backend == "cudaMallocAsync":
+        return source.providers["async"]()
+    if config.expandable_segments:
+        return source.providers["expandable"]()
+    names = [name for name in source.providers if name not in ("async", "expandable")]
+    name = config.provider or names[0]
+    if name in names:
+        return source.providers[name]()
+    raise ConfigError(
+        f"`provider` is {name!r}, which device {source.device} has not",
+        where="TRACEGRAPH_ALLOC_CONF in the environment of this process",
+        why=f"the providers of this device are {', '.join(names)}",
+        fix=f"set provider:{names[0]}, or leave it out",
+        anchor="config",
+    )
