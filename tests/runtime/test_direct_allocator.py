@@ -108,11 +108,14 @@ def test_blocks_are_freed_once(provider: HostProvider) -> None:
         allocator.allocate(1 << 61)
 
 
-def test_finalisers_return_blocks_at_the_next_call(provider: HostProvider) -> None:
+def test_finalisers_return_blocks_while_nobody_is_inside(provider: HostProvider) -> None:
     allocator = DirectAllocator(provider)
-    allocator.free_later(allocator.allocate(1000))
-    assert provider.reserved_bytes == 1000
+    with allocator.lock:
+        allocator.free_later(allocator.allocate(1000))
+        assert provider.reserved_bytes == 1000
     allocator.free(allocator.allocate(8))
+    assert provider.reserved_bytes == 0
+    allocator.free_later(allocator.allocate(1000))
     assert provider.reserved_bytes == 0
 
 
