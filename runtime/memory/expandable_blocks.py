@@ -71,7 +71,7 @@ def shrink(store: BlockStore, block: Block, frames: Frames | None) -> None:
         pool.free.remove(block)
         pool.add(before)
     if block.nbytes > nbytes:
-        block = split(block, nbytes)
+        pool.add(_cut(block, nbytes))
     block.is_mapped = False
     _absorb_neighbours(block)
     pool.unmapped.add(block)
@@ -134,7 +134,7 @@ def _map(store: BlockStore, block: Block, wanted_bytes: int, frames: Frames | No
         return False
     pool.unmapped.remove(block)
     if nbytes < block.nbytes:
-        _cut_unmapped(block, nbytes)
+        pool.unmapped.add(_cut(block, nbytes))
     block.is_mapped = True
     _absorb_neighbours(block)
     pool.add(block)
@@ -143,16 +143,16 @@ def _map(store: BlockStore, block: Block, wanted_bytes: int, frames: Frames | No
     return True
 
 
-def _cut_unmapped(block: Block, nbytes: int) -> None:
-    """Leaves a block its first bytes; the rest stays unmapped."""
+def _cut(block: Block, nbytes: int) -> Block:
+    """Leaves a block its first bytes; returns the rest, which is in no list."""
     rest_bytes = block.nbytes - nbytes
     rest = Block(block.segment, block.address + nbytes, rest_bytes, block.stream, block.pool)
-    rest.expandable, rest.is_mapped = block.expandable, False
+    rest.expandable, rest.is_mapped = block.expandable, block.is_mapped
     rest.previous, rest.next = block, block.next
     if rest.next is not None:
         rest.next.previous = rest
     block.next, block.nbytes = rest, nbytes
-    block.pool.unmapped.add(rest)
+    return rest
 
 
 def _absorb_neighbours(block: Block) -> None:
