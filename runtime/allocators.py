@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tracegraph.runtime.environment import read_alloc_conf, read_no_memory_caching
 from tracegraph.runtime.errors import ConfigError
@@ -12,7 +13,7 @@ from tracegraph.runtime.memory.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.direct_allocator import DirectAllocator
 from tracegraph.runtime.memory.provider import EventSource, Provider
-from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator
+from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator, PluggableProvider
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +37,11 @@ class MemorySource:
 
 
 class _Choice:
-    """The user's allocator for all devices, and whether one is in use already."""
+    """The user's allocator for all devices, and the allocators in use."""
 
     def __init__(self) -> None:
         self.pluggable: PluggableAllocator | None = None
-        self.is_used = False
+        self.opened: list[tuple[CachingAllocator, MemorySource]] = []
         self.lock = threading.Lock()
 
 
@@ -62,7 +63,7 @@ def choose_allocator(pluggable: PluggableAllocator) -> None:
             anchor="pluggable-allocator",
         )
     with _choice.lock:
-        if _choice.is_used:
+        if _choice.opened:
             raise ConfigError(
                 "the allocator is in use and cannot be changed",
                 where="change_current_allocator",
@@ -83,13 +84,24 @@ def open_allocator(source: MemorySource) -> CachingAllocator:
         config, pluggable = read_alloc_conf(), _choice.pluggable
         is_direct = read_no_memory_caching()
         provider = _make_provider(source, config, pluggable)
-        _choice.is_used = True
-    common = {"config": config, "events": source.events, "device": source.device}
-    is_async = config.backend == "cudaMallocAsync"
-    if is_direct or pluggable is not None or is_async:
-        trim = getattr(provider, "trim", None)
-        return DirectAllocator(provider, **common, counts=not is_direct, trim=trim)
-    return CachingAllocator(provider, **common)
+        is_direct = is_direct or pluggable is not None or config.backend == "cudaMallocAsync"
+        make = _make_direct if is_direct else CachingAllocator
+        allocator = make(provider, config=config, events=source.events, device=source.device)
+        _choice.opened.append((allocator, source))
+    return allocator
+
+
+def list_allocators() -> tuple[CachingAllocator, ...]:
+    """Returns the allocators that are in use, in the order of their first use."""
+    return tuple(allocator for allocator, _ in _choice.opened)
+
+
+def make_pluggable_provider(
+    pluggable: PluggableAllocator, allocator: CachingAllocator
+) -> PluggableProvider:
+    """Returns a provider of a library's memory, on the device of an allocator that is in use."""
+    (source,) = (source for each, source in _choice.opened if each is allocator)
+    return pluggable.make_provider(source.device, source.find_stream, source.read_memory)
 
 
 def find_backend_name(allocator: CachingAllocator) -> str:
@@ -97,6 +109,12 @@ def find_backend_name(allocator: CachingAllocator) -> str:
     if _choice.pluggable is not None:
         return "pluggable"
     return allocator.config.backend
+
+
+def _make_direct(provider: Provider, **options: Any) -> DirectAllocator:
+    # Without a cache by the user's wish there are no statistics either, as in PyTorch.
+    counts = not read_no_memory_caching()
+    return DirectAllocator(provider, **options, counts=counts, trim=getattr(provider, "trim", None))
 
 
 def _make_provider(

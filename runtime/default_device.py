@@ -8,7 +8,9 @@ import jax
 
 from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.host.device import find_host_device
+from tracegraph.runtime.environment import read_check_replay
+from tracegraph.runtime.errors import ConfigError
+from tracegraph.runtime.host.device import HostDevice, find_host_device
 from tracegraph.runtime.stream import StreamBackend, register_backend
 
 
@@ -25,6 +27,41 @@ def find_device(*, is_checking: bool) -> Device:
     if gpu is None or is_checking:
         return find_host_device(is_checking=is_checking)
     return find_cuda_device(gpu)
+
+
+def find_any_device(device: Any = None) -> Device:
+    """Returns a device that the user names.
+
+    Args:
+        device: a JAX device, the index of one of JAX's local devices, or None for the device that
+            captures use.
+
+    Raises:
+        ConfigError: there is no such device, or none of ours of its kind.
+    """
+    is_checking = read_check_replay()
+    if device is None:
+        return find_device(is_checking=is_checking)
+    jax_device = _find_jax_device(device)
+    if jax_device.platform == "gpu":
+        return find_cuda_device(jax_device)
+    return HostDevice(jax_device, is_checking=is_checking)
+
+
+def _find_jax_device(device: Any) -> Any:
+    local = jax.local_devices()
+    known = [*local, *jax.local_devices(backend="cpu")]
+    if isinstance(device, int) and not isinstance(device, bool) and 0 <= device < len(local):
+        device = local[device]
+    if device in known and device.platform in ("cpu", "gpu"):
+        return device
+    raise ConfigError(
+        f"`device` is {device!r}",
+        where="argument `device`",
+        why=f"memory is looked after on {', '.join(map(str, known))}",
+        fix=f"pass an index from 0 to {len(local) - 1}, a JAX device of these, or leave it out",
+        anchor="config",
+    )
 
 
 def _find_gpu() -> Any:

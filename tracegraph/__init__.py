@@ -10,6 +10,7 @@ if not (_package / "runtime").is_dir() and (_house / "runtime").is_dir():
     # In a checkout `lowering/` and `runtime/` stand beside this folder; in a wheel they are in it.
     __path__.append(str(_house))
 
+from tracegraph import memory as memory
 from tracegraph.decorator import capture as capture
 from tracegraph.graphed_function import CacheInfo as CacheInfo
 from tracegraph.graphed_function import GraphedFunction as GraphedFunction
@@ -24,6 +25,7 @@ from tracegraph.runtime.errors import TracegraphError as TracegraphError
 from tracegraph.runtime.errors import UnsupportedError as UnsupportedError
 from tracegraph.runtime.errors import VerificationError as VerificationError
 from tracegraph.runtime.memory.pool_id import PoolId as PoolId
+from tracegraph.runtime.memory.private_pool import make_handle as graph_pool_handle
 from tracegraph.runtime.stream import Event as Event
 from tracegraph.runtime.stream import Stream as Stream
 from tracegraph.runtime.stream import current_stream as current_stream

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from tracegraph.graphed_function import GraphedFunction
+from tracegraph.mem_pool import MemPool
 from tracegraph.runtime.errors import ConfigError
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream
@@ -25,7 +26,7 @@ def capture(
     donate_argnames: str | Sequence[str] = (),
     mode: str = "whole",
     outputs: str = "fresh",
-    pool: PoolId | None = None,
+    pool: PoolId | MemPool | None = None,
     stream: Stream | None = None,
     verify: bool = True,
     name: str | None = None,
@@ -44,7 +45,8 @@ def capture(
             two graphs.
         outputs: ``"fresh"`` results keep their value for ever; ``"static"`` ones are the graph's
             own buffers and become stale with the next call.
-        pool: share the private pool of another captured function, from its ``pool()``.
+        pool: share a private pool: another captured function's, from its ``pool()``, that of a
+            handle of `tg.graph_pool_handle`, or a `tg.memory.MemPool`.
         stream: the stream that is captured; not the default stream.
         verify: compare the first replay with `jax.jit`.
         name: in reports and errors; by default the function's name.

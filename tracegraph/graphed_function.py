@@ -308,6 +308,7 @@ class GraphedFunction:
                     self._function, self._options, prepared, captured, self._device
                 )
         captured.seconds = dict(progress.seconds)
+        watch_plan(captured)
         self._misses += 1
         self._cache[prepared.signature] = captured
         if len(self._cache) > MAX_SIGNATURES:

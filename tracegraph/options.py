@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tracegraph.constraints.frames import locate_function
+from tracegraph.mem_pool import MemPool
 from tracegraph.runtime.errors import CaptureError, ConfigError
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream, default_stream
@@ -55,9 +56,13 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         _refuse(f"mode={given['mode']!r} is unknown", where, f"the modes are {_join(MODES)}")
     if given["outputs"] not in OUTPUTS:
         _refuse(f"outputs={given['outputs']!r} is unknown", where, f"they are {_join(OUTPUTS)}")
-    if given["pool"] is not None and not isinstance(given["pool"], PoolId):
+    pool = given["pool"].id if isinstance(given["pool"], MemPool) else given["pool"]
+    if pool is not None and not isinstance(pool, PoolId):
         _refuse(
-            "pool= is not a pool", where, "a pool is what `pool()` of a captured function gives"
+            "pool= is not a pool",
+            where,
+            "a pool is what `pool()` of a captured function, `tg.graph_pool_handle()` and "
+            "`tg.memory.MemPool()` give",
         )
     stream = given["stream"] if given["stream"] is not None else Stream()
     if given["name"] is not None and not isinstance(given["name"], str):
@@ -82,7 +87,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         *donated,
         mode=given["mode"],
         outputs=given["outputs"],
-        pool=given["pool"],
+        pool=pool,
         stream=stream,
         verify=bool(given["verify"]),
         name=given["name"] or getattr(function, "__name__", type(function).__name__),

@@ -89,6 +89,7 @@ class CachingAllocator(PooledAllocator):
         self._search = MemorySearch(store, self._uses, self._pools, device)
         # At every call; `with` on the lock would take three times as long.
         self._acquire, self._release = store.lock.acquire, store.lock.release
+        self._stale: set[Block] = set()
         self._fraction = 1.0
         self.set_memory_fraction(config.per_process_memory_fraction)
 
@@ -190,6 +191,13 @@ class CachingAllocator(PooledAllocator):
             self._free(block, frames)
         finally:
             self._release()
+
+    def has_block(self, address: int) -> bool:
+        """True when a block in use begins at an address."""
+        with self._store.lock:
+            self._drain()
+            block = self._store.active.get(address)
+            return block is not None and block.is_allocated
 
     def find_block(self, address: int) -> Block:
         """Returns the block in use that begins at an address.
@@ -294,15 +302,19 @@ class CachingAllocator(PooledAllocator):
         Args:
             pool_id: of the pool.
             state: of `get_checkpoint`.
-            stale: live blocks whose owners lose them.
+            stale: live blocks whose owners lose them: when such an owner frees, nothing happens.
 
         Raises:
-            TracegraphError: the pool has not got the segments of the checkpoint any more.
+            TracegraphError: the pool has not got the segments of the checkpoint any more, or a
+                stale block is not live.
         """
         with self._store.lock:
             self._drain()
             pool = self._pools.find_used(pool_id)
-            return restore_checkpoint(self._store, self._uses, pool, state, stale)
+            lost = tuple(stale)
+            restored = restore_checkpoint(self._store, self._uses, pool, state, lost)
+            self._stale.update(lost)
+            return restored
 
     def snapshot(self, pool_id: PoolId | None = None) -> list[dict[str, Any]]:
         """Returns all segments with their blocks, in the keys of a snapshot file.
@@ -329,8 +341,17 @@ class CachingAllocator(PooledAllocator):
     def _is_in_use(self, block: Block) -> bool:
         return block.is_allocated and self._store.active.get(block.address) is block
 
+    def _is_lost(self, block: Block) -> bool:
+        """Says, once, whether a checkpoint took the block from the owner who frees it now."""
+        if block not in self._stale:
+            return False
+        self._stale.remove(block)
+        return True
+
     def _free(self, block: Block, frames: Frames | None) -> None:
         if not self._is_in_use(block):
+            if self._is_lost(block):
+                return
             raise refuse_free(block, self.device)
         self._store.mark_freed(block, frames)
         if block.stream_uses:

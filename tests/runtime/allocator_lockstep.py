@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from tests.runtime.allocator_model import COUNTERS, AllocatorModel
 from tests.runtime.bytes_provider import BytesProvider, ManualEvents
@@ -49,6 +49,7 @@ class Lockstep:
         self.live: list[Pair] = []
         self.checkpoints: dict[PoolId, PairedCheckpoint] = {}
         self.captures: dict[PoolId, CaptureOrder] = {}
+        self.stale: list[Block] = []
         self._numbers = 0
 
     # Operations ---------------------------------------------------------------------------------
@@ -158,19 +159,30 @@ class Lockstep:
         self.checkpoints[pool] = PairedCheckpoint(checkpoint, self.model.checkpoint(pool))
         self.compare()
 
-    def restore_checkpoint(self, pool: PoolId) -> None:
-        """Brings back the last checkpoint of a pool; whoever lost a block is forgotten."""
+    def restore_checkpoint(self, pool: PoolId, stale: Collection[Pair] = ()) -> None:
+        """Brings back the last checkpoint of a pool; the owners of ``stale`` lose their blocks."""
         before = {one.block.address: one for one in self.live if one.piece.segment.pool == pool}
         kept = self.checkpoints[pool]
-        restored = self.allocator.set_checkpoint(pool, kept.checkpoint)
+        lost = [pair.block for pair in stale]
+        restored = self.allocator.set_checkpoint(pool, kept.checkpoint, lost)
+        self.stale += lost
         assert restored.freed_addresses == tuple(sorted(before))
         pieces = self.model.restore(pool, kept.states)
         assert [one.address for one in restored.blocks] == [one.address for one in pieces]
         self.live = [one for one in self.live if one not in before.values()]
         for block, piece in zip(restored.blocks, pieces, strict=True):
             if block.address in before:
-                assert block is before[block.address].block
+                old = before[block.address].block
+                assert (block is old) == (old not in lost)
+            assert block not in self.stale
             self._add(block, piece)
+
+    def free_stale(self) -> None:
+        """Lets the owners who lost their blocks free them, which changes nothing."""
+        for block in self.stale:
+            self.allocator.free_later(block)
+        self.stale.clear()
+        self.compare()
 
     def can_restore(self, pool: PoolId) -> bool:
         """Says whether the last checkpoint of a pool may be brought back now."""
@@ -186,6 +198,7 @@ class Lockstep:
             self.end_capture(pool)
         for pool in tuple(self.model.routes):
             self.end_pool(pool)
+        self.free_stale()
         for pair in tuple(self.live):
             self.free(pair)
         for pool, state in tuple(self.model.pools.items()):

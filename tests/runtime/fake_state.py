@@ -13,9 +13,9 @@ from typing import Any
 from tracegraph.runtime.cuda.driver_calls import (
     CopyRange,
     Dependency,
-    Port,
     FillRange,
     KernelLaunch,
+    Port,
     make_call_error,
 )
 

@@ -69,6 +69,7 @@ class RandomProgram:
             (1, self.create_or_release_pool),
             (1, self.take_checkpoint),
             (1, self.restore_checkpoint),
+            (1, self.lockstep.free_stale),
         ]
 
     def run(self, operations: int) -> None:
@@ -155,7 +156,10 @@ class RandomProgram:
     def restore_checkpoint(self) -> None:
         pools = [one for one in self.lockstep.checkpoints if self.lockstep.can_restore(one)]
         if pools:
-            self.lockstep.restore_checkpoint(self.random.choice(pools))
+            pool = self.random.choice(pools)
+            mine = [one for one in self.lockstep.live if one.piece.segment.pool == pool]
+            stale = self.random.sample(mine, self.random.randint(0, len(mine)))
+            self.lockstep.restore_checkpoint(pool, stale)
 
     def streams(self) -> tuple[int, ...]:
         captured = 2 * CAPTURE_STREAMS if self.lockstep.captures else ()

@@ -1,0 +1,33 @@
+"""The memory plans of the captures that are alive, for snapshots."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from tracegraph.captured_graph import CapturedGraph
+from tracegraph.runtime.memory.snapshot import describe_plan
+
+_captures: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
+
+
+def watch_plan(captured: CapturedGraph) -> None:
+    """Lets `describe_live_plans` describe a capture as long as it lives."""
+    _captures.add(captured)
+
+
+def describe_live_plans() -> list[dict[str, Any]]:
+    """Returns the plan of each living capture, as a snapshot file holds it."""
+    plans = [(each.lowered.plan, each.replay.arena) for each in list(_captures)]
+    return [
+        describe_plan(
+            plan.name,
+            arena.block.address,
+            plan.arena_bytes,
+            [
+                (life.name, plan.offsets[life.name], life.nbytes, life.first, life.last)
+                for life in plan.lifetimes
+            ],
+        )
+        for plan, arena in sorted(plans, key=lambda pair: pair[1].block.address)
+    ]

@@ -1,0 +1,272 @@
+"""`tg.memory`: the memory of graphs, seen and set as in ``torch.cuda.memory``.
+
+Functions with a ``device`` take a JAX device, the index of one, or None for the device that
+captures use. Sizes are bytes. JAX's own arrays are JAX's affair and do not count here, but for the
+provider ``jax`` the segments come from JAX's allocator.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from tracegraph.live_plans import describe_live_plans
+from tracegraph.mem_pool import MemPool as MemPool
+from tracegraph.mem_pool import use_mem_pool as use_mem_pool
+from tracegraph.pinned_memory import empty_host_cache as empty_host_cache
+from tracegraph.pinned_memory import find_host_allocator
+from tracegraph.pinned_memory import is_pinned as is_pinned
+from tracegraph.pinned_memory import pin_memory as pin_memory
+from tracegraph.pinned_memory import synchronize_copies as synchronize_copies
+from tracegraph.runtime.allocators import choose_allocator as change_current_allocator
+from tracegraph.runtime.allocators import find_backend_name, list_allocators
+from tracegraph.runtime.default_device import find_any_device
+from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.pool_id import PoolId
+from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator as PluggableAllocator
+from tracegraph.runtime.memory.snapshot import build_snapshot, write_snapshot
+from tracegraph.runtime.memory.summary import format_summary
+from tracegraph.runtime.stream import Stream, current_stream
+
+__all__ = [
+    "MemPool",
+    "PluggableAllocator",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "change_current_allocator",
+    "dump_snapshot",
+    "empty_cache",
+    "empty_host_cache",
+    "get_allocator_backend",
+    "get_per_process_memory_fraction",
+    "host_memory_stats",
+    "is_pinned",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "pin_memory",
+    "record_memory_history",
+    "reset_accumulated_host_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_host_memory_stats",
+    "reset_peak_memory_stats",
+    "set_per_process_memory_fraction",
+    "synchronize_copies",
+    "use_mem_pool",
+]
+
+
+def caching_allocator_alloc(size: int, device: Any = None, stream: Stream | None = None) -> int:
+    """Returns the address of ``size`` bytes of the device's memory, with undefined contents.
+
+    Args:
+        size: at least 0; rounded up as the allocator does.
+        device: where.
+        stream: on which the memory may be used without more ado; the current one if left out.
+
+    Raises:
+        OutOfMemoryError: there is not that much.
+
+    Example:
+        >>> address = caching_allocator_alloc(1024)
+        >>> caching_allocator_delete(address)
+    """
+    found = find_any_device(device)
+    number = found.number_stream(stream if stream is not None else current_stream())
+    return found.allocator.allocate(size, number).address
+
+
+def caching_allocator_delete(mem_ptr: int) -> None:
+    """Frees what `caching_allocator_alloc` returned.
+
+    Raises:
+        TracegraphError: no allocator has memory in use at this address.
+    """
+    allocators = _list_allocators()
+    owners = [allocator for allocator in allocators if allocator.has_block(mem_ptr)]
+    owner = (owners or allocators)[0]
+    owner.free(owner.find_block(mem_ptr))
+
+
+def empty_cache() -> None:
+    """Gives all cached memory that nobody uses back to where it came from."""
+    for allocator in list_allocators():
+        allocator.empty_cache()
+
+
+def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
+    """Limits what the allocator reserves to a share of the device, from 0 to 1.
+
+    Raises:
+        ConfigError: it is no such number.
+    """
+    _find_allocator(device).set_memory_fraction(fraction)
+
+
+def get_per_process_memory_fraction(device: Any = None) -> float:
+    """Returns what `set_per_process_memory_fraction` has set, 1 by default."""
+    return _find_allocator(device).memory_fraction
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Returns free and total bytes of where the allocator gets its memory.
+
+    For the provider ``jax`` that is JAX's allocator, not the whole GPU.
+    """
+    provider = _find_allocator(device).provider
+    return provider.available_bytes(), provider.total_bytes()
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """Returns all statistics under the keys of ``torch.cuda.memory_stats``, sorted.
+
+    Example:
+        >>> before = memory_stats()["active.all.current"]
+        >>> address = caching_allocator_alloc(1)
+        >>> memory_stats()["active.all.current"] - before
+        1
+        >>> caching_allocator_delete(address)
+    """
+    return _find_allocator(device).statistics.to_dict()
+
+
+def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
+    """Returns the statistics as dicts of dicts: one level per part of a key."""
+    nested: dict[str, Any] = {}
+    for key, value in memory_stats(device).items():
+        *path, last = key.split(".")
+        inner = nested
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return nested
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Lets the highest values be the present ones."""
+    allocator = _find_allocator(device)
+    with allocator.lock:
+        allocator.statistics.reset_peak()
+
+
+def reset_accumulated_memory_stats(device: Any = None) -> None:
+    """Forgets all that came and went, and the counts of events."""
+    allocator = _find_allocator(device)
+    with allocator.lock:
+        allocator.statistics.reset_accumulated()
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Returns the bytes in use by graphs and users."""
+    return _find_allocator(device).statistics.all.allocated_bytes.current
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """Returns the highest `memory_allocated` since the last reset."""
+    return _find_allocator(device).statistics.all.allocated_bytes.peak
+
+
+def memory_reserved(device: Any = None) -> int:
+    """Returns the bytes held, in use or cached."""
+    return _find_allocator(device).statistics.all.reserved_bytes.current
+
+
+def max_memory_reserved(device: Any = None) -> int:
+    """Returns the highest `memory_reserved` since the last reset."""
+    return _find_allocator(device).statistics.all.reserved_bytes.peak
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """Returns the statistics as a table, with the rows of ``torch.cuda.memory_summary``."""
+    allocator = _find_allocator(device)
+    stats = allocator.statistics.to_dict()
+    return format_summary(stats, device=allocator.device, is_abbreviated=abbreviated)
+
+
+def memory_snapshot(mempool_id: PoolId | None = None) -> list[dict[str, Any]]:
+    """Returns every segment with its blocks, of all devices in use.
+
+    Args:
+        mempool_id: only the segments of this pool.
+    """
+    return [segment for each in _list_allocators() for segment in each.snapshot(mempool_id)]
+
+
+def record_memory_history(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = (1 << 63) - 1,
+    device: Any = None,
+    clear_history: bool = False,
+    skip_actions: Iterable[str] = (),
+) -> None:
+    """Starts, changes or ends the recording of what the allocators do.
+
+    Args:
+        enabled: ``"all"``, ``"state"`` (only stacks of what is in use) or None to stop.
+        context: which call stacks are kept: ``"all"``, ``"alloc"``, ``"state"`` or None.
+        stacks: ``"all"`` frames, or from the user's ``"python"`` line on.
+        max_entries: length of the trace; the oldest go first.
+        device: one device; None for all that are in use.
+        clear_history: forget what was recorded before.
+        skip_actions: actions that are left out.
+
+    Raises:
+        ConfigError: a value is none of these.
+    """
+    for allocator in _list_allocators() if device is None else (_find_allocator(device),):
+        with allocator.lock:
+            allocator.history.record(
+                enabled, context, stacks, max_entries, clear_history, skip_actions
+            )
+
+
+def dump_snapshot(path: str | os.PathLike[str] = "dump_snapshot.pickle") -> None:
+    """Writes state and history for pytorch.org/memory_viz and ``python -m tracegraph memory``.
+
+    Args:
+        path: of the new file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    allocators = _list_allocators()
+    plans = describe_live_plans()
+    write_snapshot(os.fspath(path), build_snapshot(allocators, allocators[0].config, plans=plans))
+
+
+def get_allocator_backend() -> str:
+    """Returns ``native``, ``cudaMallocAsync`` or ``pluggable``."""
+    return find_backend_name(_find_allocator(None))
+
+
+def host_memory_stats() -> dict[str, Any]:
+    """Returns the statistics of page-locked memory, under PyTorch's keys."""
+    return find_host_allocator().statistics.to_dict()
+
+
+def reset_peak_host_memory_stats() -> None:
+    """Lets the highest values of page-locked memory be the present ones."""
+    find_host_allocator().statistics.reset_peak()
+
+
+def reset_accumulated_host_memory_stats() -> None:
+    """Forgets all page-locked memory that came and went."""
+    find_host_allocator().statistics.reset_accumulated()
+
+
+def _find_allocator(device: Any) -> CachingAllocator:
+    return find_any_device(device).allocator
+
+
+def _list_allocators() -> tuple[CachingAllocator, ...]:
+    """Returns the allocators in use; that of the default device is there at the latest now."""
+    return list_allocators() or (_find_allocator(None),)
