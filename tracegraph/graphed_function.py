@@ -19,6 +19,7 @@ from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, re
 from tracegraph.explain import explain_capture
 from tracegraph.frontend import CheckedGraph, trace_and_check, trace_once
 from tracegraph.jax_internals import eval_trace, read_settings, trace_state
+from tracegraph.live_plans import watch_plan
 from tracegraph.lowered_capture import LoweredCapture
 from tracegraph.lowering.lower import Lowered
 from tracegraph.options import Options, read_options
