@@ -1,0 +1,136 @@
+"""Pages of the documentation that say what the code says: blocks run, tables are complete."""
+
+from __future__ import annotations
+
+import gc
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+import tracegraph as tg
+from tests.test_readme import ROOT, run_blocks
+from tracegraph.runtime.memory import config as config_module
+from tracegraph.runtime.memory.config import parse_alloc_conf
+
+DOCS = ROOT / "docs"
+MEMORY = (DOCS / "memory.md").read_text()
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+SETTING = re.compile(r"(?:TRACEGRAPH_ALLOC_CONF=)([a-z_]\S+:\S+)")
+INLINE_OPTION = re.compile(r"`([a-z_]+:[^`\s]+)`")
+OPTIONS = config_module.OPTIONS
+
+
+def compile_example(page: str, folder: pathlib.Path) -> None:
+    """Compiles the C of a page with the command of the page; skips without a compiler."""
+    (source,) = re.findall(r"^```c\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (command,) = re.findall(r"^cc .*$", page, re.MULTILINE)
+    if shutil.which("cc") is None:
+        pytest.skip("needs a compiler of C: there is no cc on the path")
+    words = command.split()
+    (folder / words[3]).write_text(source)
+    subprocess.run([*words, "-Wall", "-Werror", "-Wno-unused-parameter"], cwd=folder, check=True)
+
+
+def list_rows(text: str, head: str) -> list[list[str]]:
+    """Returns the cells of a table that begins with a head line."""
+    lines = text.split(head, 1)[1].splitlines()[2:]
+    rows = lines[: next((i for i, line in enumerate(lines) if not line.startswith("|")), None)]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def find_wrong_settings(text: str) -> list[str]:
+    """Returns the settings of the allocator in a text that the allocator would refuse."""
+    found = SETTING.findall(text)
+    found += [each for each in INLINE_OPTION.findall(text) if each.partition(":")[0] in OPTIONS]
+    return [each for each in found if not _is_allowed(each)]
+
+
+def _is_allowed(setting: str) -> bool:
+    try:
+        parse_alloc_conf(setting)
+    except tg.ConfigError:
+        return False
+    return True
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder of its own; what earlier tests dropped is gone, since the blocks count bytes."""
+    gc.collect()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_blocks_of_memory_run(folder: pathlib.Path) -> None:
+    compile_example(MEMORY, folder)
+    assert "result" in run_blocks(DOCS / "memory.md"), "the last block defines it"
+
+
+def test_blocks_of_memory_snapshots_run(folder: pathlib.Path) -> None:
+    run_blocks(DOCS / "memory_snapshots.md")
+    assert (folder / "memory.pickle").stat().st_size > 100
+
+
+def test_the_table_of_options_is_that_of_the_code() -> None:
+    table = (config_module.__doc__ or "").replace("``", "`")
+    written = list_rows(MEMORY, "| Option | Values (default first) | Meaning |")
+    assert written == list_rows(table, "| Option | Values (default first) | Meaning |")
+    assert [row[0].strip("`") for row in written] == list(OPTIONS)
+
+
+def test_every_public_name_of_memory_is_explained() -> None:
+    words = set(re.findall(r"[A-Za-z_]+", MEMORY))
+    assert [name for name in tg.memory.__all__ if name not in words] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_in_examples_are_allowed(page: pathlib.Path) -> None:
+    wrong = ["max_split_size_mb:2"] if page.name == "errors.md" else []
+    assert find_wrong_settings(page.read_text()) == wrong
+
+
+def test_a_wrong_setting_is_noticed() -> None:
+    text = "`provider:tpu`, `backend:native`, `a.py:3`,\nTRACEGRAPH_ALLOC_CONF=max_split:3 x\n"
+    assert find_wrong_settings(text) == ["max_split:3", "provider:tpu"]
+
+
+def find_missing_tests(text: str) -> list[str]:
+    """Returns the tests that a text names as ``file.py::test`` and that are not in ``tests/``."""
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", text)
+    return [
+        f"{path}::{name}"
+        for path, name in named
+        if not re.search(rf"^def {name}\(", read_if_there(ROOT / "tests" / path), re.MULTILINE)
+    ]
+
+
+def read_if_there(path: pathlib.Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_every_test_that_the_conformance_page_names_exists() -> None:
+    text = (DOCS / "conformance.md").read_text()
+    assert text.count(".py::test_") > 60
+    assert find_missing_tests(text) == []
+
+
+def test_every_row_of_the_memory_tests_says_how_it_is_held() -> None:
+    text = (DOCS / "conformance.md").read_text()
+    rows = list_rows(text, "| PyTorch, `test/test_cuda.py` | Here |")
+    held = re.compile(r"`[\w/]+\.py::test_\w+`|does not apply: |not built: ")
+    assert [row for row in rows if not row[0].startswith("**") and not held.search(row[1])] == []
+
+
+def test_a_missing_test_is_noticed() -> None:
+    text = "`test_docs.py::test_a_missing_test_is_noticed`, `test_docs.py::test_b`, `no.py::test_c`"
+    assert find_missing_tests(text) == ["test_docs.py::test_b", "no.py::test_c"]
+
+
+def test_architecture_names_every_file_of_the_memory_runtime() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    files = (ROOT / "runtime" / "memory").glob("*.py")
+    missing = {file.name for file in files if f"`{file.name}`" not in text}
+    assert missing == {"__init__.py"}
