@@ -18,6 +18,7 @@ from tracegraph.runtime.memory.config import parse_alloc_conf
 DOCS = ROOT / "docs"
 MEMORY = (DOCS / "memory.md").read_text()
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+LINKED = [*PAGES, *sorted(DOCS.glob("design/*.md"))]
 SETTING = re.compile(r"(?:TRACEGRAPH_ALLOC_CONF=)([a-z_]\S+:\S+)")
 INLINE_OPTION = re.compile(r"`([a-z_]+:[^`\s]+)`")
 OPTIONS = config_module.OPTIONS
@@ -134,3 +135,34 @@ def test_architecture_names_every_file_of_the_memory_runtime() -> None:
     files = (ROOT / "runtime" / "memory").glob("*.py")
     missing = {file.name for file in files if f"`{file.name}`" not in text}
     assert missing == {"__init__.py"}
+
+
+def find_broken_sections(path: pathlib.Path) -> list[str]:
+    """Returns the links of a page that lead to no page, or to no section of one."""
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", path.read_text())
+    return [
+        f"{page}#{section}"
+        for page, section in links
+        if "://" not in page and not has_section(path.parent / page if page else path, section)
+    ]
+
+
+def has_section(path: pathlib.Path, section: str) -> bool:
+    """True when there is such a file, and in it such a section, if one is named."""
+    if not path.exists() or not section:
+        return path.exists()
+    heads = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return section in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", LINKED, ids=lambda path: path.name)
+def test_links_lead_to_sections(path: pathlib.Path) -> None:
+    assert find_broken_sections(path) == []
+
+
+def test_a_link_to_a_missing_section_is_noticed(tmp_path: pathlib.Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text(
+        "# What is A, and `why`?\n[1](#what-is-a-and-why) [2](#b) [3](a.md#c) [4](d.md)"
+    )
+    assert find_broken_sections(page) == ["#b", "a.md#c", "d.md#"]
