@@ -133,11 +133,8 @@ def test_repaired_example_runs(anchor, code):
 
 @pytest.mark.parametrize(("kind", "is_refused"), [("Fails", True), ("Works", False)])
 def test_settings_of_a_shell_example_are_refused_or_read(kind, is_refused):
-    (text,) = (
-        SHELL_SETTING.search(block["code"])[1]
-        for block in BLOCK.finditer(SECTIONS["config"])
-        if block["kind"] == kind
-    )
+    (code,) = (b["code"] for b in BLOCK.finditer(SECTIONS["config"]) if b["kind"] == kind)
+    (text,) = SHELL_SETTING.findall(code)
     with pytest.raises(ConfigError) if is_refused else contextlib.nullcontext() as caught:
         parse_alloc_conf(text)
     assert caught is None or caught.value.anchor == "config"
