@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 FORMAT = 1
+SMALLEST = 9 | lzma.PRESET_EXTREME
 KINDS = ("small_pool", "large_pool")
 
 # What an operation returned: an address, a word, None, or ("oom" | "error" | "skipped", text).
@@ -98,17 +99,20 @@ def format_segments(segments: Iterable[Mapping[str, Any]]) -> Iterator[SegmentRo
         )
 
 
-def write_traces(path: pathlib.Path, traces: Iterable[Trace], device: str) -> None:
+def write_traces(
+    path: pathlib.Path, traces: Iterable[Trace], device: str, *, preset: int = 0
+) -> None:
     """Writes traces to a file.
 
     Args:
         path: of the file.
         traces: in order.
         device: on which they were recorded, with the version of PyTorch.
+        preset: of the compression; ``SMALLEST`` takes seconds.
     """
     content = {"format": FORMAT, "device": device, "traces": [_pack(trace) for trace in traces]}
     text = json.dumps(content, separators=(",", ":"))
-    path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    path.write_bytes(lzma.compress(text.encode(), preset=preset))
 
 
 def read_traces(path: pathlib.Path) -> tuple[Trace, ...]:

@@ -1,0 +1,77 @@
+"""Our caching allocator against PyTorch's, live: the same operations, the same answers.
+
+PyTorch runs in a process of its own and records 20 random traces of 2000 operations, and those
+whose recordings stand in tests/data. Ours then gets the segments that PyTorch obtained, and must
+hand out the same address at each step, with the same statistics, history and blocks.
+"""
+
+import importlib.metadata
+import importlib.util
+import pathlib
+
+import pytest
+
+from tests.allocator_player import Player
+from tests.allocator_traces import read_traces
+from tests.gpu.subprocesses import run_python
+from tests.gpu.torch_allocator import list_live_recordings, list_recordings
+
+pytestmark = pytest.mark.usefixtures("gpu")
+# For later ones, requests to a private pool alone are no capture.
+TORCH_VERSIONS = ("2.10.", "2.11.")
+VARIABLES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTORCH_ALLOC_CONF": ""}
+PROGRAM = """
+import pathlib, sys
+from tests.gpu.torch_allocator import list_live_recordings, list_recordings, record_files
+files = {"live": list_live_recordings(), **list_recordings()}
+record_files(pathlib.Path(sys.argv[1]), files, preset=0)
+"""
+TIMEOUT_SECONDS = 540
+LIVE = [recording.name for recording in list_live_recordings()]
+OTHERS = [recording.name for file in list_recordings().values() for recording in file]
+# See Note [Forgotten uses] in tests/recorded_events.py: seldom, if ever.
+MOST_FORGOTTEN = 5
+
+
+def find_obstacle():
+    if importlib.util.find_spec("torch") is None:
+        return "needs PyTorch, which is not installed"
+    version = importlib.metadata.version("torch")
+    if not version.startswith(TORCH_VERSIONS):
+        return f"knows the rules of PyTorch {TORCH_VERSIONS}, not those of {version}"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def traces(gpu, tmp_path_factory):
+    obstacle = find_obstacle()
+    if obstacle:
+        pytest.skip(obstacle)
+    folder: pathlib.Path = tmp_path_factory.mktemp("traces")
+    ran = run_python(
+        ["-c", PROGRAM, str(folder)], variables=VARIABLES, timeout_seconds=TIMEOUT_SECONDS
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return {trace.name: trace for path in folder.iterdir() for trace in read_traces(path)}
+
+
+def test_the_random_traces_are_what_they_should_be(traces):
+    assert len(LIVE) == 20
+    for name in LIVE:
+        steps = traces[name].steps
+        assert len(steps) >= 2000
+        kinds = {step.operation[0] for step in steps}
+        assert kinds >= {"record", "block", "pool_begin", "pool_release", "empty"}
+        assert {step.operation[3] for step in steps if step.operation[0] == "alloc"} == {0, 1}
+
+
+@pytest.mark.parametrize("name", [*LIVE, *OTHERS])
+def test_ours_does_what_torch_does(name, traces):
+    player = Player(traces[name])
+    assert [str(difference) for difference in player.play()] == []
+    assert player.events.forgotten_uses <= MOST_FORGOTTEN
+
+
+def test_the_records_of_streams_matter(traces, monkeypatch):
+    monkeypatch.setattr(Player, "_play_record", lambda *_: "recorded")
+    assert any(Player(traces[name]).play() for name in LIVE)

@@ -1,0 +1,109 @@
+"""The recorder of PyTorch's allocator, run on a stand-in; and the operations that it performs."""
+
+import collections
+
+import pytest
+
+from tests.allocator_operations import MIB, make_random
+from tests.allocator_player import Player
+from tests.allocator_traces import read_traces, write_traces
+from tests.gpu.torch_allocator import Recorder, list_recordings
+from tests.torch_stand_in import StandIn, StandInGates
+
+RECORDINGS = {
+    recording.name: recording for file in list_recordings().values() for recording in file
+}
+# The stand-in has no segments that grow, and sleeps until it is woken.
+RECORDABLE = [
+    name for name, recording in RECORDINGS.items() if "expandable" not in recording.settings
+]
+
+
+@pytest.fixture
+def recorder():
+    torch = StandIn()
+    return Recorder(torch, StandInGates(torch))
+
+
+def play(trace):
+    return [str(difference) for difference in Player(trace).play()]
+
+
+@pytest.mark.parametrize("name", RECORDABLE)
+def test_what_was_recorded_plays_without_a_difference(recorder, name):
+    trace = recorder.record(*RECORDINGS[name])
+    assert len(trace.steps) == len(RECORDINGS[name].operations)
+    assert play(trace) == []
+
+
+def test_the_recorder_leaves_no_memory_behind(recorder):
+    trace = recorder.record("pools", "", RECORDINGS["pools_13"].operations)
+    assert trace.segments[len(trace.steps)] == ()
+    again = recorder.record("again", "", RECORDINGS["mempool"].operations)
+    assert not any(again.baseline[key] for key in again.baseline if key.endswith(".current"))
+
+
+def test_a_recording_survives_its_file(recorder, tmp_path):
+    trace = recorder.record(*RECORDINGS["captures_reuse_2"])
+    write_traces(tmp_path / "one.json.xz", [trace], "stand-in")
+    assert read_traces(tmp_path / "one.json.xz") == (trace,)
+
+
+def test_an_operation_that_fails_is_recorded_as_such(recorder):
+    operations = [("alloc", 0, 1 << 50, 0), ("free", 0), ("settings", "foo:1"), ("alloc", 1, 1, 0)]
+    trace = recorder.record("failures", "", [*operations, ("free", 1)])
+    assert [step.result[0] for step in trace.steps[:3]] == ["oom", "skipped", "error"]
+    assert isinstance(trace.steps[3].result, int)
+    assert play(trace) == []
+
+
+# The operations.
+
+KINDS = ("record", "block", "pools", "captures")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_seeds_give_equal_operations(seed):
+    assert make_random(seed, 300, kinds=KINDS) == make_random(seed, 300, kinds=KINDS)
+    assert make_random(seed, 300, kinds=KINDS) != make_random(seed + 1, 300, kinds=KINDS)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_operations_are_well_formed(seed):
+    limit_bytes = 300 * MIB
+    streams = (0, 1, 3, 4)
+    operations = make_random(seed, 2000, streams=streams, kinds=KINDS, limit_bytes=limit_bytes)
+    live, blocked, uses, open_pools = {}, set(), collections.Counter(), []
+    for name, *arguments in operations:
+        if name == "alloc":
+            block, nbytes, stream = arguments
+            assert block not in live
+            assert stream in streams
+            live[block] = nbytes
+            assert sum(live.values()) <= limit_bytes
+        elif name in ("free", "record", "launch"):
+            assert arguments[0] in live
+            live.pop(arguments[0] if name == "free" else None, None)
+        elif name in ("block", "unblock"):
+            assert (arguments[0] in blocked) == (name == "unblock")
+            blocked ^= {arguments[0]}
+        elif name == "pool_begin":
+            uses[arguments[0]] += 1
+            open_pools.append(arguments[0])
+        elif name == "pool_end":
+            assert open_pools.pop() == arguments[0]
+        elif name == "pool_release":
+            uses[arguments[0]] -= 1
+            assert uses[arguments[0]] >= 0
+        elif name == "empty":
+            # Emptying the cache waits for all streams.
+            assert not blocked
+    assert (live, blocked, open_pools, +uses) == ({}, set(), [], collections.Counter())
+
+
+def test_only_the_kinds_that_are_asked_for_occur():
+    names = {operation[0] for operation in make_random(1, 2000)}
+    assert names == {"alloc", "free", "empty", "reset_peak", "reset_accumulated"}
+    names = {operation[0] for operation in make_random(1, 2000, kinds=("pools",), fraction=0.5)}
+    assert names >= {"fraction", "pool_new", "pool_begin", "pool_end", "pool_release"}
+    assert not names & {"record", "block", "capture_begin", "launch"}
