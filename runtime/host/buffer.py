@@ -14,6 +14,7 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import alias_host_memory, make_aval, to_immutable
+from tracegraph.runtime.memory.segment import Segment
 
 
 class HostBuffer:
@@ -130,9 +131,24 @@ class HostBuffer:
         ctypes.memset(self.address, byte, self.nbytes)
 
 
+class _SegmentBytes:
+    """What the view of a slot holds: its segment, whatever that keeps its memory in."""
+
+    __slots__ = ("__array_interface__", "_segment")
+
+    def __init__(self, segment: Segment, address: int, nbytes: int) -> None:
+        self._segment = segment
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+        }
+
+
 def _view_bytes(arena: Arena, slot: BufferSlot) -> np.ndarray[Any, Any]:
     """Returns the slot's bytes of the arena with its shape and dtype."""
     segment = arena.find_block(slot.offset).segment
-    start = arena.locate(slot.offset) - segment.address
     nbytes = slot.dtype.itemsize * int(np.prod(slot.shape, dtype=np.int64))
-    return segment.storage[start : start + nbytes].view(slot.dtype).reshape(slot.shape)
+    view = np.asarray(_SegmentBytes(segment, arena.locate(slot.offset), nbytes))
+    return view.view(slot.dtype).reshape(slot.shape)
