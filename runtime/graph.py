@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tracegraph.runtime.memory.sizes import round_exact
 from tracegraph.runtime.nodes import CopyNode, FillNode, KernelNode, Node
 
 
@@ -66,6 +67,17 @@ class ArenaSize:
 
     kept_bytes: int
     scratch_bytes: int = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that both parts take from a pool in which nothing is free, rounding included.
+
+        Example:
+            >>> ArenaSize(1000).reserved_bytes, ArenaSize(1000, 100).reserved_bytes
+            (1024, 1536)
+        """
+        scratch_bytes = round_exact(self.scratch_bytes) if self.scratch_bytes else 0
+        return round_exact(self.kept_bytes) + scratch_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,7 @@ def explain_capture(
         sections.append(_title("violations", str(error).splitlines()))
         return _join(options, "cannot be captured", sections)
     counts = [count_nodes(lowered)] if is_gpu else []
+    pool_bytes = lowered.definition.arena_size.reserved_bytes
     sections += [
         _title("graph", str(checked).splitlines()),
         _title("passes", [str(report) for report in checked.reports]),
@@ -58,7 +59,7 @@ def explain_capture(
         _title("memory plan", str(lowered.plan).splitlines()),
         _title("nodes", [*counts, *str(lowered.definition).splitlines()]),
         _title("per call", _list_copies(lowered)),
-        _title("pool", [f"{lowered.definition.arena_bytes:,} bytes, known before the first run"]),
+        _title("pool", [f"{pool_bytes:,} bytes, known before the first run"]),
     ]
     if is_gpu:
         text = describe_verification(options, checked, lowered, verification)

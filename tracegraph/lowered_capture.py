@@ -33,8 +33,13 @@ class LoweredCapture:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes that the graph takes from its pool, known before the first run."""
-        return self.lowered.definition.arena_bytes
+        """Bytes that the graph takes from the device, known before the first run.
+
+        That is what a pool of its own reserves, to the byte. In a shared pool it is less where a
+        part finds room: scratch in that of another graph, or anything in what dropped graphs left.
+        Allocators without a cache do not round.
+        """
+        return self.lowered.definition.arena_size.reserved_bytes
 
     def instantiate(self) -> CapturedGraph:
         """Allocates the arena and returns the graph; it is called like the function.
