@@ -1,4 +1,4 @@
-"""The allocator of a device: chosen once, at its first use, from the environment and by the user."""
+"""The allocator of a device: chosen once, at its first use, by the environment and the user."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ def find_any_device(device: Any = None) -> Device:
 
 def _find_jax_device(device: Any) -> Any:
     local = jax.local_devices()
-    known = [*local, *jax.local_devices(backend="cpu")]
-    if isinstance(device, int) and not isinstance(device, bool) and 0 <= device < len(local):
-        device = local[device]
-    if device in known and device.platform in ("cpu", "gpu"):
-        return device
+    known = list(dict.fromkeys((*local, *jax.local_devices(backend="cpu"))))
+    is_index = isinstance(device, int) and not isinstance(device, bool)
+    found = local[device] if is_index and 0 <= device < len(local) else device
+    if found in known and found.platform in ("cpu", "gpu"):
+        return found
     raise ConfigError(
         f"`device` is {device!r}",
         where="argument `device`",

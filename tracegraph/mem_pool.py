@@ -34,7 +34,8 @@ class MemPool:
         allocator: as given.
 
     Raises:
-        ConfigError: ``allocator`` is no PluggableAllocator, or there is no such device.
+        ConfigError: ``allocator`` is no PluggableAllocator, a flag is no bool, or there is no such
+            device.
 
     Example:
         >>> pool = MemPool()
@@ -60,6 +61,16 @@ class MemPool:
                 fix="pass tg.memory.PluggableAllocator(path_to_so, alloc_fn_name, free_fn_name)",
                 anchor="pluggable-allocator",
             )
+        for name, flag in (("use_on_oom", use_on_oom), ("no_split", no_split)):
+            # A text like "False" would count as true.
+            if not isinstance(flag, bool):
+                raise ConfigError(
+                    f"`{name}` is {flag!r}",
+                    where=f"argument `{name}` of tg.memory.MemPool",
+                    why="it is True or False",
+                    fix="pass a bool, or leave it out",
+                    anchor="pool",
+                )
         self.allocator = allocator
         self.id: PoolId = new_pool_id()
         self._owner: CachingAllocator = find_any_device(device).allocator
@@ -67,7 +78,7 @@ class MemPool:
         self._owner.create_or_increment_pool(
             self.id, provider=provider, no_split=no_split, use_on_oom=use_on_oom
         )
-        announce_pool(self.id)
+        announce_pool(self.id, self._owner)
         # At interpreter exit the process gives all memory back by itself.
         weakref.finalize(self, _leave, self._owner, self.id).atexit = False
 
@@ -98,7 +109,7 @@ def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
         ConfigError: the pool is one of another device, or no pool.
         TracegraphError: requests go to this pool already.
     """
-    owner = getattr(pool, "_owner", None)
+    owner = pool._owner if isinstance(pool, MemPool) else None
     if owner is None or (device is not None and find_any_device(device).allocator is not owner):
         raise ConfigError(
             f"`pool` is {pool!r}",

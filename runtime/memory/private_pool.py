@@ -21,7 +21,8 @@ from tracegraph.runtime.memory.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
 
 _pools: weakref.WeakValueDictionary[PoolId, PrivatePool] = weakref.WeakValueDictionary()
-_handles: set[PoolId] = set()
+# Pools that captures may share before any has made them, with the allocator that has them, if any.
+_handles: dict[PoolId, CachingAllocator | None] = {}
 _lock = threading.Lock()
 _FIX = "donate the state (`donate_argnums`), capture a smaller batch, or drop unused graphs"
 _FIX_JAX = "; XLA_PYTHON_CLIENT_MEM_FRACTION sets JAX's share of the GPU"
@@ -141,14 +142,19 @@ def make_handle() -> PoolId:
     return handle
 
 
-def announce_pool(pool_id: PoolId) -> None:
-    """Lets captures share a pool that no capture has made, until `withdraw_pool`."""
-    _handles.add(pool_id)
+def announce_pool(pool_id: PoolId, allocator: CachingAllocator | None = None) -> None:
+    """Lets captures share a pool that no capture has made, until `withdraw_pool`.
+
+    Args:
+        pool_id: its id.
+        allocator: that has the pool already; None if the first capture says it.
+    """
+    _handles[pool_id] = allocator
 
 
 def withdraw_pool(pool_id: PoolId) -> None:
     """Ends what `announce_pool` began."""
-    _handles.discard(pool_id)
+    _handles.pop(pool_id, None)
 
 
 def find_pool(pool_id: PoolId) -> PrivatePool | None:
@@ -181,13 +187,14 @@ def join_pool(pool_id: PoolId, allocator: CachingAllocator) -> PrivatePool:
     """
     with _lock:
         pool = _pools.get(pool_id)
-        if pool is None:
+        owner = pool.allocator if pool is not None else _handles.get(pool_id) or allocator
+        if pool is None and owner is allocator:
             pool = _pools[pool_id] = PrivatePool(pool_id, allocator)
-    if pool.allocator is allocator:
+    if pool is not None and owner is allocator:
         return pool
     raise TracegraphError(
         f"the pool {pool_id} is one of another device",
-        where=f"private pool {pool_id} of {pool.allocator}",
+        where=f"private pool {pool_id} of {owner}",
         why="a pool is memory of one device",
         fix="share pools between captures of one device only",
         anchor="pool",
