@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -9,16 +10,20 @@ from tracegraph.captured_graph import CapturedGraph
 from tracegraph.runtime.memory.snapshot import describe_plan
 
 _captures: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
+_lock = threading.Lock()
 
 
 def watch_plan(captured: CapturedGraph) -> None:
     """Lets `describe_live_plans` describe a capture as long as it lives."""
-    _captures.add(captured)
+    with _lock:
+        _captures.add(captured)
 
 
 def describe_live_plans() -> list[dict[str, Any]]:
     """Returns the plan of each living capture, as a snapshot file holds it."""
-    plans = [(each.lowered.plan, each.replay.arena) for each in list(_captures)]
+    with _lock:
+        captures = list(_captures)
+    plans = [(each.lowered.plan, each.replay.arena) for each in captures]
     return [
         describe_plan(
             plan.name,
