@@ -7,9 +7,10 @@ provider ``jax`` the segments come from JAX's allocator.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, SupportsIndex
 
 from tracegraph.live_plans import describe_live_plans
 from tracegraph.mem_pool import MemPool as MemPool
@@ -22,6 +23,8 @@ from tracegraph.pinned_memory import synchronize_copies as synchronize_copies
 from tracegraph.runtime.allocators import choose_allocator as change_current_allocator
 from tracegraph.runtime.allocators import find_backend_name, list_allocators
 from tracegraph.runtime.default_device import find_any_device
+from tracegraph.runtime.errors import ConfigError, TracegraphError
+from tracegraph.runtime.memory.block import Block
 from tracegraph.runtime.memory.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator as PluggableAllocator
@@ -63,7 +66,13 @@ __all__ = [
 ]
 
 
-def caching_allocator_alloc(size: int, device: Any = None, stream: Stream | None = None) -> int:
+# What `caching_allocator_alloc` returned and nobody has deleted, by address.
+_blocks: dict[int, tuple[CachingAllocator, Block]] = {}
+
+
+def caching_allocator_alloc(
+    size: SupportsIndex, device: Any = None, stream: Stream | None = None
+) -> int:
     """Returns the address of ``size`` bytes of the device's memory, with undefined contents.
 
     Args:
@@ -72,27 +81,46 @@ def caching_allocator_alloc(size: int, device: Any = None, stream: Stream | None
         stream: on which the memory may be used without more ado; the current one if left out.
 
     Raises:
+        ConfigError: the size is no integer, or ``stream`` no tg.Stream.
         OutOfMemoryError: there is not that much.
+        TracegraphError: the size is negative.
 
     Example:
         >>> address = caching_allocator_alloc(1024)
         >>> caching_allocator_delete(address)
     """
+    call = "caching_allocator_alloc"
+    nbytes = _read_index("size", size, call, "pass a number of bytes, as 4 * 1024")
+    if stream is not None and not isinstance(stream, Stream):
+        why = "memory is used on a stream of tracegraph"
+        raise _refuse("stream", stream, call, why, "pass a tg.Stream, or leave it out")
     found = find_any_device(device)
     number = found.number_stream(stream if stream is not None else current_stream())
-    return found.allocator.allocate(size, number).address
+    block = found.allocator.allocate(nbytes, number)
+    _blocks[block.address] = found.allocator, block
+    return block.address
 
 
-def caching_allocator_delete(mem_ptr: int) -> None:
+def caching_allocator_delete(mem_ptr: SupportsIndex) -> None:
     """Frees what `caching_allocator_alloc` returned.
 
     Raises:
-        TracegraphError: no allocator has memory in use at this address.
+        ConfigError: ``mem_ptr`` is no integer.
+        TracegraphError: `caching_allocator_alloc` did not return it, or it was deleted before.
     """
-    allocators = _list_allocators()
-    owners = [allocator for allocator in allocators if allocator.has_block(mem_ptr)]
-    owner = (owners or allocators)[0]
-    owner.free(owner.find_block(mem_ptr))
+    call = "caching_allocator_delete"
+    address = _read_index("mem_ptr", mem_ptr, call, "pass what caching_allocator_alloc returned")
+    # Taken out before it is free: from then on the address may be that of another block.
+    owner, block = _blocks.pop(address, (None, None))
+    if owner is None or block is None:
+        raise TracegraphError(
+            f"nothing that caching_allocator_alloc returned is at {address:#x}",
+            where=f"argument `mem_ptr` of tg.memory.{call}",
+            why="it was deleted before, is the memory of a graph, or was not allocated here",
+            fix="pass the address that caching_allocator_alloc returned, once",
+            anchor="pool",
+        )
+    owner.free(block)
 
 
 def empty_cache() -> None:
@@ -194,8 +222,15 @@ def memory_snapshot(mempool_id: PoolId | None = None) -> list[dict[str, Any]]:
     """Returns every segment with its blocks, of all devices in use.
 
     Args:
-        mempool_id: only the segments of this pool.
+        mempool_id: only the segments of this pool; none, if there is no memory in it.
+
+    Raises:
+        ConfigError: it is no id of a pool.
     """
+    if mempool_id is not None and not _is_pool_id(mempool_id):
+        why = "a pool is named by a pair of numbers"
+        fix = "pass `id` of a MemPool, pool() of a captured function, or leave it out"
+        raise _refuse("mempool_id", mempool_id, "memory_snapshot", why, fix)
     return [segment for each in _list_allocators() for segment in each.snapshot(mempool_id)]
 
 
@@ -270,3 +305,25 @@ def _find_allocator(device: Any) -> CachingAllocator:
 def _list_allocators() -> tuple[CachingAllocator, ...]:
     """Returns the allocators in use; that of the default device is there at the latest now."""
     return list_allocators() or (_find_allocator(None),)
+
+
+def _is_pool_id(value: Any) -> bool:
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    return is_pair and all(isinstance(number, int) for number in value)
+
+
+def _read_index(name: str, value: Any, call: str, fix: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise _refuse(name, value, call, "it is an integer", fix) from None
+
+
+def _refuse(name: str, value: Any, call: str, why: str, fix: str) -> ConfigError:
+    return ConfigError(
+        f"`{name}` is {value!r}",
+        where=f"argument `{name}` of tg.memory.{call}",
+        why=why,
+        fix=fix,
+        anchor="config",
+    )
