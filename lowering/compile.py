@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from tracegraph.lowering.device_program import (
     Step,
 )
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, OutputSpec, Region, Role
-from tracegraph.runtime.jax_interop import carry_settings
+from tracegraph.runtime.jax_interop import carry_settings, is_default_device
 
 
 def compile_request(
@@ -73,6 +74,7 @@ def frame_program(
         renamed: as `place_donated_results` returns them.
         copies: the same.
     """
+    targets = {spec.buffer.name: spec.buffer for spec in request.inputs}
     return DeviceProgram(
         name=request.name,
         buffers=_collect_buffers(request, renamed),
@@ -81,7 +83,7 @@ def frame_program(
         ),
         edges=(),
         inputs=request.inputs,
-        outputs=tuple(_place_output(output, request) for output in request.outputs),
+        outputs=tuple(_place_output(output, targets) for output in request.outputs),
     )
 
 
@@ -114,15 +116,18 @@ def place_donated_results(
         New buffers by the name of the result that they replace, and the copies (source, target).
     """
     donated = {s.buffer.name: s.buffer for s in request.inputs if s.role is Role.DONATED}
-    ancestors = find_ancestors(len(request.regions), declared_edges(request.regions))
+    regions = request.regions
+    ancestors = find_ancestors(len(regions), declared_edges(regions))
+    reads = [{spec.name for spec in region.inputs} for region in regions]
+    # The first of several counts, so the others are put in before it.
+    writers = {s.name: index for index, r in reversed([*enumerate(regions)]) for s in r.outputs}
     renamed: dict[str, BufferSpec] = {}
     copies: list[tuple[BufferSpec, BufferSpec]] = []
     for output in request.outputs:
         if output.alias is None or output.alias == output.buffer.name:
             continue
         target, result = donated[output.alias], output.buffer
-        writer = _find_writer(request.regions, result.name)
-        if _is_last_use(request.regions, ancestors, writer, target):
+        if _is_last_use(regions, reads, ancestors, writers[result.name], target):
             renamed[result.name] = target
         else:
             copies.append((result, target))
@@ -130,24 +135,19 @@ def place_donated_results(
 
 
 def _is_last_use(
-    regions: Sequence[Region], ancestors: Sequence[int], writer: int, target: BufferSpec
+    regions: Sequence[Region],
+    reads: Sequence[Set[str]],
+    ancestors: Sequence[int],
+    writer: int,
+    target: BufferSpec,
 ) -> bool:
     """True when every reader of the old value is the writer itself or finishes before it."""
     for index, region in enumerate(regions):
         if index > writer and not region.place.is_captured:
             return False
-        reads_old = any(spec.name == target.name for spec in region.inputs)
-        if reads_old and index != writer and not ancestors[writer] >> index & 1:
+        if target.name in reads[index] and index != writer and not ancestors[writer] >> index & 1:
             return False
     return True
-
-
-def _find_writer(regions: Sequence[Region], name: str) -> int:
-    return next(
-        index
-        for index, region in enumerate(regions)
-        if any(spec.name == name for spec in region.outputs)
-    )
 
 
 def arrange_in_place(
@@ -232,22 +232,33 @@ def compile_region(
     if not region.place.is_captured:
         return function
     # On the default device results are uncommitted, as those of `jax.jit` on plain arguments.
-    is_default = jax_device == jax.local_devices()[0]
+    is_default = is_default_device(jax_device)
     sharding = None if is_default else jax.sharding.SingleDeviceSharding(jax_device)
     arguments = [
         jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
         for spec in region.inputs
     ]
     on_stage("compile", region.name)
-    with jax.default_device(jax_device):
+    with _use_by_default(jax_device, is_default=is_default):
         jitted = jax.jit(function, keep_unused=True, donate_argnums=range(donated))
         lowered = jitted.lower(*arguments)
-        compile_program = carry_settings(
-            functools.partial(lowered.compile, compiler_options=dict(options or {}))
-        )
+        compile_program = functools.partial(lowered.compile, compiler_options=dict(options or {}))
+        compile_program = carry_settings(compile_program)
     compiled = run_beside(compile_program, beside, on_stage)
     on_stage("lower", region.name)
     return compiled
+
+
+def _use_by_default(
+    jax_device: Any, *, is_default: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Returns what makes JAX use a device; nothing where it does so by itself.
+
+    JAX takes a default that was set for another than its own, also where both are one device, and
+    would trace again what it has traced before.
+    """
+    is_set = jax.config.jax_default_device is not None  # pyright: ignore[reportAttributeAccessIssue]
+    return contextlib.nullcontext() if is_default and not is_set else jax.default_device(jax_device)
 
 
 def _return_bare(function: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
@@ -277,12 +288,11 @@ def _use(spec: BufferSpec) -> BufferUse:
     return BufferUse(spec.name, 0, spec.nbytes)
 
 
-def _place_output(output: OutputSpec, request: CaptureRequest) -> OutputSpec:
+def _place_output(output: OutputSpec, targets: Mapping[str, BufferSpec]) -> OutputSpec:
     """Returns the output with the buffer that holds it after a replay."""
     if output.alias is None:
         return output
-    target = next(spec.buffer for spec in request.inputs if spec.buffer.name == output.alias)
-    return OutputSpec(target, output.alias)
+    return OutputSpec(targets[output.alias], output.alias)
 
 
 def _collect_buffers(

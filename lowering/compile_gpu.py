@@ -26,6 +26,7 @@ from tracegraph.lowering.widen import widen
 from tracegraph.lowering.xla.decode import read_program
 from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options
+from tracegraph.runtime.collector import hold_collector
 from tracegraph.runtime.errors import UnsupportedError
 
 # Per word in a refusal the options that make XLA write plain kernels instead.
@@ -131,6 +132,7 @@ def compile_for_gpu(
     return CompiledForGpu(program, plan, tuple(compiled))
 
 
+@hold_collector()
 def plan_program(
     regions: Sequence[RegionSteps], order: Sequence[tuple[int, int]], frame: DeviceProgram
 ) -> tuple[DeviceProgram, MemoryPlan]:
@@ -215,6 +217,7 @@ def _join_refusals(errors: Sequence[UnsupportedError]) -> UnsupportedError:
     return first
 
 
+@hold_collector()
 def _read(executable: Any, region: Region) -> XlaProgram:
     return read_program(executable.runtime_executable().serialize(), name=region.name)
 

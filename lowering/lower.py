@@ -14,6 +14,7 @@ from tracegraph.lowering.device_program import DeviceProgram, ExecutableCall
 from tracegraph.lowering.lifetimes import find_lifetimes
 from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.request import CaptureRequest
+from tracegraph.runtime.collector import hold_collector
 from tracegraph.runtime.graph import GraphDefinition
 
 
@@ -75,7 +76,8 @@ def lower_request(
     """
     if target == "gpu":
         compiled = compile_for_gpu(request, jax_device, on_stage=on_stage, beside=beside)
-        definition = build_graph(compiled.program, compiled.plan)
+        with hold_collector():
+            definition = build_graph(compiled.program, compiled.plan)
         return Lowered(compiled.program, compiled.plan, definition, compiled.regions)
     program = compile_request(
         request,

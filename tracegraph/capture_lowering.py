@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tracegraph.constraints.violation import Violation
-from tracegraph.frontend import CheckedGraph, make_request
+from tracegraph.frontend import CheckedGraph, FirstTrace, make_request
 from tracegraph.lowering.beside import Beside
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.refusal import read_refusals
@@ -23,28 +24,25 @@ MAX_PRECISE_CUTS = 3
 
 
 def lower_capture(
-    checked: CheckedGraph,
+    first: FirstTrace,
     options: Options,
     prepared: PreparedCall,
     device: Device,
     progress: Progress,
-    *,
-    trace_again: Callable[[], None],
 ) -> tuple[CheckedGraph, Lowered]:
-    """Lowers a checked function for a device.
+    """Lowers a function for a device, and checks by its second trace what the first left open.
 
     In partial mode on a GPU, ops that become work that no graph holds run eagerly: those that are
     known by name, then those that lowering refuses. They are added to ``uncapturable``, each with
     its reason, so that `explain` lists them.
 
     Args:
-        checked: the function.
+        first: the function; its second trace is made while XLA compiles, and in any case before
+            this returns.
         options: how it is captured.
         prepared: the call that is captured.
         device: to lower for.
         progress: is told of each region.
-        trace_again: the checks that `trace_once` left: done while XLA compiles, and in any case
-            before this returns.
 
     Returns:
         What was lowered, and its lowering.
@@ -54,13 +52,13 @@ def lower_capture(
         UnsupportedError: XLA's program holds what no graph holds; in partial mode, for a reason
             that lies in no op.
     """
-    beside = Beside("trace", trace_again)
-    lower = functools.partial(_lower, options, prepared, device, progress, beside)
+    beside = Beside("trace", first.trace_again)
+    lower = functools.partial(_lower, options, prepared, device, progress, first.call, beside)
     try:
         if options.mode == "partial" and device.target == "gpu":
-            lowered = _lower_cut(checked, lower)
+            lowered = _lower_cut(first.checked, lower)
         else:
-            lowered = checked, lower(checked)
+            lowered = first.checked, lower(first.checked)
     except Exception:
         # What differs from trace to trace may be the reason, and is told first.
         beside.finish()
@@ -104,13 +102,16 @@ def _lower(
     prepared: PreparedCall,
     device: Device,
     progress: Progress,
+    call: Callable[..., list[Any]],
     beside: Beside,
     checked: CheckedGraph,
     *,
     is_marked: bool = False,
 ) -> Lowered:
     progress.enter("lower")
-    request = make_request(checked, options, prepared.call, prepared.names, is_marked=is_marked)
+    request = make_request(
+        checked, options, prepared.call, prepared.names, is_marked=is_marked, traced=call
+    )
     count = len(request.regions)
     return lower_request(
         request,

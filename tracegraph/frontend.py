@@ -19,9 +19,10 @@ from tracegraph.ir import Graph
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.options import Options
 from tracegraph.partition import partition_graph
-from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, rewrite_graph
+from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, Rewritten, rewrite_graph
 from tracegraph.passes.resolve_donation import ResolveDonation
 from tracegraph.printer import print_graph
+from tracegraph.runtime.collector import hold_collector
 from tracegraph.runtime.stream import tracing
 from tracegraph.signature import BoundCall, LeafType, Signature, is_leaf_tree
 from tracegraph.trace import Traced, trace_function
@@ -49,6 +50,22 @@ class CheckedGraph:
         return print_graph(self.graph)
 
 
+@dataclasses.dataclass(frozen=True)
+class FirstTrace:
+    """A function that was traced once.
+
+    Attributes:
+        checked: the graph, as far as one trace shows that it can be captured.
+        call: binds the trace as one call; see `Traced`.
+        trace_again: does what is left: it traces a second time, compares the two traces and
+            verifies the passes. Nothing is captured before. Raises as `trace_once`.
+    """
+
+    checked: CheckedGraph
+    call: Callable[..., list[Any]]
+    trace_again: Callable[[], None]
+
+
 def trace_and_check(
     function: Callable[..., Any], options: Options, call: BoundCall, signature: Signature
 ) -> CheckedGraph:
@@ -64,14 +81,14 @@ def trace_and_check(
         CaptureError: capture constraints are broken; all of them are named.
         Exception: the user's function raised; the exception passes as it is.
     """
-    checked, trace_again = trace_once(function, options, call, signature)
-    trace_again()
-    return checked
+    first = trace_once(function, options, call, signature)
+    first.trace_again()
+    return first.checked
 
 
 def trace_once(
     function: Callable[..., Any], options: Options, call: BoundCall, signature: Signature
-) -> tuple[CheckedGraph, Callable[[], None]]:
+) -> FirstTrace:
     """Traces a function, optimises the graph and checks what one trace shows.
 
     Args:
@@ -80,38 +97,35 @@ def trace_once(
         call: the call that is captured; only its static values are read.
         signature: trees and types of its dynamic arguments.
 
-    Returns:
-        The graph, and what is left to be checked: it traces a second time in the thread that calls
-        it, compares the two traces and verifies the passes. Nothing may be captured before.
-
     Raises:
         CaptureError: capture constraints are broken; all of them are named.
         Exception: the user's function raised; the exception passes as it is.
     """
     traced = _trace(function, options, call, signature)
-    _refuse_all(check_leaks(traced.graph, len(signature.leaves)), traced.graph)
-    donated = find_donated(options, call)
-    passes = (
-        *DEFAULT_PASSES,
-        ResolveDonation(donated, match_trees(options, call, traced.out_tree)),
-    )
-    rewritten = rewrite_graph(traced.graph, passes)
-    graph = rewritten.graph
-    uncapturable = find_uncapturable(graph) if options.mode == "partial" else {}
-    eager_ops = {id(graph.ops[index]) for index in uncapturable}
-    _refuse_all([v for v in check_graph(graph) if not _is_inside(v, graph, eager_ops)], graph)
-    checked = CheckedGraph(
-        graph, traced.out_tree, uncapturable, rewritten.reports, find_large_constants(graph)
-    )
+    with hold_collector():
+        _refuse_all(check_leaks(traced.graph, len(signature.leaves)), traced.graph)
+        donated, pairs = find_donated(options, call), match_trees(options, call, traced.out_tree)
+        rewritten = rewrite_graph(traced.graph, (*DEFAULT_PASSES, ResolveDonation(donated, pairs)))
+        checked = _check(rewritten, traced.out_tree, options)
 
     def trace_again() -> None:
         second = _trace(function, options, call, signature)
         _refuse_all(compare_traces(traced.graph, second.graph), traced.graph)
         rewritten.verify()
 
-    return checked, trace_again
+    return FirstTrace(checked, traced.call, trace_again)
 
 
+def _check(rewritten: Rewritten, out_tree: Any, options: Options) -> CheckedGraph:
+    graph = rewritten.graph
+    uncapturable = find_uncapturable(graph) if options.mode == "partial" else {}
+    eager_ops = {id(graph.ops[index]) for index in uncapturable}
+    _refuse_all([v for v in check_graph(graph) if not _is_inside(v, graph, eager_ops)], graph)
+    notes = find_large_constants(graph)
+    return CheckedGraph(graph, out_tree, uncapturable, rewritten.reports, notes)
+
+
+@hold_collector()
 def make_request(
     checked: CheckedGraph,
     options: Options,
@@ -119,6 +133,7 @@ def make_request(
     names: Sequence[str],
     *,
     is_marked: bool = False,
+    traced: Callable[..., list[Any]] | None = None,
 ) -> CaptureRequest:
     """Returns the regions of a checked graph.
 
@@ -128,6 +143,7 @@ def make_request(
         call: the call that is captured.
         names: one unique name per dynamic leaf.
         is_marked: see `partition_graph`.
+        traced: of the first trace, to bind it as one call where one region is all of it.
     """
     return partition_graph(
         checked.graph,
@@ -135,6 +151,7 @@ def make_request(
         donated=find_donated(options, call),
         uncapturable=checked.uncapturable,
         is_marked=is_marked,
+        call=traced,
     )
 
 

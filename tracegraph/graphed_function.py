@@ -340,12 +340,8 @@ class GraphedFunction:
 
     def _lower(self, prepared: PreparedCall, progress: Progress) -> tuple[CheckedGraph, Lowered]:
         progress.enter("trace")
-        checked, trace_again = trace_once(
-            self._function, self._options, prepared.call, prepared.signature
-        )
-        return lower_capture(
-            checked, self._options, prepared, self._device, progress, trace_again=trace_again
-        )
+        first = trace_once(self._function, self._options, prepared.call, prepared.signature)
+        return lower_capture(first, self._options, prepared, self._device, progress)
 
     # Devices are looked for at the first use, not when a module with a decorator is imported.
     @functools.cached_property

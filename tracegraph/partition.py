@@ -27,6 +27,7 @@ from tracegraph.lowering.request import (
     Region,
     Role,
 )
+from tracegraph.whole_function import make_whole_function
 
 CAPTURING_STREAM = 0
 # How a marked op is named in XLA's program.
@@ -56,6 +57,7 @@ def partition_graph(
     donated: Collection[int],
     uncapturable: Collection[int] = (),
     is_marked: bool = False,
+    call: Callable[..., list[Any]] | None = None,
 ) -> CaptureRequest:
     """Cuts a graph into regions.
 
@@ -65,6 +67,7 @@ def partition_graph(
         donated: indices of the inputs that the caller gives up.
         uncapturable: indices of the ops that run eagerly between two graphs.
         is_marked: let XLA's program name the op behind each instruction; see `find_marked_op`.
+        call: of the trace that the graph was made from, for a region that is all of it.
 
     Returns:
         The request, with inputs in the order of the graph's inputs, then its constants.
@@ -78,7 +81,8 @@ def partition_graph(
     ]
     used = _find_values_used_outside(graph, drafts)
     marks = {id(op): f"{_MARK}{i}" for i, op in enumerate(graph.ops)} if is_marked else {}
-    regions = tuple(_finish(draft, used, specs, marks) for draft in drafts)
+    call = None if graph.constants or is_marked else call
+    regions = tuple(_finish(draft, graph, used, specs, marks, call) for draft in drafts)
     roles = [Role.DONATED if i in donated else Role.COPIED for i in range(len(graph.inputs))]
     values = [*graph.inputs, *(constant.value for constant in graph.constants)]
     roles += [Role.CONSTANT] * len(graph.constants)
@@ -307,7 +311,12 @@ def _find_operands(draft: _Draft) -> list[Value]:
 
 
 def _finish(
-    draft: _Draft, used: set[int], specs: dict[int, BufferSpec], marks: Mapping[int, str]
+    draft: _Draft,
+    graph: Graph,
+    used: set[int],
+    specs: dict[int, BufferSpec],
+    marks: Mapping[int, str],
+    call: Callable[..., list[Any]] | None,
 ) -> Region:
     own = {value.number: value for op in draft.ops for value in op.results}
     inputs = list(dict.fromkeys(v for v in _find_operands(draft) if v.number not in own))
@@ -315,9 +324,10 @@ def _finish(
         (f"%{number}", value) for number, value in own.items() if number in used
     ]
     returned += draft.extra.items()
-    function = make_flat_function(
-        draft.name, draft.ops, inputs, [operand for _, operand in returned], marks=marks
-    )
+    results = [operand for _, operand in returned]
+    function = make_flat_function(draft.name, draft.ops, inputs, results, marks=marks)
+    if call is not None and draft.place.is_captured and len(draft.ops) == len(graph.ops):
+        function = make_whole_function(call, graph, inputs, results, function)
     # Lowering compiles what is captured; what runs eagerly is compiled at its first call.
     is_jitted = draft.is_compiled and not draft.place.is_captured
     return Region(

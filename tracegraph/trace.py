@@ -22,6 +22,7 @@ from tracegraph.jax_internals import (
     name_jaxprs,
     open_jaxpr,
 )
+from tracegraph.runtime.collector import hold_collector
 
 _STREAM_SCOPE = re.compile(r"tg_stream_(\d+)")
 _MARKS = ("tg_record", "tg_wait")
@@ -31,10 +32,23 @@ _count = 0
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A function as a Graph, and the tree that its flat results make."""
+    """A function as a Graph.
+
+    Attributes:
+        graph: the dataflow.
+        out_tree: the tree that its flat results make.
+        call: binds the traced function in another trace, on one value per input of the graph, and
+            returns its flat results. It never runs the function's Python: where JAX would trace
+            again, it raises `LostTraceError`.
+    """
 
     graph: Graph
     out_tree: Any
+    call: Callable[..., list[Any]]
+
+
+class LostTraceError(Exception):
+    """JAX no longer holds a trace, or not for the present types and settings."""
 
 
 def trace_function(
@@ -67,10 +81,18 @@ def trace_function(
         >>> [op.name for op in trace_function(jnp.sin, (1.0,), {}, name="f").graph.ops]
         ['sin']
     """
-    traced = jax.jit(_make_fresh(function)).trace(*args, **kwargs)
+    jitted = jax.jit(_make_fresh(function))
+    traced = jitted.trace(*args, **kwargs)
+    in_tree = jax.tree.structure((args, kwargs))
+
+    def call(*leaves: Any) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(in_tree, leaves)
+        return jax.tree.leaves(jitted(*args, **kwargs))
+
     enclosing = Origin(_describe_function(function))
-    graph = _GraphBuilder(capturing_stream).build(traced.jaxpr, name, enclosing)
-    return Traced(graph, jax.tree.structure(traced.out_info))
+    with hold_collector():
+        graph = _GraphBuilder(capturing_stream).build(traced.jaxpr, name, enclosing)
+    return Traced(graph, jax.tree.structure(traced.out_info), call)
 
 
 def trace_count() -> int:
@@ -80,8 +102,14 @@ def trace_count() -> int:
 
 def _make_fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     # JAX keeps jaxprs by the identity of the function: a new one is never found.
+    is_traced = False
+
     def traced(*args: Any, **kwargs: Any) -> Any:
         global _count
+        nonlocal is_traced
+        if is_traced:
+            raise LostTraceError
+        is_traced = True
         with _count_lock:
             _count += 1
         return function(*args, **kwargs)

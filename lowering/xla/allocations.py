@@ -47,7 +47,9 @@ def read_allocations(
     Raises:
         Refusal: a parameter that is a tuple, or a constant without its bytes.
     """
-    literals = index_literals(executable.hlo_module_with_config.hlo_module)
+    literals: dict[str, list[Any]] = {}
+    if executable.constants:
+        literals = index_literals(executable.hlo_module_with_config.hlo_module)
     entries: dict[int, list[Any]] = {}
     for entry in executable.constants:
         entries.setdefault(entry.allocation_index, []).append(entry)

@@ -8,6 +8,7 @@ with the reason. Nothing else may be set: an addition upstream ends in a refusal
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -196,12 +197,34 @@ def find_unlisted(message: Message) -> str | None:
             continue
         if descriptor.name not in fields.read and descriptor.name not in fields.newer:
             return f"{name}.{descriptor.name}"
-        if descriptor.message_type is None:
+        if descriptor.message_type is None or _is_listed(descriptor.message_type):
             continue
         for child in _list_messages(descriptor, value):
             if (found := find_unlisted(child)) is not None:
                 return found
     return None
+
+
+# Programs hold thousands of messages of few types; a type of which all is listed needs no look.
+@functools.lru_cache(maxsize=512)
+def _is_listed(schema: Any) -> bool:
+    """True when every field that the schema has below a message is on the list."""
+    todo, seen = [schema], set(_CHECKED_ELSEWHERE)
+    while todo:
+        message = todo.pop()
+        if message.full_name in seen:
+            continue
+        seen.add(message.full_name)
+        fields = Fields(frozenset(("key", "value")))
+        if not message.GetOptions().map_entry:
+            if message.full_name not in ALLOWED:
+                return False
+            fields = ALLOWED[message.full_name]
+        if not {*fields.read, *fields.newer, *fields.ignored}.issuperset(message.fields_by_name):
+            return False
+        followed = (f for f in message.fields if f.name not in fields.ignored)
+        todo += [field.message_type for field in followed if field.message_type is not None]
+    return True
 
 
 def _list_messages(descriptor: Any, value: Any) -> Any:

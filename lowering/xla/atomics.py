@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 FLOATS = ("F", "BF", "C")
+_SCATTERS = ("scatter", "select-and-scatter")
 
 
 def find_float_atomics(module: Any) -> tuple[str, ...]:
@@ -16,25 +18,24 @@ def find_float_atomics(module: Any) -> tuple[str, ...]:
     Args:
         module: an ``xla.HloModuleProto``.
     """
-    roots = {each.id: _find_root(each) for each in module.computations}
-    return tuple(
-        instruction.name
+    scatters = [
+        instruction
         for computation in module.computations
         for instruction in computation.instructions
-        if _adds_floats(instruction, roots)
-    )
+        if instruction.opcode in _SCATTERS
+    ]
+    computations = {each.id: each for each in module.computations}
+    return tuple(each.name for each in scatters if _adds_floats(each, computations))
 
 
-def _adds_floats(instruction: Any, roots: dict[int, Any]) -> bool:
-    if instruction.opcode == "select-and-scatter":
-        return _is_float(instruction.shape)
-    if instruction.opcode != "scatter" or instruction.unique_indices:
+def _adds_floats(scatter: Any, computations: Mapping[int, Any]) -> bool:
+    if scatter.opcode == "select-and-scatter":
+        return _is_float(scatter.shape)
+    if scatter.unique_indices:
         return False
-    combines = any(
-        roots.get(each) is None or roots[each].opcode != "parameter"
-        for each in instruction.called_computation_ids
-    )
-    return combines and _is_float(instruction.shape)
+    roots = [_find_root(computations.get(each)) for each in scatter.called_computation_ids]
+    combines = any(root is None or root.opcode != "parameter" for root in roots)
+    return combines and _is_float(scatter.shape)
 
 
 def _is_float(shape: Any) -> bool:
@@ -44,4 +45,6 @@ def _is_float(shape: Any) -> bool:
 
 
 def _find_root(computation: Any) -> Any:
+    if computation is None:
+        return None
     return next((i for i in computation.instructions if i.id == computation.root_id), None)

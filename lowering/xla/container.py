@@ -9,7 +9,7 @@ replaces one field.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.xla.riegeli import (
@@ -163,11 +163,38 @@ def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:
     if len(manifest.records) != len(records) - 1:
         problem = f"{len(records) - 1} records where {len(manifest.records)} are declared"
         raise refuse_container(problem, f"{type_name}, record 0 (manifest)")
-    message = schema.message_class(type_name)()
-    for number, (entry, record) in enumerate(zip(manifest.records, records[1:], strict=True), 1):
-        _apply_record(message, entry, record, f"{type_name}, record {number}")
+    pieces = list(zip(manifest.records, records[1:], strict=True))
+    message = _join_pieces(type_name, pieces, schema)
+    message.DiscardUnknownFields()
+    if message.ByteSize() == _count_bytes(pieces):
+        return message
+    # Something was discarded, or the writer's form is longer than it need be.
+    message = _join_pieces(type_name, pieces, schema)
     refuse_unknown_fields(message, type_name)
     return message
+
+
+def _join_pieces(type_name: str, pieces: Sequence[tuple[Any, bytes]], schema: Schema) -> Message:
+    message = schema.message_class(type_name)()
+    for number, (entry, record) in enumerate(pieces, 1):
+        _apply_record(message, entry, record, f"{type_name}, record {number}")
+    return message
+
+
+def _count_bytes(pieces: Sequence[tuple[Any, bytes]]) -> int:
+    """Returns the bytes of all pieces as parts of one message."""
+    total = 0
+    for entry, record in pieces:
+        total += len(record)
+        # The record of one field is its value alone; an empty value is left out.
+        if record and entry.HasField("field_override_record"):
+            tag = entry.field_override_record.field_path[0].field_number << 3
+            total += _count_varint_bytes(tag) + _count_varint_bytes(len(record))
+    return total
+
+
+def _count_varint_bytes(value: int) -> int:
+    return max(1, -(-value.bit_length() // 7))
 
 
 def _apply_record(message: Message, entry: Any, record: bytes, place: str) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+import jax
+
 from tests.conformance import harnesses
 from tests.deviceless import pipeline
 from tracegraph.lowering import compile_gpu
@@ -94,7 +96,9 @@ def measure(
         # Harnesses use deprecated dtypes and casts on purpose, Pallas its older form.
         warnings.simplefilter("ignore")
         try:
-            request = pipeline.make_capture_request(function, arguments, donate_argnums)
+            # Where a GPU is, it is the default: JAX keeps a trace for the default that it had.
+            with jax.default_device(device):
+                request = pipeline.make_capture_request(function, arguments, donate_argnums)
         except (CaptureError, UnsupportedError) as error:
             return Figures(name, Outcome.NOT_CAPTURED, _first_line(error)), None
         try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.deviceless.programs import Program
 from tracegraph.decorator import capture
-from tracegraph.frontend import make_request, trace_and_check
+from tracegraph.frontend import make_request, trace_once
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.signature import bind_call, make_signature, name_leaves
@@ -44,8 +44,9 @@ def make_capture_request(
     call = bind_call(function, options, tuple(arguments), {})
     leaves, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
     names, _ = name_leaves(function, options, call)
-    checked = trace_and_check(function, options, call, make_signature(call, leaves, tree))
-    return make_request(checked, options, call, names)
+    first = trace_once(function, options, call, make_signature(call, leaves, tree))
+    first.trace_again()
+    return make_request(first.checked, options, call, names, traced=first.call)
 
 
 def lower_for_gpu(request: CaptureRequest, device: Any) -> Lowered:

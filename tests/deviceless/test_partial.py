@@ -102,10 +102,9 @@ def lower(
 ) -> tuple[CheckedGraph, Lowered]:
     options = tg.capture(function, mode=mode, name="step")._options
     prepared = prepare_call(function, options, tuple(arguments), {}, device=None, has_values=False)
-    checked, trace_again = trace_once(function, options, prepared.call, prepared.signature)
+    first = trace_once(function, options, prepared.call, prepared.signature)
     gpu: Any = DescribedGpu(device)
-    progress = Progress("test")
-    return lower_capture(checked, options, prepared, gpu, progress, trace_again=trace_again)
+    return lower_capture(first, options, prepared, gpu, Progress("test"))
 
 
 def list_stages(lowered: Lowered) -> list[bool]:

@@ -20,6 +20,7 @@ from tests.lowering.xla_programs import (
 )
 from tests.lowering.xla_recordings import read_recording, recorded_schema
 from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.xla import allow_list
 from tracegraph.lowering.xla.allow_list import ALLOWED
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable
@@ -304,6 +305,7 @@ def test_every_message_of_a_thunk_is_checked(
         ignored={name: why for name, why in listed.ignored.items() if name != field},
     )
     monkeypatch.setitem(ALLOWED, message, reduced)
+    allow_list._is_listed.cache_clear()
     with pytest.raises(UnsupportedError, match=f"sets {message}.{field}, whose meaning"):
         decode_executable(executable, name="f")
 
