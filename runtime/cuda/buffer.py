@@ -25,6 +25,8 @@ from tracegraph.runtime.jax_interop import (
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 _is_ready = ArrayImpl.is_ready
+# Origins of arrays that a writer remembers.
+MAX_KNOWN = 64
 # XLA's kernels assume that parameters are aligned like its own allocations.
 ALIGNMENT = 256
 
@@ -216,18 +218,20 @@ class CudaBuffer:
             return self._take
         order = self.context.order
         patch, await_array, enter_thread = self.patchers[0], order.await_array, order.enter_thread
-        # Arrays of one type share the object that says so, on whatever device they are.
-        known = expected = find_sharding(self.jax_device)
+        expected = find_sharding(self.jax_device)
+        # Arrays of one origin share the object that says where they are; it is held, so that no
+        # other gets its id.
+        known = {id(expected): expected}
         # With one dimension there is only one layout.
         has_layouts = len(self.shape) > 1
 
         def take(value: Any) -> None:
-            nonlocal known
-            if value.sharding is not known:
+            if id(value.sharding) not in known:
                 if not is_here(value, expected):
                     self.write(value)
                     return
-                known = value.sharding
+                if len(known) < MAX_KNOWN:
+                    known[id(value.sharding)] = value.sharding
             address = _get_pointer(value)
             if has_layouts and not is_row_major(value):
                 self.write(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -147,11 +148,32 @@ CHANGES: list[tuple[str, str, Callable[[Any], Any]]] = [
 @pytest.mark.parametrize(
     ("name", "change"), [pytest.param(n, c, id=f"{n}, {what}") for n, what, c in CHANGES]
 )
-def test_a_change_in_place_is_seen(name: str, change: Callable[[Any], Any]):
+@pytest.mark.parametrize("looks", [0, 1, 2])
+def test_a_change_in_place_is_seen(name: str, change: Callable[[Any], Any], looks: int):
     tree = TREES[name]()
     watch = TreeWatch(tree)
+    for _ in range(looks):
+        assert watch.is_unchanged(tree)
     change(tree)
-    assert not watch.is_unchanged(tree)
+    for _ in range(2):
+        assert not watch.is_unchanged(tree)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="CPython watches dicts from 3.12 on")
+def test_dicts_that_were_unchanged_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch):
+    tree = {"a": make_dict_of_arrays(), "b": ({"c": Leaf()}, [Leaf()])}
+    watch = TreeWatch(tree)
+    assert watch.is_unchanged(tree)
+    looks: list[TreeWatch] = []
+    look = TreeWatch._has_same_dicts
+    monkeypatch.setattr(TreeWatch, "_has_same_dicts", lambda self: looks.append(self) or look(self))
+    assert watch.is_unchanged(tree)
+    assert looks == []
+    tree["a"].update(tree["a"])
+    tree["b"][0]["c"] = tree["b"][0].pop("c")
+    for _ in range(2):
+        assert watch.is_unchanged(tree)
+    assert looks == [watch]
 
 
 def test_a_list_with_replaced_added_or_removed_items():
