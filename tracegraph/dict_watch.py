@@ -1,11 +1,16 @@
-"""DictWatch: have some dicts been changed? Answered without looking at them.
+"""DictWatch: CPython says when a dict is changed, so that an unchanged one is not looked at again.
 
-Note [Dict watchers]. Since 3.12 CPython tells who asks for it that a dict is about to change:
-`PyDict_AddWatcher` and its neighbours, part of the C API. A train step gets hundreds of leaves in
-dozens of dicts back at each call; to compare them costs a quarter of the host's time, to ask for a
-flag nothing. The callback only sets flags. It gets addresses, not objects, because an object must
-not be held while it is being deallocated. At the end of the interpreter the watcher is taken out
-first, since dicts die there after the modules.
+Note [Dict watchers]. Since 3.12 CPython calls a function just before it changes a dict that was
+marked by `PyDict_Watch`; both are public in its C API. Four rules make that safe to use from here:
+
+* The function runs no Python code. A signal could be raised in there and be lost with the change,
+  and another thread could look at the dict before it is changed. So it is a cache of size zero
+  around `min`, which counts its calls: how many changes there were, of whatever marked dict.
+* A mark has one owner. Whoever gives it back takes it off first and leaves the table of owners
+  then, so that neither threads nor a finaliser in the middle of anything take off another's mark.
+* No dict dies with a mark on it, because that is a change too, and often happens while an exception
+  is on its way, when nothing may be called. A watch keeps its dicts alive.
+* At exit the function is taken back before the interpreter takes its modules apart.
 """
 
 from __future__ import annotations
@@ -13,85 +18,119 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import threading
-import weakref
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable
 from typing import Any
 
+FIRST_VERSION = (3, 12)
+
+# The kind of change, the dict, its key and its value. The smallest of them is not negative, which
+# CPython would take for an error.
 _CALLBACK = ctypes.PYFUNCTYPE(
-    ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+    ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t
 )
-# By address of a dict: who watches it. Tuples, so that the callback never meets half a change.
-_watches: dict[int, tuple[weakref.ref[DictWatch], ...]] = {}
-# Re-entrant: a finaliser may run while this thread holds it.
-_lock = threading.RLock()
+_count_call = functools.lru_cache(maxsize=0)(min)
+_read_count = _count_call.cache_info
+_callback = _CALLBACK(_count_call)
+
+
+def count_changes() -> int:
+    """Returns a number that grows with each change of a watched dict.
+
+    Where nobody counts, as late at exit, it grows with each look.
+    """
+    if not _watcher.is_open:
+        _count_call(0, 0)
+    return _read_count().misses
+
+
+class DictWatcher:
+    """The function that CPython calls, registered under a number, and who owns which mark.
+
+    Attributes:
+        is_open: False where there are no watchers: Python 3.11, another Python than CPython, one
+            without the interpreter's lock, or one whose eight watchers are in use.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = has_watchers()
+        self._owners: dict[int, object] = {}
+        # As long as it may be called.
+        self._callback = _callback
+        if not self.is_open:
+            return
+        api = ctypes.pythonapi
+        mark = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.py_object)
+        self._watch, self._unwatch = mark(("PyDict_Watch", api)), mark(("PyDict_Unwatch", api))
+        self._clear = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int)(("PyDict_ClearWatcher", api))
+        add = ctypes.PYFUNCTYPE(ctypes.c_int, _CALLBACK)(("PyDict_AddWatcher", api))
+        try:
+            self._number = add(self._callback)
+        except RuntimeError:
+            self.is_open = False
+            return
+        atexit.register(self.close)
+
+    def acquire(self, mapping: dict[Any, Any], owner: object) -> bool:
+        """Marks a dict for an owner; False if another one has marked it."""
+        if not self.is_open or self._owners.setdefault(id(mapping), owner) is not owner:
+            return False
+        self._watch(self._number, mapping)
+        return True
+
+    def release(self, mapping: dict[Any, Any]) -> None:
+        """Takes the mark off a dict; only its owner may ask for it."""
+        if self.is_open:
+            self._unwatch(self._number, mapping)
+        self._owners.pop(id(mapping), None)
+
+    def close(self) -> None:
+        """Takes the function back: changes are not counted any more, and no dict gets a mark."""
+        if self.is_open:
+            self.is_open = False
+            self._clear(self._number)
+
+
+def has_watchers() -> bool:
+    """True for a Python that tells of changes one at a time."""
+    is_locked: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+    is_cpython = sys.implementation.name == "cpython"
+    return is_cpython and is_locked and sys.version_info >= FIRST_VERSION
+
+
+_watcher = DictWatcher()
 
 
 class DictWatch:
-    """Watches dicts as long as it lives; it keeps them alive.
+    """Makes `count_changes` count the changes of some dicts; keeps them alive.
 
     Args:
-        dicts: exact dicts; a subclass may keep an order that changes unseen.
+        mappings: exact dicts.
 
     Attributes:
-        has_changed: True once one of them was changed; whoever has looked may reset it.
+        is_complete: False if changes of one of them are not counted.
 
     Example:
         >>> state = {"w": 1.5}
-        >>> watch = watch_dicts([state])
+        >>> watch, before = DictWatch([state]), count_changes()
         >>> state["w"] = 2.5
-        >>> watch is None or watch.has_changed
+        >>> count_changes() > before or not watch.is_complete
         True
     """
 
-    __slots__ = ("__weakref__", "has_changed")
+    __slots__ = ("_marked", "_watcher", "is_complete")
 
-    def __init__(self, dicts: Sequence[dict[Any, Any]], watcher: int) -> None:
-        self.has_changed = False
-        reference = weakref.ref(self)
-        # Its arguments are what keeps the dicts alive. At exit nothing is left to be taken back.
-        weakref.finalize(self, _unwatch, tuple(dicts), watcher).atexit = False
-        with _lock:
-            for each in dicts:
-                _watches[id(each)] = (*_watches.get(id(each), ()), reference)
-                # Last: a finaliser may just have taken the mark off.
-                ctypes.pythonapi.PyDict_Watch(watcher, ctypes.py_object(each))
+    def __init__(self, mappings: Iterable[dict[Any, Any]]) -> None:
+        # Held here: at exit a finaliser may find no names in its module any more.
+        self._watcher = _watcher
+        owner = object()
+        each_once = {id(mapping): mapping for mapping in mappings}.values()
+        self._marked: list[dict[Any, Any]] = []
+        for mapping in each_once:
+            if _watcher.acquire(mapping, owner):
+                self._marked.append(mapping)
+        self.is_complete = len(self._marked) == len(each_once)
 
-
-def watch_dicts(dicts: Sequence[dict[Any, Any]]) -> DictWatch | None:
-    """Returns a watch of some dicts, or None where Python has no watchers: before 3.12."""
-    watcher = _find_watcher()
-    return None if watcher is None else DictWatch(dicts, watcher)
-
-
-@functools.cache
-def _find_watcher() -> int | None:
-    """Returns CPython's number of our watcher; None without one, or when all eight are taken."""
-    if not hasattr(ctypes.pythonapi, "PyDict_AddWatcher"):
-        return None
-    try:
-        watcher = ctypes.pythonapi.PyDict_AddWatcher(_note_change)
-    except RuntimeError:
-        return None
-    atexit.register(ctypes.pythonapi.PyDict_ClearWatcher, watcher)
-    return watcher
-
-
-@_CALLBACK
-def _note_change(_event: int, address: int, _key: int, _value: int) -> int:
-    for reference in _watches.get(address, ()):
-        watch = reference()
-        if watch is not None:
-            watch.has_changed = True
-    return 0
-
-
-def _unwatch(dicts: Sequence[dict[Any, Any]], watcher: int) -> None:
-    with _lock:
-        for each in dicts:
-            living = tuple(ref for ref in _watches.get(id(each), ()) if ref() is not None)
-            if living:
-                _watches[id(each)] = living
-                continue
-            _watches.pop(id(each), None)
-            ctypes.pythonapi.PyDict_Unwatch(watcher, ctypes.py_object(each))
+    def __del__(self) -> None:
+        for mapping in self._marked:
+            self._watcher.release(mapping)

@@ -1,10 +1,9 @@
 """Watching trees: is this still the tree that was looked at before, leaf for leaf?
 
 A captured train step gets the state tree back that it returned. Comparing the root's identity costs
-nothing, but dicts and lists can be changed in place. So for each container that can change, its
-children are compared by identity with those seen before, in one call that runs at the speed of C.
-A tree that was unchanged once, and can change in its dicts only, is left to Python's own watchers
-from then on, where it has them; see Note [Dict watchers].
+nothing, but dicts and lists can be changed in place. CPython tells of changes of dicts, see
+`dict_watch`. The children of every other container that can change, and of the dicts where CPython
+does not tell, are compared by identity with those seen before, at the speed of C.
 
 Note [Dicts of arrays]. Python compares two dicts faster than anything else that looks at all their
 items: identical values count as equal without being asked. A value that is not identical is asked,
@@ -16,18 +15,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
+import functools
 import operator
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from tracegraph.dict_watch import DictWatch, watch_dicts
+from tracegraph.dict_watch import DictWatch, count_changes
 from tracegraph.identities import read_identities
 from tracegraph.runtime.array import Array, comparing
-
-_DICTS = (dict, collections.OrderedDict)
 
 
 class TreeWatch:
@@ -51,13 +48,14 @@ class TreeWatch:
     """
 
     __slots__ = (
+        "_changes",
         "_copies",
+        "_dict_items",
+        "_dict_watch",
         "_dicts",
-        "_lists",
-        "_mappings",
+        "_is_heard",
+        "_items",
         "_others",
-        "_views",
-        "_watch",
         "is_checked",
         "tree",
     )
@@ -65,97 +63,112 @@ class TreeWatch:
     def __init__(self, tree: Any) -> None:
         self.tree = tree
         self.is_checked = False
-        # Dicts of arrays, and all other mappings.
-        self._dicts: list[dict[Any, Any]] = []
-        self._mappings: list[dict[Any, Any]] = []
-        lists: list[list[Any]] = []
-        self._others: list[tuple[Any, _Parts]] = []
-        self._visit(tree, lists)
+        found = _Containers([], [], [], [], [])
+        _visit(tree, found)
+        self._dict_watch = DictWatch((*found.array_dicts, *found.dicts))
+        self._is_heard = self._dict_watch.is_complete
+        # Read before anything is looked at: what changes meanwhile is looked at again.
+        self._changes = count_changes()
+        self._dicts, self._others = found.array_dicts, found.others
         self._copies = [mapping.copy() for mapping in self._dicts]
-        # Keys first, then values: where one dict ends shows in the order, if it is not empty. Views
-        # follow what happens to their dict, so that each call has only to walk them.
-        views = [view for each in self._mappings for view in (each.keys(), each.values())]
-        self._views = _Items(views, [each for each in self._mappings if not each])
-        self._lists = _Items(lists, lists)
-        self._watch: DictWatch | None = None
+        self._dict_items = _Items(found.dicts)
+        self._items = _Items((*found.ordered, *found.lists))
 
     def is_unchanged(self, tree: Any) -> bool:
         """True when this is the same tree object and no container in it was changed."""
+        # A state has hundreds of leaves, so what is done per leaf is done without a loop of Python.
         if tree is not self.tree:
             return False
-        watch = self._watch
-        if watch is None or watch.has_changed:
-            # Watched again before the look: what is changed in the meantime must not be missed.
-            self._watch = None
-            watch = self._start_watch()
-            if not self._has_same_dicts():
-                return False
-            self._watch = watch
-        if not self._lists.are_same():
+        if self._is_heard:
+            changes = count_changes()
+            if changes != self._changes:
+                if not self._has_same_dicts():
+                    return False
+                self._changes = changes
+        elif not self._has_same_dicts():
+            return False
+        if not self._items.are_same():
             return False
         return not self._others or all(_has_parts(node, parts) for node, parts in self._others)
 
-    def _start_watch(self) -> DictWatch | None:
-        if any(type(each) is not dict for each in self._mappings):
-            return None
-        return watch_dicts((*self._dicts, *self._mappings))
-
     def _has_same_dicts(self) -> bool:
-        # A state has hundreds of leaves, so what is done per leaf is done without a loop of Python.
         comparing.by_identity = True
         try:
             if self._copies != self._dicts:
                 return False
         finally:
             comparing.by_identity = False
-        return self._views.are_same()
-
-    def _visit(self, node: Any, lists: list[list[Any]]) -> None:
-        if type(node) is dict and all(type(value) is Array for value in node.values()):
-            self._dicts.append(node)
-            return
-        if type(node) in _DICTS:
-            self._mappings.append(node)
-            children: tuple[Any, ...] = tuple(node.values())
-        elif type(node) is list:
-            lists.append(node)
-            children = tuple(node)
-        else:
-            parts = _flatten_once(node)
-            if parts is None:
-                return
-            children = parts.children
-            if not _is_immutable(node, children):
-                self._others.append((node, parts))
-        for child in children:
-            self._visit(child, lists)
+        return self._dict_items.are_same()
 
 
 class _Items:
-    """The items of some containers, as they were.
+    """Which objects some containers hold.
 
     Args:
-        containers: looked at again and again.
-        sized: those whose length must be asked for.
+        containers: dicts and lists.
     """
 
-    __slots__ = ("_containers", "_identities", "_items", "_lengths", "_sized")
+    __slots__ = ("_containers", "_held", "_identities", "_lengths", "_views")
 
-    def __init__(self, containers: Sequence[Iterable[Any]], sized: Sequence[Sized]) -> None:
-        self._containers, self._sized = containers, sized
+    def __init__(self, containers: Sequence[dict[Any, Any] | list[Any]]) -> None:
+        self._containers = tuple(containers)
+        # Views follow what happens to their dict, so that each call has only to walk them.
+        self._views: list[Iterable[Any]] = []
+        for each in containers:
+            self._views += (each.keys(), each.values()) if isinstance(each, dict) else (each,)
+        # Where one container ends and the next begins.
+        self._lengths = list(map(len, containers))
         # Kept: what identities stand for must not go and come back as other objects.
-        self._items = tuple(itertools.chain.from_iterable(containers))
-        self._identities = read_identities(self._items)
-        self._lengths = [len(each) for each in sized]
+        self._held = tuple(functools.reduce(operator.iadd, self._views, []))
+        self._identities = read_identities(self._held)
 
     def are_same(self) -> bool:
-        """True when the containers hold the same objects in the same order."""
-        if not self._containers:
+        """True while the containers hold the same objects in the same order."""
+        if not self._views:
             return True
-        items = tuple(itertools.chain.from_iterable(self._containers))
-        if read_identities(items) != self._identities:
-            return False
-        return not self._sized or list(map(len, self._sized)) == self._lengths
+        # Lists are joined without a look at each item.
+        held = tuple(functools.reduce(operator.iadd, self._views, []))
+        return (
+            read_identities(held) == self._identities
+            and list(map(len, self._containers)) == self._lengths
+        )
+
+
+class _Containers(NamedTuple):
+    """The containers of a tree that can change: those that can be watched, and the others."""
+
+    array_dicts: list[dict[Any, Any]]
+    dicts: list[dict[Any, Any]]
+    ordered: list[collections.OrderedDict[Any, Any]]
+    lists: list[list[Any]]
+    others: list[tuple[Any, _Parts]]
+
+
+def _visit(node: Any, found: _Containers) -> None:
+    """Sorts a node and what it holds."""
+    kind = type(node)
+    if kind is dict and all(type(value) is Array for value in node.values()):
+        found.array_dicts.append(node)
+        return
+    if kind is dict:
+        found.dicts.append(node)
+        children: tuple[Any, ...] = tuple(node.values())
+    elif kind is collections.OrderedDict:
+        # Its order is not in the dict, so nobody tells of its changes.
+        found.ordered.append(node)
+        children = tuple(node.values())
+    elif kind is list:
+        found.lists.append(node)
+        children = tuple(node)
+    else:
+        parts = _flatten_once(node)
+        if parts is None:
+            return
+        children = parts.children
+        if not _is_immutable(node, children):
+            found.others.append((node, parts))
+    for child in children:
+        _visit(child, found)
 
 
 class _Parts(NamedTuple):

@@ -160,14 +160,29 @@ class CudaGraph:
         for index in indices:
             if not is_patchable(self.stage.nodes[index], self._actions[index]):
                 raise _make_update_error(label_node(self.name, index, self.stage.nodes[index]))
-        patchers = [self._make_node_patcher(index, buffer) for index in indices]
-        if len(patchers) == 1:
-            return patchers[0]
+        words: list[tuple[Any, int, int]] = []
+        patches: list[tuple[Callable[[], Any], Callable[[], None]]] = []
+        others: list[Callable[[int], None]] = []
+        for index in indices:
+            pointers = self._find_pointers(index, buffer)
+            if pointers:
+                patch_node = self._find_patch(index)
+                words += [(patch_node.packed.words, *pointer) for pointer in pointers]
+                patches.append((patch_node.attempt, patch_node.report))
+            else:
+                others.append(self._make_node_patcher(index, buffer))
 
         def patch(address: int) -> None:
-            for each in patchers:
+            for memory, place, offset in words:
+                memory[place] = address + offset
+            for attempt, report in patches:
+                if attempt()[0]:
+                    report()
+            for each in others:
                 each(address)
 
+        # The executable graph lives as long as somebody can change it.
+        patch.__dict__["owner"] = self._executable
         return patch
 
     def write_dot(self, path: str | os.PathLike[str]) -> None:
@@ -199,10 +214,37 @@ class CudaGraph:
             return action
         return dataclasses.replace(action, parameters=patch.packed.read())
 
+    def _find_pointers(self, index: int, buffer: str) -> list[tuple[int, int]]:
+        """Returns the words of a kernel's parameters that point into a buffer, with their offsets.
+
+        Empty where words are not all that changes with the buffer's address.
+        """
+        node = self.stage.nodes[index]
+        if not isinstance(node, KernelNode):
+            return []
+        maps = [each.use.buffer for each in node.parameters if isinstance(each, TensorMap)]
+        if buffer in maps:
+            return []
+        starts = zip(self._find_patch(index).packed.starts, node.parameters, strict=True)
+        return [
+            (start, each.offset)
+            for start, each in starts
+            if isinstance(each, BufferUse) and each.buffer == buffer
+        ]
+
+    def _find_patch(self, index: int) -> KernelPatch:
+        """Returns the one patch of a kernel node: buffers that it uses change it together."""
+        action = self._actions[index]
+        if index not in self._patches and isinstance(action, KernelLaunch):
+            executable, handle = self._executable.executable, self._handles[index]
+            self._patches[index] = self._driver.patch_kernel_node(executable, handle, action)
+        return self._patches[index]
+
     def _make_node_patcher(self, index: int, buffer: str) -> Callable[[int], None]:
-        node, action = self.stage.nodes[index], self._actions[index]
-        if isinstance(node, KernelNode) and isinstance(action, KernelLaunch):
-            return self._make_kernel_patcher(index, node, action, buffer)
+        """Returns the way to change a node that is no kernel, or one with tensor maps."""
+        node = self.stage.nodes[index]
+        if isinstance(node, KernelNode):
+            return self._make_map_patcher(index, node, buffer)
 
         def patch(address: int) -> None:
             with self._driver.use_context(self._context):
@@ -210,41 +252,19 @@ class CudaGraph:
 
         return patch
 
-    def _make_kernel_patcher(
-        self, index: int, node: KernelNode, action: KernelLaunch, buffer: str
-    ) -> Callable[[int], None]:
-        owner, driver = self._executable, self._driver
-        if index not in self._patches:
-            handle = self._handles[index]
-            self._patches[index] = driver.patch_kernel_node(owner.executable, handle, action)
-        packed, send = self._patches[index].packed, self._patches[index].send
-        words = packed.words
-        maps = []
-        places = []
-        for start, parameter in zip(packed.starts, node.parameters, strict=True):
-            if isinstance(parameter, BufferUse) and parameter.buffer == buffer:
-                places.append((start, parameter.offset))
-            if isinstance(parameter, TensorMap) and parameter.use.buffer == buffer:
-                maps.append((8 * start, parameter))
+    def _make_map_patcher(self, index: int, node: KernelNode, buffer: str) -> Callable[[int], None]:
+        driver, kernel = self._driver, self._find_patch(index)
+        parameters = tuple(zip(kernel.packed.starts, node.parameters, strict=True))
 
         def patch(address: int) -> None:
-            for start, offset in places:
-                words[start] = address + offset
-            for start, tensor_map in maps:
-                encoded = driver.encode_tensor_map(tensor_map, address + tensor_map.use.offset)
-                words.cast("B")[start : start + len(encoded)] = encoded
-            send()
+            for start, parameter in parameters:
+                if isinstance(parameter, BufferUse) and parameter.buffer == buffer:
+                    kernel.packed.words[start] = address + parameter.offset
+                if isinstance(parameter, TensorMap) and parameter.use.buffer == buffer:
+                    encoded = driver.encode_tensor_map(parameter, address + parameter.use.offset)
+                    kernel.packed.words.cast("B")[8 * start : 8 * start + len(encoded)] = encoded
+            kernel.send()
 
-        def patch_pointer(address: int) -> None:
-            words[place] = address + shift
-            send()
-
-        if len(places) == 1 and not maps:
-            # By far the most frequent case, and it is on the way of each call.
-            ((place, shift),) = places
-            patch = patch_pointer
-        # The executable graph lives as long as somebody can change it.
-        patch.__dict__["owner"] = owner
         return patch
 
     def _apply(self, changes: list[tuple[int, Action]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -201,18 +202,21 @@ class GraphCalls(DriverCalls):
         packed = PackedParameters(launch.parameters)
         parameters = self._make_kernel_parameters(launch, packed)
         name = "cuGraphExecKernelNodeSetParams"
-        call = getattr(self._api, name)
-        executable_handle = self._api.CUgraphExec(executable)
-        node_handle = self._api.CUgraphNode(node)
+        # Without a frame of Python around it: it is on the way of each call.
+        attempt = functools.partial(
+            getattr(self._api, name),
+            self._api.CUgraphExec(executable),
+            self._api.CUgraphNode(node),
+            parameters,
+        )
 
-        def send() -> None:
-            if call(executable_handle, node_handle, parameters)[0]:
-                # What is wrong with the parameters is wrong once more.
-                (result,) = call(executable_handle, node_handle, parameters)
-                if result:
-                    self._raise(result, name, (executable, node, *packed.read()))
+        def report() -> None:
+            # What is wrong with the parameters is wrong once more.
+            (result,) = attempt()
+            if result:
+                self._raise(result, name, (executable, node, *packed.read()))
 
-        return KernelPatch(packed, send)
+        return KernelPatch(packed, attempt, report)
 
     def set_copy_node(self, executable: int, node: int, copy: CopyRange, context: int) -> None:
         """Changes what a copy node of an executable graph copies from now on."""

@@ -43,11 +43,14 @@ class JaxOrder:
         driver: the CUDA driver.
         stream: the driver's handle of that stream, see `find_compute_stream`.
         primary: the GPU's context, which JAX uses too.
+
+    Attributes:
+        thread: its ``has_context`` tells whether this thread needs `enter_thread`.
     """
 
     def __init__(self, driver: Any, stream: int, primary: int) -> None:
         self.driver, self.stream, self.primary = driver, stream, primary
-        self._thread = _ThreadState()
+        self.thread = _ThreadState()
         self._side_streams: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -60,9 +63,9 @@ class JaxOrder:
 
         The driver crashes where node parameters are set without a context.
         """
-        if not self._thread.has_context:
+        if not self.thread.has_context:
             self.driver.set_current(self.primary)
-            self._thread.has_context = True
+            self.thread.has_context = True
 
     def find_stream(self, stream: Stream) -> int:
         """Returns the driver's handle of a user's stream; it lives as long as the process."""

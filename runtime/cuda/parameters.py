@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 # A tensor map must stand on such a border; for everything else it is more than enough.
 PARAMETER_ALIGNMENT = 64
@@ -63,10 +64,26 @@ class KernelPatch:
 
     Args:
         packed: what the driver reads.
-        send: makes the present bytes those of all launches from now on.
+        attempt: asks the driver to make the present bytes those of all launches from now on; the
+            first item of what it returns is the error, 0 for none.
+        report: raises what an attempt that failed has found, or makes up for it.
     """
 
-    __slots__ = ("packed", "send")
+    __slots__ = ("attempt", "packed", "report")
 
-    def __init__(self, packed: PackedParameters, send: Callable[[], None]) -> None:
-        self.packed, self.send = packed, send
+    def __init__(
+        self,
+        packed: PackedParameters,
+        attempt: Callable[[], tuple[Any, ...]],
+        report: Callable[[], None],
+    ) -> None:
+        self.packed, self.attempt, self.report = packed, attempt, report
+
+    def send(self) -> None:
+        """Makes the present bytes those of all launches from now on.
+
+        Raises:
+            CudaError: the driver refuses them.
+        """
+        if self.attempt()[0]:
+            self.report()

@@ -38,10 +38,11 @@ class CudaStage:
 
     def _make_launch(self, ports: tuple[ResultPort, ...]) -> Callable[[], None]:
         launch_graph = self.launch_graph
-        enter_thread, streams = self._order.enter_thread, thread_state
+        enter_thread, thread, streams = self._order.enter_thread, self._order.thread, thread_state
 
         def launch() -> None:
-            enter_thread()
+            if not thread.has_context:
+                enter_thread()
             for port in ports:
                 if port.is_taken:
                     port.renew()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,9 +12,22 @@ import numpy as np
 import pytest
 
 from tests.runtime.host_memory import make_array
+from tracegraph import dict_watch
+from tracegraph.dict_watch import DictWatch, DictWatcher, has_watchers
 from tracegraph.tree_watch import TreeWatch
 
 jax.config.update("jax_platforms", "cpu")
+
+
+@pytest.fixture(params=["heard", "compared"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Changes of dicts are heard of where Python tells of them; everywhere they can be compared."""
+    if request.param == "heard" and not has_watchers():
+        pytest.skip("this Python does not tell of changes of dicts")
+    if request.param == "compared":
+        monkeypatch.setattr(dict_watch, "has_watchers", lambda: False)
+        monkeypatch.setattr(dict_watch, "_watcher", DictWatcher())
+    return request.param
 
 
 class Pair(NamedTuple):
@@ -159,23 +171,6 @@ def test_a_change_in_place_is_seen(name: str, change: Callable[[Any], Any], look
         assert not watch.is_unchanged(tree)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="CPython watches dicts from 3.12 on")
-def test_dicts_that_were_unchanged_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch):
-    tree = {"a": make_dict_of_arrays(), "b": ({"c": Leaf()}, [Leaf()])}
-    watch = TreeWatch(tree)
-    assert watch.is_unchanged(tree)
-    looks: list[TreeWatch] = []
-    look = TreeWatch._has_same_dicts
-    monkeypatch.setattr(TreeWatch, "_has_same_dicts", lambda self: looks.append(self) or look(self))
-    assert watch.is_unchanged(tree)
-    assert looks == []
-    tree["a"].update(tree["a"])
-    tree["b"][0]["c"] = tree["b"][0].pop("c")
-    for _ in range(2):
-        assert watch.is_unchanged(tree)
-    assert looks == [watch]
-
-
 def test_a_list_with_replaced_added_or_removed_items():
     for change in (
         lambda t: t.__setitem__(1, Leaf()),
@@ -262,3 +257,93 @@ def test_changes_of_a_dict_of_arrays_are_seen(change: Callable[[Any], Any]):
     assert watch.is_unchanged(state)
     change(state[1])
     assert not watch.is_unchanged(state)
+
+
+def count_comparisons(monkeypatch: pytest.MonkeyPatch) -> list[TreeWatch]:
+    """Returns a list that grows with each comparison of dicts."""
+    compare, seen = TreeWatch._has_same_dicts, []
+
+    def has_same_dicts(watch: TreeWatch) -> bool:
+        seen.append(watch)
+        return compare(watch)
+
+    monkeypatch.setattr(TreeWatch, "_has_same_dicts", has_same_dicts)
+    return seen
+
+
+def test_dicts_are_looked_at_only_after_a_change(way: str, monkeypatch: pytest.MonkeyPatch):
+    state = {"a": make_dict_of_arrays(), "b": [make_dict_of_arrays()]}
+    other = make_dict_of_arrays()
+    watch, others = TreeWatch(state), TreeWatch(other)
+    seen = count_comparisons(monkeypatch)
+    for _ in range(5):
+        assert watch.is_unchanged(state)
+    assert len(seen) == (0 if way == "heard" else 5)
+    # A change of whatever watched dict, even one that is undone, costs one comparison.
+    seen.clear()
+    other["d"] = other["a"]
+    for _ in range(5):
+        assert watch.is_unchanged(state)
+    del other["d"]
+    assert watch.is_unchanged(state)
+    assert len(seen) == (2 if way == "heard" else 6)
+    assert others.is_unchanged(other)
+
+
+def test_changes_that_leave_the_tree_as_it_was_are_looked_at_once(
+    way: str, monkeypatch: pytest.MonkeyPatch
+):
+    tree = {"a": make_dict_of_arrays(), "b": ({"c": Leaf()}, [Leaf()])}
+    watch = TreeWatch(tree)
+    seen = count_comparisons(monkeypatch)
+    tree["a"].update(tree["a"])
+    tree["b"][0]["c"] = tree["b"][0].pop("c")
+    for _ in range(2):
+        assert watch.is_unchanged(tree)
+    assert len(seen) == (1 if way == "heard" else 2)
+
+
+def test_a_change_that_came_before_a_look_at_another_tree_is_seen():
+    first, second = [make_dict_of_arrays()], [make_dict_of_arrays()]
+    watches = TreeWatch(first), TreeWatch(second)
+    first[0]["a"] = second[0]["a"]
+    assert watches[1].is_unchanged(second)
+    assert not watches[0].is_unchanged(first)
+    # It stays a change, however often it is asked for.
+    assert not watches[0].is_unchanged(first)
+
+
+def test_a_tree_that_two_watches_hold(way: str, monkeypatch: pytest.MonkeyPatch):
+    state = make_dict_of_arrays()
+    first, second = TreeWatch(state), TreeWatch(state)
+    seen = count_comparisons(monkeypatch)
+    assert first.is_unchanged(state)
+    assert second.is_unchanged(state)
+    assert seen == ([second] if way == "heard" else [first, second])
+    del first
+    state["a"] = state["b"]
+    assert not second.is_unchanged(state)
+
+
+def test_a_list_that_loses_an_item_to_its_neighbour():
+    state = [[Leaf(), Leaf()], [Leaf()]]
+    watch = TreeWatch(state)
+    state[1].insert(0, state[0].pop())
+    assert not watch.is_unchanged(state)
+
+
+def test_one_dict_in_two_places():
+    shared = make_dict_of_arrays()
+    state = [shared, shared]
+    watch = TreeWatch(state)
+    assert watch.is_unchanged(state)
+    shared["a"] = shared["b"]
+    assert not watch.is_unchanged(state)
+
+
+def test_a_watch_ends_with_its_tree_alive():
+    state = make_dict_of_arrays()
+    watch = TreeWatch(state)
+    del watch
+    marks = DictWatch([state])
+    assert marks.is_complete == dict_watch._watcher.is_open

@@ -277,13 +277,15 @@ class FakeDriver(FakeMemory):
         self._enter("patch_kernel_node", executable, node, launch)
         packed = PackedParameters(launch.parameters)
 
-        def send() -> None:
+        def send() -> tuple[int]:
             self._enter("send", executable, node)
             changed = dataclasses.replace(launch, parameters=packed.read())
             self._check_launch(changed)
             self._set(executable, node, "kernel", changed)
+            return (0,)
 
-        return KernelPatch(packed, send)
+        # An error was raised already.
+        return KernelPatch(packed, send, lambda: None)
 
     def set_copy_node(self, executable: int, node: int, copy: CopyRange, context: int) -> None:
         self._enter("set_copy_node", executable, node, copy, context)
