@@ -154,6 +154,17 @@ class Array(jax.Array):
         _check_generation(buffer, self)
         return buffer.view
 
+    def find_memory(self) -> Any:
+        """Returns a plain array over the value's own memory; None for one that has none.
+
+        The value stays in it for as long as this array is held. Work on the stream that replays run
+        on may still be writing it.
+        """
+        buffer = self._buffer
+        if buffer is not None:
+            return buffer.memory
+        return self._plain if self._lifetime is _SETTLED else None
+
     # What users call.
 
     @property

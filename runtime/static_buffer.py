@@ -45,6 +45,11 @@ class StaticBuffer(Protocol):
         ...
 
     @property
+    def memory(self) -> Any:
+        """A plain array over the bytes, if no replay ever writes them again; else None."""
+        ...
+
+    @property
     def is_handed_out(self) -> bool:
         """True for a result that leaves the graph in memory of its own."""
         ...

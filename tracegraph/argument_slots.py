@@ -55,8 +55,10 @@ class LeafSlot:
 
         The results of the last replay must be settled.
         """
-        if type(value) is ArrayImpl and self._learn(value):
-            self.write(value)
+        # What a graph returned has memory of its own, which another graph can read as it is.
+        plain = value.find_memory() if type(value) is Array else value
+        if type(plain) is ArrayImpl and self._learn(plain):
+            self.write(plain)
             return True
         if self._replay.is_leaf_of(unwrap_key(value), self._index):
             return True

@@ -133,6 +133,7 @@ class CudaBuffer:
     Attributes:
         patchers: functions that point one executable graph at another address for this buffer.
         port: hands out this buffer's results, where they are written to memory of their own.
+        memory: None, since the next replay may write the bytes.
         is_unread: True for an input that no node touches.
     """
 
@@ -153,6 +154,7 @@ class CudaBuffer:
         "port",
         "shape",
     )
+    memory = None
 
     def __init__(
         self, slot: BufferSlot, arena: Arena, context: CudaContext, clock: ReplayClock

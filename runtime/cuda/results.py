@@ -153,6 +153,11 @@ class Result:
         return None
 
     @property
+    def memory(self) -> Any:
+        """The memory, unless a reader has just made another array of it."""
+        return None if self._raw.is_deleted() else self._raw
+
+    @property
     def address(self) -> int:
         """Address of the first byte."""
         return _get_pointer(self._raw)

@@ -55,6 +55,7 @@ class HostBuffer:
         "sites",
         "view",
     )
+    memory = None
 
     def __init__(self, slot: BufferSlot, arena: Arena, jax_device: Any, clock: ReplayClock) -> None:
         self.name, self.shape, self.dtype = slot.name, slot.shape, slot.dtype

@@ -45,6 +45,7 @@ class OwnedBuffer:
         "nbytes",
         "shape",
     )
+    memory = None
     is_handed_out = False
 
     def __init__(self, slot: BufferSlot, arena: Arena, jax_device: Any, clock: ReplayClock) -> None:

@@ -26,6 +26,8 @@ class NumpyBuffer:
         self.snapshot_count = 0
         self.dropped_leaves = 0
 
+    memory = None
+
     @property
     def address(self) -> int:
         return self.view.ctypes.data
