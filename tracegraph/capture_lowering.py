@@ -52,7 +52,7 @@ def lower_capture(
         UnsupportedError: XLA's program holds what no graph holds; in partial mode, for a reason
             that lies in no op.
     """
-    beside = Beside("trace", first.trace_again)
+    beside = Beside("check", first.trace_again)
     lower = functools.partial(_lower, options, prepared, device, progress, first.call, beside)
     try:
         if options.mode == "partial" and device.target == "gpu":

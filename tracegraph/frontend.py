@@ -87,7 +87,11 @@ def trace_and_check(
 
 
 def trace_once(
-    function: Callable[..., Any], options: Options, call: BoundCall, signature: Signature
+    function: Callable[..., Any],
+    options: Options,
+    call: BoundCall,
+    signature: Signature,
+    on_traced: Callable[[], None] | None = None,
 ) -> FirstTrace:
     """Traces a function, optimises the graph and checks what one trace shows.
 
@@ -96,12 +100,13 @@ def trace_once(
         options: how it is captured.
         call: the call that is captured; only its static values are read.
         signature: trees and types of its dynamic arguments.
+        on_traced: called when JAX has traced it.
 
     Raises:
         CaptureError: capture constraints are broken; all of them are named.
         Exception: the user's function raised; the exception passes as it is.
     """
-    traced = _trace(function, options, call, signature)
+    traced = _trace(function, options, call, signature, on_traced)
     with hold_collector():
         _refuse_all(check_leaks(traced.graph, len(signature.leaves)), traced.graph)
         donated, pairs = find_donated(options, call), match_trees(options, call, traced.out_tree)
@@ -209,7 +214,11 @@ def _list_subtrees(tree: Any, start: int) -> list[tuple[Any, int]]:
 
 
 def _trace(
-    function: Callable[..., Any], options: Options, call: BoundCall, signature: Signature
+    function: Callable[..., Any],
+    options: Options,
+    call: BoundCall,
+    signature: Signature,
+    on_traced: Callable[[], None] | None = None,
 ) -> Traced:
     """Traces once, on abstract values of the signature."""
     leaves = [_make_abstract(leaf) for leaf in signature.leaves]
@@ -224,7 +233,12 @@ def _trace(
     with tracing(options.name, options.stream), watch_print(options.name):
         try:
             return trace_function(
-                run, args, kwargs, name=options.name, capturing_stream=options.stream.number
+                run,
+                args,
+                kwargs,
+                name=options.name,
+                capturing_stream=options.stream.number,
+                on_traced=on_traced,
             )
         except Exception as error:
             translated = translate_trace_error(error, function=function, name=options.name)

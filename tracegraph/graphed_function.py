@@ -249,9 +249,11 @@ class GraphedFunction:
     def timings(self) -> dict[str, float]:
         """Returns the seconds that each stage of the latest graph's capture took.
 
-        The stages are ``trace``, ``compile`` (JAX and XLA: trace, lower and compile the regions),
-        ``lower`` (cut into regions, read what XLA wrote, plan, build), ``instantiate`` and
-        ``verify``; empty before the first capture.
+        The stages are ``trace`` (JAX runs the function on abstract values), ``check`` (the graph,
+        its passes, the constraints, and the second trace where it outlasts XLA), ``compile`` (JAX
+        and XLA: lower and compile the regions, the second trace beside), ``lower`` (cut into
+        regions, read what XLA wrote, plan, build), ``instantiate`` and ``verify``. They follow one
+        another. `jax.jit` takes ``trace`` and ``compile``, too. Empty before the first capture.
         """
         latest = self._latest
         return dict(latest.seconds) if latest is not None else {}
@@ -340,7 +342,13 @@ class GraphedFunction:
 
     def _lower(self, prepared: PreparedCall, progress: Progress) -> tuple[CheckedGraph, Lowered]:
         progress.enter("trace")
-        first = trace_once(self._function, self._options, prepared.call, prepared.signature)
+        first = trace_once(
+            self._function,
+            self._options,
+            prepared.call,
+            prepared.signature,
+            on_traced=lambda: progress.enter("check"),
+        )
         return lower_capture(first, self._options, prepared, self._device, progress)
 
     # Devices are looked for at the first use, not when a module with a decorator is imported.

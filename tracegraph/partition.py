@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -75,9 +75,11 @@ def partition_graph(
     drafts = _Drafter().split(graph, uncapturable)
     specs = _name_inputs(graph, input_names)
     producers = {value.number: d for d in drafts for op in d.ops for value in op.results}
+    aliases = {output: graph.inputs[index] for output, index in graph.aliases}
+    kept = {value for index, value in enumerate(graph.inputs) if index not in donated}
     outputs = [
-        _place_output(graph, index, drafts, producers, specs, donated)
-        for index in range(len(graph.outputs))
+        _place_output(operand, index, aliases.get(index), kept, drafts, producers, specs)
+        for index, operand in enumerate(graph.outputs)
     ]
     used = _find_values_used_outside(graph, drafts)
     marks = {id(op): f"{_MARK}{i}" for i, op in enumerate(graph.ops)} if is_marked else {}
@@ -242,19 +244,18 @@ def describe_buffer(name: str, aval: Any) -> BufferSpec:
 
 
 def _place_output(
-    graph: Graph,
+    operand: Operand,
     index: int,
+    alias: Value | None,
+    kept: Set[Operand],
     drafts: list[_Draft],
     producers: dict[int, _Draft],
     specs: dict[int, BufferSpec],
-    donated: Collection[int],
 ) -> OutputSpec:
     """Returns where a result is, adding it to a region where it has no buffer yet."""
-    operand = graph.outputs[index]
-    alias = next((i for o, i in graph.aliases if o == index), None)
     if alias is not None:
-        target = specs[graph.inputs[alias].number]
-        if operand is graph.inputs[alias]:
+        target = specs[alias.number]
+        if operand is alias:
             return OutputSpec(target, target.name)
         # A buffer of its own, so that the value can be written over the donated input.
         return OutputSpec(_emit(operand, index, drafts, producers), target.name)
@@ -262,7 +263,7 @@ def _place_output(
         return OutputSpec(_emit(operand, index, drafts, producers))
     if operand.number in producers:
         return OutputSpec(describe_buffer(f"%{operand.number}", operand.aval))
-    if any(operand is value for i, value in enumerate(graph.inputs) if i not in donated):
+    if operand in kept:
         return OutputSpec(specs[operand.number])
     # Donated inputs are overwritten, and constants must not be, which users may do to a result.
     return OutputSpec(_emit(operand, index, drafts, producers))

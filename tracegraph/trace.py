@@ -58,6 +58,7 @@ def trace_function(
     *,
     name: str,
     capturing_stream: int | None = None,
+    on_traced: Callable[[], None] | None = None,
 ) -> Traced:
     """Runs a function once on abstract values.
 
@@ -71,6 +72,7 @@ def trace_function(
         kwargs: the same, by name.
         name: the graph's name.
         capturing_stream: number of the stream that counts as the capturing one (0).
+        on_traced: called when JAX is done and the graph is still to be made.
 
     Returns:
         The graph, its inputs in the order of ``jax.tree.leaves((args, kwargs))``, and the tree of
@@ -90,6 +92,8 @@ def trace_function(
         return jax.tree.leaves(jitted(*args, **kwargs))
 
     enclosing = Origin(_describe_function(function))
+    if on_traced is not None:
+        on_traced()
     with hold_collector():
         graph = _GraphBuilder(capturing_stream).build(traced.jaxpr, name, enclosing)
     return Traced(graph, jax.tree.structure(traced.out_info), call)

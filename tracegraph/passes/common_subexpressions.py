@@ -40,19 +40,41 @@ class CommonSubexpressions:
     def apply(self, graph: Graph) -> Graph:
         """Returns the graph with each repeated op merged into its first."""
         replacements: Replacements = {}
-        first: dict[Hashable, Op] = {}
+        known = _KnownOps()
         ops: list[Op] = []
         for op in graph.ops:
             op = replace_operands(op, replacements)
-            key = _identify(op) if _can_merge(op) else None
-            if key is not None and key in first:
-                replacements.update(zip(op.results, first[key].results, strict=True))
+            first = known.find_first(op)
+            if first is not op:
+                replacements.update(zip(op.results, first.results, strict=True))
                 continue
-            if key is not None:
-                first[key] = op
             ops.append(op)
         outputs = tuple(find_replacement(operand, replacements) for operand in graph.outputs)
         return dataclasses.replace(graph, ops=tuple(ops), outputs=outputs)
+
+
+class _KnownOps:
+    """The ops so far: parameters and literals are looked at only where all else is equal."""
+
+    def __init__(self) -> None:
+        self._alone: dict[Hashable, Op | None] = {}
+        self._by_key: dict[Hashable, Op] = {}
+
+    def find_first(self, op: Op) -> Op:
+        """Returns the first op that computes the same, or the op itself, which is known then."""
+        values = (operand for operand in op.operands if isinstance(operand, Value))
+        group = (op.primitive, *values)
+        alone = self._alone.setdefault(group, op)
+        if alone is op:
+            return op
+        if alone is not None:
+            self._find_by_key(alone)
+            self._alone[group] = None
+        return self._find_by_key(op)
+
+    def _find_by_key(self, op: Op) -> Op:
+        key = _identify(op) if _can_merge(op) else None
+        return op if key is None else self._by_key.setdefault(key, op)
 
 
 def _can_merge(op: Op) -> bool:
