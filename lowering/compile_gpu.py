@@ -19,6 +19,7 @@ from tracegraph.lowering.compile import (
 from tracegraph.lowering.dependencies import verify_order
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.lifetimes import find_lifetimes
+from tracegraph.lowering.limit_workspaces import limit_workspaces
 from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.refusal import add_refusals, read_refusals
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
@@ -27,6 +28,7 @@ from tracegraph.lowering.xla.decode import read_program
 from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options
 from tracegraph.runtime.collector import hold_collector
+from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import UnsupportedError
 
 # Per word in a refusal the options that make XLA write plain kernels instead.
@@ -219,7 +221,8 @@ def _join_refusals(errors: Sequence[UnsupportedError]) -> UnsupportedError:
 
 @hold_collector()
 def _read(executable: Any, region: Region) -> XlaProgram:
-    return read_program(executable.runtime_executable().serialize(), name=region.name)
+    program = read_program(executable.runtime_executable().serialize(), name=region.name)
+    return limit_workspaces(program, read_cublas_workspace_bytes())
 
 
 def _rename(region: Region, renamed: dict[str, BufferSpec]) -> Region:

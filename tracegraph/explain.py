@@ -17,6 +17,7 @@ from tracegraph.options import Options
 from tracegraph.printer import print_dtype
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import CaptureError, UnsupportedError
+from tracegraph.runtime.workspaces import measure_workspaces
 from tracegraph.signature import LeafType, Signature
 from tracegraph.verification import VerificationReport
 
@@ -51,6 +52,7 @@ def explain_capture(
         sections.append(_title("violations", str(error).splitlines()))
         return _join(options, "cannot be captured", sections)
     counts = [count_nodes(lowered)] if is_gpu else []
+    workspaces = [str(measure_workspaces(lowered.definition))] if is_gpu else []
     pool_bytes = lowered.definition.arena_size.reserved_bytes
     sections += [
         _title("graph", str(checked).splitlines()),
@@ -59,7 +61,7 @@ def explain_capture(
         _title("memory plan", str(lowered.plan).splitlines()),
         _title("nodes", [*counts, *str(lowered.definition).splitlines()]),
         _title("per call", _list_copies(lowered)),
-        _title("pool", [f"{pool_bytes:,} bytes, known before the first run"]),
+        _title("pool", [f"{pool_bytes:,} bytes, known before the first run", *workspaces]),
     ]
     if is_gpu:
         text = describe_verification(options, checked, lowered, verification)

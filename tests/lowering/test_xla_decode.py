@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.lowering.xla_programs import (
     shaped,
 )
 from tests.lowering.xla_recordings import read_recording, recorded_schema
+from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.xla import decode
 from tracegraph.lowering.xla.decode import count_thunk_kinds, decode_executable, read_program
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
@@ -372,3 +374,20 @@ def test_whatever_the_numbers_there_is_a_program_or_an_error(data: st.DataObject
     for step in decoded.steps:
         for use in (*step.reads, *step.writes):
             assert 0 <= use.offset <= use.offset + use.nbytes <= sizes[use.buffer]
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize(("setting", "nbytes"), [(None, None), (":64:1", 64 << 10), (":0:0", 0)])
+def test_no_more_workspace_is_planned_than_is_permitted(
+    monkeypatch: pytest.MonkeyPatch, setting: str | None, nbytes: int | None
+):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", setting)
+    runtime = types.SimpleNamespace(serialize=lambda: read_recording("mm_f64"))
+    executable = types.SimpleNamespace(runtime_executable=lambda: runtime)
+    region: Any = types.SimpleNamespace(name="mm_f64")
+    (step,) = compile_gpu._read(executable, region).steps
+    assert isinstance(step.node, MatmulNode)
+    workspace = dict(step.node.operands)["workspace"]
+    assert workspace.nbytes > 1 << 20 if nbytes is None else workspace.nbytes == nbytes
