@@ -166,6 +166,7 @@ def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:
     pieces = list(zip(manifest.records, records[1:], strict=True))
     message = _join_pieces(type_name, pieces, schema)
     message.DiscardUnknownFields()
+    # The schema is the writer's own, so that it wrote what we know as we would.
     if message.ByteSize() == _count_bytes(pieces):
         return message
     # Something was discarded, or the writer's form is longer than it need be.

@@ -272,6 +272,12 @@ class TestCommonSubexpressions:
         assert merged.outputs[0] is merged.outputs[1]
         assert_same_bits(interpret(merged, SQUARE), interpret(graph, SQUARE))
 
+    def test_ops_on_the_same_values_are_told_apart_by_the_rest(self) -> None:
+        graph = trace(lambda x: (x * 2, x * 3, jnp.cos(x), x * 3, x * 2, jnp.cos(x), x * 4), SQUARE)
+        merged = run(graph, CommonSubexpressions())
+        assert name_ops(merged) == ["mul", "mul", "cos", "mul"]
+        assert_same_bits(interpret(merged, SQUARE), interpret(graph, SQUARE))
+
     def test_equal_nan_literals_are_merged(self) -> None:
         graph = run(trace(lambda x: (x + np.nan, x + np.nan), 1.0), CommonSubexpressions())
         assert name_ops(graph) == ["add"]

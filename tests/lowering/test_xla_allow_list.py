@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tests.lowering.xla_programs import make_copy, make_kernel, make_program, message_class
 from tests.lowering.xla_recordings import PROGRAMS, read_recording, recorded_schema
+from tracegraph.lowering.xla import allow_list
 from tracegraph.lowering.xla.allow_list import ALLOWED, find_missing, find_unlisted
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable
@@ -54,6 +55,37 @@ def test_what_is_passed_over_is_not_looked_into():
 
 def test_a_message_that_is_not_listed():
     assert find_unlisted(message_class("xla.gpu.FftThunkProto")()) == "xla.gpu.FftThunkProto"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_listed"),
+    [
+        ("xla.gpu.ThunkInfoProto", True),
+        ("xla.ShapedSliceProto", True),  # but for its shape, which is passed over
+        ("stream_executor.gpu.TmaMetadataProto", True),  # through a map
+        ("xla.LayoutProto", False),
+        ("xla.ShapeProto", False),
+        ("xla.gpu.CustomKernelThunkProto", False),  # down in its kernel's spec
+        ("xla.gpu.FftThunkProto", False),
+    ],
+)
+def test_a_type_is_passed_only_when_all_of_it_is_listed(name: str, is_listed: bool):
+    assert allow_list._is_listed(message_class(name).DESCRIPTOR) is is_listed
+
+
+def test_a_field_that_is_new_in_the_schema_is_looked_for():
+    file = descriptor_pb2.FileDescriptorProto(name="b.proto", package="xla", syntax="proto3")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    shape = file.message_type.add(name="ShapeIndexProto")
+    for number, name in enumerate(("indexes", "added"), start=1):
+        shape.field.add(name=name, number=number, type=kinds.TYPE_INT64, label=kinds.LABEL_OPTIONAL)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    descriptor = pool.FindMessageTypeByName("xla.ShapeIndexProto")
+    message = message_factory.GetMessageClass(descriptor)(indexes=1)
+    assert find_unlisted(message) is None
+    message.added = 1
+    assert find_unlisted(message) == "xla.ShapeIndexProto.added"
 
 
 def test_the_recorded_schema_has_all_that_is_read():
