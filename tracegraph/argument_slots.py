@@ -60,15 +60,30 @@ class LeafSlot:
         if type(plain) is ArrayImpl and self._learn(plain):
             self.write(plain)
             return True
-        if self._replay.is_leaf_of(unwrap_key(value), self._index):
+        array = unwrap_key(value)
+        if self._replay.is_leaf_of(array, self._index):
             return True
         if not self._accepts(value):
             return False
-        updates.append((self._index, unwrap_key(value)))
+        if array is value or not self._take_key_data(array):
+            updates.append((self._index, array))
         return True
 
     def forget(self) -> None:
         """Has nothing to forget: every value is looked at."""
+
+    def _take_key_data(self, data: Any) -> bool:
+        """Takes what is inside of a typed key that was accepted; False if it must be copied.
+
+        Its type is never learned: the same data without a key around it is another signature.
+        """
+        plain = data.find_memory() if type(data) is Array else data
+        if self.write is _write_nothing or type(plain) is not ArrayImpl:
+            return False
+        if plain.sharding != self._sharding:
+            return False
+        self.write(plain)
+        return True
 
     def _learn(self, value: Any) -> bool:
         """True for a plain array of the right type on this very device, not to be donated."""
@@ -151,9 +166,11 @@ class TreeSlot:
     def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
         """Adds what must be copied; returns False for a value of another signature."""
         watch = self._watch
-        if watch is not None and watch.is_unchanged(value) and not self._has_deleted():
-            watch.is_checked = True
-            return True
+        if watch is not None and watch.is_unchanged(value):
+            is_leaf_dropped = self._dropped_leaves != self._clock.dropped_leaves
+            if not is_leaf_dropped and not (self._plain and any(map(_is_deleted, self._plain))):
+                watch.is_checked = True
+                return True
         leaves, tree = jax.tree_util.tree_flatten(value)
         if tree != self._tree:
             return False
@@ -171,10 +188,6 @@ class TreeSlot:
         if self._watch is not None:
             self._watch.is_checked = False
         self._watch = None
-
-    def _has_deleted(self) -> bool:
-        is_leaf_dropped = self._dropped_leaves != self._clock.dropped_leaves
-        return is_leaf_dropped or any(map(_is_deleted, self._plain))
 
     def _watch_if_immutable(self, value: Any, leaves: list[Any]) -> None:
         """Remembers a tree of immutable leaves, until it is changed or they are deleted."""

@@ -129,10 +129,7 @@ class CapturedGraph:
         """Launches on what is loaded and returns the results; the caller holds the lock."""
         self.launch_stages()
         self.clock.generation += 1
-        result = self.build_result()
-        for slot, tree in self.resident_slots:
-            slot.remember(tree.watch)
-        return result
+        return self.build_result()
 
     def recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
         """Makes the next call possible after an error; True if the arguments were at fault."""
@@ -212,8 +209,6 @@ class CapturedGraph:
             copies = {}
         if any(index in self._donated for index, _ in updates):
             # The old trees must not keep leaves alive that are about to be detached.
-            for slot, _ in self.resident_slots:
-                slot.remember(None)
             for tree in self._results.resident_trees:
                 tree.forget()
         self.replay.load([(index, copies.get(id(value), value)) for index, value in updates])
@@ -274,18 +269,16 @@ class CapturedGraph:
         self.collectors = tuple(
             (index, slot.known, slot.write, slot.collect) for index, slot in enumerate(every_slot)
         )
-        self.resident_slots = self._pair_resident_trees(spans)
+        self._pair_resident_trees(spans)
 
-    def _pair_resident_trees(self, spans: dict[int, tuple[int, TreeSlot]]) -> list[Any]:
-        """Pairs each argument that comes back whole with the tree that it comes back as."""
+    def _pair_resident_trees(self, spans: dict[int, tuple[int, TreeSlot]]) -> None:
+        """Tells each tree that is an argument come back whole which slot it belongs to."""
         source = dict(self.checked.graph.aliases)
-        pairs = []
         for tree in self._results.resident_trees:
             inputs = [source[index] for index in tree.indices]
             count, slot = spans.get(inputs[0], (0, None))
             if slot is not None and inputs == list(range(inputs[0], inputs[0] + count)):
-                pairs.append((slot, tree))
-        return pairs
+                tree.remember = slot.remember
 
     def _explain_mismatch(self, found: Sequence[LeafSpec]) -> ReplayError:
         """Returns an error that shows wanted and got side by side where they differ."""

@@ -132,10 +132,7 @@ class GraphedFunction:
                             if not updates:
                                 latest.launch_stages()
                                 latest.clock.generation += 1
-                                result = latest.build_result()
-                                for slot, tree in latest.resident_slots:
-                                    slot.remember(tree.watch)
-                                return result
+                                return latest.build_result()
                     except BaseException as error:
                         if not latest.recover(error, args):
                             raise

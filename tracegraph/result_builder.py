@@ -41,17 +41,22 @@ class ResultBuilder:
             for part in parts
         ]
         is_single = is_leaf_tree(self._outer)
+        is_tuple = self._outer == jax.tree_util.tree_structure((0,) * len(self._parts))
         self.is_plain_leaf = (
             is_leaf_tree(tree)
             and isinstance(avals[0].dtype, np.dtype)
             and (avals[0].dtype != jax.dtypes.float0)
         )
-        self.build: Callable[[], Any] = self._parts[0] if is_single else self._build_tree
+        build = self._build_tuple if is_tuple else self._build_tree
+        self.build: Callable[[], Any] = self._parts[0] if is_single else build
 
     @property
     def resident_trees(self) -> list[_ResidentTree]:
         """The subtrees that are handed out again and again, with their flat indices."""
         return [part for part in self._parts if isinstance(part, _ResidentTree)]
+
+    def _build_tuple(self) -> Any:
+        return tuple([part() for part in self._parts])
 
     def _build_tree(self) -> Any:
         return self._outer.unflatten([part() for part in self._parts])
@@ -72,28 +77,37 @@ class ResultBuilder:
 
 
 class _ResidentTree:
-    """A subtree of resident leaves."""
+    """A subtree of resident leaves.
+
+    Attributes:
+        indices: of its leaves among the flat results.
+        remember: hears of the watch of the tree that is handed out, None when there is none.
+    """
 
     def __init__(self, takers: list[Callable[[], Any]], numbered: Any) -> None:
         self.indices, self.structure = jax.tree_util.tree_flatten(numbered)
+        self.remember: Callable[[TreeWatch | None], None] = _ignore
         self._takers = [takers[index] for index in self.indices]
         self._watch: TreeWatch | None = None
 
     def __call__(self) -> Any:
         """Returns the tree, the same object as last time if nobody changed it."""
         watch = self._watch
-        if watch is not None and (watch.is_checked or watch.is_unchanged(watch.tree)):
+        if watch is not None and watch.is_checked:
+            # Whoever checked it remembers it already.
             watch.is_checked = False
             return watch.tree
-        tree = self.structure.unflatten([take() for take in self._takers])
-        self._watch = TreeWatch(tree)
-        return tree
-
-    @property
-    def watch(self) -> TreeWatch | None:
-        """The watch of the tree that was handed out last."""
-        return self._watch
+        if watch is None or not watch.is_unchanged(watch.tree):
+            watch = TreeWatch(self.structure.unflatten([take() for take in self._takers]))
+            self._watch = watch
+        self.remember(watch)
+        return watch.tree
 
     def forget(self) -> None:
         """Lets go of the tree, before its leaves may be detached."""
         self._watch = None
+        self.remember(None)
+
+
+def _ignore(_watch: TreeWatch | None) -> None:
+    """Hears of the tree for no slot."""

@@ -186,7 +186,7 @@ class CudaBuffer:
 
     def take_result(self) -> Array:
         """Returns the last result, in memory of its own."""
-        return self.port.hand_out(self.clock.generation)
+        return self.port.hand_out()
 
     def snapshot(self) -> DeviceValue:
         """Returns a private copy of the present bytes."""
@@ -219,8 +219,10 @@ class CudaBuffer:
         if len(self.patchers) != 1:
             return self._take
         order = self.context.order
-        patch, await_array, enter_thread = self.patchers[0], order.await_array, order.enter_thread
+        patch, await_array = self.patchers[0], order.await_array
+        enter_thread, thread = order.enter_thread, order.thread
         expected = find_sharding(self.jax_device)
+        here = expected.device_set
         # Arrays of one origin share the object that says where they are; it is held, so that no
         # other gets its id.
         known = {id(expected): expected}
@@ -228,12 +230,13 @@ class CudaBuffer:
         has_layouts = len(self.shape) > 1
 
         def take(value: Any) -> None:
-            if id(value.sharding) not in known:
-                if not is_here(value, expected):
+            sharding = value.sharding
+            if id(sharding) not in known:
+                if sharding.device_set != here and not is_here(value, expected):
                     self.write(value)
                     return
                 if len(known) < MAX_KNOWN:
-                    known[id(value.sharding)] = value.sharding
+                    known[id(sharding)] = sharding
             address = _get_pointer(value)
             if has_layouts and not is_row_major(value):
                 self.write(value)
@@ -242,7 +245,8 @@ class CudaBuffer:
                 if address % ALIGNMENT:
                     self.write(value)
                     return
-                enter_thread()
+                if not thread.has_context:
+                    enter_thread()
                 # Unknown until the driver has accepted it.
                 self._bound = 0
                 patch(address)

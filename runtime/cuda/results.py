@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext, DeviceValue, DeviceView
@@ -21,6 +21,9 @@ _get_pointer = ArrayImpl.unsafe_buffer_pointer
 STOCK = 8
 SMALL_BYTES = 1 << 16
 MAX_SPARES = 8
+
+# A plain array and its address.
+Piece: TypeAlias = tuple[Any, int]
 
 
 class ResultPort:
@@ -35,6 +38,7 @@ class ResultPort:
 
     Attributes:
         is_taken: True while the memory that the graph writes belongs to a result.
+        spares: memory of results that were dropped unread, for the next ones.
         name: of the buffer.
         aval: JAX's abstract value of the result.
         lock: held by whoever launches the graph.
@@ -42,48 +46,46 @@ class ResultPort:
 
     __slots__ = (
         "_patchers",
-        "_raw",
-        "_spares",
+        "_piece",
         "aval",
         "context",
         "is_taken",
         "lock",
         "name",
         "nbytes",
+        "spares",
     )
 
     def __init__(self, buffer: CudaBuffer, patchers: Sequence[Callable[[int], None]]) -> None:
         self.name, self.aval, self.nbytes = buffer.name, buffer.aval, buffer.nbytes
         self.context, self.lock = buffer.context, buffer.lock
         self._patchers = tuple(patchers)
-        self._raw: Any = None
-        self._spares: list[Any] = []
+        self._piece: Piece | None = None
+        # Results append to it, in any thread and between any two lines of the methods below. That
+        # is one step, and changes nothing else: whose the memory is that the graph writes, only
+        # launches say.
+        self.spares: list[Piece] = []
         # Nothing is bound yet; the first launch takes memory.
         self.is_taken = True
 
     def renew(self) -> None:
         """Points the graph at memory that nobody holds; called before a launch."""
-        raw = self._spares.pop() if self._spares else self._stock_up()
-        if raw is not self._raw:
-            self._bind(raw)
+        piece = self.spares.pop() if self.spares else self._stock_up()
+        if piece is not self._piece:
+            # None until the driver has accepted it at every node.
+            self._piece = None
+            for patch in self._patchers:
+                patch(piece[1])
+            self._piece = piece
         self.is_taken = False
 
-    def hand_out(self, generation: int) -> Array:
+    def hand_out(self) -> Array:
         """Returns the value that the last launch writes."""
         self.is_taken = True
         # Of an immutable value nobody asks what else a StaticBuffer has, as `write`.
-        result: Any = Result(self, self._raw, generation)
-        return Array(result, generation, Lifetime.FRESH)
-
-    def take_back(self, raw: Any) -> None:
-        """Gets the memory of a result that was dropped unread.
-
-        It may run in any thread, between any two lines of the other methods. So it changes nothing
-        but the list, which is one step; whose the memory is that the graph writes, only launches
-        say.
-        """
-        if len(self._spares) < MAX_SPARES:
-            self._spares.append(raw)
+        assert self._piece is not None
+        result: Any = Result(self, self._piece)
+        return Array(result, Result.generation, Lifetime.FRESH)
 
     def allocate(self, count: int) -> list[Any]:
         """Returns memory of JAX's own for results."""
@@ -92,40 +94,45 @@ class ResultPort:
             aval.shape, aval.dtype, aval.weak_type, self.context.jax_device, count
         )
 
-    def _bind(self, raw: Any) -> None:
-        # None until the driver has accepted it at every node.
-        self._raw = None
-        address = _get_pointer(raw)
-        for patch in self._patchers:
-            patch(address)
-        self._raw = raw
-
-    def _stock_up(self) -> Any:
-        raw, *spares = self.allocate(STOCK if self.nbytes <= SMALL_BYTES else 1)
-        self._spares += spares
-        return raw
+    def _stock_up(self) -> Piece:
+        raws = self.allocate(STOCK if self.nbytes <= SMALL_BYTES else 1)
+        piece, *spares = ((raw, _get_pointer(raw)) for raw in raws)
+        self.spares += spares
+        return piece
 
 
 class Result:
     """The memory of one result: as much of a StaticBuffer as reading needs.
 
+    Note [Results as inputs]. A graph reads the result of another graph, or of its own, where it is.
+    Dropped unread, the memory goes back to its port, and the next launch of that port's graph may
+    write it: behind all that is on the stream by then. The caller holds what he gives to a graph
+    until that is launched. And a graph never writes what it reads, because memory that somebody
+    holds is not among the spares.
+
     Args:
         port: takes the memory back if nobody has seen it.
-        raw: the memory, as a plain array.
-        generation: number of the replay that writes it.
+        piece: of memory.
+
+    Attributes:
+        arena: None: it is in no arena, and no replay overwrites it.
+        generation: always the same, because it is written once.
     """
 
-    __slots__ = ("_is_seen", "_port", "_raw", "generation")
+    __slots__ = ("_is_seen", "_piece", "_port")
+    arena = None
+    generation = 0
     is_handed_out = False
 
-    def __init__(self, port: ResultPort, raw: Any, generation: int) -> None:
-        self._port, self._raw, self.generation = port, raw, generation
-        self._is_seen = False
+    def __init__(self, port: ResultPort, piece: Piece) -> None:
+        self._port, self._piece, self._is_seen = port, piece, False
 
     def __del__(self) -> None:
         # No call into JAX here, see Note [Finalisers] of `Arena`.
         if not self._is_seen:
-            self._port.take_back(self._raw)
+            spares = self._port.spares
+            if len(spares) < MAX_SPARES:
+                spares.append(self._piece)
 
     @property
     def name(self) -> str:
@@ -148,19 +155,15 @@ class Result:
         return self._port.lock
 
     @property
-    def arena(self) -> Any:
-        """None: it is in no arena, and no replay overwrites it."""
-        return None
-
-    @property
     def memory(self) -> Any:
         """The memory, unless a reader has just made another array of it."""
-        return None if self._raw.is_deleted() else self._raw
+        raw = self._piece[0]
+        return None if raw.is_deleted() else raw
 
     @property
     def address(self) -> int:
         """Address of the first byte."""
-        return _get_pointer(self._raw)
+        return self._piece[1]
 
     @property
     def view(self) -> DeviceView:
@@ -175,7 +178,7 @@ class Result:
         """Gives the memory itself away: it is a value of its own already."""
         # Kept here too, so that a read that fails may be tried again.
         self._is_seen = True
-        return DeviceValue(self._raw, self._context)
+        return DeviceValue(self._piece[0], self._context)
 
     def _copy(self) -> DeviceValue:
         # The value stays with this result, which may be read again.

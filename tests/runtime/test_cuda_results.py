@@ -92,16 +92,16 @@ def test_dropping_a_result_changes_nothing_that_a_launch_decides(device: CudaDev
     # Another thread may drop it between any two lines of a launch.
     replay = make_cuda_replay(device, DOUBLE)
     port, result = replay.buffers["y"].port, call(replay, 1)
-    before = (port.is_taken, port._raw)
+    before = (port.is_taken, port._piece)
     del result
-    assert (port.is_taken, port._raw) == before
+    assert (port.is_taken, port._piece) == before
 
 
 def test_spares_are_few(device: CudaDevice) -> None:
     replay = make_cuda_replay(device, DOUBLE)
     results = [call(replay, value) for value in range(3 * STOCK)]
     results.clear()
-    assert len(replay.buffers["y"].port._spares) <= MAX_SPARES
+    assert len(replay.buffers["y"].port.spares) <= MAX_SPARES
     assert float(call(replay, 5)[0]) == 10
 
 
@@ -117,7 +117,7 @@ def test_a_large_result_has_no_stock(device: CudaDevice) -> None:
     replay.load([(0, np.ones(1 << 15, np.float32))])
     replay.launch()
     result = replay.make_taker(0)()
-    assert replay.buffers["y"].port._spares == []
+    assert replay.buffers["y"].port.spares == []
     assert float(result.sum()) == 1 << 15
 
 
