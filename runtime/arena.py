@@ -8,6 +8,7 @@ import weakref
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.memory.block import Block
 from tracegraph.runtime.memory.private_pool import PrivatePool, Scratch
+from tracegraph.runtime.memory.provider import Provider
 
 
 class Arena:
@@ -45,6 +46,8 @@ class Arena:
         # At interpreter exit the process gives all memory back by itself.
         weakref.finalize(self, pool.free_later, self.block).atexit = False
         self._scratch = self.block
+        # Not the pool: the arena's holders keep it, and it keeps nothing but memory.
+        self._pool_provider = pool.allocator.provider
         self._shared: Scratch | None = None
         if size.scratch_bytes and shares_scratch:
             self._shared = shared = pool.share_scratch(size.scratch_bytes)
@@ -58,6 +61,11 @@ class Arena:
         """Address and bytes of each part that is not empty."""
         parts = ((self.block, self.size.kept_bytes), (self._scratch, self.size.scratch_bytes))
         return tuple((block.address, nbytes) for block, nbytes in parts if nbytes)
+
+    @property
+    def provider(self) -> Provider:
+        """Where its memory comes from."""
+        return self.block.pool.owner.provider or self._pool_provider
 
     def find_block(self, offset: int) -> Block:
         """Returns the block that holds the byte at an offset."""

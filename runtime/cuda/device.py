@@ -121,7 +121,9 @@ class CudaDevice:
                 self.driver, stage, locate, self._kernels, self._libraries, definition.name
             )
         users = [_count_users(stage) for stage in definition.stages]
-        find_patchers = functools.partial(_find_patchers, users, graphs)
+        # What nodes are pointed at is memory of JAX.
+        is_mixed = any(buffer.arena.provider.name != "jax" for buffer in buffers.values())
+        find_patchers = functools.partial(_find_patchers, users, graphs, is_mixed)
         for name in _list_rebindable(definition):
             buffers[name].patchers = find_patchers(buffers[name]) or ()
             buffers[name].is_unread = not any(name in counts for counts in users)
@@ -160,7 +162,10 @@ def _count_users(stage: Stage) -> Counter[str]:
 
 
 def _find_patchers(
-    users: Sequence[Counter[str]], graphs: Mapping[int, CudaGraph], buffer: CudaBuffer
+    users: Sequence[Counter[str]],
+    graphs: Mapping[int, CudaGraph],
+    kernels_only: bool,
+    buffer: CudaBuffer,
 ) -> tuple[Callable[[int], None], ...] | None:
     """Returns what points every graph at another address of a buffer, None if one cannot."""
     patchers = []
@@ -168,7 +173,9 @@ def _find_patchers(
     for index, counts in enumerate(users):
         if buffer.name not in counts:
             continue
-        if index not in graphs or not graphs[index].can_rebind(buffer.name):
+        if index not in graphs:
+            return None
+        if not graphs[index].can_rebind(buffer.name, kernels_only=kernels_only):
             return None
         count += counts[buffer.name]
         patchers.append(graphs[index].make_patcher(buffer.name))

@@ -118,8 +118,17 @@ class CudaGraph:
                 self._launchers[stream] = launch
             return launch
 
-    def can_rebind(self, buffer: str) -> bool:
-        """True when `update` can give a buffer another address."""
+    def can_rebind(self, buffer: str, *, kernels_only: bool = False) -> bool:
+        """True when `update` can give a buffer another address.
+
+        Args:
+            buffer: its name.
+            kernels_only: the address is of memory of another origin, which copies and fills do not
+                take: the driver refuses it.
+        """
+        nodes = [self.stage.nodes[index] for index in self._nodes_of_buffer.get(buffer, ())]
+        if kernels_only and not all(isinstance(node, KernelNode) for node in nodes):
+            return False
         return all(
             is_patchable(self.stage.nodes[index], self._actions[index])
             for index in self._nodes_of_buffer.get(buffer, ())

@@ -291,7 +291,19 @@ class FakeDriver(FakeMemory):
         self._enter("set_copy_node", executable, node, copy, context)
         self._check_live("context", context)
         check(copy.nbytes > 0, "a copy of no bytes")
+        before = self.executables[executable].nodes.get(node)
+        if before is not None and isinstance(before.action, CopyRange):
+            for name in ("source_address", "target_address"):
+                old, new = getattr(before.action, name), getattr(copy, name)
+                is_same = self._is_own(old) == self._is_own(new)
+                check(is_same, f"the {name} of a copy moves to memory of another origin")
         self._set(executable, node, "copy", copy)
+
+    def _is_own(self, address: int) -> bool:
+        """True for memory that this driver has allocated; the rest is JAX's."""
+        allocated = ((a, s) for a, s in self._sizes.items() if a in self._live)
+        mapped = ((a, size) for a, (size, _) in self._ranges.items())
+        return any(start <= address < start + nbytes for start, nbytes in (*allocated, *mapped))
 
     def set_fill_node(self, executable: int, node: int, fill: FillRange, context: int) -> None:
         self._enter("set_fill_node", executable, node, fill, context)

@@ -14,9 +14,12 @@ import pytest
 
 from tests.runtime.cuda_on_host import floats, kernel, make_cuda_replay, make_device, place
 from tests.runtime.definitions import make_copy, make_definition, make_stage
+from tests.runtime.fake_state import MisuseError
+from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Lifetime
 from tracegraph.runtime.cuda import jax_order
 from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.cuda.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.results import MAX_SPARES, STOCK
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.jax_interop import make_aval
@@ -255,3 +258,37 @@ def test_a_result_says_what_it_is(late: CudaDevice) -> None:
     result.block_until_ready()
     assert result.is_ready()
     assert result.is_in(object()) is False
+
+
+@pytest.mark.parametrize("provider", ["jax", "cuda"])
+def test_copies_are_not_pointed_at_memory_of_another_origin(
+    monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    """The driver refuses that, as a GPU has shown; kernels take any address."""
+    monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", f"provider:{provider}")
+    device = make_device(monkeypatch)
+    assert device.allocator.provider.name == provider
+    definition = make_definition(
+        make_stage(kernel("double", "x", "y"), make_copy("y", "z"), edges=[(0, 1)]), outputs="y z"
+    )
+    replay = make_cuda_replay(device, definition)
+    assert [replay.buffers[name].is_handed_out for name in "yz"] == [provider == "jax"] * 2
+    write = replay.inputs[0].make_writer()
+    kept = []
+    for value in range(5):
+        write(place([value] * 4))
+        replay.settle()
+        replay.launch()
+        kept.append([replay.make_taker(index)() for index in range(2)])
+    for value, results in enumerate(kept):
+        for result in results:
+            np.testing.assert_array_equal(result, [2 * value] * 4)
+
+
+def test_the_fake_driver_refuses_such_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", "provider:cuda")
+    monkeypatch.setattr(Arena, "provider", JaxProvider(jax.devices()[0]))
+    device = make_device(monkeypatch)
+    definition = make_definition(make_stage(make_copy("x", "y")), outputs="y")
+    with pytest.raises(MisuseError, match="memory of another origin"):
+        make_cuda_replay(device, definition).launch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 
@@ -254,7 +255,9 @@ def test_kernels_run_where_bytes_move() -> None:
     seen: list[tuple[bytes, ...]] = []
     driver.moves_bytes = True
     driver.kernels["add"] = seen.append
-    address = driver.allocate_memory(8)
+    # Of the same origin as what the node copied before: none of the driver's.
+    memory = ctypes.create_string_buffer(8)
+    address = ctypes.addressof(memory)
     copy = CopyRange(address, address, 8)
     driver.set_copy_node(session.executable, session.copy, copy, session.context)
     patch = driver.patch_kernel_node(session.executable, session.kernel, session.launch())
