@@ -52,7 +52,7 @@ def _find_jax_device(device: Any) -> Any:
     local = jax.local_devices()
     known = list(dict.fromkeys((*local, *jax.local_devices(backend="cpu"))))
     is_index = isinstance(device, int) and not isinstance(device, bool)
-    found = local[device] if is_index and 0 <= device < len(local) else device
+    found: Any = local[device] if is_index and 0 <= device < len(local) else device
     if found in known and found.platform in ("cpu", "gpu"):
         return found
     raise ConfigError(

@@ -52,7 +52,10 @@ def test_state_outlives_its_graph_and_keeps_the_pool(baseline):
     del captured
     assert count_segment_bytes() > baseline
     assert_same(state["w"] + 0, X + 1)
-    assert find_pool(pool).reserved_bytes > 0
+    living = find_pool(pool)
+    assert living is not None
+    assert living.reserved_bytes > 0
+    del living
     del state
     assert count_segment_bytes() == baseline
     with pytest.raises(tg.TracegraphError, match="there is no pool"):

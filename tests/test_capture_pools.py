@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,24 +45,36 @@ def chain():
     return (first, *others)
 
 
+def find_graph(graphed) -> Any:
+    """Returns the graph that was used last."""
+    return graphed._latest
+
+
 def read_sizes(graphed) -> tuple[int, int]:
-    size = graphed._latest.lowered.definition.arena_size
+    size = find_graph(graphed).lowered.definition.arena_size
     return size.kept_bytes, size.scratch_bytes
 
 
 def test_graphs_of_one_pool_have_their_scratch_in_the_same_memory(chain):
     sizes = [read_sizes(graphed) for graphed in chain]
     assert all(scratch_bytes >= 4 * N for _, scratch_bytes in sizes)
-    assert len({graphed._latest.replay.arena.ranges[1] for graphed in chain}) == 1
+    assert len({find_graph(graphed).replay.arena.ranges[1] for graphed in chain}) == 1
     apart = [tg.capture(add_in_two_regions(a)) for a in (1.0, 2.0, 3.0)]
     for graphed in apart:
         graphed(jnp.zeros(N))
-    saved = sum(each.pool_bytes for each in apart) - find_pool(chain[0].pool()).reserved_bytes
+    saved = sum(each.pool_bytes for each in apart) - join_bytes(chain[0])
     assert saved == 2 * find_block_bytes(chain[0])
 
 
+def join_bytes(graphed) -> int:
+    """Returns the bytes of the pool of a captured function, whoever shares it."""
+    pool = find_pool(graphed.pool())
+    assert pool is not None
+    return pool.reserved_bytes
+
+
 def find_block_bytes(graphed) -> int:
-    arena = graphed._latest.replay.arena
+    arena = find_graph(graphed).replay.arena
     return arena.find_block(arena.size.kept_bytes).nbytes
 
 
@@ -104,7 +117,7 @@ def test_replays_at_once_follow_one_another(chain):
         second(jnp.ones(N))
         finished.set()
 
-    with first._latest.lock:
+    with find_graph(first).lock:
         thread = threading.Thread(target=replay)
         thread.start()
         assert not finished.wait(0.2)
@@ -132,9 +145,9 @@ def test_threads_replay_graphs_of_one_pool(chain):
 def test_signatures_of_one_function_share_scratch():
     graphed = tg.capture(add_in_two_regions(1.0))
     graphed(jnp.zeros(N))
-    large = graphed._latest
+    large = find_graph(graphed)
     graphed(jnp.zeros(N // 2))
-    small = graphed._latest
+    small = find_graph(graphed)
     assert large is not small
     assert large.replay.arena.ranges[1][0] == small.replay.arena.ranges[1][0]
     assert large.lock is small.lock
@@ -160,5 +173,5 @@ def test_a_graph_with_eager_parts_may_call_another_of_its_pool():
     for step in range(3):
         x = jnp.full(N, float(step))
         np.testing.assert_array_equal(np.asarray(outer(x)), np.asarray(x) * 4 + 1)
-    arenas = [outer._latest.replay.arena, inner._latest.replay.arena]
+    arenas = [find_graph(outer).replay.arena, find_graph(inner).replay.arena]
     assert arenas[0].lock is not arenas[1].lock

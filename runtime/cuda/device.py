@@ -57,10 +57,17 @@ class CudaDevice:
         self.streams = CudaStreams(order)
         self._kernels = KernelLoader(driver, order.primary)
         self._libraries = {"matmul": CublasLt()}
+        self._allocator: CachingAllocator | None = None
 
-    @functools.cached_property
+    @property
     def allocator(self) -> CachingAllocator:
-        """The one allocator of this GPU."""
+        """The one allocator of this GPU, opened when it is first needed."""
+        with _lock:
+            if self._allocator is None:
+                self._allocator = self._open_allocator()
+            return self._allocator
+
+    def _open_allocator(self) -> CachingAllocator:
         driver, order = self.driver, self.context.order
         primary, ordinal = order.primary, self.jax_device.local_hardware_id
 
@@ -185,7 +192,8 @@ def _find_patchers(
 
 
 _devices: dict[Any, CudaDevice] = {}
-_lock = threading.Lock()
+# Re-entrant: a finaliser may ask for an allocator.
+_lock = threading.RLock()
 
 
 def find_cuda_device(jax_device: Any) -> CudaDevice:

@@ -78,7 +78,7 @@ class JaxOrder:
             return self._side_streams[stream.number]
 
     def number_stream(self, stream: Stream) -> int:
-        """Returns how allocators call a stream, 0 for JAX's; `find_handle` knows it from then on."""
+        """Returns how allocators call a stream, 0 for JAX's; `find_handle` knows it then."""
         self.find_stream(stream)
         return 0 if stream is default_stream() else stream.number
 

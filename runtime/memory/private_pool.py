@@ -135,7 +135,7 @@ class PrivatePool:
         self.allocator.free_later(block)
 
 
-def make_handle() -> PoolId:
+def graph_pool_handle() -> PoolId:
     """Returns the id of a pool that the first capture into it makes."""
     handle = new_pool_id()
     announce_pool(handle)

@@ -54,7 +54,7 @@ def lifetime_lists(draw: st.DrawFn) -> list[Lifetime]:
     rows = draw(st.lists(st.tuples(sizes, spans, st.booleans()), max_size=25))
     return [
         # What is kept lives to the end.
-        Lifetime(f"b{i}", size, span[0], steps - 1 if is_kept else span[1], is_kept)
+        Lifetime(f"b{i}", size, span[0], steps - 1 if is_kept else span[1], is_kept=is_kept)
         for i, (size, span, is_kept) in enumerate(rows)
     ]
 
@@ -138,7 +138,7 @@ HARD_CASES = {
 @pytest.mark.parametrize("case", HARD_CASES)
 def test_hard_cases_reach_the_peak(case: str):
     rows = HARD_CASES[case]
-    lifetimes = [Lifetime(f"b{i}", 256 * size, *span) for i, (size, *span) in enumerate(rows)]
+    lifetimes = [Lifetime(f"b{i}", 256 * n, a, b) for i, (n, a, b) in enumerate(rows)]
     plan = plan_memory("f", lifetimes)
     assert plan.arena_bytes == plan.peak_bytes
 

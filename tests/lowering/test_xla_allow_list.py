@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -82,7 +84,7 @@ def test_a_field_that_is_new_in_the_schema_is_looked_for():
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     descriptor = pool.FindMessageTypeByName("xla.ShapeIndexProto")
-    message = message_factory.GetMessageClass(descriptor)(indexes=1)
+    message: Any = message_factory.GetMessageClass(descriptor)(indexes=1)
     assert find_unlisted(message) is None
     message.added = 1
     assert find_unlisted(message) == "xla.ShapeIndexProto.added"

@@ -216,7 +216,7 @@ class Lockstep:
     def compare(self) -> None:
         """Compares all statistics, and all calls of the provider since the last time."""
         assert next(self.model.calls, None) is None, "the provider was asked once too often"
-        freed = [call.address for call in self.provider.calls if call.name == "free"]
+        freed = [call.address or 0 for call in self.provider.calls if call.name == "free"]
         self.provider.calls.clear()
         assert sorted(freed) == sorted(self.model.released)
         self.model.released.clear()

@@ -127,7 +127,7 @@ def test_any_failing_call_leaves_nothing_behind(
         driver.fail_at = None
         gc.collect()
         assert driver.live_handles() == before
-        assert device.allocator.provider.reserved_bytes == 0
+        assert device.allocator.statistics.all.reserved_bytes.current == 0
     result = call(make_cuda_replay(device, definition), 1)
     assert result.tolist() in ([2.0] * 4, [11.0, 21.0, 31.0, 41.0])
 
@@ -167,7 +167,7 @@ def test_a_pool_that_cannot_grow(device: CudaDevice, monkeypatch: pytest.MonkeyP
         "donate the state",
     )
     assert "of which 0 bytes is free" in caught.value.where
-    assert device.allocator.provider.reserved_bytes == 0
+    assert device.allocator.statistics.all.reserved_bytes.current == 0
     assert pool.allocate(1000).nbytes == 1024
 
 
@@ -183,7 +183,7 @@ def test_other_failures_of_jax_are_not_taken_for_full_memory(
 
 
 def test_segments_are_counted_and_taken_back_once(device: CudaDevice) -> None:
-    provider = device.allocator.provider
+    provider = JaxProvider(device.jax_device)
     one, other = provider.allocate(1000), provider.allocate(24)
     assert provider.reserved_bytes == 1024
     provider.free(one)

@@ -148,11 +148,11 @@ def test_results_of_several_threads(device: CudaDevice) -> None:
 def test_a_result_does_not_keep_the_arena(device: CudaDevice) -> None:
     replay = make_cuda_replay(device, DOUBLE)
     result, arena = call(replay, 4), weakref.ref(replay.arena)
-    assert device.allocator.provider.reserved_bytes > 0
+    assert device.allocator.statistics.all.reserved_bytes.current > 0
     del replay
     gc.collect()
     assert arena() is None
-    assert device.allocator.provider.reserved_bytes == 0
+    assert device.allocator.statistics.all.reserved_bytes.current == 0
     assert result.lifetime is Lifetime.FRESH
     np.testing.assert_array_equal(result, [8] * 4)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import threading
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ from tracegraph.runtime.memory.private_pool import (
     PrivatePool,
     announce_pool,
     find_pool,
+    graph_pool_handle,
     join_pool,
-    make_handle,
     withdraw_pool,
 )
 from tracegraph.runtime.memory.providers.host import HostProvider
@@ -51,7 +52,7 @@ def test_a_block_is_a_whole_segment_and_all_bytes_go_when_the_pool_goes():
     del pool
     gc.collect()
     # The block is still in use: nothing is taken from its user.
-    assert allocator.provider.reserved_bytes == 21_004_288
+    assert allocator.statistics.all.reserved_bytes.current == 21_004_288
 
 
 def test_a_pool_without_blocks_leaves_nothing():
@@ -61,7 +62,7 @@ def test_a_pool_without_blocks_leaves_nothing():
     pool_id = pool.pool_id
     del pool
     gc.collect()
-    assert allocator.provider.reserved_bytes == 0
+    assert allocator.statistics.all.reserved_bytes.current == 0
     with pytest.raises(TracegraphError, match="there is no pool"):
         allocator.use_count(pool_id)
 
@@ -69,14 +70,15 @@ def test_a_pool_without_blocks_leaves_nothing():
 def test_a_pool_dropped_inside_the_allocator_goes_when_the_call_is_over():
     """As when the collector finds it there, see Note [Finalisers] of PooledAllocator."""
     allocator = make_allocator()
+    provider: Any = allocator.provider
     held = [PrivatePool(new_pool_id(), allocator)]
     held[0].free_later(held[0].allocate(1000))
     with allocator.lock:
         held.clear()
         gc.collect()
-        assert allocator.provider.reserved_bytes == 1024
+        assert provider.reserved_bytes == 1024
     allocator.statistics.to_dict()
-    assert allocator.provider.reserved_bytes == 0
+    assert provider.reserved_bytes == 0
 
 
 def test_a_pool_is_joined_by_its_id():
@@ -100,7 +102,7 @@ def test_a_pool_is_joined_by_its_id():
 
 def test_a_handle_is_a_pool_before_there_is_one():
     allocator = make_allocator()
-    handle = make_handle()
+    handle = graph_pool_handle()
     assert find_pool(handle) is None
     for _ in range(2):
         pool = join_pool(handle, allocator)
@@ -108,7 +110,7 @@ def test_a_handle_is_a_pool_before_there_is_one():
         pool.free_later(pool.allocate(10))
         del pool
         gc.collect()
-        assert allocator.provider.reserved_bytes == 0
+        assert allocator.statistics.all.reserved_bytes.current == 0
 
 
 def test_an_announced_pool_is_one_until_it_is_withdrawn():

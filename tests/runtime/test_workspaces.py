@@ -162,7 +162,7 @@ def test_repeat_graph_capture_cublas_workspace_memory(device: CudaDevice, lt: Fa
     capture(device)
     gc.collect()
     handles, alive = device.driver.live_handles(), dict(lt.alive)
-    reserved_bytes = device.allocator.provider.reserved_bytes
+    reserved_bytes = device.allocator.statistics.all.reserved_bytes.current
     for _ in range(100):
         replay = capture(device)
         (call,) = lt.list_calls("matmul")[-1:]
@@ -173,7 +173,7 @@ def test_repeat_graph_capture_cublas_workspace_memory(device: CudaDevice, lt: Fa
         assert address + used_bytes <= start + nbytes
         del replay
     gc.collect()
-    assert device.allocator.provider.reserved_bytes == reserved_bytes
+    assert device.allocator.statistics.all.reserved_bytes.current == reserved_bytes
     assert device.driver.live_handles() == handles
     # One handle of the library, and one question for the algorithm, whatever is captured.
     assert lt.alive == alive
