@@ -32,7 +32,9 @@ class RecordedEvents(ScriptedEvents):
     as to drop them when it is over. Where the block was freed outside of a capture, the note stays,
     and if the same block is used again, recorded by the same stream outside of a capture, and freed
     during one, that use is dropped too: the block is handed out while the stream may still read it.
-    Ours waits. The history shows it: such a block completes although its stream is blocked.
+    Ours waits. The history shows it: such a block completes although its stream is blocked, or
+    before others that wait in a queue, where nothing else explains their order. Ours is told to
+    forget that use too.
 
     Args:
         steps: of the trace.
@@ -87,10 +89,10 @@ class RecordedEvents(ScriptedEvents):
             return
         ready = [block for block in deferred if moments[block][0] == index]
         for block in ready:
-            self._forget_uses(uses, block)
+            self._forget_uses(uses, block, _list_streams(uses, block) & self.busy)
+        self._arrange_queues(uses, ready, moments, index)
         if deferred:
             self._done_count = sum(len(_list_streams(uses, block)) for block in ready)
-        self._arrange_queues(uses, ready, index)
 
     def settle(self) -> None:
         """Ends an operation: what only lacked time is done from now on."""
@@ -111,14 +113,39 @@ class RecordedEvents(ScriptedEvents):
         place = bisect.bisect_left(moments, (index, -1))
         return moments[place] if place < len(moments) else NEVER
 
-    def _forget_uses(self, uses: StreamUses, block: Block) -> None:
+    def _forget_uses(self, uses: StreamUses, block: Block, streams: set[int]) -> None:
         """Lets a block forget the uses that PyTorch forgot: see Note [Forgotten uses]."""
-        forgotten = _list_streams(uses, block) & self.busy
-        if block.stream_uses and forgotten:
-            block.stream_uses -= forgotten
-            self.forgotten_uses += len(forgotten)
+        if streams:
+            uses._uses_in_captures.setdefault(block, set()).update(streams)
+            self.forgotten_uses += len(streams)
 
-    def _arrange_queues(self, uses: StreamUses, ready: list[Block], index: int) -> None:
+    def _arrange_queues(
+        self, uses: StreamUses, ready: list[Block], moments: dict[Block, Moment], index: int
+    ) -> None:
+        queued = {block for queue in uses._pending.values() for _, block in queue}
+        completing = (block for block in {*queued, *ready} if moments[block][0] == index)
+        wanted = sorted(completing, key=moments.__getitem__)
+        # Those without uses come first. As few others as possible are taken for such ones.
+        for count in range(len(wanted) + 1):
+            first, rest = wanted[:count], wanted[count:]
+            if not set(first).issubset(ready):
+                return
+            later = [block for block in ready if block not in first]
+            if not all(_list_streams(uses, block) for block in later):
+                continue
+            streams = self._find_order(uses, later, rest)
+            if streams is None:
+                continue
+            for block in first:
+                self._forget_uses(uses, block, _list_streams(uses, block))
+            pending = uses._pending
+            uses._pending = {s: pending.get(s, collections.deque()) for s in streams}
+            return
+
+    def _find_order(
+        self, uses: StreamUses, ready: list[Block], wanted: list[Block]
+    ) -> tuple[int, ...] | None:
+        """Returns the order of the streams in which these blocks complete; None without one."""
         queues: Queues = {
             stream: [(block, event.is_done) for event, block in queue]
             for stream, queue in uses._pending.items()
@@ -126,17 +153,13 @@ class RecordedEvents(ScriptedEvents):
         counts = {block: block.event_count for queue in queues.values() for block, _ in queue}
         for block in ready:
             streams = _list_streams(uses, block)
-            counts.update({block: len(streams)} if streams else {})
+            counts[block] = len(streams)
             for stream in streams:
                 queues.setdefault(stream, []).append((block, stream not in self.busy))
-        moments = {block: self._find_completion(block, index) for block in counts}
-        completing = [block for block in counts if moments[block][0] == index]
-        wanted = sorted(completing, key=moments.__getitem__)
         for streams in itertools.permutations(queues):
             if list(_drain(queues, counts, streams)) == wanted:
-                pending = uses._pending
-                uses._pending = {s: pending.get(s, collections.deque()) for s in streams}
-                return
+                return streams
+        return None
 
 
 def _list_streams(uses: StreamUses, block: Block) -> set[int]:

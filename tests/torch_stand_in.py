@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,6 +23,11 @@ from tracegraph.runtime.memory.config import parse_alloc_conf
 from tracegraph.runtime.memory.pool_id import PoolId
 
 TOTAL_BYTES = 150_109_880_320
+# Options that every settings call sets, to their defaults where it does not name them. All others
+# keep their values until they are named again.
+RENEWED_OPTIONS = frozenset(
+    ("max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold")
+)
 # The state of PyTorch's random generator: two blocks while there is a graph.
 STATE_BYTES = 8
 
@@ -41,6 +47,7 @@ class StandIn:
         self.state: list[Block] = []
         self._current = self.streams[0]
         self._tag = ""
+        self._lasting: dict[str, str] = {}
         self._entries: list[dict[str, Any]] = []
         self._joins = itertools.count()
         self._pool_numbers = itertools.count(1)
@@ -128,8 +135,12 @@ class StandIn:
             self.allocator.free(self.allocator.find_block(address))
 
     def _configure(self, text: str) -> None:
+        options = split_settings(text)
+        everything = ",".join(f"{key}:{each}" for key, each in (self._lasting | options).items())
         with _as_torch():
-            self.allocator.configure(parse_alloc_conf(text))
+            self.allocator.configure(parse_alloc_conf(everything))
+        lasting = {key: each for key, each in options.items() if key not in RENEWED_OPTIONS}
+        self._lasting.update(lasting)
 
     def _restore(self, device: int, state: Any, stale: list[int], owners: list[int]) -> None:
         assert (device, stale, owners) == (0, [], [])
@@ -250,6 +261,13 @@ class _Graph:
         if not torch.graph_count:
             for block in torch.state:
                 torch.allocator.free(block)
+
+
+def split_settings(text: str) -> dict[str, str]:
+    """Returns the options of a settings text and their values, as they are written."""
+    # A comma within brackets ends no option.
+    options = re.findall(r"([^:,]+):?(\[[^\]]*\]|[^,]*)", text)
+    return dict(options)
 
 
 @contextlib.contextmanager

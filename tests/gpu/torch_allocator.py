@@ -37,6 +37,11 @@ MIB = 1 << 20
 # About 30 ms on an H200.
 SLEEP_CYCLES = 50_000_000
 SEGMENTS_PERIOD = 250
+# Unlike the others, these keep their values when settings are changed that do not name them.
+LASTING_DEFAULTS = (
+    "expandable_segments:False,graph_capture_record_stream_reuse:False,"
+    "large_segment_size_mb:20,max_non_split_rounding_mb:20"
+)
 TEXT_LENGTH = 80
 
 
@@ -84,6 +89,7 @@ class Recorder:
         self._is_raw = any(operation[0] == "checkpoint_set" for operation in operations)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        torch._C._accelerator_setAllocatorSettings(LASTING_DEFAULTS)
         torch._C._accelerator_setAllocatorSettings(settings)
         torch.cuda.memory._record_memory_history(
             "all", context=None, stacks="python", clear_history=True
@@ -96,7 +102,7 @@ class Recorder:
             self._gates.open_all()
             self._reset()
             torch.cuda.set_per_process_memory_fraction(1.0)
-            torch._C._accelerator_setAllocatorSettings("")
+            torch._C._accelerator_setAllocatorSettings(LASTING_DEFAULTS)
             torch.cuda.memory._record_memory_history(None)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
