@@ -78,7 +78,7 @@ class CudaDevice:
         source = MemorySource(
             device=ordinal,
             providers={
-                "jax": lambda: JaxProvider(self.jax_device),
+                "jax": lambda: JaxProvider(self.jax_device, order),
                 "cuda": lambda: CudaProvider(driver, primary),
                 "async": lambda: CudaAsyncProvider(driver, primary, ordinal, order.find_handle),
                 "expandable": lambda: CudaVirtualProvider(driver, primary, ordinal),

@@ -87,6 +87,17 @@ class JaxOrder:
         self.enter_thread()
         return self._side_streams[number] if number else self.stream
 
+    def make_wait(self, waiting: int, awaited: int) -> None:
+        """Makes later work of a stream wait for what another holds now; handles of the driver."""
+        with self.use_context():
+            event = self.driver.create_event(timing=False, blocking=False)
+            try:
+                self.driver.record_event(event, awaited)
+                self.driver.wait_event(waiting, event)
+            finally:
+                # The driver keeps a recorded event until its work is done.
+                self.driver.destroy_event(event)
+
     @contextlib.contextmanager
     def beside(self, side: int) -> Iterator[None]:
         """Puts what the body enqueues on a side stream between JAX's earlier and later work."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import jax
 import numpy as np
 
-from tracegraph.runtime.cuda.jax_order import allocate_arrays
+from tracegraph.runtime.cuda.jax_order import JaxOrder, allocate_arrays
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.segment import Segment
 from tracegraph.runtime.memory.segment_set import SegmentSet
@@ -16,18 +17,23 @@ from tracegraph.runtime.memory.segment_set import SegmentSet
 class JaxProvider:
     """Hands out segments that are ``uint8`` arrays of JAX, aligned to 256 bytes.
 
-    A segment that is given back goes to JAX's allocator, whose next user of the memory computes on
-    the stream that graphs are launched on, hence after them. Safe from several threads.
+    JAX hands freed memory out at once, because whoever gets it computes on JAX's stream, after all
+    that is there already. Graphs are launched there too. A segment for another stream is the one
+    exception: that stream waits for JAX's when the segment comes from JAX, and JAX's stream waits
+    for it when the segment goes back. Safe from several threads.
 
     Args:
         jax_device: a GPU of JAX.
+        order: of its streams; None where only JAX's is used.
     """
 
     name = "jax"
 
-    def __init__(self, jax_device: Any) -> None:
-        self._jax_device = jax_device
+    def __init__(self, jax_device: Any, order: JaxOrder | None = None) -> None:
+        self._jax_device, self._order = jax_device, order
         self._segments = SegmentSet(self.name)
+        # The streams' handles, of segments that are for another stream than JAX's.
+        self._sides: weakref.WeakKeyDictionary[Segment, int] = weakref.WeakKeyDictionary()
 
     @property
     def reserved_bytes(self) -> int:
@@ -51,12 +57,11 @@ class JaxProvider:
 
         Args:
             nbytes: its size.
-            stream: of no importance here, since JAX computes on one stream.
+            stream: number of the stream on which it is used; 0 is JAX's.
 
         Raises:
             OutOfMemoryError: JAX's allocator cannot grow by that much.
         """
-        del stream
         try:
             (array,) = allocate_arrays((nbytes,), np.dtype(np.uint8), False, self._jax_device, 1)
             address = array.unsafe_buffer_pointer()
@@ -65,6 +70,11 @@ class JaxProvider:
                 raise
             raise self._out_of_memory(nbytes) from error
         segment = Segment(address, nbytes, array)
+        if stream and self._order is not None:
+            # What JAX had there before may still be read.
+            side = self._order.find_handle(stream)
+            self._order.make_wait(side, self._order.stream)
+            self._sides[segment] = side
         self._segments.add(segment)
         return segment
 
@@ -75,6 +85,9 @@ class JaxProvider:
             TracegraphError: the segment was taken back before, or comes from another provider.
         """
         self._segments.remove(segment)
+        side = self._sides.pop(segment, 0)
+        if side and self._order is not None:
+            self._order.make_wait(self._order.stream, side)
 
     def _out_of_memory(self, nbytes: int) -> OutOfMemoryError:
         return OutOfMemoryError(
