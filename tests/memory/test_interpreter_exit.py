@@ -113,17 +113,20 @@ def test_while_threads_replay() -> None:
 
 
 def test_while_daemons_allocate() -> None:
+    """In the allocator only: a daemon inside of JAX's own caches may end the process with abort."""
     run_program(
         EVERYTHING
         + """
     started = threading.Barrier(4)
 
+    allocator = step._pool.allocator
+
     def work():
         started.wait()
         while True:
-            address = tg.memory.caching_allocator_alloc(1000)
-            tg.memory.memory_stats()
-            tg.memory.caching_allocator_delete(address)
+            block = allocator.allocate(1000)
+            allocator.statistics.to_dict()
+            allocator.free(block)
 
     for _ in range(3):
         threading.Thread(target=work, daemon=True).start()

@@ -96,12 +96,12 @@ def test_in_any_order(order: tuple[str, ...], gpu: CudaDevice | None) -> None:
 
 @pytest.mark.parametrize("place", range(5))
 def test_a_mem_pool_in_any_place(place: int, gpu: CudaDevice | None) -> None:
-    pool = MemPool()
-    alive = make_all(pool)
+    pools = [MemPool()]
+    alive = make_all(pools[0])
     order = ["other", "z", "state", "captured"]
     for name in [*order[:place], "pool", *order[place:]]:
         if name == "pool":
-            del pool
+            pools.clear()
         else:
             del alive[name]
         gc.collect()
