@@ -47,7 +47,7 @@ class Arena:
         weakref.finalize(self, pool.free_later, self.block).atexit = False
         self._scratch = self.block
         # Not the pool: the arena's holders keep it, and it keeps nothing but memory.
-        self._pool_provider = pool.allocator.provider
+        self._allocator = pool.allocator
         self._shared: Scratch | None = None
         if size.scratch_bytes and shares_scratch:
             self._shared = shared = pool.share_scratch(size.scratch_bytes)
@@ -65,7 +65,17 @@ class Arena:
     @property
     def provider(self) -> Provider:
         """Where its memory comes from."""
-        return self.block.pool.owner.provider or self._pool_provider
+        return self.block.pool.owner.provider or self._allocator.provider
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """Has the part that holds an address wait for a stream when it is given back.
+
+        Args:
+            address: of a buffer.
+            stream: its number.
+        """
+        is_kept = self.block.address <= address < self.block.address + self.block.nbytes
+        self._allocator.record_stream(self.block if is_kept else self._scratch, stream)
 
     def find_block(self, offset: int) -> Block:
         """Returns the block that holds the byte at an offset."""

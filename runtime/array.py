@@ -25,6 +25,7 @@ from tracegraph.runtime.array_errors import (
     make_immutable_error,
     make_mismatch_error,
     make_stale_error,
+    make_stream_error,
     make_unsettled_error,
 )
 from tracegraph.runtime.array_forwarding import forward_names
@@ -36,6 +37,7 @@ from tracegraph.runtime.jax_interop import (
     to_plain,
 )
 from tracegraph.runtime.static_buffer import StaticBuffer
+from tracegraph.runtime.stream import Stream
 
 # Inside the class, `jax` is the method.
 PlainArray: TypeAlias = jax.Array
@@ -85,6 +87,7 @@ class Array(jax.Array):
         "_buffer",
         "_device",
         "_generation",
+        "_holder",
         "_lifetime",
         "_lock",
         "_plain",
@@ -225,6 +228,27 @@ class Array(jax.Array):
             self._plain = None
         return self
 
+    def record_stream(self, stream: Stream) -> None:
+        """Keeps the memory at `data_ptr` for the work of a stream, as in PyTorch.
+
+        When the array is gone, nobody else gets its memory before the work that the stream holds by
+        then is done. A graph that is replayed writes its own static buffers all the same.
+
+        Raises:
+            ConfigError: ``stream`` is no tg.Stream.
+            RuntimeError: the array was donated or deleted.
+        """
+        if not isinstance(stream, Stream):
+            raise make_stream_error(stream)
+        self._check_if_deleted()
+        buffer = self._buffer
+        if buffer is not None and buffer.arena is not None:
+            buffer.record_stream(stream)
+            return
+        memory = self.jax()
+        if self._holder is not None:
+            self._holder.record(self, memory, stream)
+
     def delete(self) -> None:
         """Deletes the value, as `jax.Array.delete`."""
         self.consume()
@@ -315,7 +339,7 @@ class Array(jax.Array):
     def _leave(self, buffer: StaticBuffer, snapshot: Any, lifetime: Lifetime) -> None:
         """Gives up the buffer; everything that is needed later is kept here."""
         self._aval, self._device, self._lock = buffer.aval, buffer.jax_device, buffer.lock
-        self._snapshot, self._lifetime = snapshot, lifetime
+        self._snapshot, self._lifetime, self._holder = snapshot, lifetime, buffer.holder
         # Last: another thread that finds no buffer finds all the rest.
         self._buffer = None
 

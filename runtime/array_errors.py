@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tracegraph.runtime.errors import ReplayError, StaleOutputError
+from tracegraph.runtime.errors import ConfigError, ReplayError, StaleOutputError
 
 
 def make_stale_error(name: str, made: int, now: int) -> StaleOutputError:
@@ -56,6 +56,17 @@ def make_mismatch_error(name: str, wanted: str, got: str) -> ReplayError:
         why="a static buffer has a fixed shape and dtype; nothing is broadcast or converted",
         fix="convert it first, as with `src.astype(dtype).reshape(shape)`",
         anchor="array-copy",
+    )
+
+
+def make_stream_error(stream: object) -> ConfigError:
+    """Returns the error of `record_stream` with something else."""
+    return ConfigError(
+        f"`stream` is {stream!r}",
+        where=f"record_stream at {find_user_line()}",
+        why="streams are known by their objects; a number may be that of another library",
+        fix="pass a tg.Stream, as tg.current_stream()",
+        anchor="config",
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tracegraph.runtime.stream import Stream
+
 
 class StaticBuffer(Protocol):
     """Bytes at a fixed address in the pool of a captured graph. It never holds its arrays."""
@@ -47,6 +49,15 @@ class StaticBuffer(Protocol):
     @property
     def memory(self) -> Any:
         """A plain array over the bytes, if no replay ever writes them again; else None."""
+        ...
+
+    @property
+    def holder(self) -> Any:
+        """Keeps memory that left the graph for streams of the user; None where work never waits."""
+        ...
+
+    def record_stream(self, stream: Stream) -> None:
+        """Has the arena wait for a stream when it is given back."""
         ...
 
     @property

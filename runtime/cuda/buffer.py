@@ -11,6 +11,7 @@ import numpy as np
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
+from tracegraph.runtime.cuda.held_memory import HeldMemory
 from tracegraph.runtime.cuda.jax_order import JaxOrder, allocate_arrays
 from tracegraph.runtime.cuda.staging import Staging
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
@@ -22,6 +23,7 @@ from tracegraph.runtime.jax_interop import (
     to_plain,
     to_row_major,
 )
+from tracegraph.runtime.stream import Stream
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 _is_ready = ArrayImpl.is_ready
@@ -43,6 +45,7 @@ class CudaContext:
         self.jax_device, self.order = jax_device, order
         self.driver = order.driver
         self.staging = Staging(self.driver, order.stream)
+        self.held = HeldMemory(order)
 
     def load(self, content: bytes, target: int) -> None:
         """Enqueues a copy of host bytes to a device address."""
@@ -178,6 +181,15 @@ class CudaBuffer:
     def lock(self) -> threading.RLock:
         """Held by whoever reads or writes the arena."""
         return self.clock.lock
+
+    @property
+    def holder(self) -> HeldMemory:
+        """That of the GPU."""
+        return self.context.held
+
+    def record_stream(self, stream: Stream) -> None:
+        """Has the arena wait for a stream when it is given back."""
+        self.arena.record_stream(self.address, self.context.order.number_stream(stream))
 
     @property
     def view(self) -> DeviceView:

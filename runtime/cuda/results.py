@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext, DeviceValue, DeviceView
+from tracegraph.runtime.cuda.held_memory import HeldMemory
 from tracegraph.runtime.cuda.jax_order import allocate_arrays
 from tracegraph.runtime.jax_interop import ArrayImpl
 
@@ -89,7 +90,9 @@ class ResultPort:
 
     def allocate(self, count: int) -> list[Any]:
         """Returns memory of JAX's own for results."""
-        aval = self.aval
+        aval, held = self.aval, self.context.held
+        if held:
+            held.poll()
         return allocate_arrays(
             aval.shape, aval.dtype, aval.weak_type, self.context.jax_device, count
         )
@@ -169,6 +172,11 @@ class Result:
     def view(self) -> DeviceView:
         """The bytes themselves."""
         return DeviceView(self.address, self._copy)
+
+    @property
+    def holder(self) -> HeldMemory:
+        """That of the GPU."""
+        return self._port.context.held
 
     @property
     def _context(self) -> CudaContext:

@@ -15,6 +15,7 @@ from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import alias_host_memory, make_aval, to_immutable
 from tracegraph.runtime.memory.segment import Segment
+from tracegraph.runtime.stream import Stream
 
 
 class HostBuffer:
@@ -55,6 +56,7 @@ class HostBuffer:
         "sites",
         "view",
     )
+    holder = None
     memory = None
 
     def __init__(self, slot: BufferSlot, arena: Arena, jax_device: Any, clock: ReplayClock) -> None:
@@ -78,6 +80,9 @@ class HostBuffer:
     def lock(self) -> threading.RLock:
         """Held by whoever reads or writes the arena."""
         return self.clock.lock
+
+    def record_stream(self, stream: Stream) -> None:
+        """Does nothing: on the host no work is left when a call returns."""
 
     def take_result(self) -> Any:
         """Returns the result that is handed out, and lets go of it."""

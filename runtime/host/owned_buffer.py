@@ -15,6 +15,7 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import is_default_device, make_aval, to_immutable
+from tracegraph.runtime.stream import Stream
 
 
 class OwnedBuffer:
@@ -47,6 +48,7 @@ class OwnedBuffer:
     )
     memory = None
     is_handed_out = False
+    holder = None
 
     def __init__(self, slot: BufferSlot, arena: Arena, jax_device: Any, clock: ReplayClock) -> None:
         self.name, self.shape, self.dtype = slot.name, slot.shape, slot.dtype
@@ -85,6 +87,9 @@ class OwnedBuffer:
     def view(self) -> np.ndarray[Any, Any]:
         """A copy of the present bytes, see Note [In place]."""
         return self.snapshot()
+
+    def record_stream(self, stream: Stream) -> None:
+        """Does nothing: on the host no work is left when a call returns."""
 
     def take_result(self) -> Any:
         """Is never called: a resident value is not handed out."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,11 +52,13 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def late(name: str, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def late(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
     monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", PROVIDERS[name])
     device = make_device(monkeypatch, is_deferred=True)
     assert device.allocator.provider.name == name
-    return device
+    yield device
+    # While the memory is still there.
+    device.driver._finish_all()
 
 
 @pytest.fixture

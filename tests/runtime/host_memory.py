@@ -27,6 +27,7 @@ class NumpyBuffer:
         self.dropped_leaves = 0
 
     memory = None
+    holder = None
 
     @property
     def address(self) -> int:
