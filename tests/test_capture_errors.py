@@ -156,7 +156,7 @@ OPTIONS = [
     ({"donate": 0}, "capture has no option `donate`", "the options are donate_argnames"),
     ({"mode": "half"}, "mode='half' is unknown", "the modes are partial, whole"),
     ({"outputs": "new"}, "outputs='new' is unknown", "they are fresh, static"),
-    ({"pool": 3}, "pool= is not a pool", "a pool is what `pool()` of a captured function gives"),
+    ({"pool": 3}, "pool= is not a pool", "a pool is what `pool()` of a captured function, `tg."),
     ({"stream": 3}, "stream= is not a tg.Stream", "work is captured on a stream of tracegraph"),
     ({"name": 3}, "name=3 is not a text", "the name stands in messages"),
     ({"donate_argnums": 5}, "donate_argnums has 5", "the function has 2 positional arguments"),
