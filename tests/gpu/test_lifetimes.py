@@ -22,7 +22,8 @@ from tracegraph.runtime.default_device import find_any_device
 
 pytestmark = pytest.mark.usefixtures("gpu")
 MIB = 1 << 20
-SIDE_BYTES = 256 * MIB
+# Large, because the driver takes about a thousand copies before the host has to wait.
+SIDE_BYTES = 2048 * MIB
 N = 2048
 
 
@@ -37,7 +38,10 @@ class SideWork:
         self._blocks = [caching_allocator_alloc(SIDE_BYTES, stream=self.stream) for _ in range(2)]
 
     def delay(self, count: int = 300) -> None:
-        """Keeps the stream busy for tens of milliseconds, behind what is on JAX's by now."""
+        """Keeps the stream busy, about a millisecond per copy, behind what is on JAX's by now.
+
+        A collection of garbage in a process with JAX in it takes some tenths of a second.
+        """
         self.order.make_wait(self.handle, self.order.stream)
         with self.order.use_context():
             for _ in range(count):
@@ -139,7 +143,7 @@ def test_record_stream_of_a_result(is_recorded: bool, side: SideWork) -> None:
     nbytes, sevens = 4 * N * N, jnp.ones((N, N)) * 7
     result = captured(jnp.ones((N, N)))
     address = result.data_ptr()
-    side.delay()
+    side.delay(900)
     target = side.read(address, nbytes)
     if is_recorded:
         result.record_stream(side.stream)
@@ -163,13 +167,15 @@ def test_record_stream_of_state(side: SideWork) -> None:
     other = tg.capture(lambda s: s + 1, donate_argnums=0, pool=pool, verify=False)
     sevens = jnp.ones((N, N)) * 7
     lowered = other.lower(sevens)
-    side.delay(2000)
+    side.delay(900)
     target = side.read(address, nbytes)
     state.record_stream(side.stream)
     del captured, state
     gc.collect()
+    # The driver unloads the kernels of a dropped graph only when the GPU has nothing to do.
+    is_over = side.stream.query()
     kept = lowered.instantiate()(sevens)
-    assert kept.data_ptr() != address
+    assert is_over or kept.data_ptr() != address
     assert np.array_equal(side.fetch(target, nbytes), np.full(N * N, 2.0, np.float32))
 
 
