@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import pathlib
 import pickle
 import subprocess
@@ -130,6 +131,7 @@ def test_the_command_line_draws_the_snapshot_of_a_graph(tmp_path: pathlib.Path) 
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tracegraph", "memory", path],
         cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         check=False,
