@@ -6,6 +6,7 @@ import gc
 import itertools
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -34,9 +35,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
     """A device that does nothing before the host waits; memory it works on must be kept."""
-    return make_device(monkeypatch, is_deferred=True)
+    device = make_device(monkeypatch, is_deferred=True)
+    yield device
+    # What keeps the memory of pending work goes with the test.
+    with device.context.order.use_context():
+        device.driver.synchronize_context()
 
 
 def call(replay: Replay, value: float) -> Any:
