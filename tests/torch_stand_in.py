@@ -220,7 +220,7 @@ class _Tensor:
 
 
 class _MemPool:
-    def __init__(self, torch: StandIn, **options: bool) -> None:
+    def __init__(self, torch: StandIn, **options: Any) -> None:
         self.id, self._allocator = torch.make_pool_id(), torch.allocator
         self._allocator.create_or_increment_pool(PoolId(*self.id), **options)
 

@@ -6,6 +6,7 @@ blocked stream holds up no other. Which traces it records stands in `list_record
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -61,7 +62,7 @@ class Recorder:
         gates: block its streams.
     """
 
-    def __init__(self, torch: Any, gates: StreamGates) -> None:
+    def __init__(self, torch: Any, gates: Any) -> None:
         self._torch, self._gates = torch, gates
         self._streams = gates.streams
         self._reset()
@@ -362,8 +363,7 @@ def record_files(folder: pathlib.Path, files: Mapping[str, list[Recording]], pre
         files: the traces of each, by its name.
         preset: of their compression.
     """
-    import torch
-
+    torch = importlib.import_module("torch")
     recorder = Recorder(torch, StreamGates(torch))
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     for name, recordings in files.items():

@@ -57,6 +57,9 @@ class NumpyBuffer:
     def is_ready(self) -> bool:
         return True
 
+    def record_stream(self, stream: Any) -> None:
+        """Has nothing to note."""
+
     def drop_leaf(self) -> None:
         """Counts deleted resident leaves."""
         self.dropped_leaves += 1
