@@ -21,6 +21,7 @@ from tests.regions_as_kernels import capture_for_gpu
 from tests.runtime.cuda_on_host import place
 from tracegraph.dict_watch import has_watchers
 from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.stream import thread_state
 from tracegraph.tree_watch import TreeWatch
 
 HOUSE = pathlib.Path(__file__).resolve().parent.parent
@@ -31,6 +32,8 @@ FAKED = str(HOUSE / "runtime" / "cuda" / "parameters.py")
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+    # Another test of this process may have chosen a stream for its thread.
+    monkeypatch.setattr(thread_state, "streams", [])
     return capture_for_gpu(monkeypatch)
 
 
