@@ -49,7 +49,7 @@ def test_the_workspace_is_part_of_the_pool():
 
 
 def test_repeat_graph_capture_cublas_workspace_memory():
-    """Peers 2.1, G8: a hundred captures of a product, each in a graph of its own."""
+    """As PyTorch tests it: a hundred captures of a product, each in a graph of its own."""
     operands = make_operands()
     expected = operands[0] @ operands[1]
 

@@ -297,7 +297,7 @@ def test_memory_is_given_back_once_nobody_holds_the_allocator(
 
 
 def test_host_memory_stats(allocator: CachingHostAllocator, events: FakeEvents) -> None:
-    """Peers 2.3: sizes are rounded to powers of two; emptying the cache leaves blocks in use."""
+    """As in PyTorch sizes are rounded to powers of two; emptying the cache leaves blocks in use."""
     first = [allocator.allocate(10 * KIB * 4) for _ in range(2)]
     second = allocator.allocate(20 * KIB * 4)
     figures = allocator.statistics.to_dict()
@@ -370,7 +370,7 @@ def test_without_memory_the_cache_is_emptied(pages: FakePages) -> None:
         allocator.allocate(1)
 
 
-# Capture: each row of peers 2.5.
+# Capture: each of PyTorch's tests of pinned memory under capture.
 
 
 def begin(allocator: CachingHostAllocator, pool_id: Any = None) -> Any:

@@ -158,7 +158,7 @@ def capture(device: CudaDevice) -> Any:
 
 
 def test_repeat_graph_capture_cublas_workspace_memory(device: CudaDevice, lt: FakeLt) -> None:
-    """Peers 2.1, G8: a hundred captures of one product, each in a graph of its own."""
+    """As PyTorch tests it: a hundred captures of one product, each in a graph of its own."""
     capture(device)
     gc.collect()
     handles, alive = device.driver.live_handles(), dict(lt.alive)
