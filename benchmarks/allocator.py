@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import jax
 from absl import app, flags, logging
+from machine import read_processor
 
 import tracegraph as tg
 from tracegraph.runtime.default_device import find_any_device
@@ -223,7 +224,7 @@ def describe_run(sides: Sequence[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: read_version(name) for name in names},
         "device": jax.devices()[0].device_kind,
-        "processor": _read_processor(),
+        "processor": read_processor(),
         "cores": os.cpu_count(),
         "load": [round(load, 1) for load in os.getloadavg()],
         "repeats": _REPEATS.value,
@@ -235,14 +236,6 @@ def read_version(module: str) -> str:
     """Returns the version of an imported package; its wheel may have another name."""
     loaded = sys.modules.get(module)
     return str(getattr(loaded, "__version__", None) or importlib.metadata.version(module))
-
-
-def _read_processor() -> str:
-    path = pathlib.Path("/proc/cpuinfo")
-    if not path.exists():
-        return platform.processor()
-    lines = [line for line in path.read_text().splitlines() if line.startswith("model name")]
-    return lines[0].partition(":")[2].strip() if lines else platform.machine()
 
 
 def main(argv: Sequence[str]) -> None:

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 from call_profile import Counts, count_calls
+from machine import read_processor
 
 import tracegraph as tg
 
@@ -222,18 +223,10 @@ def describe_run() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in names},
         "device": jax.devices()[0].device_kind,
-        "processor": _read_processor(),
+        "processor": read_processor(),
         "cores": os.cpu_count(),
         "load": [round(load, 1) for load in os.getloadavg()],
     }
-
-
-def _read_processor() -> str:
-    path = pathlib.Path("/proc/cpuinfo")
-    if not path.exists():
-        return platform.processor()
-    lines = [line for line in path.read_text().splitlines() if line.startswith("model name")]
-    return lines[0].partition(":")[2].strip() if lines else platform.machine()
 
 
 def main(argv: Sequence[str]) -> None:

@@ -78,10 +78,7 @@ def build_snapshot(
     for allocator in allocators:
         with allocator.lock:
             traces[allocator.device] = allocator.history.read_entries()
-            own_segments = allocator.snapshot(pool_id)
-            active_bytes = sum(segment["active_size"] for segment in own_segments)
-            allocator.history.note("snapshot", 0, active_bytes, 0, pool_id or (0, 0))
-        segments += own_segments
+            segments += allocator.snapshot(pool_id)
     count = max([*traces, *(segment["device"] for segment in segments), 0]) + 1
     snapshot: Snapshot = {
         "segments": segments,

@@ -1,4 +1,7 @@
-"""Growing segments: where requests find room, what is given back, and what fails."""
+"""Growing segments: where requests find room, what is given back, and what fails.
+
+Longer than 400 lines: all cases are read against the same scripted provider.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Snapshots: their keys, their file as the web viewer reads it, and a reader that runs nothing."""
+"""Snapshots: their keys, their file as the web viewer reads it, and a reader that runs nothing.
+
+Longer than 400 lines: its planted faults are one table over one small snapshot.
+"""
 
 import collections
 import copy
@@ -491,3 +494,10 @@ def test_an_unreadable_snapshot_is_not_written(tmp_path, snapshot, change):
         write_snapshot(tmp_path / "x", changed)
     assert caught.value.anchor == "internal"
     assert not (tmp_path / "x").exists()
+
+
+def test_a_snapshot_is_noted_once():
+    allocator = CachingAllocator(HostProvider())
+    allocator.history.record()
+    build_snapshot([allocator], allocator.config)
+    assert [entry["action"] for entry in allocator.history.read_entries()] == ["snapshot"]
