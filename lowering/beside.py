@@ -7,11 +7,12 @@ stays in the calling thread, with what that keeps for itself: streams, JAX's set
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
+Preparation: TypeAlias = tuple[str, Callable[[], None]]
 
 
 class Beside:
@@ -20,11 +21,16 @@ class Beside:
     Args:
         stage: what to call the time that it takes when the compilation is over.
         work: what it raises comes before what the compilation raises.
+        preparations: what later stages would do themselves, each with its stage; begun only as long
+            as XLA compiles.
     """
 
-    def __init__(self, stage: str, work: Callable[[], None]) -> None:
+    def __init__(
+        self, stage: str, work: Callable[[], None], preparations: Sequence[Preparation] = ()
+    ) -> None:
         self.stage = stage
         self._work: Callable[[], None] | None = work
+        self._preparations = list(preparations)
 
     @property
     def is_done(self) -> bool:
@@ -36,6 +42,12 @@ class Beside:
         work, self._work = self._work, None
         if work is not None:
             work()
+
+    def prepare(self, until: Callable[[], bool]) -> None:
+        """Makes the preparations one after another, until a condition holds."""
+        while self._preparations and not until():
+            self.stage, prepare = self._preparations.pop(0)
+            prepare()
 
 
 def run_beside(
@@ -60,21 +72,27 @@ def run_beside(
         return compile_program()
     lock = threading.Lock()
     is_working = True
+    compiled: Future[T] = Future()
 
-    def compile_and_tell() -> T:
+    def compile_and_tell() -> None:
         try:
-            return compile_program()
-        finally:
-            with lock:
-                if is_working:
-                    on_stage(beside.stage, "")
+            compiled.set_result(compile_program())
+        except BaseException as error:  # noqa: BLE001 the calling thread raises it
+            compiled.set_exception(error)
+        with lock:
+            if is_working:
+                on_stage(beside.stage, "")
 
-    # Leaving the block waits for the thread, so that nothing of a failed capture goes on.
-    with ThreadPoolExecutor(1, thread_name_prefix="tracegraph-compile") as threads:
-        compiled = threads.submit(compile_and_tell)
-        try:
-            beside.finish()
-        finally:
-            with lock:
-                is_working = False
-        return compiled.result()
+    # Not of a pool of threads: that takes no work once the main thread has ended, while a thread
+    # which is still there may go on to capture.
+    thread = threading.Thread(target=compile_and_tell, name="tracegraph-compile")
+    thread.start()
+    try:
+        beside.finish()
+        beside.prepare(until=compiled.done)
+    finally:
+        with lock:
+            is_working = False
+        # Nothing of a failed capture goes on.
+        thread.join()
+    return compiled.result()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -137,6 +139,63 @@ def test_the_time_before_its_end_belongs_to_the_compilation():
     beside = Beside("trace", ended.start)
     run_beside(compilation, beside, lambda stage, name: told.append(stage))
     assert told == []
+
+
+def test_preparations_are_begun_only_while_the_other_compiles():
+    compilation = Compilation()
+    done: list[str] = []
+
+    def end() -> None:
+        done.append("second")
+        compilation.may_end.set()
+        assert compilation.thread is not None
+        compilation.thread.join(SECONDS)
+
+    beside = Beside(
+        "trace",
+        lambda: done.append("work"),
+        [
+            ("lower", lambda: done.append("first")),
+            ("lower", end),
+            ("verify", lambda: done.append("third")),
+        ],
+    )
+    assert run_beside(compilation, beside, ignore) == "program"
+    assert done == ["work", "first", "second"]
+
+
+def test_the_time_of_a_preparation_belongs_to_its_stage():
+    told: list[str] = []
+    is_told = threading.Event()
+    compilation = Compilation()
+
+    def tell(stage: str, name: str) -> None:
+        told.append(stage)
+        is_told.set()
+
+    def prepare() -> None:
+        compilation.may_end.set()
+        _await(is_told)
+
+    run_beside(compilation, Beside("trace", lambda: None, [("verify", prepare)]), tell)
+    assert told == ["verify"]
+
+
+def test_a_thread_that_outlives_the_main_one_may_compile():
+    text = """
+import threading
+from tracegraph.lowering.beside import Beside, run_beside
+
+def compile_late():
+    threading.main_thread().join()
+    print(run_beside(lambda: "compiled", Beside("trace", lambda: None), print))
+
+threading.Thread(target=compile_late).start()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert ran.stdout.splitlines()[-1:] == ["compiled"], ran.stderr
 
 
 def _await(event: threading.Event) -> None:
