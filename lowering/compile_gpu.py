@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.widen import widen
 from tracegraph.lowering.xla.decode import read_program
 from tracegraph.lowering.xla.program import XlaProgram
-from tracegraph.lowering.xla.schema import legal_compile_options
+from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
 from tracegraph.runtime.collector import hold_collector
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import UnsupportedError
@@ -132,6 +133,13 @@ def compile_for_gpu(
     frame = frame_program(request, renamed, copies)
     program, plan = plan_program(pieces, declared_edges(request.regions), frame)
     return CompiledForGpu(program, plan, tuple(compiled))
+
+
+def prepare_reading() -> None:
+    """Learns how XLA describes its programs: half a second, once per CUDA plugin."""
+    # Without a plugin the capture is refused where one is needed.
+    with contextlib.suppress(UnsupportedError):
+        load_schema()
 
 
 @hold_collector()

@@ -27,12 +27,14 @@ class Lowered:
         plan: the places of its buffers.
         definition: nodes and edges over the planned arena.
         regions: for a GPU, the executables that the steps were made from.
+        results: for a GPU, how the regions name each flat result.
     """
 
     program: DeviceProgram
     plan: MemoryPlan
     definition: GraphDefinition
     regions: tuple[CompiledRegion, ...] = ()
+    results: tuple[str, ...] = ()
 
     @property
     def eager_regions(self) -> tuple[str, ...]:
@@ -78,7 +80,8 @@ def lower_request(
         compiled = compile_for_gpu(request, jax_device, on_stage=on_stage, beside=beside)
         with hold_collector():
             definition = build_graph(compiled.program, compiled.plan)
-        return Lowered(compiled.program, compiled.plan, definition, compiled.regions)
+        results = tuple(output.buffer.name for output in request.outputs)
+        return Lowered(compiled.program, compiled.plan, definition, compiled.regions, results)
     program = compile_request(
         request,
         jax_device,

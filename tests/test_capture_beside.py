@@ -159,3 +159,24 @@ def test_stages_add_up_to_the_time_that_passed(target: str):
     captured.lower(X)
     captured(X)
     assert sum(captured.timings().values()) <= time.perf_counter() - start
+
+
+@pytest.mark.parametrize("is_product", [False, True])
+def test_libraries_of_products_are_loaded_while_xla_compiles(
+    monkeypatch: pytest.MonkeyPatch, is_product: bool
+):
+    device = capture_for_gpu(monkeypatch)
+    loaded, is_read = [], threading.Event()
+
+    def compile_late(compile_it: Callable[[], Any]) -> Any:
+        # The last preparation goes on as long as this one waits for it.
+        assert is_read.wait(SECONDS)
+        return compile_it()
+
+    replace_compilation(monkeypatch, compile_late)
+    monkeypatch.setattr(device, "preload_libraries", lambda: loaded.append(is_read.set()))
+    if not is_product:
+        monkeypatch.setattr(capture_lowering, "prepare_reading", is_read.set)
+    captured = tg.capture(jax.jit(lambda x: x @ x if is_product else x * x))
+    assert np.array_equal(captured(X), X @ X if is_product else X * X)
+    assert len(loaded) == is_product

@@ -5,37 +5,48 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tracegraph.verification import measure_difference
+from tracegraph import difference
+from tracegraph.difference import measure_difference
 
 NAN, INF = math.nan, math.inf
 TINY = float(np.finfo(np.float64).tiny)
 
 
+VALUES = [
+    ([], [], 0.0),
+    ([1, 2], [1, 2], 0.0),
+    ([1, NAN, INF], [1, NAN, INF], 0.0),
+    ([1, 3], [1, 4], 0.25),
+    # The largest finite magnitude is the measure, wherever it stands.
+    ([-8, 3, INF], [-8, 4, INF], 0.125),
+    ([0.0, 0.0], [0.0, -0.0], TINY),
+    ([1, NAN], [1, 2], NAN),
+    ([1, 2], [1, NAN], INF),
+    ([1, INF], [1, 2], INF),
+    ([1, INF], [1, -INF], INF),
+]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
-@pytest.mark.parametrize(
-    ("got", "wanted", "expected"),
-    [
-        ([], [], 0.0),
-        ([1, 2], [1, 2], 0.0),
-        ([1, NAN, INF], [1, NAN, INF], 0.0),
-        ([1, 3], [1, 4], 0.25),
-        # The largest finite magnitude is the measure, wherever it stands.
-        ([-8, 3, INF], [-8, 4, INF], 0.125),
-        ([0.0, 0.0], [0.0, -0.0], TINY),
-        ([1, NAN], [1, 2], NAN),
-        ([1, 2], [1, NAN], INF),
-        ([1, INF], [1, 2], INF),
-        ([1, INF], [1, -INF], INF),
-    ],
-)
+@pytest.mark.parametrize(("got", "wanted", "expected"), VALUES)
 def test_floats(dtype: str, got: Any, wanted: Any, expected: float):
     arrays = [np.asarray(values, jnp.dtype(dtype)) for values in (got, wanted)]
     np.testing.assert_equal(measure_difference(*arrays), expected)
     np.testing.assert_equal(measure_difference(*(each[::-1] for each in arrays)), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_large_arrays_of_jax_have_the_same_differences(dtype: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(difference, "LARGE_BYTES", 0)
+    with jax.enable_x64(True):
+        for got, wanted, expected in [*VALUES, ([NAN], [-NAN], 0.0)]:
+            arrays = [jnp.asarray(np.asarray(values, dtype)) for values in (got, wanted)]
+            np.testing.assert_equal(measure_difference(*arrays), expected)
 
 
 def test_nans_of_other_bits_are_one_nan():

@@ -9,12 +9,15 @@ from typing import Any
 
 from tracegraph.constraints.violation import Violation
 from tracegraph.frontend import CheckedGraph, FirstTrace, make_request
-from tracegraph.lowering.beside import Beside
+from tracegraph.ir import Graph
+from tracegraph.lowering.beside import Beside, Preparation
+from tracegraph.lowering.compile_gpu import prepare_reading
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.refusal import read_refusals
 from tracegraph.options import Options
 from tracegraph.prepared_call import PreparedCall
 from tracegraph.progress import Progress
+from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.unlowered import find_refused, find_unlowered
@@ -52,7 +55,7 @@ def lower_capture(
         UnsupportedError: XLA's program holds what no graph holds; in partial mode, for a reason
             that lies in no op.
     """
-    beside = Beside("check", first.trace_again)
+    beside = Beside("check", first.trace_again, _list_preparations(device, first.checked.graph))
     lower = functools.partial(_lower, options, prepared, device, progress, first.call, beside)
     try:
         if options.mode == "partial" and device.target == "gpu":
@@ -67,6 +70,23 @@ def lower_capture(
         progress.enter(beside.stage)
         beside.finish()
     return lowered
+
+
+def _list_preparations(device: Device, graph: Graph) -> list[Preparation]:
+    """Returns what a capture on a GPU does once per process: better while XLA compiles."""
+    if not isinstance(device, CudaDevice):
+        return []
+    preparations: list[Preparation] = [("lower", prepare_reading)]
+    if _has_product(graph):
+        preparations.append(("instantiate", device.preload_libraries))
+    return preparations
+
+
+def _has_product(graph: Graph) -> bool:
+    return any(
+        op.primitive.name == "dot_general" or any(_has_product(inner) for _, inner in op.subgraphs)
+        for op in graph.ops
+    )
 
 
 def _lower_cut(

@@ -9,7 +9,7 @@ import jax
 
 from tracegraph.captured_graph import CapturedGraph
 from tracegraph.device_verification import verify_on_device
-from tracegraph.frontend import CheckedGraph, make_request
+from tracegraph.frontend import CheckedGraph
 from tracegraph.jax_internals import has_data_effects
 from tracegraph.options import Options
 from tracegraph.prepared_call import PreparedCall
@@ -48,8 +48,7 @@ def verify_capture(
         for path, _ in jax.tree_util.tree_leaves_with_path(numbered)
     ]
     if isinstance(device, CudaDevice):
-        request = make_request(captured.checked, options, prepared.call, prepared.names)
-        return verify_on_device(device, captured, captured.lowered, request, prepared.leaves, paths)
+        return verify_on_device(device, captured, prepared.leaves, paths)
     with jax.default_device(device.jax_device):
         expected = _run_jit(function, prepared)
     replayed = captured.replay_once(prepared.leaves)

@@ -19,7 +19,6 @@ import numpy as np
 from tracegraph.captured_graph import CapturedGraph
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.reference import run_regions
-from tracegraph.lowering.request import CaptureRequest
 from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
@@ -29,20 +28,13 @@ REFERENCE = "XLA's executable"
 
 
 def verify_on_device(
-    device: CudaDevice,
-    captured: CapturedGraph,
-    lowered: Lowered,
-    request: CaptureRequest,
-    leaves: Sequence[Any],
-    paths: Sequence[str],
+    device: CudaDevice, captured: CapturedGraph, leaves: Sequence[Any], paths: Sequence[str]
 ) -> VerificationReport:
     """Replays twice and compares with XLA's own executables.
 
     Args:
         device: that the graph is on.
-        captured: the graph.
-        lowered: holds the executables.
-        request: names the inputs and results.
+        captured: the graph, with the executables that it was made from.
         leaves: one value per dynamic leaf.
         paths: one name per result.
 
@@ -51,7 +43,7 @@ def verify_on_device(
         OutOfMemoryError: there is no room for the copies that the comparison needs.
     """
     try:
-        return _compare_twice(device, captured, lowered, request, leaves, paths)
+        return _compare_twice(device, captured, leaves, paths)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -65,14 +57,10 @@ def verify_on_device(
 
 
 def _compare_twice(
-    device: CudaDevice,
-    captured: CapturedGraph,
-    lowered: Lowered,
-    request: CaptureRequest,
-    leaves: Sequence[Any],
-    paths: Sequence[str],
+    device: CudaDevice, captured: CapturedGraph, leaves: Sequence[Any], paths: Sequence[str]
 ) -> VerificationReport:
-    values = _place_values(device, captured, request, leaves)
+    lowered = captured.lowered
+    values = _place_values(device, captured, leaves)
     close: set[str] = set()
     for is_other in (False, True):
         # Constants are what they are; only arguments can be others.
@@ -81,19 +69,19 @@ def _compare_twice(
             # XLA's executable comes second, for it uses up what is donated. The graph may only read
             # what it does not own: if it writes there, the executable gets other inputs.
             got = captured.replay_arrays(given, is_rebound=is_other)
-            expected = _run_reference(lowered, request, [*given, *values[len(leaves) :]])
+            expected = _run_reference(lowered, [*given, *values[len(leaves) :]])
             suspects = device.find_unequal(
                 [
                     (address, array.unsafe_buffer_pointer(), array.nbytes)
                     for (address, _), array in zip(got, expected, strict=True)
                 ]
             )
-            replayed = [np.asarray(got[index][1]()) for index in suspects]
+            replayed = [got[index][1]() for index in suspects]
         part = compare_results(
             captured.name,
             [paths[index] for index in suspects],
             replayed,
-            [np.asarray(expected[index]) for index in suspects],
+            [expected[index] for index in suspects],
             tolerance=ATOMICS_TOLERANCE if lowered.inexact_causes else 0.0,
             reference=REFERENCE,
         )
@@ -104,26 +92,19 @@ def _compare_twice(
 
 
 def _place_values(
-    device: CudaDevice, captured: CapturedGraph, request: CaptureRequest, leaves: Sequence[Any]
+    device: CudaDevice, captured: CapturedGraph, leaves: Sequence[Any]
 ) -> list[jax.Array]:
     """Returns a plain array on the device for every static input, constants included."""
-    specs = [spec.buffer for spec in request.inputs]
-    values = [to_plain(unwrap_key(leaf)) for leaf in leaves]
-    values += captured.constants
-    return [
-        to_row_major(
-            jax.device_put(
-                value if isinstance(value, jax.Array) else np.asarray(value, spec.dtype),
-                device.jax_device,
-            )
-        )
+    specs = [spec.buffer for spec in captured.lowered.program.inputs]
+    values = [*(to_plain(unwrap_key(leaf)) for leaf in leaves), *captured.constants]
+    typed = [
+        value if isinstance(value, jax.Array) else np.asarray(value, spec.dtype)
         for value, spec in zip(values, specs, strict=True)
     ]
+    return [to_row_major(value) for value in jax.device_put(typed, device.jax_device)]
 
 
-def _run_reference(
-    lowered: Lowered, request: CaptureRequest, given: Sequence[jax.Array]
-) -> list[jax.Array]:
-    names = [spec.buffer.name for spec in request.inputs]
-    results = run_regions(lowered.regions, dict(zip(names, given, strict=True)))
-    return [results[spec.buffer.name] for spec in request.outputs]
+def _run_reference(lowered: Lowered, given: Sequence[jax.Array]) -> list[jax.Array]:
+    names = [spec.buffer.name for spec in lowered.program.inputs]
+    values = run_regions(lowered.regions, dict(zip(names, given, strict=True)))
+    return [values[name] for name in lowered.results]

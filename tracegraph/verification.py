@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.constraints.traces import read_array
+from tracegraph.difference import measure_difference
 from tracegraph.runtime.errors import VerificationError
 from tracegraph.runtime.jax_interop import unwrap_key
 
@@ -74,7 +74,7 @@ def compare_results(
     """
     exact, close, wrong = 0, [], []
     for path, got, wanted in zip(paths, replayed, expected, strict=True):
-        difference = measure_difference(read_array(got), read_array(wanted))
+        difference = measure_difference(got, wanted)
         if difference == 0.0:
             exact += 1
         elif difference <= _find_tolerance(wanted, tolerance):
@@ -99,49 +99,6 @@ def flatten_results(result: Any) -> list[Any]:
         np.zeros(np.shape(leaf), bool) if leaf.dtype == jax.dtypes.float0 else unwrap_key(leaf)
         for leaf in jax.tree_util.tree_leaves(result)
     ]
-
-
-def measure_difference(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> float:
-    """Returns 0.0 for equal bits, else the largest difference relative to the largest magnitude.
-
-    NaNs at equal places are equal; a NaN at one side only, or any difference of another kind than
-    a float's, is infinite.
-    """
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
-        return float("inf")
-    # Arrays may be large and differ in a few elements only: no more than those are converted.
-    changed = _find_changed(got, wanted)
-    if not changed.size:
-        return 0.0
-    if got.dtype.kind not in "fcV":
-        return float("inf")
-    kind = complex if got.dtype.kind == "c" else float
-    ours, theirs = got.ravel()[changed].astype(kind), wanted.ravel()[changed].astype(kind)
-    finite = np.isfinite(theirs)
-    if not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True):
-        return float("inf")
-    difference = np.max(np.abs(ours[finite] - theirs[finite]), initial=0.0)
-    if difference == 0.0:
-        return 0.0 if not finite.any() else np.finfo(np.float64).tiny
-    return float(difference) / (_find_magnitude(wanted) or 1.0)
-
-
-def _find_changed(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the flat indices of the elements that differ in any bit."""
-    itemsize = one.dtype.itemsize
-    width = min(itemsize, 8)
-    words = [
-        np.ascontiguousarray(array).ravel().view(f"u{width}").reshape(-1, itemsize // width)
-        for array in (one, other)
-    ]
-    return np.flatnonzero((words[0] != words[1]).any(axis=1))
-
-
-def _find_magnitude(array: np.ndarray[Any, Any]) -> float:
-    """Returns the largest finite magnitude."""
-    magnitudes = np.abs(array)
-    finite = np.isfinite(magnitudes)
-    return float(np.max(magnitudes, initial=0, where=finite))
 
 
 def _find_tolerance(value: Any, tolerance: float | None) -> float:

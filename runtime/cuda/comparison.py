@@ -1,23 +1,137 @@
-"""Comparing device memory bit for bit, and making copies of arrays, without compiling per shape."""
+"""Comparing device memory bit for bit, and copying arrays; nothing is compiled for it.
+
+Note [The one kernel of our own]. XLA takes 20 ms or more to compile even a trivial program, and one
+per shape. A comparison at capture must be cheap for any shapes, so that the ranges are compared by
+a kernel that knows bytes only. It is kept as PTX, which every driver translates for its GPU.
+"""
 
 from __future__ import annotations
 
-import collections
+import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tracegraph.runtime.cuda.buffer import CudaContext
-from tracegraph.runtime.cuda.jax_order import allocate_all, allocate_arrays, make_weak
+from tracegraph.runtime.cuda.driver_calls import KernelLaunch
+from tracegraph.runtime.cuda.kernels import KernelLoader
 from tracegraph.runtime.jax_interop import ArrayImpl
+from tracegraph.runtime.nodes import KernelCode, LaunchShape
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
-BLOCK_BYTES = 4 << 10
-MANY_ARRAYS, ROUNDS = 64, 8
-SMALL_CHUNK_BYTES, CHUNK_BYTES = 1 << 20, 16 << 20
+THREADS = 256
+# What one block of threads compares; a row of the table names it by two addresses and a size.
+PIECE_BYTES = 256 << 10
+
+# Each block of threads compares the piece of its number, and writes 1 to the byte of that number
+# where it finds a difference.
+COMPARE_PIECES = KernelCode(
+    "compare_pieces",
+    b"""
+.version 6.0
+.target sm_60
+.address_size 64
+.visible .entry compare_pieces(.param .u64 pieces, .param .u64 verdicts)
+{
+    .reg .pred %is_end, %is_unequal;
+    .reg .b16  %a, %b;
+    .reg .b32  %block, %thread, %threads;
+    .reg .b64  %row, %one, %other, %nbytes, %index, %step, %verdict, %from_one, %from_other;
+
+    mov.u32       %block, %ctaid.x;
+    mov.u32       %thread, %tid.x;
+    mov.u32       %threads, %ntid.x;
+    ld.param.u64  %row, [pieces];
+    mad.wide.u32  %row, %block, 24, %row;
+    ld.global.u64 %one, [%row];
+    ld.global.u64 %other, [%row+8];
+    ld.global.u64 %nbytes, [%row+16];
+    cvt.u64.u32   %index, %thread;
+    cvt.u64.u32   %step, %threads;
+NEXT:
+    setp.ge.u64   %is_end, %index, %nbytes;
+    @%is_end bra  END;
+    add.u64       %from_one, %one, %index;
+    add.u64       %from_other, %other, %index;
+    ld.global.u8  %a, [%from_one];
+    ld.global.u8  %b, [%from_other];
+    add.u64       %index, %index, %step;
+    setp.ne.u16   %is_unequal, %a, %b;
+    @!%is_unequal bra NEXT;
+    ld.param.u64  %verdict, [verdicts];
+    cvt.u64.u32   %index, %block;
+    add.u64       %verdict, %verdict, %index;
+    mov.u16       %a, 1;
+    st.global.u8  [%verdict], %a;
+END:
+    ret;
+}
+\0""",
+)
+
+
+class RangeComparison:
+    """Compares ranges of one GPU's memory.
+
+    Args:
+        context: of the GPU.
+        kernels: of the same.
+    """
+
+    def __init__(self, context: CudaContext, kernels: KernelLoader) -> None:
+        self._context, self._kernels = context, kernels
+        self._lock = threading.Lock()
+
+    def find_unequal(self, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Returns which pairs differ in any bit; the host waits once.
+
+        Args:
+            pairs: two addresses and a number of bytes each.
+        """
+        pieces, owners = _cut_pieces(pairs)
+        if not owners.size:
+            return []
+        # The verdicts stand behind the table, all 0.
+        host = np.pad(pieces.view(np.uint8).ravel(), (0, owners.size))
+        table = jax.block_until_ready(jax.device_put(host, self._context.jax_device))
+        first = _get_pointer(table)
+        parameters = (first, first + pieces.nbytes)
+        launch = KernelLaunch(
+            self._kernel.function,
+            LaunchShape((owners.size, 1, 1), (THREADS, 1, 1)),
+            tuple(address.to_bytes(8, "little") for address in parameters),
+        )
+        verdicts = np.empty(owners.size, np.uint8)
+        driver, stream = self._context.driver, self._context.order.stream
+        with self._context.order.use_context():
+            driver.launch_kernel(launch, stream)
+            driver.copy_async(verdicts.ctypes.data, parameters[1], verdicts.nbytes, stream)
+            driver.synchronize_stream(stream)
+        return np.unique(owners[verdicts != 0]).tolist()
+
+    @functools.cached_property
+    def _kernel(self) -> Any:
+        """Held for as long as this object: unloading a kernel waits for the whole GPU."""
+        with self._lock:
+            return self._kernels.load(COMPARE_PIECES, LaunchShape((1, 1, 1), (THREADS, 1, 1)))
+
+
+def _cut_pieces(
+    pairs: Sequence[tuple[int, int, int]],
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Returns one row per piece, two addresses and a size, and the index of each one's pair."""
+    ranges = np.asarray(pairs, np.uint64).reshape(-1, 3)
+    counts = -(-ranges[:, 2].astype(np.int64) // PIECE_BYTES)
+    owners = np.repeat(np.arange(len(ranges)), counts)
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    offsets = ((np.arange(owners.size) - firsts) * PIECE_BYTES).astype(np.uint64)
+    pieces = ranges[owners]
+    pieces[:, :2] += offsets[:, None]
+    pieces[:, 2] = np.minimum(pieces[:, 2] - offsets, PIECE_BYTES)
+    return pieces, owners
 
 
 def copy_arrays(
@@ -31,81 +145,10 @@ def copy_arrays(
         is_rotated: exchange the two halves of each: other inputs with the same values in them, so
             that indices stay in range and floats stay finite.
     """
-    copies = []
-    for array, copy in zip(arrays, _allocate_like(arrays, context.jax_device), strict=True):
-        context.order.await_array(array)
+    copies = jax.block_until_ready(jax.device_put(list(arrays), may_alias=False))
+    for array, copy in zip(arrays, copies, strict=True) if is_rotated else ():
         source, target = _get_pointer(array), _get_pointer(copy)
-        nbytes = array.nbytes
-        split = array.size // 2 * array.dtype.itemsize if is_rotated else 0
-        context.copy(target, source + split, nbytes - split)
-        context.copy(target + nbytes - split, source, split)
-        copies.append(make_weak(copy) if array.aval.weak_type else copy)
+        split = array.size // 2 * array.dtype.itemsize
+        context.copy(target, source + split, array.nbytes - split)
+        context.copy(target + array.nbytes - split, source, split)
     return copies
-
-
-def _allocate_like(arrays: Sequence[jax.Array], jax_device: Any) -> list[jax.Array]:
-    """Returns an array with undefined contents for each of these, of its shape and dtype.
-
-    A model's layers have the same shapes. So a small program that is run a few times gives most of
-    the arrays: XLA takes half a millisecond to compile each result.
-    """
-    shapes = [(array.shape, np.dtype(array.dtype)) for array in arrays]
-    rounds = ROUNDS if len(shapes) >= MANY_ARRAYS else 1
-    counts = collections.Counter(shapes)
-    most = tuple(shape for shape, count in counts.items() for _ in range(count // rounds))
-    rest = tuple(shape for shape, count in counts.items() for _ in range(count % rounds))
-    free: dict[Any, list[jax.Array]] = {shape: [] for shape in counts}
-    for group in filter(None, (*(most,) * rounds, rest)):
-        for shape, array in zip(group, allocate_all(group, jax_device), strict=True):
-            free[shape].append(array)
-    return [free[shape].pop() for shape in shapes]
-
-
-def find_unequal(context: CudaContext, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Returns which pairs of device ranges differ in any bit; the host waits once.
-
-    Args:
-        context: of the GPU.
-        pairs: two addresses and a number of bytes each.
-    """
-    # Both sides are copied into rooms of one of two sizes, so that no range needs a program of its
-    # own; a block of a room holds bytes of one pair only.
-    total = sum(-(-nbytes // BLOCK_BYTES) for _, _, nbytes in pairs) * BLOCK_BYTES
-    chunk = SMALL_CHUNK_BYTES if total <= SMALL_CHUNK_BYTES else CHUNK_BYTES
-    shape = (chunk // BLOCK_BYTES, BLOCK_BYTES)
-    rooms = allocate_arrays(shape, np.dtype(np.uint8), False, context.jax_device, 2)
-    verdicts: list[tuple[list[tuple[int, int]], Any]] = []
-    members: list[tuple[int, int]] = []
-    used = 0
-    for index, (one, other, nbytes) in enumerate(pairs):
-        done = 0
-        while done < nbytes:
-            part = min(nbytes - done, chunk - used)
-            for room, source in zip(rooms, (one, other), strict=True):
-                if not used:
-                    # What an earlier range left behind would be compared as well.
-                    context.fill(_get_pointer(room), 0, chunk)
-                context.copy(_get_pointer(room) + used, source + done, part)
-            blocks = -(-part // BLOCK_BYTES)
-            members.append((index, blocks))
-            used, done = used + blocks * BLOCK_BYTES, done + part
-            if used == chunk:
-                verdicts.append((members, _compare_blocks(*rooms)))
-                members, used = [], 0
-    if members:
-        verdicts.append((members, _compare_blocks(*rooms)))
-    return sorted(
-        {index for members, unequal in verdicts for index in _list_owners(members, unequal)}
-    )
-
-
-def _list_owners(members: Sequence[tuple[int, int]], unequal: jax.Array) -> list[int]:
-    """Returns whose blocks differ; members are pairs and their numbers of blocks, in order."""
-    indices, counts = zip(*members, strict=True)
-    owners = np.repeat(indices, counts)
-    return np.unique(owners[np.asarray(unequal)[: owners.size]]).tolist()
-
-
-@jax.jit
-def _compare_blocks(one: jax.Array, other: jax.Array) -> jax.Array:
-    return jnp.any(one != other, axis=1)

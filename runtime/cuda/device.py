@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext
-from tracegraph.runtime.cuda.comparison import copy_arrays, find_unequal
+from tracegraph.runtime.cuda.comparison import RangeComparison, copy_arrays
 from tracegraph.runtime.cuda.driver import load_driver
 from tracegraph.runtime.cuda.events import CudaEvents
 from tracegraph.runtime.cuda.graph import CudaGraph
@@ -57,6 +57,7 @@ class CudaDevice:
         self.streams = CudaStreams(order)
         self._kernels = KernelLoader(driver, order.primary)
         self._libraries = {"matmul": CublasLt()}
+        self.find_unequal = RangeComparison(self.context, self._kernels).find_unequal
         self._allocator: CachingAllocator | None = None
 
     @property
@@ -148,13 +149,13 @@ class CudaDevice:
             stages.insert(index, CudaStage(graph, renewed, self.context.order))
         return tuple(stages)
 
+    def preload_libraries(self) -> None:
+        """Loads what matrix products may need, so that no graph has to wait for it."""
+        self._libraries["matmul"].preload()
+
     def copy_arrays(self, arrays: Sequence[Any], *, is_rotated: bool) -> list[Any]:
         """Returns private copies of plain arrays; see `comparison.copy_arrays`."""
         return copy_arrays(self.context, arrays, is_rotated=is_rotated)
-
-    def find_unequal(self, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
-        """Returns which pairs of ranges differ; see `comparison.find_unequal`."""
-        return find_unequal(self.context, pairs)
 
 
 def _list_rebindable(definition: GraphDefinition) -> list[str]:

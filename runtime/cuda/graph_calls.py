@@ -57,6 +57,21 @@ class GraphCalls(DriverCalls):
         name = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
         self._call("cuFuncSetAttribute", function, name, 1)
 
+    def launch_kernel(self, launch: KernelLaunch, stream: int) -> None:
+        """Enqueues one launch of a kernel without clusters, outside of a graph."""
+        packed, shape = PackedParameters(launch.parameters), launch.shape
+        self._call(
+            "cuLaunchKernel",
+            launch.function,
+            *shape.grid,
+            *shape.block,
+            shape.shared_bytes,
+            stream,
+            packed.address,
+            0,
+            shown=launch,
+        )
+
     def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
         """Returns the 128 bytes that describe an array at an address to the bulk copy engine."""
         api = self._api

@@ -13,7 +13,7 @@ import pytest
 from tests.runtime.definitions import SIZE
 from tests.runtime.memory_driver import MemoryDriver
 from tracegraph.runtime.array import Lifetime
-from tracegraph.runtime.cuda import comparison, jax_order
+from tracegraph.runtime.cuda import jax_order
 from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.jax_interop import make_aval, to_immutable
@@ -35,7 +35,6 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaDevice:
     driver = MemoryDriver(**options)
     kept: list[Any] = []
     allocator, define = jax_order._make_allocator, jax_order._define_anew
-    compare_blocks = comparison._compare_blocks
 
     def compute(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arrays: Any) -> Any:
@@ -58,11 +57,11 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaDevice:
 
     monkeypatch.setattr(jax_order, "_make_allocator", make_allocator)
     monkeypatch.setattr(jax_order, "_define_anew", compute(define))
-    monkeypatch.setattr(comparison, "_compare_blocks", compute(compare_blocks))
     driver.kernels |= {
         "double": on_floats(lambda x: 2 * x),
         "increment": on_floats(lambda x: x + 1),
         "add": on_floats(np.add),
+        "compare_pieces": compare_pieces,
     }
     return CudaDevice(jax.devices("cpu")[0], driver, STREAM)
 
@@ -75,6 +74,16 @@ def on_floats(function: Callable[..., Any]) -> Callable[[tuple[bytes, ...]], Non
         target[:] = function(*sources)
 
     return run
+
+
+def compare_pieces(parameters: tuple[bytes, ...]) -> None:
+    """Does what the kernel `comparison.COMPARE_PIECES` does."""
+    first, verdicts = (int.from_bytes(parameter, "little") for parameter in parameters)
+    # The verdicts stand behind the table.
+    table = np.ctypeslib.as_array((ctypes.c_uint64 * ((verdicts - first) // 8)).from_address(first))
+    for index, (one, other, nbytes) in enumerate(table.reshape(-1, 3).tolist()):
+        if ctypes.string_at(one, nbytes) != ctypes.string_at(other, nbytes):
+            ctypes.memset(verdicts + index, 1, 1)
 
 
 def view_floats(address: int, count: int = SIZE) -> np.ndarray[Any, Any]:

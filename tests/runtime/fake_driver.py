@@ -181,6 +181,12 @@ class FakeDriver(FakeMemory):
         self._check_function(function)
         self._limits[function] = (self._limits[function][0], True)
 
+    def launch_kernel(self, launch: KernelLaunch, stream: int) -> None:
+        self._enter("launch_kernel", launch, stream, needs_context=True)
+        self._check_launch(launch)
+        self._check_stream(stream)
+        self._run(launch)
+
     def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
         self._enter("encode_tensor_map", tensor_map, address)
         check(address % 16 == 0, f"a tensor map at {address:#x}, not a multiple of 16")

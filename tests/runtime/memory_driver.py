@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.runtime.fake_driver import FakeDriver
 from tests.runtime.fake_state import check
+from tracegraph.runtime.cuda.driver_calls import KernelLaunch
 
 
 class MemoryDriver(FakeDriver):
@@ -85,6 +86,10 @@ class MemoryDriver(FakeDriver):
     ) -> None:
         self._thread.stream = stream
         super().fill_async(target, value, element_bytes, count, stream)
+
+    def launch_kernel(self, launch: KernelLaunch, stream: int) -> None:
+        self._thread.stream = stream
+        super().launch_kernel(launch, stream)
 
     def make_launcher(
         self, executable: int, stream: int, context: int = 0, owner: object = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import importlib.util
 import sys
 import time
 from typing import Any
@@ -326,3 +327,14 @@ def test_every_name_is_one_of_the_bindings():
             assert dtype().itemsize == fake_dtype().itemsize, attribute.name
     assert lt.matmul_heuristic_result_dtype.itemsize == fake.matmul_heuristic_result_dtype.itemsize
     assert issubclass(lt.cuBLASLtError, Exception)
+
+
+def test_missing_bindings_are_not_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    library = CublasLt(lambda: imported.append("nvmath"))
+    library.preload()
+    assert not imported
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    library.preload()
+    assert imported == ["nvmath"]

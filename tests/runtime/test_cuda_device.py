@@ -22,7 +22,7 @@ from tests.runtime.cuda_on_host import (
 )
 from tests.runtime.definitions import make_copy, make_definition, make_stage
 from tracegraph.runtime.array import Lifetime
-from tracegraph.runtime.cuda import comparison, jax_order
+from tracegraph.runtime.cuda import comparison
 from tracegraph.runtime.cuda import device as device_module
 from tracegraph.runtime.cuda.device import CudaDevice, find_cuda_device
 from tracegraph.runtime.cuda.jax_provider import JaxProvider
@@ -221,9 +221,7 @@ def pair(device: CudaDevice, one: Any, other: Any) -> tuple[int, int, int]:
 def test_ranges_are_compared_to_the_last_bit(
     device: CudaDevice, monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
-    monkeypatch.setattr(comparison, "CHUNK_BYTES", 64)
-    monkeypatch.setattr(comparison, "SMALL_CHUNK_BYTES", 16)
-    monkeypatch.setattr(comparison, "BLOCK_BYTES", 8)
+    monkeypatch.setattr(comparison, "PIECE_BYTES", 64)
     bytes_of = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     one, equal = place(bytes_of, dtype=np.uint8), place(bytes_of, dtype=np.uint8)
     assert device.find_unequal([pair(device, one, equal)]) == []
@@ -262,26 +260,19 @@ def test_copies_are_private_and_rotated(
         assert len(pointers) == 3
 
 
-@pytest.mark.parametrize("count", [1, 12, 150])
-def test_many_copies_come_from_few_programs(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch, count: int
+def test_copies_and_comparisons_compile_nothing(
+    device: CudaDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
-    programs: list[int] = []
-    make_allocator = jax_order._make_allocator
-
-    def record(shapes: Any, jax_device: Any) -> Any:
-        programs.append(len(shapes))
-        return make_allocator(shapes, jax_device)
-
-    monkeypatch.setattr(jax_order, "_make_allocator", record)
-    values = [np.full(2 + index % 3, index, np.float32) for index in range(count)]
-    arrays = [place(value) for value in values]
-    copies = device.copy_arrays(arrays, is_rotated=False)
-    for value, copy in zip(values, copies, strict=True):
-        np.testing.assert_array_equal(np.asarray(copy), value)
-    assert len({copy.unsafe_buffer_pointer() for copy in copies}) == count
-    assert sum(programs) == count
-    assert sum(set(programs)) <= max(12, count / 3)
+    arrays = [place(np.full(3 + index, index, np.float32)) for index in range(40)]
+    with jax.log_compiles():
+        copies = device.copy_arrays(arrays, is_rotated=True)
+        pairs = [pair(device, *both) for both in zip(arrays, copies, strict=True)]
+        assert device.find_unequal(pairs) == []
+        assert "ompil" not in caplog.text
+        # What is logged is seen.
+        jax.jit(lambda x: x + 41)(1.0)
+        assert "ompil" in caplog.text
+    assert len({copy.unsafe_buffer_pointer() for copy in copies}) == len(arrays)
     assert device.copy_arrays([], is_rotated=True) == []
 
 

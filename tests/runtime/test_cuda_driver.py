@@ -186,6 +186,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "fill_async": (1, 5, 4, 3, 7),
     "get_function": (5, "add"),
     "instantiate": (1, {}),
+    "launch_kernel": (LAUNCH, 7),
     "load_library": (b"image",),
     "patch_kernel_node": (1, 2, LAUNCH),
     "set_copy_node": (1, 2, CopyRange(1, 2, 3), 4),

@@ -63,6 +63,21 @@ def test_cuda_12_has_edges_with_data_under_another_name(api: FakeBindings) -> No
     assert api.calls[-1][0] == "cuGraphAddDependencies_v2"
 
 
+def test_a_kernel_is_launched_outside_of_a_graph(api: FakeBindings) -> None:
+    seen: list[bytes] = []
+
+    def record(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert name == "cuLaunchKernel"
+        assert arguments[:8] == (0xF00, 4, 3, 2, 128, 2, 1, 1024)
+        assert (arguments[8], arguments[10]) == (0x51, 0)
+        seen.extend(read_parameters(types.SimpleNamespace(kernelParams=arguments[9])))
+        return (0,)
+
+    api._record = record
+    CudaDriver(api).launch_kernel(LAUNCH, 0x51)
+    assert seen == [b"12345678", b"\x07\0\0\0", b"m" * 128]
+
+
 def test_a_cluster_is_an_attribute_of_the_node(api: FakeBindings) -> None:
     api.results["cuGraphAddKernelNode"] = (0x71,)
     shape = LaunchShape((4, 1, 1), (128, 1, 1), (2, 1, 1))
