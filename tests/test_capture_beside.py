@@ -180,3 +180,32 @@ def test_libraries_of_products_are_loaded_while_xla_compiles(
     captured = tg.capture(jax.jit(lambda x: x @ x if is_product else x * x))
     assert np.array_equal(captured(X), X @ X if is_product else X * X)
     assert len(loaded) == is_product
+
+
+@pytest.mark.parametrize(("outputs", "shapes"), [("fresh", [(4,), ()]), ("static", [])])
+def test_memory_for_new_results_is_prepared_once_per_type(
+    monkeypatch: pytest.MonkeyPatch, outputs: Any, shapes: list[tuple[int, ...]]
+):
+    device = capture_for_gpu(monkeypatch)
+    prepared: list[tuple[int, ...]] = []
+    are_prepared = threading.Event()
+
+    def compile_late(compile_it: Callable[[], Any]) -> Any:
+        assert are_prepared.wait(SECONDS)
+        return compile_it()
+
+    def prepare(shape: tuple[int, ...], dtype: Any) -> None:
+        prepared.append(shape)
+        if len(prepared) == len(shapes):
+            are_prepared.set()
+
+    if not shapes:
+        are_prepared.set()
+    replace_compilation(monkeypatch, compile_late)
+    monkeypatch.setattr(device, "prepare_result", prepare)
+    captured = tg.capture(
+        lambda s, x: (s + 1, x * 2, x.sum(), x * 3), donate_argnums=0, outputs=outputs
+    )
+    results = captured(jnp.ones((3, 2)), X)
+    assert np.array_equal(results[3], X * 3)
+    assert prepared == shapes

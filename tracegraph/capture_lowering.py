@@ -10,6 +10,7 @@ from typing import Any
 from tracegraph.constraints.violation import Violation
 from tracegraph.frontend import CheckedGraph, FirstTrace, make_request
 from tracegraph.ir import Graph
+from tracegraph.jax_internals import describe_physical
 from tracegraph.lowering.beside import Beside, Preparation
 from tracegraph.lowering.compile_gpu import prepare_reading
 from tracegraph.lowering.lower import Lowered, lower_request
@@ -55,7 +56,9 @@ def lower_capture(
         UnsupportedError: XLA's program holds what no graph holds; in partial mode, for a reason
             that lies in no op.
     """
-    beside = Beside("check", first.trace_again, _list_preparations(device, first.checked.graph))
+    beside = Beside(
+        "check", first.trace_again, _list_preparations(device, options, first.checked.graph)
+    )
     lower = functools.partial(_lower, options, prepared, device, progress, first.call, beside)
     try:
         if options.mode == "partial" and device.target == "gpu":
@@ -72,13 +75,20 @@ def lower_capture(
     return lowered
 
 
-def _list_preparations(device: Device, graph: Graph) -> list[Preparation]:
-    """Returns what a capture on a GPU does once per process: better while XLA compiles."""
+def _list_preparations(device: Device, options: Options, graph: Graph) -> list[Preparation]:
+    """Returns what a capture on a GPU does once per process or type: better while XLA compiles."""
     if not isinstance(device, CudaDevice):
         return []
     preparations: list[Preparation] = [("lower", prepare_reading)]
     if _has_product(graph):
         preparations.append(("instantiate", device.preload_libraries))
+    if options.outputs == "fresh":
+        in_place = {index for index, _ in graph.aliases}
+        fresh = [v.aval for index, v in enumerate(graph.outputs) if index not in in_place]
+        preparations += [
+            ("verify", functools.partial(device.prepare_result, shape, dtype))
+            for shape, dtype in dict.fromkeys(map(describe_physical, fresh))
+        ]
     return preparations
 
 

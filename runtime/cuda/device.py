@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
+
+import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
@@ -15,12 +18,12 @@ from tracegraph.runtime.cuda.comparison import RangeComparison, copy_arrays
 from tracegraph.runtime.cuda.driver import load_driver
 from tracegraph.runtime.cuda.events import CudaEvents
 from tracegraph.runtime.cuda.graph import CudaGraph
-from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream
+from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream, prepare_allocation
 from tracegraph.runtime.cuda.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.kernels import KernelLoader
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
 from tracegraph.runtime.cuda.providers import CudaAsyncProvider, CudaProvider
-from tracegraph.runtime.cuda.results import ResultPort
+from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.stages import CudaStage, EagerStage
 from tracegraph.runtime.cuda.streams import CudaStreams
 from tracegraph.runtime.cuda.virtual_memory import CudaVirtualProvider
@@ -152,6 +155,11 @@ class CudaDevice:
     def preload_libraries(self) -> None:
         """Loads what matrix products may need, so that no graph has to wait for it."""
         self._libraries["matmul"].preload()
+
+    def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Compiles what gives memory to results of a type, so that no call has to wait for it."""
+        count = count_stock(math.prod(shape) * dtype.itemsize)
+        prepare_allocation(shape, dtype, self.jax_device, count)
 
     def copy_arrays(self, arrays: Sequence[Any], *, is_rotated: bool) -> list[Any]:
         """Returns private copies of plain arrays; see `comparison.copy_arrays`."""

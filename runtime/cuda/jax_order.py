@@ -184,6 +184,11 @@ def allocate_all(
     return arrays
 
 
+def prepare_allocation(shape: tuple[int, ...], dtype: Any, jax_device: Any, count: int) -> None:
+    """Compiles beforehand what `allocate_arrays` runs: JAX takes 20 ms or more for it, once."""
+    _make_allocator(((shape, dtype),) * count, jax_device)
+
+
 def allocate_arrays(
     shape: tuple[int, ...], dtype: Any, weak_type: bool, jax_device: Any, count: int
 ) -> list[Any]:

@@ -27,6 +27,11 @@ MAX_SPARES = 8
 Piece: TypeAlias = tuple[Any, int]
 
 
+def count_stock(nbytes: int) -> int:
+    """Returns how many results of a size get their memory at once."""
+    return STOCK if nbytes <= SMALL_BYTES else 1
+
+
 class ResultPort:
     """The place where one result of a graph is written.
 
@@ -98,7 +103,7 @@ class ResultPort:
         )
 
     def _stock_up(self) -> Piece:
-        raws = self.allocate(STOCK if self.nbytes <= SMALL_BYTES else 1)
+        raws = self.allocate(count_stock(self.nbytes))
         piece, *spares = ((raw, _get_pointer(raw)) for raw in raws)
         self.spares += spares
         return piece
