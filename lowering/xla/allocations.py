@@ -85,8 +85,7 @@ def _check_parameters(allocations: Sequence[Allocation], shapes: Sequence[Any]) 
     numbers = [each.parameter for each in allocations if each.parameter is not None]
     if len(set(numbers)) != len(numbers) or any(not 0 <= n < len(shapes) for n in numbers):
         raise Refusal(f"has allocations for parameters {sorted(numbers)} of {len(shapes)}")
-    for shape in shapes:
-        check_dense(shape, "a parameter")
+    _check_shapes(shapes, "a parameter")
 
 
 def read_outputs(executable: Any, views: Sequence[BufferUse | None]) -> tuple[str, ...]:
@@ -105,12 +104,13 @@ def read_outputs(executable: Any, views: Sequence[BufferUse | None]) -> tuple[st
     missing = [index for index in indices if index not in found]
     if missing or len(found) != len(indices) + is_tuple:
         raise Refusal(f"maps the results {sorted(found)} of {len(indices)}")
+    _check_shapes(shapes if is_tuple else [result], "a result")
+    allocations = executable.buffer_allocations.values
     names = []
-    for index, shape in zip(indices, shapes if is_tuple else [result], strict=True):
-        check_dense(shape, "a result")
+    for index in indices:
         number = found[index].allocation_index
         view = views[number] if 0 <= number < len(views) else None
-        if view is None or executable.buffer_allocations.values[number].is_constant:
+        if view is None or allocations[number].is_constant:
             raise Refusal(f"has result {index} in allocation #{number}, which cannot hold it")
         names.append(view.buffer)
     return tuple(names)
@@ -139,6 +139,12 @@ def read_updated(executable: Any) -> frozenset[int]:
             raise Refusal(f"updates parameter {alias.parameter_number} in allocation #{number}")
         updated.add(alias.parameter_number)
     return frozenset(updated)
+
+
+def _check_shapes(shapes: Sequence[Any], what: str) -> None:
+    """Raises `Refusal` as `check_dense`; most shapes of a program are equal to others."""
+    for shape in {each.SerializeToString(): each for each in shapes}.values():
+        check_dense(shape, what)
 
 
 def check_dense(shape: Any, what: str) -> None:

@@ -8,6 +8,7 @@ with the reason. Nothing else may be set: an addition upstream ends in a refusal
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,12 @@ class Fields:
     read: frozenset[str]
     newer: frozenset[str] = frozenset()
     ignored: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class _Verdict(enum.Enum):
+    PASS = enum.auto()
+    REFUSE = enum.auto()
+    LOOK_INTO = enum.auto()
 
 
 def _fields(read: str, *, newer: str = "", **ignored: str) -> Fields:
@@ -186,26 +193,37 @@ def find_unlisted(message: Message) -> str | None:
     Returns:
         ``message.field``, or the message's own name if it is not listed at all.
     """
-    name = message.DESCRIPTOR.full_name
-    if name in _CHECKED_ELSEWHERE:
+    schema = message.DESCRIPTOR
+    if _is_listed(schema):
         return None
-    fields = ALLOWED.get(name)
-    if fields is None:
-        return name
+    if schema.full_name not in ALLOWED:
+        return schema.full_name
     for descriptor, value in message.ListFields():
-        if descriptor.name in fields.ignored:
+        verdict = _judge(descriptor)
+        if verdict is _Verdict.PASS:
             continue
-        if descriptor.name not in fields.read and descriptor.name not in fields.newer:
-            return f"{name}.{descriptor.name}"
-        if descriptor.message_type is None or _is_listed(descriptor.message_type):
-            continue
+        if verdict is _Verdict.REFUSE:
+            return f"{schema.full_name}.{descriptor.name}"
         for child in _list_messages(descriptor, value):
             if (found := find_unlisted(child)) is not None:
                 return found
     return None
 
 
-# Programs hold thousands of messages of few types; a type of which all is listed needs no look.
+# Programs hold thousands of messages of few types, so that types are judged once, not messages.
+@functools.lru_cache(maxsize=4096)
+def _judge(field: Any) -> _Verdict:
+    """Returns what is to be done where a field of a listed message is set."""
+    fields = ALLOWED[field.containing_type.full_name]
+    if field.name in fields.ignored:
+        return _Verdict.PASS
+    if field.name not in fields.read and field.name not in fields.newer:
+        return _Verdict.REFUSE
+    if field.message_type is None or _is_listed(field.message_type):
+        return _Verdict.PASS
+    return _Verdict.LOOK_INTO
+
+
 @functools.lru_cache(maxsize=512)
 def _is_listed(schema: Any) -> bool:
     """True when every field that the schema has below a message is on the list."""
@@ -228,9 +246,9 @@ def _is_listed(schema: Any) -> bool:
 
 
 def _list_messages(descriptor: Any, value: Any) -> Any:
-    if descriptor.message_type.GetOptions().map_entry:
-        return value.values()
-    return value if descriptor.is_repeated else (value,)
+    if not descriptor.is_repeated:
+        return (value,)
+    return value.values() if descriptor.message_type.GetOptions().map_entry else value
 
 
 def find_missing(schema: Any) -> str | None:

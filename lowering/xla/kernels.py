@@ -20,11 +20,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegraph.lowering.device_program import DeviceStep
-from tracegraph.lowering.xla.scope import Refusal, Scope
+from tracegraph.lowering.xla.scope import Launch, Refusal, Scope
 from tracegraph.runtime.nodes import (
     BufferUse,
     FillNode,
-    KernelCode,
     KernelNode,
     KernelParameter,
     LaunchShape,
@@ -63,18 +62,13 @@ def decode_custom_kernel(thunk: Any, name: str, scope: Scope) -> list[DeviceStep
     Raises:
         Refusal: it has no cubin, or its description does not hold together.
     """
-    kernel = thunk.custom_kernel
-    spec = kernel.kernel_spec
     uses = [scope.find_shaped_use(piece) for piece in thunk.args]
-    shape = LaunchShape(
-        _read_dimensions(kernel.block_dims, "grid", _GRID_LIMITS),
-        _read_dimensions(kernel.thread_dims, "block", _BLOCK_LIMITS),
-        _read_cluster(kernel),
-        _read_shared_bytes(kernel.shared_memory_bytes),
-    )
-    code = scope.intern_code(spec.kernel_name, spec.cubin.data)
-    numbers = _read_packing(spec, len(uses))
-    return _make_steps(thunk, name, scope, uses, numbers, (code, shape))
+    # Layers repeat kernels, so most descriptions have been read before; equal bytes are equal.
+    key = (thunk.custom_kernel.SerializeToString(), len(uses))
+    launch = scope.launches.get(key)
+    if launch is None:
+        launch = scope.launches[key] = _read_launch(thunk.custom_kernel, len(uses), scope)
+    return _make_steps(thunk, name, scope, uses, launch)
 
 
 def decode_kernel(thunk: Any, name: str, scope: Scope) -> list[DeviceStep]:
@@ -92,7 +86,19 @@ def decode_kernel(thunk: Any, name: str, scope: Scope) -> list[DeviceStep]:
         _read_shared_bytes(thunk.shmem_bytes),
     )
     code = scope.intern_code(thunk.kernel_name, scope.binary)
-    return _make_steps(thunk, name, scope, uses, list(range(len(uses))), (code, shape))
+    return _make_steps(thunk, name, scope, uses, Launch(code, shape, tuple(range(len(uses)))))
+
+
+def _read_launch(kernel: Any, count: int, scope: Scope) -> Launch:
+    shape = LaunchShape(
+        _read_dimensions(kernel.block_dims, "grid", _GRID_LIMITS),
+        _read_dimensions(kernel.thread_dims, "block", _BLOCK_LIMITS),
+        _read_cluster(kernel),
+        _read_shared_bytes(kernel.shared_memory_bytes),
+    )
+    spec = kernel.kernel_spec
+    code = scope.intern_code(spec.kernel_name, spec.cubin.data)
+    return Launch(code, shape, _read_packing(spec, count))
 
 
 def _make_steps(
@@ -100,11 +106,10 @@ def _make_steps(
     name: str,
     scope: Scope,
     uses: Sequence[BufferUse],
-    numbers: Sequence[int | bytes],
-    launch: tuple[KernelCode, LaunchShape],
+    launch: Launch,
 ) -> list[DeviceStep]:
-    """Returns the steps of a kernel whose parameters are arguments by number, or plain bytes."""
-    written = list(thunk.written)
+    """Returns the fills of zeroed outputs, then the kernel."""
+    numbers, written = launch.parameters, list(thunk.written)
     if len(written) != len(uses):
         raise Refusal(f"has {len(uses)} arguments and says of {len(written)} whether it writes")
     zeroed = _read_zeroed(thunk.zeroed_output_buffer_indices, written)
@@ -112,17 +117,20 @@ def _make_steps(
     overwritten = find_overwritten(scope.instructions.get(name), uses, written) - zeroed
     node = KernelNode(
         name,
-        *launch,
-        tuple(each if isinstance(each, bytes) else maps.get(each, uses[each]) for each in numbers),
-        tuple(not isinstance(each, bytes) and written[each] for each in numbers),
+        launch.code,
+        launch.shape,
+        tuple(
+            [each if isinstance(each, bytes) else maps.get(each, uses[each]) for each in numbers]
+        ),
+        tuple([not isinstance(each, bytes) and written[each] for each in numbers]),
         thunk.use_pdl,
     )
     passed = [each for each in numbers if not isinstance(each, bytes)]
     fills = [make_fill(name, uses[each]) for each in sorted(zeroed) if uses[each].nbytes]
     kernel = DeviceStep(
         node,
-        reads=_collect(uses[each] for each in passed if each not in overwritten),
-        writes=_collect(uses[each] for each in passed if written[each]),
+        reads=_collect([uses[each] for each in passed if each not in overwritten]),
+        writes=_collect([uses[each] for each in passed if written[each]]),
     )
     return [*fills, kernel]
 
@@ -161,13 +169,13 @@ def find_overwritten(
     return frozenset(
         operand_count + index
         for index, output in enumerate(outputs)
-        if not any(output.overlaps(operand) for operand in operands)
+        if not any(map(output.overlaps, operands))
     )
 
 
-def _collect(uses: Any) -> tuple[BufferUse, ...]:
+def _collect(uses: Sequence[BufferUse]) -> tuple[BufferUse, ...]:
     """Returns each range once; empty ones are of no consequence for order or memory."""
-    return tuple(dict.fromkeys(use for use in uses if use.nbytes))
+    return tuple(dict.fromkeys([use for use in uses if use.nbytes]))
 
 
 def _read_dimensions(message: Any, what: str, limits: tuple[int, ...]) -> tuple[int, int, int]:
@@ -192,13 +200,13 @@ def _read_shared_bytes(size: int) -> int:
     return size
 
 
-def _read_packing(spec: Any, count: int) -> list[int | bytes]:
+def _read_packing(spec: Any, count: int) -> tuple[int | bytes, ...]:
     """Returns for each kernel parameter the number of its argument, or its bytes."""
     if not spec.HasField("kernel_args_packing_spec"):
-        return list(range(count))
-    parameters = [
+        return tuple(range(count))
+    parameters = tuple(
         _read_parameter(entry, count) for entry in spec.kernel_args_packing_spec.kernel_arguments
-    ]
+    )
     if len(parameters) != spec.arity:
         raise Refusal(f"packs {len(parameters)} parameters for a kernel that takes {spec.arity}")
     return parameters

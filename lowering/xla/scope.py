@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tracegraph.lowering.xla.allow_list import find_unlisted
-from tracegraph.runtime.nodes import BufferUse, KernelCode
+from tracegraph.runtime.nodes import BufferUse, KernelCode, LaunchShape
 
 
 class Refusal(Exception):
@@ -15,6 +15,21 @@ class Refusal(Exception):
 
     It stays inside the decoder, which reports every one of a program in one error.
     """
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What a kernel's launches have in common.
+
+    Attributes:
+        code: what runs.
+        shape: on how many threads.
+        parameters: for each of the kernel's the number of its argument, or its bytes.
+    """
+
+    code: KernelCode
+    shape: LaunchShape
+    parameters: tuple[int | bytes, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +42,14 @@ class Scope:
         instructions: of the program's entry computation, by name.
         codes: kernels met so far; equal ones are kept once.
         binary: the image that old kernels are looked up in; empty where that would be wrong.
+        launches: those read so far, by the bytes of their description and the count of arguments.
     """
 
     views: tuple[BufferUse | None, ...]
     instructions: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     codes: dict[tuple[str, bytes], KernelCode] = dataclasses.field(default_factory=dict, repr=False)
     binary: bytes = dataclasses.field(default=b"", repr=False)
+    launches: dict[tuple[bytes, int], Launch] = dataclasses.field(default_factory=dict, repr=False)
 
     def find_use(self, piece: Any) -> BufferUse:
         """Returns the bytes that a ``BufferAllocationSliceProto`` names.

@@ -119,8 +119,8 @@ def _decode_copy(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
     size = message.mem_size
     if not 0 <= size <= min(source.nbytes, target.nbytes):
         raise Refusal(f"copies {size} bytes of {source.nbytes} to {target.nbytes}")
-    source = dataclasses.replace(source, nbytes=size)
-    target = dataclasses.replace(target, nbytes=size)
+    source = BufferUse(source.buffer, source.offset, size)
+    target = BufferUse(target.buffer, target.offset, size)
     if not size or source == target:
         return []
     if source.overlaps(target):

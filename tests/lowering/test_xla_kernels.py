@@ -89,6 +89,32 @@ def test_equal_kernels_are_one():
     assert first.node.code != other.node.code
 
 
+def test_kernels_of_one_code_keep_their_own_launch():
+    wider = "custom_kernel { block_dims { coordinates { x: 9 y: 1 z: 1 } } }"
+    first, second = decode(make_kernel(), make_kernel(text=wider)).steps
+    assert first.node.code is second.node.code
+    assert (first.node.shape.grid, second.node.shape.grid) == ((4, 1, 1), (9, 1, 1))
+
+
+def test_one_description_for_another_number_of_arguments():
+    """Without a packing, it does not say how many there are."""
+    program = make_program(make_kernel(), make_kernel(((1, 0, 32), (0, 0, 32)), (False, True)))
+    for thunk in program.thunks:
+        spec = thunk.custom_kernel_thunk.custom_kernel.kernel_spec
+        spec.ClearField("kernel_args_packing_spec")
+        spec.arity = 0
+    steps: Any = decode_executable(program, name="step").steps
+    assert [step.node.parameters for step in steps] == [(A, B, OUT), (A, OUT)]
+
+
+def test_each_of_two_equal_kernels_is_refused():
+    large = make_kernel(text="custom_kernel { shared_memory_bytes: 300000 }")
+    with pytest.raises(UnsupportedError) as caught:
+        decode(large, large)
+    assert "custom_kernel (2)" in caught.value.what
+    assert "has 300000 bytes of shared memory" in caught.value.why
+
+
 def test_parameters_of_plain_bytes_and_in_another_order():
     program = make_program(make_kernel())
     spec = program.thunks[0].custom_kernel_thunk.custom_kernel.kernel_spec
