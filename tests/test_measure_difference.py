@@ -49,6 +49,21 @@ def test_large_arrays_of_jax_have_the_same_differences(dtype: str, monkeypatch: 
             np.testing.assert_equal(measure_difference(*arrays), expected)
 
 
+def test_a_prepared_difference_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(difference, "LARGE_BYTES", 16)
+    spec = jax.ShapeDtypeStruct((3, 5), np.dtype(np.float32))
+    assert difference.is_large(spec)
+    assert not difference.is_large(jax.ShapeDtypeStruct((3,), np.float32))
+    assert not difference.is_large(jax.ShapeDtypeStruct((3, 5), np.int32))
+    difference.prepare_difference(spec.shape, spec.dtype, jax.devices()[0])
+    one, other = (jnp.asarray(np.full((3, 5), value, np.float32)) for value in (1, 2))
+    with jax.log_compiles():
+        assert measure_difference(one, other) == 0.5
+    assert "ompil" not in caplog.text
+
+
 def test_nans_of_other_bits_are_one_nan():
     bits = np.asarray([0x7FC00000, 0x7FC00001], np.uint32)
     one, other = bits.view(np.float32)

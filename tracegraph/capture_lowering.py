@@ -7,7 +7,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from tracegraph.constraints.violation import Violation
+from tracegraph.difference import is_large, prepare_difference
 from tracegraph.frontend import CheckedGraph, FirstTrace, make_request
 from tracegraph.ir import Graph
 from tracegraph.jax_internals import describe_physical
@@ -80,21 +83,29 @@ def _list_preparations(device: Device, options: Options, graph: Graph) -> list[P
     if not isinstance(device, CudaDevice):
         return []
     preparations: list[Preparation] = [("lower", prepare_reading)]
-    if _has_product(graph):
+    if _has_op(graph, "dot_general"):
         preparations.append(("instantiate", device.preload_libraries))
+    types = [describe_physical(operand.aval) for operand in graph.outputs]
+    in_place = {index for index, _ in graph.aliases}
+    fresh = [each for index, each in enumerate(types) if index not in in_place]
     if options.outputs == "fresh":
-        in_place = {index for index, _ in graph.aliases}
-        fresh = [v.aval for index, v in enumerate(graph.outputs) if index not in in_place]
         preparations += [
-            ("verify", functools.partial(device.prepare_result, shape, dtype))
-            for shape, dtype in dict.fromkeys(map(describe_physical, fresh))
+            ("verify", functools.partial(device.prepare_result, *each))
+            for each in dict.fromkeys(fresh)
+        ]
+    # Sums in an order that is left to chance: then results are not equal bit for bit.
+    if options.verify and _has_op(graph, "scatter-add"):
+        preparations += [
+            ("verify", functools.partial(prepare_difference, *each, device.jax_device))
+            for each in dict.fromkeys(types)
+            if is_large(jax.ShapeDtypeStruct(*each))
         ]
     return preparations
 
 
-def _has_product(graph: Graph) -> bool:
+def _has_op(graph: Graph, name: str) -> bool:
     return any(
-        op.primitive.name == "dot_general" or any(_has_product(inner) for _, inner in op.subgraphs)
+        op.primitive.name == name or any(_has_op(inner, name) for _, inner in op.subgraphs)
         for op in graph.ops
     )
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tracegraph.constraints.traces import read_array
+from tracegraph.runtime.jax_interop import find_sharding, is_default_device
 
 # From here on compiling a comparison takes less than copying both arrays to the host.
 LARGE_BYTES = 32 << 20
@@ -26,13 +27,23 @@ def measure_difference(got: Any, wanted: Any) -> float:
     """
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return float("inf")
-    if all(isinstance(array, jax.Array) and _is_large(array) for array in (got, wanted)):
+    if all(isinstance(array, jax.Array) and is_large(array) for array in (got, wanted)):
         return _measure_in_place(got, wanted)
     return _measure_on_host(read_array(got), read_array(wanted))
 
 
-def _is_large(array: jax.Array) -> bool:
-    return array.nbytes >= LARGE_BYTES and jnp.issubdtype(array.dtype, jnp.floating)
+def is_large(array: Any) -> bool:
+    """True for an array, or its shape and dtype, that is better compared where it is."""
+    nbytes = array.size * array.dtype.itemsize
+    return nbytes >= LARGE_BYTES and jnp.issubdtype(array.dtype, jnp.floating)
+
+
+def prepare_difference(shape: tuple[int, ...], dtype: Any, jax_device: Any) -> None:
+    """Compiles beforehand what `measure_difference` runs for large arrays on a device."""
+    sharding = None if is_default_device(jax_device) else find_sharding(jax_device)
+    spec = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    with jax.enable_x64(True):
+        _compare_floats.lower(spec, spec).compile()
 
 
 def _measure_in_place(got: jax.Array, wanted: jax.Array) -> float:

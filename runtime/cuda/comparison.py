@@ -104,12 +104,9 @@ class RangeComparison:
             LaunchShape((owners.size, 1, 1), (THREADS, 1, 1)),
             tuple(address.to_bytes(8, "little") for address in parameters),
         )
-        verdicts = np.empty(owners.size, np.uint8)
-        driver, stream = self._context.driver, self._context.order.stream
         with self._context.order.use_context():
-            driver.launch_kernel(launch, stream)
-            driver.copy_async(verdicts.ctypes.data, parameters[1], verdicts.nbytes, stream)
-            driver.synchronize_stream(stream)
+            self._context.driver.launch_kernel(launch, self._context.order.stream)
+        verdicts = read_range(self._context, parameters[1], owners.shape, np.dtype(np.uint8))
         return np.unique(owners[verdicts != 0]).tolist()
 
     @functools.cached_property
@@ -132,6 +129,19 @@ def _cut_pieces(
     pieces[:, :2] += offsets[:, None]
     pieces[:, 2] = np.minimum(pieces[:, 2] - offsets, PIECE_BYTES)
     return pieces, owners
+
+
+def read_range(
+    context: CudaContext, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any]:
+    """Returns a copy on the host of an array at a device address, behind all work so far."""
+    array = np.empty(shape, dtype)
+    with context.order.use_context():
+        if array.nbytes:
+            stream = context.order.stream
+            context.driver.copy_async(array.ctypes.data, address, array.nbytes, stream)
+        context.order.synchronize()
+    return array
 
 
 def copy_arrays(

@@ -14,7 +14,7 @@ import numpy as np
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext
-from tracegraph.runtime.cuda.comparison import RangeComparison, copy_arrays
+from tracegraph.runtime.cuda.comparison import RangeComparison, copy_arrays, read_range
 from tracegraph.runtime.cuda.driver import load_driver
 from tracegraph.runtime.cuda.events import CudaEvents
 from tracegraph.runtime.cuda.graph import CudaGraph
@@ -61,6 +61,7 @@ class CudaDevice:
         self._kernels = KernelLoader(driver, order.primary)
         self._libraries = {"matmul": CublasLt()}
         self.find_unequal = RangeComparison(self.context, self._kernels).find_unequal
+        self.read_range = functools.partial(read_range, self.context)
         self._allocator: CachingAllocator | None = None
 
     @property
