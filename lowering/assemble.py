@@ -180,23 +180,25 @@ def _move_step(
     placed: dict[BufferUse, BufferUse] = {}
 
     def place(use: BufferUse) -> BufferUse:
-        if use not in placed:
-            placed[use] = find_place(use)
-        return placed[use]
+        found = placed.get(use)
+        if found is None:
+            found = placed[use] = find_place(use)
+        return found
 
     def find_place(use: BufferUse) -> BufferUse:
         if use.buffer in fixed:
             return BufferUse(fixed[use.buffer], use.offset, use.nbytes)
         if not use.nbytes:
             return BufferUse(_name_empty(region), 0, 0)
-        if use not in part_of:
+        part = part_of.get(use)
+        if part is None:
             raise _internal_error(
                 f"`{step.name}` neither reads nor writes {use}, which its node uses", region
             )
-        part = split.parts[part_of[use]]
-        return BufferUse(part_names[part_of[use]], use.offset - part.offset, use.nbytes)
+        return BufferUse(part_names[part], use.offset - split.parts[part].offset, use.nbytes)
 
-    return dataclasses.replace(step.move(place), stream=region.place.stream)
+    reads, writes = tuple(map(place, step.reads)), tuple(map(place, step.writes))
+    return DeviceStep(step.node.move(place), reads, writes, region.place.stream)
 
 
 def _name_empty(region: Region) -> str:

@@ -20,6 +20,7 @@ class ByteMap(Generic[T]):
     Example:
         >>> owners = ByteMap("nobody")
         >>> owners.replace(4, 8, "me")
+        ['nobody']
         >>> owners.read(0, 6)
         ['nobody', 'me']
     """
@@ -36,25 +37,34 @@ class ByteMap(Generic[T]):
         last = bisect.bisect_left(self._starts, end)
         return self._values[first:last]
 
-    def replace(self, start: int, end: int, value: T) -> None:
-        """Makes one value hold for the whole range."""
+    def replace(self, start: int, end: int, value: T) -> list[T]:
+        """Makes one value hold for the whole range, and returns those before, ascending."""
         if start >= end:
-            return
-        first, last = self._cut(start), self._cut(end)
-        self._starts[first:last] = [start]
-        self._values[first:last] = [value]
+            return []
+        pieces = self._cut(start, end)
+        before = self._values[pieces]
+        self._starts[pieces] = [start]
+        self._values[pieces] = [value]
+        return before
 
-    def change(self, start: int, end: int, function: Callable[[T], T]) -> None:
-        """Replaces the value of each piece of the range by the function of it."""
+    def change(self, start: int, end: int, function: Callable[[T], T]) -> list[T]:
+        """Replaces each value of the range by the function of it, and returns those before."""
         if start >= end:
-            return
-        first, last = self._cut(start), self._cut(end)
-        self._values[first:last] = map(function, self._values[first:last])
+            return []
+        pieces = self._cut(start, end)
+        before = self._values[pieces]
+        self._values[pieces] = map(function, before)
+        return before
 
-    def _cut(self, offset: int) -> int:
-        """Makes a piece begin at the offset and returns its index."""
-        index = bisect.bisect_left(self._starts, offset)
-        if index == len(self._starts) or self._starts[index] != offset:
-            self._starts.insert(index, offset)
-            self._values.insert(index, self._values[index - 1])
-        return index
+    def _cut(self, start: int, end: int) -> slice:
+        """Makes pieces begin at both offsets and returns where those of the range stand."""
+        starts, values = self._starts, self._values
+        first = bisect.bisect_left(starts, start)
+        if first == len(starts) or starts[first] != start:
+            starts.insert(first, start)
+            values.insert(first, values[first - 1])
+        last = bisect.bisect_left(starts, end, first)
+        if last == len(starts) or starts[last] != end:
+            starts.insert(last, end)
+            values.insert(last, values[last - 1])
+        return slice(first, last)

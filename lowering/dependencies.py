@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from tracegraph.lowering.device_program import BufferUse, DeviceProgram, Step
@@ -55,11 +56,7 @@ def find_ancestors(count: int, edges: Iterable[tuple[int, int]]) -> tuple[int, .
         >>> find_ancestors(3, [(0, 1), (1, 2)])
         (0, 1, 3)
     """
-    ancestors = [0] * count
-    for index, predecessors in enumerate(_group_predecessors(count, edges)):
-        for predecessor in predecessors:
-            ancestors[index] |= ancestors[predecessor] | 1 << predecessor
-    return tuple(ancestors)
+    return _join_predecessors(_group_predecessors(count, edges))
 
 
 def reduce_edges(count: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -77,9 +74,7 @@ def reduce_edges(count: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[in
         ((0, 1), (1, 2))
     """
     grouped = _group_predecessors(count, edges)
-    ancestors = find_ancestors(
-        count, [(first, index) for index, firsts in enumerate(grouped) for first in firsts]
-    )
+    ancestors = _join_predecessors(grouped)
     reduced: list[tuple[int, int]] = []
     for index, predecessors in enumerate(grouped):
         covered = 0
@@ -131,6 +126,8 @@ def verify_order(program: DeviceProgram) -> None:
             pairs are named.
     """
     ancestors = find_ancestors(len(program.steps), program.edges)
+    if not _has_unordered(program.steps, ancestors):
+        return
     missing = [
         hazard
         for hazard in find_hazards(program)
@@ -146,6 +143,25 @@ def verify_order(program: DeviceProgram) -> None:
         )
 
 
+def _has_unordered(steps: Sequence[Step], ancestors: Sequence[int]) -> bool:
+    """True when two unordered steps touch one buffer and one of them writes it, at any bytes."""
+    touching: dict[str, int] = defaultdict(int)
+    writing: dict[str, int] = defaultdict(int)
+    for index, step in enumerate(steps):
+        own = 1 << index
+        unordered = ~(ancestors[index] | own)
+        for use in step.reads:
+            if writing[use.buffer] & unordered:
+                return True
+            touching[use.buffer] |= own
+        for use in step.writes:
+            if touching[use.buffer] & unordered:
+                return True
+            touching[use.buffer] |= own
+            writing[use.buffer] |= own
+    return False
+
+
 def _group_predecessors(count: int, edges: Iterable[tuple[int, int]]) -> list[set[int]]:
     grouped: list[set[int]] = [set() for _ in range(count)]
     for first, second in edges:
@@ -159,6 +175,14 @@ def _group_predecessors(count: int, edges: Iterable[tuple[int, int]]) -> list[se
             )
         grouped[second].add(first)
     return grouped
+
+
+def _join_predecessors(grouped: Sequence[set[int]]) -> tuple[int, ...]:
+    ancestors = [0] * len(grouped)
+    for index, predecessors in enumerate(grouped):
+        for predecessor in predecessors:
+            ancestors[index] |= ancestors[predecessor] | 1 << predecessor
+    return tuple(ancestors)
 
 
 def _pair(

@@ -39,16 +39,14 @@ def find_edges(steps: Sequence[Step], locate: Locate) -> tuple[tuple[int, int], 
     for index, step in enumerate(steps):
         firsts: set[int] = set()
         for start, end in _locate_ranges(step.reads, locate):
-            firsts.update(writer for writer, _ in arena.read(start, end))
+            before = arena.change(start, end, lambda last, i=index: (last[0], (*last[1], i)))
+            firsts.update([writer for writer, _ in before])
         for start, end in _locate_ranges(step.writes, locate):
-            for writer, readers in arena.read(start, end):
+            for writer, readers in arena.replace(start, end, (index, ())):
                 # What was read since it was written waits through its readers.
                 firsts.update(readers or (writer,))
-        edges.update((first, index) for first in firsts if first >= 0)
-        for start, end in _locate_ranges(step.reads, locate):
-            arena.change(start, end, lambda last, i=index: (last[0], (*last[1], i)))
-        for start, end in _locate_ranges(step.writes, locate):
-            arena.replace(start, end, (index, ()))
+        # A step that meets itself has met what came before it at the same bytes.
+        edges.update([(first, index) for first in firsts if 0 <= first < index])
     return tuple(sorted(edges))
 
 

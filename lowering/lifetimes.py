@@ -68,19 +68,19 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
     final = max(len(program.steps) - 1, 0)
     lifetimes: list[Lifetime] = []
     for buffer in program.buffers:
-        name = buffer.name
+        name, nbytes = buffer.name, buffer.nbytes
         # A constant of a compiled program is filled once, before the first replay.
         if name in inputs or buffer.content is not None:
-            lifetimes.append(Lifetime(name, buffer.nbytes, 0, final, is_kept=True))
+            lifetimes.append(Lifetime(name, nbytes, 0, final, is_kept=True))
             continue
-        if not buffer.nbytes:
+        if not nbytes:
             lifetimes.append(Lifetime(name, 0, 0, final, is_kept=name in outputs))
             continue
         if name not in first_writes or uses[name][0] < first_writes[name]:
             raise _internal_error(f"no step writes buffer `{name}` before it is read", program.name)
-        last = final if name in outputs else max(ends[step] for step in uses[name])
+        last = final if name in outputs else max(map(ends.__getitem__, uses[name]))
         is_kept = name in outputs
-        lifetimes.append(Lifetime(name, buffer.nbytes, first_writes[name], last, is_kept))
+        lifetimes.append(Lifetime(name, nbytes, first_writes[name], last, is_kept))
     return tuple(lifetimes)
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tracegraph.lowering.lifetimes import Lifetime
@@ -77,23 +79,20 @@ def plan_memory(name: str, lifetimes: Iterable[Lifetime]) -> MemoryPlan:
         (512, 1024)
     """
     lifetimes = tuple(lifetimes)
+    scratch = _list_scratch(lifetimes)
     stacked, kept_bytes = _stack_kept(lifetimes)
-    placed, base, searched = _stack(_list_scratch(lifetimes), kept_bytes)
-    stacked |= placed
-    orders = PLACEMENT_ORDERS if len(searched) <= MANY_BUFFERS else PLACEMENT_ORDERS[:1]
-    plans = (
-        MemoryPlan(name, lifetimes, *_place(sorted(searched, key=key), base), kept_bytes)
-        for key in orders
-    )
-    best = next(plans)
-    peak_bytes = best.peak_bytes
-    for plan in plans:
-        if best.arena_bytes <= peak_bytes:
-            break
-        best = min(best, plan, key=lambda plan: plan.arena_bytes)
-    best = dataclasses.replace(best, offsets={**stacked, **best.offsets})
-    verify_plan(best)
-    return best
+    placed, base, searched = _stack(scratch, kept_bytes)
+    peak_bytes = kept_bytes + _find_peak(scratch)
+    first, *others = PLACEMENT_ORDERS
+    best = _place(sorted(searched, key=first), base)
+    for key in others if len(searched) <= MANY_BUFFERS else ():
+        if best[1] > peak_bytes:
+            found = _place(sorted(searched, key=key), base, limit_bytes=best[1])
+            best = min(best, found, key=operator.itemgetter(1))
+    offsets, arena_bytes = best
+    plan = MemoryPlan(name, lifetimes, {**stacked, **placed, **offsets}, arena_bytes, kept_bytes)
+    verify_plan(plan)
+    return plan
 
 
 def verify_plan(plan: MemoryPlan) -> None:
@@ -230,35 +229,49 @@ def _stack(lifetimes: Sequence[Lifetime], base: int) -> tuple[dict[str, int], in
     return offsets, end, searched
 
 
-def _place(ordered: Sequence[Lifetime], base: int) -> tuple[dict[str, int], int]:
-    """Returns offsets from ``base`` on, and the arena size, when placed in this order."""
+def _place(
+    ordered: Sequence[Lifetime], base: int, *, limit_bytes: int = sys.maxsize
+) -> tuple[dict[str, int], int]:
+    """Returns offsets from ``base`` on, and the arena size, when placed in this order.
+
+    Stops, with an offset short, once the arena takes ``limit_bytes``.
+    """
     offsets: dict[str, int] = {}
     arena_bytes = base
     placed: list[tuple[int, int, int, int]] = []
     for lifetime in ordered:
-        occupied = [
-            (start, end)
-            for start, end, first, last in placed
-            if first <= lifetime.last and lifetime.first <= last
-        ]
-        start = _find_gap(occupied, base, align(lifetime.nbytes))
-        end = start + align(lifetime.nbytes)
-        bisect.insort(placed, (start, end, lifetime.first, lifetime.last))
+        if arena_bytes >= limit_bytes:
+            break
+        nbytes = align(lifetime.nbytes)
+        start = _find_gap(placed, lifetime, base, nbytes)
+        bisect.insort(placed, (start, start + nbytes, lifetime.first, lifetime.last))
         offsets[lifetime.name] = start
-        arena_bytes = max(arena_bytes, end)
+        arena_bytes = max(arena_bytes, start + nbytes)
     return offsets, arena_bytes
 
 
-def _find_gap(occupied: Sequence[tuple[int, int]], base: int, nbytes: int) -> int:
-    """Returns the start of the tightest gap from ``base`` on, or the end of all that is there."""
+def _find_gap(
+    placed: Sequence[tuple[int, int, int, int]], lifetime: Lifetime, base: int, nbytes: int
+) -> int:
+    """Returns the start of the tightest gap from ``base`` on, or the end of all that is there.
+
+    What is placed (start, end, first and last step) is in the way if it lives with ``lifetime``.
+    """
+    born, dies = lifetime.first, lifetime.last
     cursor = base
-    best_start, best_room = -1, -1
-    for start, end in occupied:
-        room = start - cursor
-        if nbytes <= room and (best_room < 0 or room < best_room):
-            best_start, best_room = cursor, room
-        cursor = max(cursor, end)
-    return best_start if best_room >= 0 else cursor
+    best_start, best_room = -1, sys.maxsize
+    for start, end, first, last in placed:
+        if first > dies or last < born:
+            continue
+        if nbytes <= start - cursor < best_room:
+            best_start, best_room = cursor, start - cursor
+            # Nothing is tighter than an exact fit.
+            if best_room == nbytes:
+                break
+        # Not `max`: a call in the innermost loop of planning would double its time.
+        if end > cursor:
+            cursor = end
+    return best_start if best_start >= 0 else cursor
 
 
 def _find_malformed(plan: MemoryPlan) -> Iterator[str]:

@@ -101,20 +101,20 @@ def _follow_step(
     values: _Values, reads: Sequence[BufferUse], writes: Sequence[BufferUse]
 ) -> dict[BufferUse, int]:
     """Returns the value that each use of one step belongs to."""
-    is_read = dict.fromkeys(reads, True)
-    uses = sorted({*reads, *writes}, key=lambda use: (use.buffer, use.offset, use.nbytes))
+    is_read = dict.fromkeys(writes, False) | dict.fromkeys(reads, True)
+    uses = sorted(is_read, key=lambda use: (use.buffer, use.offset, use.nbytes))
     found: dict[BufferUse, int] = {}
     group: list[BufferUse] = []
     end = 0
     for use in uses:
         # One node may name a range twice, as read and as written: what overlaps stays together.
         if group and (use.buffer != group[0].buffer or use.offset >= end):
-            found |= _follow_group(values, group, end, any(u in is_read for u in group))
+            found |= _follow_group(values, group, end, any(is_read[u] for u in group))
             group = []
         end = max(end, use.offset + use.nbytes) if group else use.offset + use.nbytes
         group.append(use)
     if group:
-        found |= _follow_group(values, group, end, any(u in is_read for u in group))
+        found |= _follow_group(values, group, end, any(is_read[u] for u in group))
     return found
 
 
@@ -143,6 +143,9 @@ class _Values:
     def use(self, allocation: str, start: int, end: int) -> int:
         """Returns the value that holds the whole range; those under it are joined."""
         held = self._maps[allocation].read(start, end) if allocation in self._maps else []
+        # In one part a value gets bytes that were not in its range: those are noted below.
+        if len(held) == 1 and held[0] >= 0 and not self._is_whole:
+            return self._find(held[0])
         roots = sorted({self._find(value) for value in held if value >= 0})
         if not roots:
             return self._add(allocation, start, end)

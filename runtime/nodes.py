@@ -211,8 +211,9 @@ class KernelNode:
 
     def move(self, place: Place) -> KernelNode:
         """Returns the node with each of its byte ranges replaced."""
-        return dataclasses.replace(
-            self, parameters=tuple(_move_parameter(p, place) for p in self.parameters)
+        parameters = tuple([_move_parameter(p, place) for p in self.parameters])
+        return KernelNode(
+            self.name, self.code, self.shape, parameters, self.written, self.begins_with_wait
         )
 
 

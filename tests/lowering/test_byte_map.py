@@ -14,11 +14,12 @@ RANGES = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted).map(tuple
 def test_every_byte_has_the_value_that_it_was_given(changes: list[tuple[str, tuple, int]]):
     pieces, plain = ByteMap(0), [0] * 20
     for kind, (start, end), value in changes:
+        held = pieces.read(start, end)
         if kind == "replace":
-            pieces.replace(start, end, value)
+            assert pieces.replace(start, end, value) == held
             plain[start:end] = [value] * (end - start)
         else:
-            pieces.change(start, end, lambda old, v=value: old + v)
+            assert pieces.change(start, end, lambda old, v=value: old + v) == held
             plain[start:end] = [old + value for old in plain[start:end]]
         for offset in range(20):
             assert pieces.read(offset, offset + 1) == [plain[offset]]
@@ -28,8 +29,8 @@ def test_every_byte_has_the_value_that_it_was_given(changes: list[tuple[str, tup
 
 def test_an_empty_range_holds_nothing_and_changes_nothing():
     pieces = ByteMap("a")
-    pieces.replace(3, 3, "b")
-    pieces.change(5, 4, str.upper)
+    assert pieces.replace(3, 3, "b") == []
+    assert pieces.change(5, 4, str.upper) == []
     assert pieces.read(3, 3) == []
     assert pieces.read(0, 9) == ["a"]
 

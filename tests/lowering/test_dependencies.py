@@ -174,6 +174,34 @@ def test_hazards_order_the_same_steps_as_all_conflicting_pairs(program: DevicePr
     assert find_all_orders(count, found) == find_all_orders(count, conflicts)
 
 
+@settings(max_examples=150, deadline=None)
+@given(programs(), st.data())
+def test_the_check_of_the_order_finds_what_a_look_at_every_hazard_finds(
+    program: DeviceProgram, data: st.DataObject
+):
+    count = len(program.steps)
+    pairs = [(first, second) for second in range(count) for first in range(second)]
+    edges = [pair for pair in pairs if data.draw(st.booleans())]
+    needed = {(hazard.first, hazard.second) for hazard in find_hazards(program)}
+    program = make_program(*program.steps, edges=edges)
+    if needed <= find_all_orders(count, edges):
+        verify_order(program)
+        return
+    with pytest.raises(CaptureError):
+        verify_order(program)
+
+
+def test_steps_side_by_side_may_touch_different_bytes_of_a_buffer():
+    steps = [make_call("a", [], [("x", 0, 8)]), make_call("b", [], [("x", 8, 8)], stream=1)]
+    verify_order(make_program(*steps))
+    steps.append(make_call("c", [("x", 4, 8)], stream=2))
+    with pytest.raises(CaptureError) as raised:
+        verify_order(make_program(*steps, edges=[(0, 2)]))
+    assert raised.value.where == (
+        "`f`, step 1 `b` (stream 1), step 2 `c` (stream 2): read after write of `x`"
+    )
+
+
 def test_order_through_a_third_step_covers_a_hazard():
     steps = make_call("a", [], ["x"]), make_call("wait"), make_call("b", ["x"], stream=1)
     verify_order(make_program(*steps, edges=[(0, 1), (1, 2)]))

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tracegraph.lowering.lifetimes import Lifetime
 from tracegraph.lowering.memory_plan import (
     ALIGNMENT,
+    PLACEMENT_ORDERS,
     MemoryPlan,
+    align,
     format_plan,
     plan_memory,
     verify_plan,
@@ -83,6 +85,47 @@ def test_random_plans_are_right(lifetimes: list[Lifetime]):
     assert plan.peak_bytes <= plan.arena_bytes <= plan.sum_bytes
     assert plan.lifetimes == tuple(lifetimes)
     assert plan == plan_memory("f", lifetimes)
+
+
+def place_slowly(lifetimes: list[Lifetime]) -> dict[str, int]:
+    """Tries every start in turn and takes that with the least room: slow and obvious."""
+    blocks: dict[str, tuple[int, int, Lifetime]] = {}
+    for new in lifetimes:
+        size = -(-new.nbytes // ALIGNMENT)
+        others = [(a, b) for a, b, other in blocks.values() if other.overlaps(new)]
+        taken = {block for a, b in others for block in range(a, b)}
+        end = max(taken, default=-1) + 1
+        rooms: dict[int, int] = {}
+        for start in range(end):
+            if start not in taken and (start == 0 or start - 1 in taken):
+                rooms[start] = next(b for b in range(start, end) if b in taken) - start
+        fitting = [(room, start) for start, room in rooms.items() if room >= size]
+        start = min(fitting)[1] if fitting else end
+        blocks[new.name] = (start, start + size, new)
+    return {name: start * ALIGNMENT for name, (start, _, _) in blocks.items()}
+
+
+@settings(max_examples=150, deadline=None)
+@given(lifetime_lists())
+def test_the_first_of_the_smallest_of_all_orders_is_taken(lifetimes: list[Lifetime]):
+    # What lives during all steps is placed before any order.
+    final = max((lifetime.last for lifetime in lifetimes), default=0)
+    some = [
+        dataclasses.replace(lifetime, is_kept=False)
+        for lifetime in lifetimes
+        if lifetime.nbytes and (lifetime.first, lifetime.last) != (0, final)
+    ]
+    if not some:
+        return
+    plan = plan_memory("f", [*some, Lifetime("whole", 1, 0, final)])
+    placed = [place_slowly(sorted(some, key=key)) for key in PLACEMENT_ORDERS]
+    ends = [max(offsets[lt.name] + align(lt.nbytes) for lt in some) for offsets in placed]
+    expected = placed[ends.index(min(ends))]
+    assert {name: offset - ALIGNMENT for name, offset in plan.offsets.items()} == {
+        **expected,
+        "whole": -ALIGNMENT,
+    }
+    assert plan.arena_bytes == min(ends) + ALIGNMENT
 
 
 @settings(max_examples=150, deadline=None)
