@@ -18,6 +18,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+# Ops that compute nothing: they record an event on a stream, or make a stream wait for one.
+STREAM_MARKS = frozenset(["tg_record", "tg_wait"])
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
@@ -125,3 +128,8 @@ class Graph:
     ops: tuple[Op, ...]
     outputs: tuple[Operand, ...]
     aliases: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def has_streams(self) -> bool:
+        """True when an op is on another stream than the capturing one, or orders streams."""
+        return any(op.origin.stream or op.name in STREAM_MARKS for op in self.ops)

@@ -81,10 +81,14 @@ def partition_graph(
         _place_output(operand, index, aliases.get(index), kept, drafts, producers, specs)
         for index, operand in enumerate(graph.outputs)
     ]
-    used = _find_values_used_outside(graph, drafts)
+    reads = [_list_reads(draft) for draft in drafts]
+    used = _find_values_used_outside(graph, reads)
     marks = {id(op): f"{_MARK}{i}" for i, op in enumerate(graph.ops)} if is_marked else {}
     call = None if graph.constants or is_marked else call
-    regions = tuple(_finish(draft, graph, used, specs, marks, call) for draft in drafts)
+    regions = tuple(
+        _finish(draft, inputs, graph, used, specs, marks, call)
+        for draft, inputs in zip(drafts, reads, strict=True)
+    )
     roles = [Role.DONATED if i in donated else Role.COPIED for i in range(len(graph.inputs))]
     values = [*graph.inputs, *(constant.value for constant in graph.constants)]
     roles += [Role.CONSTANT] * len(graph.constants)
@@ -133,11 +137,15 @@ class _Drafter:
         self._last: dict[int, _Draft] = {}
         self._waits: dict[int, set[str]] = {}
         self._events: dict[int, set[str]] = {}
-        self._producers: dict[int, _Draft] = {}
+        self._producers: dict[Operand, _Draft] = {}
         self._floor: _Draft | None = None
 
     def split(self, graph: Graph, uncapturable: Collection[int]) -> list[_Draft]:
         """Returns the regions in program order."""
+        if graph.ops and not uncapturable and not graph.has_streams:
+            # Nothing to cut at, as in most graphs.
+            self._start(CAPTURING_STREAM).ops.extend(graph.ops)
+            return list(self._drafts.values())
         awaited = {op.params["event"] for op in graph.ops if op.name == "tg_wait"}
         for index, op in enumerate(graph.ops):
             if op.name == "tg_record":
@@ -176,12 +184,7 @@ class _Drafter:
 
     def _add(self, op: Op) -> None:
         stream = op.origin.stream
-        covered = self._find_covered(stream)
-        missing = [
-            producer
-            for producer in map(self._find_producer, op.operands)
-            if producer is not None and producer.name not in covered
-        ]
+        missing = self._find_missing(op, stream)
         # Only the backward pass finds any: its streams are synchronised by data, see
         # docs/constraints.md#stream-wait.
         for producer in missing:
@@ -192,8 +195,15 @@ class _Drafter:
             self._open.pop(stream, None)
         self._append(self._open.get(stream) or self._start(stream), op)
 
-    def _find_producer(self, operand: Operand) -> _Draft | None:
-        return self._producers.get(operand.number) if isinstance(operand, Value) else None
+    def _find_missing(self, op: Op, stream: int) -> list[_Draft]:
+        """Returns the regions that made operands which the next op on this stream may not read."""
+        own = self._open.get(stream)
+        producers = [self._producers.get(operand, own) for operand in op.operands]
+        others = [each for each in producers if each is not None and each is not own]
+        if not others:
+            return []
+        covered = self._find_covered(stream)
+        return [producer for producer in others if producer.name not in covered]
 
     def _find_previous(self, stream: int) -> set[str]:
         """Returns the regions that the next one on this stream directly comes after."""
@@ -212,7 +222,7 @@ class _Drafter:
 
     def _append(self, draft: _Draft, op: Op) -> None:
         draft.ops.append(op)
-        self._producers.update((value.number, draft) for value in op.results)
+        self._producers.update(dict.fromkeys(op.results, draft))
 
     def _start(self, stream: int, *, is_captured: bool = True, is_compiled: bool = True) -> _Draft:
         previous = self._find_previous(stream)
@@ -292,37 +302,34 @@ def _find_epilogue(drafts: list[_Draft]) -> _Draft:
     return drafts[-1]
 
 
-def _find_values_used_outside(graph: Graph, drafts: list[_Draft]) -> set[int]:
+def _list_reads(draft: _Draft) -> list[Value]:
+    """Returns the values that a region reads and does not make, in order of first use."""
+    own = {value for op in draft.ops for value in op.results}
+    operands = [operand for op in draft.ops for operand in op.operands if operand not in own]
+    operands += [operand for operand in draft.extra.values() if operand not in own]
+    return [operand for operand in dict.fromkeys(operands) if isinstance(operand, Value)]
+
+
+def _find_values_used_outside(graph: Graph, reads: Sequence[Sequence[Value]]) -> set[int]:
     """Returns the numbers of the values that need a buffer: used in another region or returned."""
     aliased = {output for output, _ in graph.aliases}
-    used = {
-        operand.number
-        for index, operand in enumerate(graph.outputs)
-        if isinstance(operand, Value) and index not in aliased
-    }
-    for draft in drafts:
-        own = {value.number for op in draft.ops for value in op.results}
-        used |= {value.number for value in _find_operands(draft) if value.number not in own}
-    return used
-
-
-def _find_operands(draft: _Draft) -> list[Value]:
-    operands = [operand for op in draft.ops for operand in op.operands]
-    return [operand for operand in (*operands, *draft.extra.values()) if isinstance(operand, Value)]
+    returned = [each for index, each in enumerate(graph.outputs) if index not in aliased]
+    needed = [*returned, *(value for values in reads for value in values)]
+    return {operand.number for operand in needed if isinstance(operand, Value)}
 
 
 def _finish(
     draft: _Draft,
+    inputs: Sequence[Value],
     graph: Graph,
     used: set[int],
     specs: dict[int, BufferSpec],
     marks: Mapping[int, str],
     call: Callable[..., list[Any]] | None,
 ) -> Region:
-    own = {value.number: value for op in draft.ops for value in op.results}
-    inputs = list(dict.fromkeys(v for v in _find_operands(draft) if v.number not in own))
+    own = [value for op in draft.ops for value in op.results]
     returned: list[tuple[str, Operand]] = [
-        (f"%{number}", value) for number, value in own.items() if number in used
+        (f"%{value.number}", value) for value in own if value.number in used
     ]
     returned += draft.extra.items()
     results = [operand for _, operand in returned]

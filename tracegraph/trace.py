@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 
-from tracegraph.ir import Constant, Graph, Literal, Op, Operand, Origin, Value
+from tracegraph.ir import STREAM_MARKS, Constant, Graph, Literal, Op, Operand, Origin, Value
 from tracegraph.jax_internals import (
+    EquationContext,
     describe_scope,
     describe_source,
     equation_context,
@@ -25,7 +26,6 @@ from tracegraph.jax_internals import (
 from tracegraph.runtime.collector import hold_collector
 
 _STREAM_SCOPE = re.compile(r"tg_stream_(\d+)")
-_MARKS = ("tg_record", "tg_wait")
 _count_lock = threading.Lock()
 _count = 0
 
@@ -96,7 +96,7 @@ def trace_function(
         on_traced()
     with hold_collector():
         graph = _GraphBuilder(capturing_stream).build(traced.jaxpr, name, enclosing)
-    return Traced(graph, jax.tree.structure(traced.out_info), call)
+    return Traced(graph, traced.out_tree, call)
 
 
 def trace_count() -> int:
@@ -149,6 +149,7 @@ class _GraphBuilder:
         jaxpr, arrays = open_jaxpr(closed)
         numbers = itertools.count()
         values: dict[Any, Value] = {}
+        origins: dict[EquationContext, Origin] = {}
 
         def define(variable: Any) -> Value:
             value = Value(next(numbers), variable.aval)
@@ -167,12 +168,14 @@ class _GraphBuilder:
         )
         ops = []
         for equation in jaxpr.eqns:
-            operands = tuple(read(atom) for atom in equation.invars)
-            origin = self._find_origin(equation, enclosing)
-            subgraphs = tuple(
-                (key, self.build(inner, key, origin)) for key, inner in name_jaxprs(equation.params)
-            )
-            results = tuple(define(variable) for variable in equation.outvars)
+            operands = tuple([read(atom) for atom in equation.invars])
+            context = equation_context(equation)
+            origin = origins.get(context)
+            if origin is None:
+                origin = origins[context] = self._make_origin(context, enclosing)
+            jaxprs = name_jaxprs(equation.params)
+            subgraphs = tuple([(key, self.build(inner, key, origin)) for key, inner in jaxprs])
+            results = tuple([define(variable) for variable in equation.outvars])
             ops.append(
                 Op(
                     results,
@@ -186,19 +189,18 @@ class _GraphBuilder:
         outputs = tuple(read(atom) for atom in jaxpr.outvars)
         return Graph(name, (*free, *inputs), constants, tuple(ops), outputs)
 
-    def _find_origin(self, equation: Any, enclosing: Origin) -> Origin:
-        context = equation_context(equation)
+    def _make_origin(self, context: EquationContext, enclosing: Origin) -> Origin:
         scope = describe_scope(context)
         # JAX forgets the user's line inside its own functions: the line that calls them stands in.
         source = describe_source(context)
         if not source:
             source, outer = enclosing.source, enclosing.equation_context
             if outer is not None:
-                context = dataclasses.replace(context, traceback=outer.traceback)
+                context = context._replace(traceback=outer.traceback)
         return Origin(source, scope, self._find_stream(scope, enclosing.stream), context)
 
     def _read_params(self, equation: Any) -> Mapping[str, Any]:
-        if equation.primitive.name not in _MARKS:
+        if equation.primitive.name not in STREAM_MARKS:
             return equation.params
         return equation.params | {"stream": self._number(equation.params["stream"])}
 

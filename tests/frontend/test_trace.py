@@ -157,6 +157,23 @@ def test_streams_and_scopes() -> None:
     assert {op.origin.stream for op in inner_ops if op.name == "sin"} == {5}
 
 
+def test_ops_of_one_line_share_an_origin_unless_scope_or_settings_differ() -> None:
+    def f(x: Any) -> Any:
+        for scope in ("tg_stream_1", "tg_stream_1", "tg_stream_2"):
+            with jax.named_scope(scope):
+                x = jnp.sin(x)
+        for is_partitionable in (False, True):
+            with jax.threefry_partitionable(is_partitionable):
+                x = jnp.cos(x)
+        return x
+
+    first, same, other, *settings = (op.origin for op in trace(f, 1.0).ops)
+    assert first is same
+    assert (first.source, first.stream, other.stream) == (other.source, 1, 2)
+    one, another = (origin.equation_context.settings for origin in settings)
+    assert one != another
+
+
 def test_a_subgraph_inherits_the_stream() -> None:
     def f(x: Any) -> Any:
         with jax.named_scope("tg_stream_2"):

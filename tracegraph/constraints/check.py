@@ -27,15 +27,16 @@ def check_graph(
         All violations in program order; none means that the graph can be captured whole.
     """
     dependence = Dependence(graph)
-    order = {id(op): index for index, op in enumerate(iterate_ops(graph))}
+    ops = list(iterate_ops(graph))
     found = [
-        violation
-        for op in iterate_ops(graph)
-        if (violation := _check_op(op, dependence, graph.name)) is not None
+        violation for op in ops if (violation := _check_op(op, dependence, graph.name)) is not None
     ]
     found += check_streams(graph)
     if argument_count is not None:
         found += check_leaks(graph, argument_count)
+    if not found:
+        return ()
+    order = {id(op): index for index, op in enumerate(ops)}
     found.sort(key=lambda violation: order.get(id(violation.op), len(order)))
     return _drop_repeated(found)
 

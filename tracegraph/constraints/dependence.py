@@ -1,12 +1,14 @@
 """Which values of a graph depend on data: on an argument, on state, or on the host.
 
-A forward walk. A value depends on data when an operand of its op does; literals and constants do
-not. Loops are walked until their carried values no longer change, so that a counter that starts
-from a literal stays free of data beside a carry that does not.
+A forward walk, made when it is first asked for: most graphs hold no op that asks. A value depends
+on data when an operand of its op does; literals and constants do not. Loops are walked until their
+carried values no longer change, so that a counter that starts from a literal stays free of data
+beside a carry that does not.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from tracegraph.ir import Graph, Op, Operand, Value
@@ -26,12 +28,11 @@ class Dependence:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._is_dependent: dict[int, bool] = {}
-        self._walk(graph, [True] * len(graph.inputs))
+        self._graph = graph
 
     def depends(self, operand: Operand) -> bool:
         """True when the operand's value can differ from one replay to the next."""
-        return isinstance(operand, Value) and self._is_dependent.get(id(operand), True)
+        return self._walked.depends(operand)
 
     def has_dependent_predicate(self, op: Op) -> bool:
         """True for a ``cond`` or a ``while`` whose path through the graph depends on data."""
@@ -40,6 +41,22 @@ class Dependence:
         if op.name == "while":
             return self.depends(_get_subgraph(op, "cond_jaxpr").outputs[0])
         return False
+
+    @functools.cached_property
+    def _walked(self) -> _Walk:
+        return _Walk(self._graph)
+
+
+class _Walk:
+    """One walk over a graph and its subgraphs."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._is_dependent: dict[int, bool] = {}
+        self._walk(graph, [True] * len(graph.inputs))
+
+    def depends(self, operand: Operand) -> bool:
+        """True when the operand's value can differ from one replay to the next."""
+        return isinstance(operand, Value) and self._is_dependent.get(id(operand), True)
 
     def _walk(self, graph: Graph, inputs: Sequence[bool]) -> list[bool]:
         for value, is_dependent in zip(graph.inputs, inputs, strict=True):
@@ -121,8 +138,9 @@ def iterate_ops(graph: Graph) -> Iterator[Op]:
     """
     for op in graph.ops:
         yield op
-        for subgraph in list_subgraphs(op):
-            yield from iterate_ops(subgraph)
+        if op.subgraphs:
+            for subgraph in list_subgraphs(op):
+                yield from iterate_ops(subgraph)
 
 
 def list_subgraphs(op: Op) -> list[Graph]:

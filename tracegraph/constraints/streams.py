@@ -23,6 +23,8 @@ def check_streams(graph: Graph) -> list[Violation]:
     Returns:
         The violations, each with its op. Ops of the backward pass synchronise by themselves.
     """
+    if not graph.has_streams:
+        return []
     walk = _StreamWalk(graph.name)
     for op in graph.ops:
         walk.visit(op)

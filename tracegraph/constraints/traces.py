@@ -14,12 +14,11 @@ import jax
 import numpy as np
 
 from tracegraph.constraints.violation import Violation, locate_op
-from tracegraph.ir import Graph, Literal, Op, Operand, Value
+from tracegraph.ir import STREAM_MARKS, Graph, Literal, Op, Operand, Value
 from tracegraph.jax_internals import is_jaxpr, is_key_dtype
 from tracegraph.printer import print_op, print_type
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-_MARKS = ("tg_record", "tg_wait")
 
 
 def compare_traces(first: Graph, second: Graph) -> tuple[Violation, ...]:
@@ -90,7 +89,7 @@ class _Comparison:
             self._refuse(locate_op(first), print_op(first), print_op(second), first)
             return False
         difference = self._find_difference(first.operands, second.operands)
-        if first.name not in _MARKS:
+        if first.name not in STREAM_MARKS:
             difference = difference or _find_param_difference(first.params, second.params)
         if difference is not None:
             self._refuse(locate_op(first), *difference, first)
@@ -101,7 +100,7 @@ class _Comparison:
     def _has_same_order(self, first: Op, second: Op) -> bool:
         """True when streams and events correspond; those made while tracing have new numbers."""
         pairs = [("stream", first.origin.stream, second.origin.stream)]
-        if first.name in _MARKS:
+        if first.name in STREAM_MARKS:
             pairs += [(key, first.params[key], second.params[key]) for key in ("stream", "event")]
         return all(
             self._renamed.setdefault((kind, one), other) == other

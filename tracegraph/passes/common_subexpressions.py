@@ -62,7 +62,7 @@ class _KnownOps:
 
     def find_first(self, op: Op) -> Op:
         """Returns the first op that computes the same, or the op itself, which is known then."""
-        values = (operand for operand in op.operands if isinstance(operand, Value))
+        values = [operand for operand in op.operands if isinstance(operand, Value)]
         group = (op.primitive, *values)
         alone = self._alone.setdefault(group, op)
         if alone is op:

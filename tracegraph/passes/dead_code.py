@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
-from tracegraph.ir import Graph, Op, Operand, Value
+from tracegraph.ir import STREAM_MARKS, Graph, Op
 from tracegraph.jax_internals import has_data_effects
-
-STREAM_MARKS = frozenset(["tg_record", "tg_wait"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +16,12 @@ class DeadCode:
 
     def apply(self, graph: Graph) -> Graph:
         """Returns the graph without unneeded ops and constants."""
-        needed = set(_list_values(graph.outputs))
+        needed = set(graph.outputs)
         ops: list[Op] = []
         for op in reversed(graph.ops):
-            if not must_stay(op) and needed.isdisjoint(op.results):
+            if needed.isdisjoint(op.results) and not must_stay(op):
                 continue
-            needed.update(_list_values(op.operands))
+            needed.update(op.operands)
             ops.append(op)
         constants = tuple(each for each in graph.constants if each.value in needed)
         return dataclasses.replace(graph, constants=constants, ops=tuple(reversed(ops)))
@@ -33,7 +30,3 @@ class DeadCode:
 def must_stay(op: Op) -> bool:
     """True for an op that does something beside computing its results."""
     return op.name in STREAM_MARKS or has_data_effects(op)
-
-
-def _list_values(operands: Iterable[Operand]) -> list[Value]:
-    return [operand for operand in operands if isinstance(operand, Value)]

@@ -36,36 +36,49 @@ class InlineCalls:
 class _Inliner:
     """Copies the ops of one function into another graph, calls replaced by what they call."""
 
-    def __init__(self, numbers: Iterator[int]) -> None:
+    def __init__(self, numbers: Iterator[int], call: Origin | None = None) -> None:
         self._numbers = numbers
+        self._call = call
+        self._origins: dict[int, Origin] = {}
         self.constants: list[Constant] = []
         self.replacements: Replacements = {}
 
-    def inline(self, ops: tuple[Op, ...], call: Origin | None = None) -> Iterator[Op]:
+    def inline(self, ops: tuple[Op, ...]) -> Iterator[Op]:
         """Yields the ops; those that come out of a call get values and origins of their own."""
         for op in ops:
-            op = replace_operands(op, self.replacements)
-            origin = op.origin if call is None else _nest_origins(call, op.origin)
             if is_call(op):
-                yield from self._inline_call(op, origin)
-            elif call is None:
-                yield op
+                yield from self._inline_call(op)
+            elif self._call is None:
+                yield replace_operands(op, self.replacements)
             else:
-                # A function may be called often: each time its values become new ones.
-                results = tuple(map(self._copy, op.results))
-                yield dataclasses.replace(op, results=results, origin=origin)
+                yield self._copy_op(op)
 
-    def _inline_call(self, op: Op, origin: Origin) -> Iterator[Op]:
+    def _inline_call(self, op: Op) -> Iterator[Op]:
         ((_, callee),) = op.subgraphs
-        body = _Inliner(self._numbers)
-        body.replacements.update(zip(callee.inputs, op.operands, strict=True))
+        body = _Inliner(self._numbers, self._nest(op.origin))
+        operands = (find_replacement(operand, self.replacements) for operand in op.operands)
+        body.replacements.update(zip(callee.inputs, operands, strict=True))
         for constant in callee.constants:
             value = body._copy(constant.value)
             self.constants.append(dataclasses.replace(constant, value=value))
-        yield from body.inline(callee.ops, origin)
+        yield from body.inline(callee.ops)
         self.constants += body.constants
         outputs = (find_replacement(each, body.replacements) for each in callee.outputs)
         self.replacements.update(zip(op.results, outputs, strict=True))
+
+    def _copy_op(self, op: Op) -> Op:
+        operands = tuple([find_replacement(each, self.replacements) for each in op.operands])
+        # A function may be called often: each time its values become new ones.
+        results = tuple([self._copy(value) for value in op.results])
+        return Op(results, op.primitive, operands, op.params, op.subgraphs, self._nest(op.origin))
+
+    def _nest(self, origin: Origin) -> Origin:
+        if self._call is None:
+            return origin
+        # The ops of a line share their origin.
+        if id(origin) not in self._origins:
+            self._origins[id(origin)] = _nest_origins(self._call, origin)
+        return self._origins[id(origin)]
 
     def _copy(self, value: Value) -> Value:
         self.replacements[value] = new = Value(next(self._numbers), value.aval)

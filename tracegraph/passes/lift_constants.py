@@ -23,7 +23,7 @@ class LiftConstants:
     def apply(self, graph: Graph) -> Graph:
         """Returns the graph with its constants ``c0``, ``c1``, ... in order of first use."""
         lifter = _Lifter(graph)
-        ops = tuple(lifter.rewrite(op) for op in graph.ops)
+        ops = tuple([lifter.rewrite(op) for op in graph.ops])
         outputs = tuple(lifter.lift(operand) for operand in graph.outputs)
         constants = tuple(
             dataclasses.replace(constant, name=f"c{index}")
@@ -42,10 +42,11 @@ class _Lifter:
         self.used: dict[tuple[Any, ...], Constant] = {}
 
     def rewrite(self, op: Op) -> Op:
-        operands = tuple(self.lift(operand) for operand in op.operands)
-        if all(new is old for new, old in zip(operands, op.operands, strict=True)):
+        operands = tuple([self.lift(operand) for operand in op.operands])
+        # Operands compare by identity.
+        if operands == op.operands:
             return op
-        return dataclasses.replace(op, operands=operands)
+        return Op(op.results, op.primitive, operands, op.params, op.subgraphs, op.origin)
 
     def lift(self, operand: Operand) -> Operand:
         constant = self._find_constant(operand)

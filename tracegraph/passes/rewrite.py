@@ -44,11 +44,11 @@ def renumber_graph(graph: Graph) -> Graph:
     )
     ops = []
     for op in graph.ops:
-        op = replace_operands(op, renamed)
+        operands = tuple([renamed.get(operand, operand) for operand in op.operands])
         results = tuple([define(value) for value in op.results])
         # Values compare by identity.
-        if results != op.results:
-            op = Op(results, op.primitive, op.operands, op.params, op.subgraphs, op.origin)
+        if results != op.results or operands != op.operands:
+            op = Op(results, op.primitive, operands, op.params, op.subgraphs, op.origin)
         ops.append(op)
     outputs = tuple(find_replacement(operand, renamed) for operand in graph.outputs)
     return Graph(graph.name, inputs, constants, tuple(ops), outputs, graph.aliases)
