@@ -86,7 +86,11 @@ def run_beside(
     # Not of a pool of threads: that takes no work once the main thread has ended, while a thread
     # which is still there may go on to capture.
     thread = threading.Thread(target=compile_and_tell, name="tracegraph-compile")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        # Some releases of Python 3.12 start no thread at all by then; the work is left over.
+        return compile_program()
     try:
         beside.finish()
         beside.prepare(until=compiled.done)
