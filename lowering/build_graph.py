@@ -40,7 +40,7 @@ from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, 
 from tracegraph.lowering.hazards import find_edges, verify_edges
 from tracegraph.lowering.memory_plan import MemoryPlan
 from tracegraph.lowering.request import Role
-from tracegraph.runtime.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
+from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, KernelNode, Node
 
 
@@ -75,7 +75,7 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
     )
     return GraphDefinition(
         name=program.name,
-        arena_size=ArenaSize(plan.kept_bytes, plan.arena_bytes - plan.kept_bytes),
+        arena_size=plan.arena_size,
         slots=slots,
         stages=_build_stages(program, plan),
         inputs=tuple(spec.buffer.name for spec in program.inputs),

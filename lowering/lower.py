@@ -15,7 +15,7 @@ from tracegraph.lowering.lifetimes import find_lifetimes
 from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.runtime.collector import hold_collector
-from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.graph import ArenaSize, GraphDefinition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +58,7 @@ def lower_request(
     updates_in_place: bool = False,
     target: Literal["host", "gpu"] = "host",
     beside: Beside | None = None,
+    on_planned: Callable[[ArenaSize], None] | None = None,
 ) -> Lowered:
     """Compiles, plans and builds a request; touches no memory of the device.
 
@@ -70,6 +71,7 @@ def lower_request(
         target: ``host`` keeps a region one compiled call; ``gpu`` takes it apart into its kernels.
         beside: work for this thread while XLA compiles. Where nothing is compiled, or an error
             comes before that, it is left to the caller.
+        on_planned: told what memory the graph will need, as soon as that is known; for a GPU only.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile a region.
@@ -78,6 +80,8 @@ def lower_request(
     """
     if target == "gpu":
         compiled = compile_for_gpu(request, jax_device, on_stage=on_stage, beside=beside)
+        if on_planned is not None:
+            on_planned(compiled.plan.arena_size)
         with hold_collector():
             definition = build_graph(compiled.program, compiled.plan)
         results = tuple(output.buffer.name for output in request.outputs)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tracegraph.lowering.lifetimes import Lifetime
 from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.graph import ArenaSize
 
 ALIGNMENT = 256
 BAR_COLUMNS = 60
@@ -46,6 +47,11 @@ class MemoryPlan:
     offsets: Mapping[str, int]
     arena_bytes: int
     kept_bytes: int = 0
+
+    @property
+    def arena_size(self) -> ArenaSize:
+        """Bytes of its two parts."""
+        return ArenaSize(self.kept_bytes, self.arena_bytes - self.kept_bytes)
 
     @property
     def sum_bytes(self) -> int:

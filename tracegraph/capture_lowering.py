@@ -161,4 +161,5 @@ def _lower(
         updates_in_place=device.updates_in_place,
         target=device.target,
         beside=beside,
+        on_planned=device.prepare_arena if isinstance(device, CudaDevice) else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
@@ -27,8 +28,9 @@ from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.stages import CudaStage, EagerStage
 from tracegraph.runtime.cuda.streams import CudaStreams
 from tracegraph.runtime.cuda.virtual_memory import CudaVirtualProvider
-from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock, Stage
+from tracegraph.runtime.graph import ArenaSize, ExecutableGraph, GraphDefinition, ReplayClock, Stage
 from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.sizes import round_exact
 from tracegraph.runtime.nodes import BufferUse
 from tracegraph.runtime.stream import Stream
 
@@ -161,6 +163,17 @@ class CudaDevice:
         """Compiles what gives memory to results of a type, so that no call has to wait for it."""
         count = count_stock(math.prod(shape) * dtype.itemsize)
         prepare_allocation(shape, dtype, self.jax_device, count)
+
+    def prepare_arena(self, size: ArenaSize) -> None:
+        """Begins to compile, in threads of their own, what gives both parts of an arena memory."""
+        if self.allocator.provider.name != "jax":
+            return
+        for nbytes in filter(None, (size.kept_bytes, size.scratch_bytes)):
+            shape, dtype = (round_exact(nbytes),), np.dtype(np.uint8)
+            arguments = (shape, dtype, self.jax_device, 1)
+            # Python starts no thread once the main one has ended; then it is done when needed.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=prepare_allocation, args=arguments).start()
 
     def copy_arrays(self, arrays: Sequence[Any], *, is_rotated: bool) -> list[Any]:
         """Returns private copies of plain arrays; see `comparison.copy_arrays`."""

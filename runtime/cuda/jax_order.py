@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -154,8 +154,35 @@ def find_compute_stream(jax_device: Any) -> int:
     return found[0]
 
 
-@functools.cache
 def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
+    """Returns what `_compile_allocator` gives; who comes while another compiles it waits."""
+    with _lock:
+        made = _allocators.get((shapes, jax_device))
+        if made is None:
+            made = _allocators[shapes, jax_device] = _Once(_compile_allocator, shapes, jax_device)
+    return made.find()
+
+
+class _Once:
+    """The result of a call that is made when it is first asked for, and again if it failed."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._call = functools.partial(function, *arguments)
+        self._lock = threading.Lock()
+        self._result: Any = None
+
+    def find(self) -> Any:
+        with self._lock:
+            if self._result is None:
+                self._result = self._call()
+            return self._result
+
+
+_lock = threading.Lock()
+_allocators: dict[Any, _Once] = {}
+
+
+def _compile_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
     """Returns a compiled function that gives fresh arrays with undefined contents."""
 
     def allocate() -> tuple[Any, ...]:
@@ -185,7 +212,10 @@ def allocate_all(
 
 
 def prepare_allocation(shape: tuple[int, ...], dtype: Any, jax_device: Any, count: int) -> None:
-    """Compiles beforehand what `allocate_arrays` runs: JAX takes 20 ms or more for it, once."""
+    """Compiles beforehand what `allocate_arrays` runs: JAX takes 20 ms or more for it, once.
+
+    In any thread; `allocate_arrays` of another one waits for it.
+    """
     _make_allocator(((shape, dtype),) * count, jax_device)
 
 

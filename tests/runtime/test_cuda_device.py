@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import threading
 from typing import Any
 
 import jax
@@ -21,17 +22,20 @@ from tests.runtime.cuda_on_host import (
     view_floats,
 )
 from tests.runtime.definitions import make_copy, make_definition, make_stage
+from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Lifetime
-from tracegraph.runtime.cuda import comparison
+from tracegraph.runtime.cuda import comparison, jax_order
 from tracegraph.runtime.cuda import device as device_module
 from tracegraph.runtime.cuda.device import CudaDevice, find_cuda_device
 from tracegraph.runtime.cuda.jax_provider import JaxProvider
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
-from tracegraph.runtime.graph import GraphDefinition, ReplayClock
+from tracegraph.runtime.graph import ArenaSize, GraphDefinition, ReplayClock
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.segment import Segment
 
+# The fixture puts another in its place.
+MAKE_ALLOCATOR = jax_order._make_allocator
 DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
 
 
@@ -329,3 +333,53 @@ def test_a_copy_node_is_rebound_too(device: CudaDevice) -> None:
         replay.inputs[0].make_writer()(x := place([value] * 4))
         replay.launch()
         np.testing.assert_array_equal(replay.make_taker(0)(), x)
+
+
+def test_an_arena_is_prepared_in_threads_and_compiled_once(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax_order, "_make_allocator", MAKE_ALLOCATOR)
+    monkeypatch.setattr(jax_order, "_allocators", {})
+    compiled: list[int] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+    compile_allocator = jax_order._compile_allocator
+
+    def compile_late(shapes: Any, jax_device: Any) -> Any:
+        compiled.append(shapes[0][0][0])
+        if len(compiled) == 2:
+            has_begun.set()
+        assert may_end.wait(30)
+        return compile_allocator(shapes, jax_device)
+
+    monkeypatch.setattr(jax_order, "_compile_allocator", compile_late)
+    device.prepare_arena(ArenaSize(1000, 3000))
+    # Both at the same time, and not in this thread.
+    assert has_begun.wait(30)
+    may_end.set()
+    arena = Arena(PrivatePool(new_pool_id(), device.allocator), ArenaSize(1000, 3000))
+    assert sorted(compiled) == [1024, 3072] == sorted(b - a for a, b in list_ends(arena))
+
+
+def list_ends(arena: Arena) -> list[tuple[int, int]]:
+    """Returns start and end of the segments of both parts."""
+    blocks = [arena.find_block(offset) for offset in (0, arena.size.kept_bytes)]
+    return [(block.address, block.address + block.segment.nbytes) for block in blocks]
+
+
+def test_an_allocation_whose_preparation_failed_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax_order, "_allocators", {})
+    outcomes: list[Any] = [RuntimeError("XLA"), "allocator"]
+
+    def compile_once(shapes: Any, jax_device: Any) -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(jax_order, "_compile_allocator", compile_once)
+    shapes = (((8,), np.dtype(np.uint8)),)
+    with pytest.raises(RuntimeError, match="XLA"):
+        jax_order._make_allocator(shapes, None)
+    assert [jax_order._make_allocator(shapes, None) for _ in range(2)] == ["allocator"] * 2
