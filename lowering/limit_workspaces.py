@@ -32,7 +32,7 @@ def _limit_step(step: DeviceStep, permitted_bytes: int) -> DeviceStep:
     workspace = dict(step.node.operands).get("workspace")
     if workspace is None or workspace.nbytes <= permitted_bytes:
         return step
-    limited = dataclasses.replace(workspace, nbytes=permitted_bytes)
+    limited = workspace._replace(nbytes=permitted_bytes)
 
     def place(use: BufferUse) -> BufferUse:
         return limited if use == workspace else use

@@ -102,7 +102,7 @@ def _follow_step(
 ) -> dict[BufferUse, int]:
     """Returns the value that each use of one step belongs to."""
     is_read = dict.fromkeys(writes, False) | dict.fromkeys(reads, True)
-    uses = sorted(is_read, key=lambda use: (use.buffer, use.offset, use.nbytes))
+    uses = sorted(is_read)
     found: dict[BufferUse, int] = {}
     group: list[BufferUse] = []
     end = 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 
-@dataclasses.dataclass(frozen=True)
-class BufferUse:
+# A tuple: thousands are hashed in one capture, and sorted.
+class BufferUse(NamedTuple):
     """A byte range of a buffer that a step or a node reads or writes."""
 
     buffer: str
@@ -199,7 +200,7 @@ class KernelNode:
         """Names of the buffers that it writes, each once."""
         return _name_once(use for use, is_written in self.uses if is_written)
 
-    @property
+    @functools.cached_property
     def uses(self) -> tuple[tuple[BufferUse, bool], ...]:
         """Every byte range, and whether it is written."""
         pairs = zip(self.parameters, self.written, strict=True)

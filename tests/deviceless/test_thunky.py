@@ -60,7 +60,7 @@ def _drop_last_step(program: XlaProgram) -> XlaProgram:
 
 def _shift_ranges(program: XlaProgram) -> XlaProgram:
     def shift(use: BufferUse) -> BufferUse:
-        return dataclasses.replace(use, offset=use.offset + 4)
+        return use._replace(offset=use.offset + 4)
 
     return dataclasses.replace(program, steps=tuple(s.move(shift) for s in program.steps))
 
