@@ -156,9 +156,15 @@ def copy_arrays(
             that indices stay in range and floats stay finite.
     """
     copies = jax.block_until_ready(jax.device_put(list(arrays), may_alias=False))
-    for array, copy in zip(arrays, copies, strict=True) if is_rotated else ():
-        source, target = _get_pointer(array), _get_pointer(copy)
-        split = array.size // 2 * array.dtype.itemsize
-        context.copy(target, source + split, array.nbytes - split)
-        context.copy(target + array.nbytes - split, source, split)
+    if not is_rotated:
+        return copies
+    copy, stream = context.driver.copy_async, context.order.stream
+    with context.order.use_context():
+        for array, rotated in zip(arrays, copies, strict=True):
+            source, target = _get_pointer(array), _get_pointer(rotated)
+            split = array.size // 2 * array.dtype.itemsize
+            rest = array.nbytes - split
+            if split:
+                copy(target, source + split, rest, stream)
+                copy(target + rest, source, split, stream)
     return copies
