@@ -1,0 +1,31 @@
+"""The kernel that compares memory at capture, on the borders of what one block of threads takes."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import tracegraph as tg
+from tracegraph.runtime.cuda import comparison
+
+PIECE = comparison.PIECE_BYTES
+
+
+@pytest.mark.parametrize("nbytes", [1, 255, 257, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7])
+def test_one_changed_byte_is_found_wherever_it_is(nbytes: int) -> None:
+    captured = tg.capture(lambda x: x + 1)
+    captured(np.ones(3, np.float32))
+    device = captured._device
+    content = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+    one, same = (jax.device_put(content.copy()) for _ in range(2))
+    for index in {0, nbytes // 2, nbytes - 1}:
+        changed = content.copy()
+        changed[index] ^= 1
+        other = jax.device_put(changed)
+        jax.block_until_ready((one, same, other))
+        pairs = [(one, same), (one, other), (other, one), (other, other)]
+        ranges = [(a.unsafe_buffer_pointer(), b.unsafe_buffer_pointer(), nbytes) for a, b in pairs]
+        assert device.find_unequal([*ranges, (0, 0, 0)]) == [1, 2]
+        read = device.read_range(other.unsafe_buffer_pointer(), (nbytes,), np.dtype(np.uint8))
+        np.testing.assert_array_equal(read, changed)
