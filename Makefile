@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Two workers: JAX compiles with several threads by itself.
-PYTEST_ARGS ?= -n 2
+# Two workers: JAX compiles with several threads by itself. Each begins with one half of the tests,
+# so that those of one file mostly share what they compile.
+PYTEST_ARGS ?= -n 2 --dist worksteal
+# The extra of pyproject.toml that is installed.
+EXTRA ?= dev
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test deviceless check format clean
@@ -38,15 +41,15 @@ clean: ## remove everything that the other targets made
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tracegraph needs Python 3.11 or later; try: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$(EXTRA)]'
 	touch $@
 
 # Compiling for a GPU needs 1.2 GB of wheels; their dependencies, 3 GB more, are for running on one.
 $(VENV)/deviceless: $(VENV)/installed
 	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
-	$(BIN)/python -m pip install --quiet --no-deps 'nvidia-cuda-nvcc-cu12>=12.9' \
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps 'nvidia-cuda-nvcc-cu12>=12.9' \
 	    "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
-	$(BIN)/python -m pip install --quiet 'cuda-bindings>=12.9,<13'
+	$(BIN)/python -m pip install --quiet --no-compile 'cuda-bindings>=12.9,<13'
 	touch $@
 
 # Type checkers do not run the line that joins the layers, so they get a tree of links in which

@@ -49,7 +49,10 @@ def capture_for_gpu(
             region, jax_device, in_place, on_stage=on_stage, beside=beside
         )
         symbol = f"{region.name}_{len(device.driver.kernels)}"
-        compute = compile_region(region, jax_device, 0, on_stage=lambda stage, name: None)
+        compute = executable
+        if in_place:
+            # A kernel gives nothing up that the host's compiler could take for its results.
+            compute = compile_region(region, jax_device, 0, on_stage=lambda stage, name: None)
         device.driver.kernels[symbol] = make_kernel(region, compute, in_place)
         return executable, write_program(region, symbol, in_place, tuple(float_atomics)), ()
 

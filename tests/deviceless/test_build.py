@@ -4,37 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.deviceless import building, coverage, pipeline
-from tests.deviceless.coverage import Outcome
+from tests.deviceless import building
+from tests.deviceless.corpus import find_program, lower
 from tests.deviceless.programs import PROGRAMS, Program
-from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.memory_plan import verify_plan
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Stage
 
 # Below this, rounding each buffer up to 256 bytes is most of the arena.
 LARGE_BYTES = 1 << 18
-
-
-@functools.cache
-def lower(program: Program, device: Any) -> Lowered:
-    with pipeline.setting_for(program):
-        arguments = program.make_arguments(np.random.default_rng(0))
-        figures, lowered = coverage.measure(
-            program.name, program.function, arguments, device, program.donate_argnums
-        )
-    assert figures.outcome is Outcome.BUILT, figures
-    assert lowered is not None
-    return lowered
-
-
-def find_program(name: str) -> Program:
-    return next(program for program in PROGRAMS if program.name == name)
 
 
 # One test, since another worker would compile the program again.
