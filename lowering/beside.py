@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
-Preparation: TypeAlias = tuple[str, Callable[[], None]]
+Preparation: TypeAlias = tuple[str, Callable[[], object]]
 
 
 class Beside:

@@ -24,8 +24,11 @@ from tracegraph.progress import Progress
 from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.warm_memory import warm_memory
 from tracegraph.unlowered import find_refused, find_unlowered
 
+# What reading a program takes of the heap, for each op of its graph.
+WARM_BYTES = 16 << 10
 # Compilations that may follow one another before a refused region runs eagerly as a whole.
 MAX_PRECISE_CUTS = 3
 
@@ -82,7 +85,10 @@ def _list_preparations(device: Device, options: Options, graph: Graph) -> list[P
     """Returns what a capture on a GPU does once per process or type: better while XLA compiles."""
     if not isinstance(device, CudaDevice):
         return []
-    preparations: list[Preparation] = [("lower", prepare_reading)]
+    preparations: list[Preparation] = [
+        ("lower", prepare_reading),
+        ("lower", functools.partial(warm_memory, WARM_BYTES * len(graph.ops))),
+    ]
     if _has_op(graph, "dot_general"):
         preparations.append(("instantiate", device.preload_libraries))
     types = [describe_physical(operand.aval) for operand in graph.outputs]
