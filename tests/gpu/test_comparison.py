@@ -9,6 +9,7 @@ import pytest
 import tracegraph as tg
 from tracegraph.runtime.cuda import comparison
 
+pytestmark = pytest.mark.usefixtures("gpu")
 PIECE = comparison.PIECE_BYTES
 
 
