@@ -36,6 +36,11 @@ def gpu() -> Any:
     return jax.devices()[0]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_collections() -> None:
+    """Leaves the collector as it is: what it no longer sees would hold memory of the GPU."""
+
+
 @pytest.fixture
 def assert_memory_returns() -> Callable[[Callable[[], None]], None]:
     """Fails unless a scenario leaves as many bytes in use as it found; its first run warms up."""
