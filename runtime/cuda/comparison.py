@@ -8,7 +8,6 @@ a kernel that knows bytes only. It is kept as PTX, which every driver translates
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +82,6 @@ class RangeComparison:
 
     def __init__(self, context: CudaContext, kernels: KernelLoader) -> None:
         self._context, self._kernels = context, kernels
-        self._lock = threading.Lock()
 
     def find_unequal(self, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
         """Returns which pairs differ in any bit; the host waits once.
@@ -112,8 +110,7 @@ class RangeComparison:
     @functools.cached_property
     def _kernel(self) -> Any:
         """Held for as long as this object: unloading a kernel waits for the whole GPU."""
-        with self._lock:
-            return self._kernels.load(COMPARE_PIECES, LaunchShape((1, 1, 1), (THREADS, 1, 1)))
+        return self._kernels.load(COMPARE_PIECES, LaunchShape((1, 1, 1), (THREADS, 1, 1)))
 
 
 def _cut_pieces(
