@@ -6,6 +6,7 @@ All but XLA's kernels is what a GPU runs: lowering, plan, graph, replay, verific
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ def capture_for_gpu(
         float_atomics: what every region says of itself.
     """
     device = make_device(monkeypatch)
+    # Captures in several threads must not take one name twice.
+    numbers = itertools.count()
 
     def compile_to_kernels(
         region: Region,
@@ -48,7 +51,7 @@ def capture_for_gpu(
         executable: Any = compile_region(
             region, jax_device, in_place, on_stage=on_stage, beside=beside
         )
-        symbol = f"{region.name}_{len(device.driver.kernels)}"
+        symbol = f"{region.name}_{next(numbers)}"
         compute = executable
         if in_place:
             # A kernel gives nothing up that the host's compiler could take for its results.
