@@ -156,11 +156,8 @@ def find_compute_stream(jax_device: Any) -> int:
 
 def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
     """Returns what `_compile_allocator` gives; who comes while another compiles it waits."""
-    with _lock:
-        made = _allocators.get((shapes, jax_device))
-        if made is None:
-            made = _allocators[shapes, jax_device] = _Once(_compile_allocator, shapes, jax_device)
-    return made.find()
+    once = _Once(_compile_allocator, shapes, jax_device)
+    return _allocators.setdefault((shapes, jax_device), once).find()
 
 
 class _Once:
@@ -168,7 +165,8 @@ class _Once:
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self._call = functools.partial(function, *arguments)
-        self._lock = threading.Lock()
+        # Re-entrant: a finaliser may run inside of the call.
+        self._lock = threading.RLock()
         self._result: Any = None
 
     def find(self) -> Any:
@@ -178,7 +176,6 @@ class _Once:
             return self._result
 
 
-_lock = threading.Lock()
 _allocators: dict[Any, _Once] = {}
 
 
