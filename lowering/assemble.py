@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tracegraph.lowering.byte_map import ByteMap
 from tracegraph.lowering.device_program import (
     Copy,
     DeviceProgram,
@@ -22,8 +21,9 @@ from tracegraph.lowering.device_program import (
     ExecutableCall,
     Step,
 )
+from tracegraph.lowering.planning.byte_map import ByteMap
+from tracegraph.lowering.planning.split_temporaries import Part, Split, split_allocations
 from tracegraph.lowering.request import BufferSpec, Region
-from tracegraph.lowering.split_temporaries import Part, Split, split_allocations
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import CaptureError, TracegraphError, UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, FillNode, KernelNode

@@ -35,10 +35,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from tracegraph.lowering.dependencies import reduce_edges, verify_order
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall, Step
-from tracegraph.lowering.hazards import find_edges, verify_edges
-from tracegraph.lowering.memory_plan import MemoryPlan
+from tracegraph.lowering.planning.byte_edges import find_edges, verify_edges
+from tracegraph.lowering.planning.memory_plan import MemoryPlan
+from tracegraph.lowering.planning.stream_order import reduce_edges, verify_order
 from tracegraph.lowering.request import Role
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, KernelNode, Node

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 
 from tracegraph.lowering.beside import Beside, run_beside
-from tracegraph.lowering.dependencies import find_ancestors
 from tracegraph.lowering.device_program import (
     BufferUse,
     Copy,
@@ -19,6 +18,7 @@ from tracegraph.lowering.device_program import (
     ExecutableCall,
     Step,
 )
+from tracegraph.lowering.planning.stream_order import find_ancestors
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, OutputSpec, Region, Role
 from tracegraph.runtime.jax_interop import carry_settings, is_default_device
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tracegraph.lowering.assemble import RegionSteps, XlaRegion, assemble
 from tracegraph.lowering.beside import Beside
+from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compile import (
     arrange_in_place,
     compile_region,
@@ -17,18 +18,17 @@ from tracegraph.lowering.compile import (
     make_call,
     place_donated_results,
 )
-from tracegraph.lowering.dependencies import verify_order
 from tracegraph.lowering.device_program import DeviceProgram
-from tracegraph.lowering.lifetimes import find_lifetimes
 from tracegraph.lowering.limit_workspaces import limit_workspaces
-from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
+from tracegraph.lowering.planning.lifetimes import find_lifetimes
+from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
+from tracegraph.lowering.planning.stream_order import verify_order
+from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.refusal import add_refusals, read_refusals
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
-from tracegraph.lowering.widen import widen
 from tracegraph.lowering.xla.decode import read_program
 from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
-from tracegraph.runtime.collector import hold_collector
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import UnsupportedError
 

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from tracegraph.lowering.beside import Beside
 from tracegraph.lowering.build_graph import build_graph
+from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compile import compile_request
 from tracegraph.lowering.compile_gpu import CompiledRegion, compile_for_gpu
 from tracegraph.lowering.device_program import DeviceProgram, ExecutableCall
-from tracegraph.lowering.lifetimes import find_lifetimes
-from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
+from tracegraph.lowering.planning.lifetimes import find_lifetimes
+from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.request import CaptureRequest
-from tracegraph.runtime.collector import hold_collector
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from tracegraph.runtime.environment import read_alloc_conf, read_no_memory_caching
 from tracegraph.runtime.errors import ConfigError
-from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.caching.direct_allocator import DirectAllocator
 from tracegraph.runtime.memory.config import AllocatorConfig
-from tracegraph.runtime.memory.direct_allocator import DirectAllocator
-from tracegraph.runtime.memory.provider import EventSource, Provider
 from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator, PluggableProvider
+from tracegraph.runtime.memory.providers.provider import EventSource, Provider
 
 
 @dataclasses.dataclass(frozen=True)

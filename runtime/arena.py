@@ -6,9 +6,9 @@ import threading
 import weakref
 
 from tracegraph.runtime.graph import ArenaSize
-from tracegraph.runtime.memory.block import Block
-from tracegraph.runtime.memory.private_pool import PrivatePool, Scratch
-from tracegraph.runtime.memory.provider import Provider
+from tracegraph.runtime.memory.caching.block import Block
+from tracegraph.runtime.memory.caching.private_pool import PrivatePool, Scratch
+from tracegraph.runtime.memory.providers.provider import Provider
 
 
 class Arena:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
-from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.static_buffer import StaticBuffer
 from tracegraph.runtime.stream import Stream
 

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from tests import architecture_rules as rules
+from tests.oracles import architecture_rules as rules
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -21,11 +21,11 @@ CLEAN_TREE = {
     "tracegraph/jax_internals.py": "from jax._src import core\n",
     "lowering/__init__.py": "",
     "lowering/build.py": "from tracegraph.runtime import errors\n",
-    "lowering/memory_plan.py": "import numpy\nfrom tracegraph.lowering.lifetimes import find\n",
-    "lowering/lifetimes.py": "def find(): return 1\n",
+    "lowering/planning/memory_plan.py": "import numpy\nfrom tracegraph.lowering.planning.lifetimes import find\n",
+    "lowering/planning/lifetimes.py": "def find(): return 1\n",
     "runtime/__init__.py": "",
     "runtime/errors.py": "class Bad(Exception): pass\n",
-    "runtime/cuda/driver.py": "from cuda.bindings import driver\n",
+    "runtime/cuda/driver/driver.py": "from cuda.bindings import driver\n",
     "runtime/memory/pool.py": (
         "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Pool:\n    a: int\n"
     ),
@@ -46,12 +46,12 @@ FAULTS = [
             (rules.check_local_imports, "lowering/x.py", "def f():\n  if 1:\n    import tracegraph.runtime.errors", "x.py:3: imports `tracegraph.runtime.errors` inside"),
             (rules.check_local_imports, "tracegraph/x.py", "class A:\n  def f(self):\n    from .decorator import capture", "inside a function"),
             (rules.check_local_imports, "tracegraph/x.py", "import importlib\ndef f(): return importlib.import_module('tracegraph.lowering')", "inside a function"),
-            (rules.check_cycles, "lowering/lifetimes.py", "from tracegraph.lowering.memory_plan import x", "tracegraph.lowering.lifetimes -> tracegraph.lowering.memory_plan -> tracegraph.lowering.lifetimes"),
+            (rules.check_cycles, "lowering/planning/lifetimes.py", "from tracegraph.lowering.planning.memory_plan import x", "tracegraph.lowering.planning.lifetimes -> tracegraph.lowering.planning.memory_plan -> tracegraph.lowering.planning.lifetimes"),
             (rules.check_cycles, "tracegraph/decorator.py", "import tracegraph", "tracegraph -> tracegraph.decorator -> tracegraph"),
             (rules.check_cycles, "runtime/x.py", "from tracegraph.runtime.x import y", "import cycle"),
-            (rules.check_driver, "runtime/cuda/graph.py", "from cuda.bindings import driver", "graph.py:1: imports `cuda.bindings.driver`"),
-            (rules.check_driver, "runtime/cuda/graph.py", "from cuda.bindings.driver import cuInit", "only runtime/cuda/driver.py may"),
-            (rules.check_driver, "runtime/cuda/graph.py", "import cuda.bindings as b", "only runtime/cuda/driver.py may"),
+            (rules.check_driver, "runtime/cuda/graphs/graph.py", "from cuda.bindings import driver", "graph.py:1: imports `cuda.bindings.driver`"),
+            (rules.check_driver, "runtime/cuda/graphs/graph.py", "from cuda.bindings.driver import cuInit", "only runtime/cuda/driver/driver.py may"),
+            (rules.check_driver, "runtime/cuda/graphs/graph.py", "import cuda.bindings as b", "only runtime/cuda/driver/driver.py may"),
             (rules.check_private_jax, "tracegraph/x.py", "from jax._src import core", "`jax._src.core`"),
             (rules.check_private_jax, "lowering/x.py", "import jax.extend.core", "`jax.extend.core`"),
             (rules.check_private_jax, "lowering/x.py", "import jax\njax.extend.core.Literal", "x.py:2: touches private"),
@@ -61,7 +61,7 @@ FAULTS = [
             (rules.check_private_jax, "runtime/x.py", "import jaxlib\njaxlib.xla_client", "`jaxlib.xla_client`"),
             (rules.check_pure_places, "runtime/memory/pool.py", "import jax.numpy", "pool.py: reaches jax"),
             (rules.check_pure_places, "runtime/memory/providers/x.py", "from cuda.bindings import nvrtc", "reaches cuda"),
-            (rules.check_pure_places, "lowering/lifetimes.py", "import jax", "memory_plan.py: reaches jax through tracegraph.lowering.lifetimes"),
+            (rules.check_pure_places, "lowering/planning/lifetimes.py", "import jax", "memory_plan.py: reaches jax through tracegraph.lowering.planning.lifetimes"),
             (rules.check_file_lengths, "lowering/x.py", "a = 1\n" * 401, "401 lines"),
             (rules.check_module_names, "tracegraph/capture.py", "", "named like the public `capture`"),
             (rules.check_module_names, "tracegraph/capture/__init__.py", "", "named like the public `capture`"),

@@ -17,9 +17,9 @@ from absl import app, flags, logging
 
 from tracegraph.decorator import capture
 from tracegraph.graphed_function import GraphedFunction
-from tracegraph.memory_timeline import describe_snapshot, write_page, write_png
+from tracegraph.memory_pictures.timeline import describe_snapshot, write_page, write_png
 from tracegraph.runtime.errors import ConfigError, TracegraphError
-from tracegraph.runtime.memory.snapshot import read_snapshot
+from tracegraph.runtime.memory.snapshots.snapshot import read_snapshot
 
 _ARGS = flags.DEFINE_string(
     "args",

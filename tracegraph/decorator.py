@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from tracegraph.graphed_function import GraphedFunction
-from tracegraph.mem_pool import MemPool
 from tracegraph.runtime.errors import ConfigError
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream
+from tracegraph.user_memory.mem_pool import MemPool
 
 
 @overload

@@ -10,30 +10,30 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tracegraph.capture_lowering import lower_capture
-from tracegraph.capture_verification import verify_capture
-from tracegraph.captured_graph import MISS, CapturedGraph
+from tracegraph.capturing.capture_lowering import lower_capture
+from tracegraph.capturing.lowered_capture import LoweredCapture
+from tracegraph.capturing.progress import Progress
 from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
 from tracegraph.constraints.mismatch import LeafSpec
 from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, refuse_staged
-from tracegraph.explain import explain_capture
-from tracegraph.frontend import CheckedGraph, trace_and_check, trace_once
 from tracegraph.jax_internals import eval_trace, read_settings, trace_state
-from tracegraph.live_plans import watch_plan
-from tracegraph.lowered_capture import LoweredCapture
 from tracegraph.lowering.lower import Lowered
 from tracegraph.options import Options, read_options
-from tracegraph.prepared_call import PreparedCall, prepare_call
-from tracegraph.progress import Progress
+from tracegraph.replaying.captured_graph import MISS, CapturedGraph
+from tracegraph.replaying.live_plans import watch_plan
+from tracegraph.reports.explain import explain_capture
 from tracegraph.runtime.array import Lifetime
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.jax_interop import ArrayImpl
+from tracegraph.runtime.memory.caching.private_pool import PrivatePool, find_pool, join_pool
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
-from tracegraph.runtime.memory.private_pool import PrivatePool, find_pool, join_pool
 from tracegraph.runtime.replay import Replay
-from tracegraph.signature import Signature
+from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check, trace_once
+from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
+from tracegraph.tracing.signature import Signature
+from tracegraph.verification.capture_verification import verify_capture
 
 MAX_SIGNATURES = 64
 # Graphs that a call tries before it works out its signature, which costs more.

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,14 +33,12 @@ from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax.extend import core as extend_core
 
-from tracegraph.ir import Op
-from tracegraph.lowering import request
-from tracegraph.runtime import errors
+from tracegraph.ir.graph import Op
+from tracegraph.runtime.own_folders import OWN_FOLDERS
 
-_FILES = (__file__, request.__file__, errors.__file__)
-for _folder in {str(pathlib.Path(file).parent) for file in _FILES}:
-    _source_info_util.register_exclusion(_folder + os.sep)
-    _traceback_util.register_exclusion(_folder + os.sep)
+for _folder in OWN_FOLDERS:
+    _source_info_util.register_exclusion(_folder)
+    _traceback_util.register_exclusion(_folder)
 
 
 _JAXPRS = (extend_core.Jaxpr, extend_core.ClosedJaxpr)

@@ -12,25 +12,25 @@ import os
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
-from tracegraph.live_plans import describe_live_plans
-from tracegraph.mem_pool import MemPool as MemPool
-from tracegraph.mem_pool import use_mem_pool as use_mem_pool
-from tracegraph.pinned_memory import empty_host_cache as empty_host_cache
-from tracegraph.pinned_memory import find_host_allocator
-from tracegraph.pinned_memory import is_pinned as is_pinned
-from tracegraph.pinned_memory import pin_memory as pin_memory
-from tracegraph.pinned_memory import synchronize_copies as synchronize_copies
+from tracegraph.replaying.live_plans import describe_live_plans
 from tracegraph.runtime.allocators import choose_allocator as change_current_allocator
 from tracegraph.runtime.allocators import find_backend_name, list_allocators
 from tracegraph.runtime.default_device import find_any_device
 from tracegraph.runtime.errors import ConfigError, TracegraphError
-from tracegraph.runtime.memory.block import Block
-from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.caching.block import Block
+from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator as PluggableAllocator
-from tracegraph.runtime.memory.snapshot import build_snapshot, write_snapshot
-from tracegraph.runtime.memory.summary import format_summary
+from tracegraph.runtime.memory.snapshots.snapshot import build_snapshot, write_snapshot
+from tracegraph.runtime.memory.snapshots.summary import format_summary
 from tracegraph.runtime.stream import Stream, current_stream
+from tracegraph.user_memory.mem_pool import MemPool as MemPool
+from tracegraph.user_memory.mem_pool import use_mem_pool as use_mem_pool
+from tracegraph.user_memory.pinned_memory import empty_host_cache as empty_host_cache
+from tracegraph.user_memory.pinned_memory import find_host_allocator
+from tracegraph.user_memory.pinned_memory import is_pinned as is_pinned
+from tracegraph.user_memory.pinned_memory import pin_memory as pin_memory
+from tracegraph.user_memory.pinned_memory import synchronize_copies as synchronize_copies
 
 __all__ = [
     "MemPool",

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tracegraph.constraints.frames import locate_function
-from tracegraph.mem_pool import MemPool
 from tracegraph.runtime.errors import CaptureError, ConfigError
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream, default_stream
+from tracegraph.user_memory.mem_pool import MemPool
 
 MODES = ("whole", "partial")
 OUTPUTS = ("fresh", "static")

@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_OWN_FOLDERS = tuple(f"{_ROOT / folder}/" for folder in ("tracegraph", "lowering", "runtime"))
+from tracegraph.runtime.own_folders import OWN_FOLDERS
+
 _INSTALLED_FOLDERS = ("/site-packages/", "/dist-packages/")
 # A chain of callers that is longer runs in a circle.
 _DEPTH_LIMIT = 1000
@@ -102,6 +102,6 @@ def _pick(names: Any, number: int) -> str:
 
 
 def _is_user_file(file: str) -> bool:
-    if file.startswith(("<", *_OWN_FOLDERS)):
+    if file.startswith(("<", *OWN_FOLDERS)):
         return False
     return not any(folder in file for folder in _INSTALLED_FOLDERS)

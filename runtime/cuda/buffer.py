@@ -11,9 +11,9 @@ import numpy as np
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
-from tracegraph.runtime.cuda.held_memory import HeldMemory
 from tracegraph.runtime.cuda.jax_order import JaxOrder, allocate_arrays
-from tracegraph.runtime.cuda.staging import Staging
+from tracegraph.runtime.cuda.memory.held_memory import HeldMemory
+from tracegraph.runtime.cuda.memory.staging import Staging
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import (
     ArrayImpl,

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from tracegraph.runtime.cuda.buffer import CudaContext
-from tracegraph.runtime.cuda.driver_calls import KernelLaunch
-from tracegraph.runtime.cuda.kernels import KernelLoader
+from tracegraph.runtime.cuda.driver.calls import KernelLaunch
+from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.nodes import KernelCode, LaunchShape
 

@@ -16,20 +16,20 @@ from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext
 from tracegraph.runtime.cuda.comparison import RangeComparison, copy_arrays, read_range
-from tracegraph.runtime.cuda.driver import load_driver
+from tracegraph.runtime.cuda.driver.driver import load_driver
 from tracegraph.runtime.cuda.events import CudaEvents
-from tracegraph.runtime.cuda.graph import CudaGraph
+from tracegraph.runtime.cuda.graphs.graph import CudaGraph
+from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
+from tracegraph.runtime.cuda.graphs.stages import CudaStage, EagerStage
 from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream, prepare_allocation
-from tracegraph.runtime.cuda.jax_provider import JaxProvider
-from tracegraph.runtime.cuda.kernels import KernelLoader
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
-from tracegraph.runtime.cuda.providers import CudaAsyncProvider, CudaProvider
+from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
+from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
+from tracegraph.runtime.cuda.memory.virtual_memory import CudaVirtualProvider
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
-from tracegraph.runtime.cuda.stages import CudaStage, EagerStage
 from tracegraph.runtime.cuda.streams import CudaStreams
-from tracegraph.runtime.cuda.virtual_memory import CudaVirtualProvider
 from tracegraph.runtime.graph import ArenaSize, ExecutableGraph, GraphDefinition, ReplayClock, Stage
-from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.sizes import round_exact
 from tracegraph.runtime.nodes import BufferUse
 from tracegraph.runtime.stream import Stream

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext, DeviceValue, DeviceView
-from tracegraph.runtime.cuda.held_memory import HeldMemory
 from tracegraph.runtime.cuda.jax_order import allocate_arrays
+from tracegraph.runtime.cuda.memory.held_memory import HeldMemory
 from tracegraph.runtime.jax_interop import ArrayImpl
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer

@@ -14,7 +14,7 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import alias_host_memory, make_aval, to_immutable
-from tracegraph.runtime.memory.segment import Segment
+from tracegraph.runtime.memory.providers.segment import Segment
 from tracegraph.runtime.stream import Stream
 
 

@@ -15,10 +15,10 @@ from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckedHostGraph
 from tracegraph.runtime.host.graph import HostGraph, find_in_place, mark_buffers
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
-from tracegraph.runtime.memory.caching_allocator import CachingAllocator
-from tracegraph.runtime.memory.provider import NoEvents
+from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider
+from tracegraph.runtime.memory.providers.provider import NoEvents
 from tracegraph.runtime.stream import Stream, default_stream
 
 

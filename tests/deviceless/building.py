@@ -7,11 +7,11 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-from tests.runtime.fake_driver import FakeDriver
+from tests.fakes.fake_driver import FakeDriver
 from tracegraph.lowering.lower import Lowered
-from tracegraph.runtime.cuda.driver_calls import Port
-from tracegraph.runtime.cuda.graph import CudaGraph
-from tracegraph.runtime.cuda.kernels import KernelLoader
+from tracegraph.runtime.cuda.driver.calls import Port
+from tracegraph.runtime.cuda.graphs.graph import CudaGraph
+from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.nodes import (
     BufferUse,

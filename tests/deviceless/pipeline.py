@@ -12,10 +12,10 @@ import numpy as np
 
 from tests.deviceless.programs import Program
 from tracegraph.decorator import capture
-from tracegraph.frontend import make_request, trace_once
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.request import CaptureRequest
-from tracegraph.signature import bind_call, make_signature, name_leaves
+from tracegraph.tracing.checked_graph import make_request, trace_once
+from tracegraph.tracing.signature import bind_call, make_signature, name_leaves
 
 
 @contextlib.contextmanager

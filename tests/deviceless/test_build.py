@@ -11,7 +11,7 @@ import pytest
 from tests.deviceless import building
 from tests.deviceless.corpus import find_program, lower
 from tests.deviceless.programs import PROGRAMS, Program
-from tracegraph.lowering.memory_plan import verify_plan
+from tracegraph.lowering.planning.memory_plan import verify_plan
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Stage
 
 # Below this, rounding each buffer up to 256 bytes is most of the arena.

@@ -13,13 +13,13 @@ import pytest
 from jax import lax
 
 import tracegraph as tg
-from tracegraph import capture_lowering
-from tracegraph.capture_lowering import lower_capture
-from tracegraph.frontend import CheckedGraph, trace_once
+from tracegraph.capturing import capture_lowering
+from tracegraph.capturing.capture_lowering import lower_capture
+from tracegraph.capturing.progress import Progress
 from tracegraph.lowering.lower import Lowered
-from tracegraph.prepared_call import prepare_call
-from tracegraph.progress import Progress
 from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.tracing.checked_graph import CheckedGraph, trace_once
+from tracegraph.tracing.prepared_call import prepare_call
 
 SQUARE = np.ones((64, 64), np.float32)
 IMAGES = np.ones((1, 8, 16, 16), np.float32)

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import tracegraph as tg
-from tracegraph.captured_graph import CapturedGraph
-from tracegraph.frontend import make_request
+from tracegraph.capturing.partition import read_constants
 from tracegraph.lowering.reference import run_regions
 from tracegraph.lowering.request import CaptureRequest
-from tracegraph.partition import read_constants
+from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.jax_interop import unwrap_key
-from tracegraph.verification import ATOMICS_TOLERANCE, flatten_results, measure_difference
+from tracegraph.tracing.checked_graph import make_request
+from tracegraph.verification.report import ATOMICS_TOLERANCE, flatten_results, measure_difference
 
 
 class Likeness(enum.Enum):

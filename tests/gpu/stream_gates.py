@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from tests.allocator_operations import BLOCKABLE, STREAM_COUNT
+from tests.oracles.allocator_operations import BLOCKABLE, STREAM_COUNT
 
 CANDIDATES = 10
 WORD_BYTES = 64

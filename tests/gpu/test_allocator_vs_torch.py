@@ -11,10 +11,10 @@ import pathlib
 
 import pytest
 
-from tests.allocator_player import Player
-from tests.allocator_traces import read_traces
 from tests.gpu.subprocesses import run_python
 from tests.gpu.torch_allocator import list_live_recordings, list_recordings
+from tests.oracles.allocator_player import Player
+from tests.oracles.allocator_traces import read_traces
 
 pytestmark = pytest.mark.usefixtures("gpu")
 # For later ones, requests to a private pool alone are no capture.
@@ -29,7 +29,7 @@ record_files(pathlib.Path(sys.argv[1]), files, preset=0)
 TIMEOUT_SECONDS = 540
 LIVE = [recording.name for recording in list_live_recordings()]
 OTHERS = [recording.name for file in list_recordings().values() for recording in file]
-# See Note [Forgotten uses] in tests/recorded_events.py: seldom, if ever.
+# See Note [Forgotten uses] in tests/fakes/recorded_events.py: seldom, if ever.
 MOST_FORGOTTEN = 5
 
 

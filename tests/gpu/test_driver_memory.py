@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import pytest
 
-from tests.runtime.pluggable_library import compile_library
-from tracegraph.runtime.cuda.driver import load_driver
-from tracegraph.runtime.cuda.providers import CudaAsyncProvider, CudaProvider
-from tracegraph.runtime.cuda.virtual_memory import CudaVirtualProvider
+from tests.fakes.pluggable_library import compile_library
+from tracegraph.runtime.cuda.driver.driver import load_driver
+from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
+from tracegraph.runtime.cuda.memory.virtual_memory import CudaVirtualProvider
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.caching.direct_allocator import DirectAllocator
 from tracegraph.runtime.memory.config import parse_alloc_conf
-from tracegraph.runtime.memory.direct_allocator import DirectAllocator
 from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator
 
 pytestmark = pytest.mark.usefixtures("gpu")

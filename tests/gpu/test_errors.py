@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tests.error_lines import line, match
 from tests.gpu.reference import assert_replayed
 from tests.gpu.subprocesses import run_python
+from tests.oracles.error_lines import line, match
 
 pytestmark = pytest.mark.usefixtures("gpu")
 

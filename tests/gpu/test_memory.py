@@ -15,7 +15,7 @@ import tracegraph as tg
 from tests.gpu.device_memory import measure_limit_bytes, measure_used_bytes
 from tests.gpu.reference import assert_replayed
 from tests.gpu.subprocesses import run_python
-from tracegraph.runtime.memory.private_pool import find_pool
+from tracegraph.runtime.memory.caching.private_pool import find_pool
 from tracegraph.runtime.memory.sizes import round_exact
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -176,7 +176,7 @@ def test_an_exception_while_a_graph_is_built_gives_all_back(assert_memory_return
     def run():
         captured = tg.capture(step, donate_argnums=0)
         with monkeypatch.context() as patch:
-            patch.setattr("tracegraph.captured_graph.ResultBuilder", stop)
+            patch.setattr("tracegraph.replaying.captured_graph.ResultBuilder", stop)
             with pytest.raises(KeyboardInterrupt):
                 captured(make_state(), jnp.ones((300, 300)))
         captured(make_state(), jnp.ones((300, 300)))

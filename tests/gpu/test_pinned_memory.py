@@ -10,7 +10,7 @@ import pytest
 
 import tracegraph as tg
 from tests.gpu.subprocesses import run_python
-from tracegraph.pinned_memory import (
+from tracegraph.user_memory.pinned_memory import (
     empty_host_cache,
     find_host_allocator,
     is_pinned,
@@ -117,7 +117,7 @@ import os
 os.environ["TRACEGRAPH_ALLOC_CONF"] = "{options}"
 import numpy as np, tracegraph as tg
 from tests.gpu.test_pinned_memory import IS_HOST, draw, read_memory_type
-from tracegraph.pinned_memory import pin_memory, empty_host_cache, find_host_allocator
+from tracegraph.user_memory.pinned_memory import pin_memory, empty_host_cache, find_host_allocator
 captured = tg.capture(lambda x: x * 2)
 for seed in range(6):
     pinned = pin_memory(draw(seed), non_blocking=bool(seed % 2))

@@ -5,12 +5,16 @@ import random
 
 import pytest
 
-from tests.runtime.snapshot_viewer import check_opcodes, view
-from tests.runtime.test_snapshot import make_recorded, run_at_random
-from tracegraph.memory_timeline import draw_memory
+from tests.oracles.snapshot_viewer import check_opcodes, view
+from tests.runtime.memory.snapshots.test_snapshot import make_recorded, run_at_random
+from tracegraph.memory_pictures.timeline import draw_memory
 from tracegraph.runtime.memory.config import AllocatorConfig
-from tracegraph.runtime.memory.snapshot import build_snapshot, read_snapshot, write_snapshot
-from tracegraph.runtime.memory.summary import format_summary
+from tracegraph.runtime.memory.snapshots.snapshot import (
+    build_snapshot,
+    read_snapshot,
+    write_snapshot,
+)
+from tracegraph.runtime.memory.snapshots.summary import format_summary
 
 pytestmark = pytest.mark.usefixtures("gpu")
 torch = pytest.importorskip("torch", reason="needs PyTorch, which is not installed")

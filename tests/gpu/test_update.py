@@ -10,8 +10,8 @@ import pytest
 import tracegraph as tg
 from tests.gpu.reference import assert_replayed, find_captured
 from tracegraph.runtime.cuda.device import find_cuda_device
-from tracegraph.runtime.cuda.graph import CudaGraph
-from tracegraph.runtime.cuda.kernels import KernelLoader
+from tracegraph.runtime.cuda.graphs.graph import CudaGraph
+from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
 

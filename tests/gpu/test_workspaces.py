@@ -8,10 +8,10 @@ import pytest
 
 import tracegraph as tg
 from tests.gpu.device_memory import measure_used_bytes
+from tracegraph.lowering.workspaces import measure_workspaces
 from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.cuda.events import CudaEvents
 from tracegraph.runtime.default_device import find_device
-from tracegraph.runtime.workspaces import measure_workspaces
 
 pytestmark = pytest.mark.usefixtures("gpu")
 GROWTH_LIMIT_BYTES = 100_000_000

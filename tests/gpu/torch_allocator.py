@@ -12,8 +12,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tests.allocator_operations import CAPTURABLE, Operation, make_random
-from tests.allocator_traces import (
+from tests.gpu.stream_gates import StreamGates
+from tests.oracles.allocator_operations import CAPTURABLE, Operation, make_random
+from tests.oracles.allocator_traces import (
     SMALLEST,
     Entry,
     Result,
@@ -23,7 +24,7 @@ from tests.allocator_traces import (
     format_segments,
     write_traces,
 )
-from tests.directed_operations import (
+from tests.oracles.directed_operations import (
     LIFE_CYCLE_BYTES,
     make_checkpoints,
     make_life_cycle,
@@ -32,7 +33,6 @@ from tests.directed_operations import (
     make_user_pools,
     make_uses_in_captures,
 )
-from tests.gpu.stream_gates import StreamGates
 
 MIB = 1 << 20
 # About 30 ms on an H200.
@@ -82,7 +82,7 @@ class Recorder:
         Args:
             name: of the trace.
             settings: as in ``PYTORCH_ALLOC_CONF``.
-            operations: see tests/allocator_operations.py.
+            operations: see tests/oracles/allocator_operations.py.
         """
         torch = self._torch
         self._reset()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lowering.gpu_programs import (
+from tests.fakes.gpu_programs import (
     allocation,
     fill,
     kernel,
@@ -26,12 +26,12 @@ from tests.lowering.gpu_programs import (
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.assemble import XlaRegion, assemble
 from tracegraph.lowering.build_graph import build_graph
-from tracegraph.lowering.dependencies import verify_order
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall
-from tracegraph.lowering.lifetimes import find_lifetimes
-from tracegraph.lowering.memory_plan import MemoryPlan, plan_memory
+from tracegraph.lowering.planning.lifetimes import find_lifetimes
+from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
+from tracegraph.lowering.planning.stream_order import verify_order
+from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, OutputSpec, Place
-from tracegraph.lowering.widen import widen
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import CaptureError, UnsupportedError
 from tracegraph.runtime.nodes import FillNode

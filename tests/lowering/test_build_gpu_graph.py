@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lowering.gpu_programs import CODE, copy, fill, kernel, make_frame, spec, use
+from tests.fakes.gpu_programs import CODE, copy, fill, kernel, make_frame, spec, use
 from tracegraph.lowering import build_graph as build_graph_module
 from tracegraph.lowering.build_graph import build_graph, find_programmatic
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall
-from tracegraph.lowering.lifetimes import find_lifetimes
-from tracegraph.lowering.memory_plan import plan_memory
+from tracegraph.lowering.planning.lifetimes import find_lifetimes
+from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.nodes import LaunchShape, Matmul, MatmulNode, MatrixLayout, Node

@@ -14,8 +14,8 @@ import pytest
 import tracegraph as tg
 from tracegraph.lowering.build_graph import build_graph
 from tracegraph.lowering.device_program import BufferUse, Copy, DeviceProgram, ExecutableCall
-from tracegraph.lowering.lifetimes import find_lifetimes
-from tracegraph.lowering.memory_plan import plan_memory
+from tracegraph.lowering.planning.lifetimes import find_lifetimes
+from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec, Role
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.graph import GraphDefinition

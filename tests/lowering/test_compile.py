@@ -12,8 +12,8 @@ import pytest
 from jax.core import Tracer
 
 from tracegraph.lowering.compile import compile_request, declared_edges, place_donated_results
-from tracegraph.lowering.dependencies import reduce_edges
 from tracegraph.lowering.device_program import Copy, ExecutableCall
+from tracegraph.lowering.planning.stream_order import reduce_edges
 from tracegraph.lowering.request import (
     BufferSpec,
     CaptureRequest,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.deviceless import topology
-from tests.lowering.gpu_programs import allocation, kernel
+from tests.fakes.gpu_programs import allocation, kernel
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.compile_gpu import compile_for_gpu
 from tracegraph.lowering.device_program import Copy, DeviceStep, ExecutableCall

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runtime.fake_bindings import FakeBindings, import_real
+from tests.fakes.fake_bindings import FakeBindings, import_real
 
 
 @pytest.fixture(params=["plain", "bindings"])

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.runtime.host_memory import NumpyBuffer, make_array
+from tests.fakes.host_memory import NumpyBuffer, make_array
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.errors import ReplayError, StaleOutputError
 from tracegraph.runtime.jax_interop import ArrayImpl

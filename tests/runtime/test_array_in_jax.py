@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.runtime.host_memory import NumpyBuffer, make_array
+from tests.fakes.host_memory import NumpyBuffer, make_array
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.jax_interop import ArrayImpl
 

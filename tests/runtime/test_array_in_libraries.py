@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.runtime.host_memory import make_array
+from tests.fakes.host_memory import make_array
 from tracegraph.runtime.array import Array, Lifetime
 
 

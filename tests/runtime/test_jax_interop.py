@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
 
-from tests.runtime.host_memory import NumpyBuffer, make_array
+from tests.fakes.host_memory import NumpyBuffer, make_array
 from tracegraph.runtime import array_forwarding
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.errors import UnsupportedError

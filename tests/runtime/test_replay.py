@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.runtime.definitions import (
+from tests.fakes.definitions import (
     make_call,
     make_definition,
     make_replay,
@@ -20,9 +20,9 @@ from tests.runtime.definitions import (
 )
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.errors import OutOfMemoryError, StaleOutputError
-from tracegraph.runtime.memory.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
-from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.nodes import CallNode
 from tracegraph.runtime.replay import Replay

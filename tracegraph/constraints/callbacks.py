@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tracegraph.constraints.violation import Violation, locate_op
-from tracegraph.ir import Op
+from tracegraph.ir.graph import Op
 
 _CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback", "python_callback"})
 _PRINTS = frozenset({"debug_print"})

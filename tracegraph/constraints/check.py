@@ -8,7 +8,7 @@ from tracegraph.constraints.dependence import Dependence, iterate_ops, list_subg
 from tracegraph.constraints.leaks import check_leaks
 from tracegraph.constraints.streams import check_streams
 from tracegraph.constraints.violation import Violation
-from tracegraph.ir import Graph, Op
+from tracegraph.ir.graph import Graph, Op
 
 
 def check_graph(

@@ -6,8 +6,8 @@ from typing import Any
 
 from tracegraph.constraints.dependence import iterate_ops
 from tracegraph.constraints.violation import Violation, locate_op
-from tracegraph.ir import Constant, Graph
-from tracegraph.printer import print_type
+from tracegraph.ir.graph import Constant, Graph
+from tracegraph.ir.printer import print_type
 
 _MEBIBYTE = 1 << 20
 

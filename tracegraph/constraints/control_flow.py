@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracegraph.constraints.dependence import Dependence
 from tracegraph.constraints.violation import Violation, locate_op
-from tracegraph.ir import Op
+from tracegraph.ir.graph import Op
 
 # One primitive to JAX, a loop until convergence once lowered.
 _CONVERGING = frozenset(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 
-from tracegraph.ir import Graph, Op, Operand, Value
+from tracegraph.ir.graph import Graph, Op, Operand, Value
 
 # Their results are new at every replay, whatever their operands are.
 _CHANGING = frozenset({"pure_callback", "io_callback", "rng_uniform", "infeed"})

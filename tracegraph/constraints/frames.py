@@ -16,9 +16,8 @@ import jax
 import jaxlib
 import numpy as np
 
-from tracegraph.lowering import request
-from tracegraph.runtime import errors
 from tracegraph.runtime.errors import TracegraphError
+from tracegraph.runtime.own_folders import OWN_FOLDERS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,13 +29,9 @@ def _find_folder(file: str | None) -> str:
     return str(pathlib.Path(file).resolve().parent) + "/"
 
 
-_OWN_FOLDERS = (
-    *(_find_folder(module.__file__) for module in (request, errors)),
-    str(pathlib.Path(__file__).resolve().parents[1]) + "/",
-)
 _HIDDEN_FOLDERS = (
     *(_find_folder(module.__file__) for module in (jax, jaxlib, np)),
-    *_OWN_FOLDERS,
+    *OWN_FOLDERS,
 )
 _SITE_FOLDERS = ("site-packages", "dist-packages")
 _STANDARD_FOLDER = sysconfig.get_path("stdlib") + "/"
@@ -122,7 +117,7 @@ def hide_own_frames(error: BaseException) -> None:
 
 
 def _is_own(entry: TracebackType) -> bool:
-    return entry.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS)
+    return entry.tb_frame.f_code.co_filename.startswith(OWN_FOLDERS)
 
 
 def is_user_file(filename: str) -> bool:

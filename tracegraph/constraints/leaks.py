@@ -9,7 +9,7 @@ import jax
 
 from tracegraph.constraints.frames import locate_error
 from tracegraph.constraints.violation import Violation, locate_op
-from tracegraph.ir import Graph, Op, Value
+from tracegraph.ir.graph import Graph, Op, Value
 
 
 def check_leaks(graph: Graph, argument_count: int) -> list[Violation]:

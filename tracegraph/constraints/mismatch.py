@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tracegraph.printer import print_dtype
+from tracegraph.ir.printer import print_dtype
 
 LeafSpec: TypeAlias = tuple[str, tuple[int, ...], Any, bool]
 

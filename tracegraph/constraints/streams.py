@@ -8,7 +8,7 @@ value is ready on a stream when the stream's clock has reached the op that made 
 from __future__ import annotations
 
 from tracegraph.constraints.violation import Violation, locate_op
-from tracegraph.ir import Graph, Op, Value
+from tracegraph.ir.graph import Graph, Op, Value
 
 CAPTURING_STREAM = 0
 _BACKWARD_SCOPE = "transpose("

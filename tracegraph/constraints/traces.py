@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from tracegraph.constraints.violation import Violation, locate_op
-from tracegraph.ir import STREAM_MARKS, Graph, Literal, Op, Operand, Value
+from tracegraph.ir.graph import STREAM_MARKS, Graph, Literal, Op, Operand, Value
+from tracegraph.ir.printer import print_op, print_type
 from tracegraph.jax_internals import is_jaxpr, is_key_dtype
-from tracegraph.printer import print_op, print_type
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 

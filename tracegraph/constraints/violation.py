@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tracegraph.ir import Graph, Op
-from tracegraph.printer import print_op
+from tracegraph.ir.graph import Graph, Op
+from tracegraph.ir.printer import print_op
 from tracegraph.runtime.errors import CaptureError, format_error
 
 _WINDOW_OPS = 3

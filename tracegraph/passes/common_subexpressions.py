@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracegraph.ir import Graph, Op, Operand, Value
+from tracegraph.ir.graph import Graph, Op, Operand, Value
 from tracegraph.jax_internals import is_array_aval
 from tracegraph.passes.dead_code import must_stay
 from tracegraph.passes.rewrite import Replacements, find_replacement, replace_operands

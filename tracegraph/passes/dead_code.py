@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tracegraph.ir import STREAM_MARKS, Graph, Op
+from tracegraph.ir.graph import STREAM_MARKS, Graph, Op
 from tracegraph.jax_internals import has_data_effects
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from tracegraph.ir import Constant, Graph, Op, Origin, Value
+from tracegraph.ir.graph import Constant, Graph, Op, Origin, Value
 from tracegraph.jax_internals import has_plain_placement, nest_contexts
 from tracegraph.passes.rewrite import Replacements, find_replacement, replace_operands
 

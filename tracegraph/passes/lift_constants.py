@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tracegraph.ir import Constant, Graph, Op, Operand, Value
+from tracegraph.ir.graph import Constant, Graph, Op, Operand, Value
 
 
 @dataclasses.dataclass(frozen=True)

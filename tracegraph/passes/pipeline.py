@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Protocol
 
-from tracegraph.ir import Graph
+from tracegraph.ir.graph import Graph
+from tracegraph.ir.verifier import KnownTypes, verify_graph
 from tracegraph.passes.common_subexpressions import CommonSubexpressions
 from tracegraph.passes.dead_code import DeadCode
 from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.passes.lift_constants import LiftConstants
 from tracegraph.passes.rewrite import renumber_graph
-from tracegraph.verifier import KnownTypes, verify_graph
 
 
 class Pass(Protocol):
@@ -119,7 +119,7 @@ def run_passes(graph: Graph, passes: Iterable[Pass]) -> tuple[Graph, tuple[PassR
         CaptureError: an internal error: a pass made a graph that does not hold together.
 
     Example:
-        >>> from tracegraph.trace import trace_function
+        >>> from tracegraph.tracing.trace import trace_function
         >>> graph = trace_function(lambda x: (x * 2, x * 2), (1.0,), {}, name="f").graph
         >>> print(run_passes(graph, DEFAULT_PASSES)[1][-1])
         common-subexpressions: 2 -> 1 ops

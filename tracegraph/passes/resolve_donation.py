@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable
 from typing import Any
 
-from tracegraph.ir import Graph
+from tracegraph.ir.graph import Graph
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from typing import TypeAlias
 
-from tracegraph.ir import Graph, Op, Operand, Value
+from tracegraph.ir.graph import Graph, Op, Operand, Value
 
 # Values that are replaced; no other operand is ever a key.
 Replacements: TypeAlias = dict[Operand, Operand]

@@ -8,8 +8,8 @@ import pathlib
 import numpy as np
 
 from tracegraph.runtime.errors import ConfigError, OutOfMemoryError
-from tracegraph.runtime.memory.segment import Segment
-from tracegraph.runtime.memory.segment_set import SegmentSet
+from tracegraph.runtime.memory.providers.segment import Segment
+from tracegraph.runtime.memory.providers.segment_set import SegmentSet
 
 ALIGNMENT = 256
 MEMINFO_PATH = pathlib.Path("/proc/meminfo")

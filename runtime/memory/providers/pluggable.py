@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tracegraph.runtime.errors import ConfigError, OutOfMemoryError
-from tracegraph.runtime.memory.owned_memory import OwnedMemory
-from tracegraph.runtime.memory.segment import Segment
-from tracegraph.runtime.memory.segment_set import SegmentSet
+from tracegraph.runtime.memory.providers.owned_memory import OwnedMemory
+from tracegraph.runtime.memory.providers.segment import Segment
+from tracegraph.runtime.memory.providers.segment_set import SegmentSet
 
 _ALLOCATE_TYPES = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 _FREE_TYPES = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)

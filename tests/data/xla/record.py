@@ -2,7 +2,7 @@
 
 Run from the top of the tree, with the CUDA plugin whose form the tests shall read:
 ``python -m tests.data.xla.record``. The present files are of jax 0.11.2 with its CUDA 13 plugin on
-an H200. `tests/lowering/xla_recordings.py` reads them.
+an H200. `tests/fakes/xla_recordings.py` reads them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Where buffers live, for how long, and which steps wait for which."""

@@ -1,0 +1,128 @@
+"""Lifetimes: the steps during which the bytes of a buffer must not be touched by another.
+
+Note [Lifetimes and streams]
+Steps of different streams run side by side, so step indices alone do not say who comes first. A
+lifetime is therefore extended at its end: it lasts until the greatest step that is *not* ordered
+after all uses of the buffer. Every later step waits for all of them. If the lifetimes of ``a`` and
+``b`` are disjoint and ``b`` starts later, every step that touches ``b`` lies after the end of
+``a``, hence waits for every use of ``a``: the two may share bytes. Extending the start too would be
+correct as well, and would only waste room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tracegraph.lowering.device_program import DeviceProgram
+from tracegraph.lowering.planning.stream_order import find_ancestors
+from tracegraph.runtime.errors import CaptureError
+
+
+@dataclasses.dataclass(frozen=True)
+class Lifetime:
+    """A buffer's size, and the first and last step (inclusive) at which it holds a value.
+
+    Attributes:
+        name: of the buffer.
+        nbytes: its size.
+        first: step at which it gets its value.
+        last: step after which nobody needs the value.
+        is_kept: True when the value outlives a replay, or is there before it.
+
+    Example:
+        >>> Lifetime("a", 512, 0, 2).overlaps(Lifetime("b", 256, 2, 5))
+        True
+    """
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+    is_kept: bool = False
+
+    def overlaps(self, other: Lifetime) -> bool:
+        """True when some step lies in both."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
+    """Returns the lifetime of every buffer of a program, in the order of ``program.buffers``.
+
+    Static inputs (copied, donated and constant) and constants of compiled programs live during all
+    steps, outputs from their first write to the last step; they are kept between replays. All
+    others are temporaries, which live from their first write to their last use.
+
+    Args:
+        program: the steps in program order and the order that streams declare.
+
+    Raises:
+        CaptureError: a step touches a buffer that the program does not list, or a buffer that is
+            no input is never written or is read before it is written.
+    """
+    uses, first_writes = _collect_uses(program)
+    inputs = {spec.buffer.name for spec in program.inputs}
+    outputs = {spec.buffer.name for spec in program.outputs}
+    _verify_buffers(program, inputs | outputs | uses.keys())
+    ends = _find_ends(find_ancestors(len(program.steps), program.edges))
+    final = max(len(program.steps) - 1, 0)
+    lifetimes: list[Lifetime] = []
+    for buffer in program.buffers:
+        name, nbytes = buffer.name, buffer.nbytes
+        # A constant of a compiled program is filled once, before the first replay.
+        if name in inputs or buffer.content is not None:
+            lifetimes.append(Lifetime(name, nbytes, 0, final, is_kept=True))
+            continue
+        if not nbytes:
+            lifetimes.append(Lifetime(name, 0, 0, final, is_kept=name in outputs))
+            continue
+        if name not in first_writes or uses[name][0] < first_writes[name]:
+            raise _internal_error(f"no step writes buffer `{name}` before it is read", program.name)
+        last = final if name in outputs else max(map(ends.__getitem__, uses[name]))
+        is_kept = name in outputs
+        lifetimes.append(Lifetime(name, nbytes, first_writes[name], last, is_kept))
+    return tuple(lifetimes)
+
+
+def _collect_uses(program: DeviceProgram) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """Returns the steps that touch each buffer, ascending, and the first that writes it."""
+    uses: dict[str, list[int]] = {}
+    first_writes: dict[str, int] = {}
+    for index, step in enumerate(program.steps):
+        for use in (*step.reads, *step.writes):
+            uses.setdefault(use.buffer, []).append(index)
+        for use in step.writes:
+            first_writes.setdefault(use.buffer, index)
+    return uses, first_writes
+
+
+def _verify_buffers(program: DeviceProgram, named: set[str]) -> None:
+    listed = {buffer.name for buffer in program.buffers}
+    if len(listed) < len(program.buffers):
+        raise _internal_error("a buffer is listed twice", program.name)
+    if named - listed:
+        unknown = ", ".join(f"`{name}`" for name in sorted(named - listed))
+        raise _internal_error(f"the program does not list the buffers {unknown}", program.name)
+
+
+def _find_ends(ancestors: Sequence[int]) -> list[int]:
+    """Returns for each step the greatest step that is not ordered after it (or itself)."""
+    ends = [0] * len(ancestors)
+    pending = (1 << len(ancestors)) - 1
+    for step in reversed(range(len(ancestors))):
+        ending = pending & ~ancestors[step]
+        pending ^= ending
+        while ending:
+            ends[ending.bit_length() - 1] = step
+            ending ^= 1 << (ending.bit_length() - 1)
+    return ends
+
+
+def _internal_error(what: str, program_name: str) -> CaptureError:
+    return CaptureError(
+        what,
+        where=f"lifetimes of `{program_name}`",
+        why="a buffer can only be given a place when all steps that touch it are known",
+        fix="internal error in tracegraph: please report this text",
+        anchor="internal",
+    )

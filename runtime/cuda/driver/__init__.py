@@ -1,0 +1,1 @@
+"""The CUDA driver: its bindings and its calls."""

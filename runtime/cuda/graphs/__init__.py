@@ -1,0 +1,1 @@
+"""CUDA graphs: building, instantiating, updating and launching them."""

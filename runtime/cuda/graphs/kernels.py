@@ -1,0 +1,91 @@
+"""KernelLoader: from the compiled code of a kernel to a function that graphs can launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import weakref
+from typing import Any
+
+from tracegraph.runtime.cuda.driver.graph_calls import PORTABLE_CLUSTER_SIZE
+from tracegraph.runtime.nodes import KernelCode, LaunchShape
+
+
+class LoadedLibrary:
+    """One image of kernels on one device; unloaded when nobody holds it any more.
+
+    Args:
+        driver: the CUDA driver.
+        cubin: the image.
+    """
+
+    def __init__(self, driver: Any, cubin: bytes) -> None:
+        self.handle = driver.load_library(cubin)
+        self.functions: dict[str, int] = {}
+        self.shared_bytes: dict[str, int] = {}
+        self.with_large_clusters: set[str] = set()
+        # At exit the driver may be gone before Python's objects are.
+        weakref.finalize(self, driver.unload_library, self.handle).atexit = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedKernel:
+    """A function that the driver can launch while this record, and so its library, lives."""
+
+    function: int
+    library: LoadedLibrary = dataclasses.field(repr=False)
+
+
+class KernelLoader:
+    """Loads kernels, each image once, for the graphs of one device. Safe from several threads.
+
+    Args:
+        driver: the CUDA driver.
+        context: of the device.
+    """
+
+    def __init__(self, driver: Any, context: int) -> None:
+        self.driver = driver
+        self.context = context
+        self._lock = threading.Lock()
+        # Graphs hold the libraries, so that the last graph that goes takes its kernels with it.
+        self._libraries: weakref.WeakValueDictionary[bytes, LoadedLibrary]
+        self._libraries = weakref.WeakValueDictionary()
+
+    @property
+    def library_count(self) -> int:
+        """How many images are loaded now."""
+        return len(self._libraries)
+
+    def load(self, code: KernelCode, shape: LaunchShape) -> LoadedKernel:
+        """Returns a kernel that may be launched with a shape, and keeps no hold on it.
+
+        Args:
+            code: the image and the symbol in it.
+            shape: how it will be launched; what the driver must allow before is allowed.
+
+        Raises:
+            CudaError: the image does not fit the GPU, or has no such symbol, or the shape is more
+                than the GPU can run.
+        """
+        with self._lock, self.driver.use_context(self.context):
+            library = self._libraries.get(code.cubin)
+            if library is None:
+                library = LoadedLibrary(self.driver, code.cubin)
+                self._libraries[code.cubin] = library
+            return LoadedKernel(self._prepare(library, code.symbol, shape), library)
+
+    def _prepare(self, library: LoadedLibrary, symbol: str, shape: LaunchShape) -> int:
+        function = library.functions.get(symbol)
+        if function is None:
+            function = self.driver.get_function(library.handle, symbol)
+            library.functions[symbol] = function
+        if shape.shared_bytes > library.shared_bytes.get(symbol, 0):
+            self.driver.set_shared_bytes(function, shape.shared_bytes)
+            library.shared_bytes[symbol] = shape.shared_bytes
+        is_large = math.prod(shape.cluster) > PORTABLE_CLUSTER_SIZE
+        if is_large and symbol not in library.with_large_clusters:
+            self.driver.allow_large_clusters(function)
+            library.with_large_clusters.add(symbol)
+        return function

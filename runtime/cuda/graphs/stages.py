@@ -1,0 +1,89 @@
+"""Stages on a GPU: a graph launched on a stream, or an eager call between two graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tracegraph.runtime.cuda.buffer import CudaBuffer
+from tracegraph.runtime.cuda.graphs.graph import CudaGraph
+from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.cuda.results import ResultPort
+from tracegraph.runtime.graph import Stage
+from tracegraph.runtime.nodes import CallNode
+from tracegraph.runtime.stream import current_stream, default_stream, thread_state
+
+
+class CudaStage:
+    """A captured stage, ready to be launched.
+
+    `launch` puts it on the stream that JAX computes on, or, inside `with tg.stream(s)`, on ``s``
+    between two waits: ``s`` waits for JAX's work so far, and JAX's later work for the graph.
+
+    Args:
+        graph: the executable graph.
+        ports: results that are written to memory of their own.
+        order: of JAX's work and ours.
+
+    Attributes:
+        launch_graph: puts the graph on JAX's stream, and does nothing else.
+    """
+
+    direct = None
+
+    def __init__(self, graph: CudaGraph, ports: Sequence[ResultPort], order: JaxOrder) -> None:
+        self.graph = graph
+        self._order = order
+        self.launch_graph = graph.launcher(order.stream)
+        self.launch = self._make_launch(tuple(ports))
+
+    def _make_launch(self, ports: tuple[ResultPort, ...]) -> Callable[[], None]:
+        launch_graph = self.launch_graph
+        enter_thread, thread, streams = self._order.enter_thread, self._order.thread, thread_state
+
+        def launch() -> None:
+            if not thread.has_context:
+                enter_thread()
+            for port in ports:
+                if port.is_taken:
+                    port.renew()
+            if streams.streams and current_stream() is not default_stream():
+                self._launch_beside()
+            else:
+                launch_graph()
+
+        return launch
+
+    def _launch_beside(self) -> None:
+        side = self._order.find_stream(current_stream())
+        with self._order.beside(side):
+            self.graph.launcher(side)()
+
+
+class EagerStage:
+    """Eager work between two graphs: a call of JAX on private copies.
+
+    Args:
+        stage: one call.
+        buffers: every buffer of the graph, by name.
+    """
+
+    direct = None
+
+    def __init__(self, stage: Stage, buffers: Mapping[str, CudaBuffer]) -> None:
+        self._calls = [
+            (
+                node.executable,
+                [buffers[name] for name in node.arguments],
+                [buffers[name] for name in node.results],
+            )
+            for node in stage.nodes
+            if isinstance(node, CallNode)
+        ]
+
+    def launch(self) -> None:
+        """Runs the call; its results are copied into their buffers."""
+        for executable, arguments, results in self._calls:
+            outputs = executable(*[buffer.snapshot().to_jax() for buffer in arguments])
+            outputs = outputs if len(results) != 1 else (outputs,)
+            for buffer, value in zip(results, outputs, strict=True):
+                buffer.write(value)

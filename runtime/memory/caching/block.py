@@ -1,0 +1,219 @@
+"""Blocks, the lists that they come from, and the pools that own these."""
+
+from __future__ import annotations
+
+from tracegraph.runtime.memory.caching.expandable import ExpandableSegment
+from tracegraph.runtime.memory.caching.free_list import FreeList
+from tracegraph.runtime.memory.history import Frames
+from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, PoolId
+from tracegraph.runtime.memory.providers.provider import Provider
+from tracegraph.runtime.memory.providers.segment import Segment
+from tracegraph.runtime.memory.statistics import PoolStatistics, Statistics
+
+
+class Block:
+    """A piece of a segment. Holding it keeps the memory alive. Compares by identity.
+
+    A block is *allocated* while its user holds it, *active* until no stream reads it any more, and
+    free otherwise. Only an allocator changes it. The pieces of a segment are linked in the order of
+    their addresses, without gaps.
+
+    Attributes:
+        segment: where it lies.
+        address: of its first byte.
+        nbytes: its size, at least what was asked for.
+        requested_bytes: what was asked for.
+        stream: on which it may be used without more ado.
+        pool: to which it goes back.
+        previous: the piece before it in its segment, or None.
+        next: the piece after it in its segment, or None.
+        is_allocated: it is in somebody's hands.
+        is_mapped: memory stands behind its addresses.
+        stream_uses: other streams that read it; None for no such stream.
+        event_count: events that must be done before it is free.
+        search_count: that of its pool when it became free; its age counts from there.
+        frames: call stack of its allocation, if one was recorded.
+        expandable: the growing segment that it is a piece of, or None.
+    """
+
+    __slots__ = (
+        "address",
+        "event_count",
+        "expandable",
+        "frames",
+        "is_allocated",
+        "is_mapped",
+        "nbytes",
+        "next",
+        "pool",
+        "previous",
+        "requested_bytes",
+        "search_count",
+        "segment",
+        "stream",
+        "stream_uses",
+    )
+
+    def __init__(
+        self, segment: Segment, address: int, nbytes: int, stream: int, pool: BlockPool
+    ) -> None:
+        self.segment = segment
+        self.address = address
+        self.nbytes = nbytes
+        self.requested_bytes = 0
+        self.stream = stream
+        self.pool = pool
+        self.previous: Block | None = None
+        self.next: Block | None = None
+        self.is_allocated = False
+        self.is_mapped = True
+        self.stream_uses: set[int] | None = None
+        self.event_count = 0
+        self.search_count = 0
+        self.frames: Frames | None = None
+        self.expandable: ExpandableSegment | None = None
+
+    def __repr__(self) -> str:
+        state = "allocated" if self.is_allocated else "active" if self.is_active else "free"
+        return f"Block({self.address:#x}, {self.nbytes:,} bytes, stream {self.stream}, {state})"
+
+    @property
+    def offset(self) -> int:
+        """Bytes from the start of its segment."""
+        return self.address - self.segment.address
+
+    @property
+    def is_split(self) -> bool:
+        """It is one of several pieces of its segment."""
+        return self.previous is not None or self.next is not None
+
+    @property
+    def is_active(self) -> bool:
+        """Somebody holds it, or a stream may still read it."""
+        return self.is_allocated or self.event_count > 0 or bool(self.stream_uses)
+
+    @property
+    def reach_bytes(self) -> int:
+        """Its size, with the unmapped addresses behind it into which it could grow."""
+        room = self.next
+        return self.nbytes if room is None or room.is_mapped else self.nbytes + room.nbytes
+
+    @property
+    def age(self) -> int:
+        """How often its pool was searched since it became free."""
+        return self.pool.search_count - self.search_count
+
+
+class BlockPool:
+    """The free blocks of one kind, and what is known of all blocks of that kind.
+
+    Attributes:
+        is_small: it serves requests up to 1 MiB, else larger ones.
+        owner: the pool that it is a part of.
+        free: its free blocks.
+        unmapped: addresses of growing segments that no memory stands behind.
+        search_count: how often it was searched while garbage collection was on.
+        statistics: those of its kind.
+    """
+
+    __slots__ = ("free", "is_small", "owner", "search_count", "statistics", "unmapped")
+
+    def __init__(self, *, is_small: bool, owner: Pool, statistics: PoolStatistics) -> None:
+        self.is_small = is_small
+        self.owner = owner
+        self.statistics = statistics
+        self.free: FreeList[Block] = FreeList()
+        self.unmapped: FreeList[Block] = FreeList()
+        self.search_count = 0
+
+    def add(self, block: Block) -> None:
+        """Puts a free block into the list; its age begins."""
+        block.search_count = self.search_count
+        self.free.add(block)
+
+    def take_with_expandable(
+        self, nbytes: int, stream: int, below_bytes: int, *, uses_expandable: bool
+    ) -> Block | None:
+        """Takes the best fitting free block out of its list, where some segments grow.
+
+        Args:
+            nbytes: rounded size.
+            stream: blocks of other streams are not considered.
+            below_bytes: the block is smaller than this.
+            uses_expandable: blocks of growing segments are served. A block counts with the room
+                into which it could grow, so that this room is kept for large requests.
+        """
+        fitting = self.free.list_from(nbytes, stream)
+        if not uses_expandable and fitting and fitting[0].expandable is not None:
+            fitting = [block for block in fitting if block.expandable is None]
+        if not fitting:
+            return None
+        best = fitting[0]
+        for block in fitting[1:]:
+            if best.expandable is None or block.reach_bytes >= best.reach_bytes:
+                break
+            best = block
+        if best.nbytes >= below_bytes:
+            return None
+        self.free.remove(best)
+        return best
+
+
+class Pool:
+    """A set of segments. The default one serves everybody, a private one those who ask for it.
+
+    Args:
+        pool_id: names it.
+        statistics: of the allocator.
+        provider: where its segments come from; None for the allocator's own.
+        no_split: each block has a segment of its own.
+        use_on_oom: it serves the default pool before that runs out of memory.
+
+    Attributes:
+        use_count: graphs and users that need it; at 0 its free segments may be given back.
+        segment_count: segments that it holds.
+        small: blocks up to 1 MiB.
+        large: larger blocks.
+        exact: arenas, each alone in a segment.
+    """
+
+    def __init__(
+        self,
+        pool_id: PoolId,
+        statistics: Statistics,
+        *,
+        provider: Provider | None = None,
+        no_split: bool = False,
+        use_on_oom: bool = False,
+    ) -> None:
+        self.pool_id = pool_id
+        self.provider = provider
+        self.no_split = no_split
+        self.use_on_oom = use_on_oom
+        self.use_count = 1
+        self.segment_count = 0
+        small, large = statistics.small_pool, statistics.large_pool
+        self.small = BlockPool(is_small=True, owner=self, statistics=small)
+        self.large = BlockPool(is_small=False, owner=self, statistics=large)
+        self.exact = BlockPool(is_small=False, owner=self, statistics=large)
+
+    def __repr__(self) -> str:
+        return (
+            f"Pool({self.pool_id}, use_count={self.use_count}, segments={self.segment_count}, "
+            f"free={self.free_bytes:,} bytes)"
+        )
+
+    @property
+    def is_private(self) -> bool:
+        """It is not the default pool."""
+        return self.pool_id != DEFAULT_POOL_ID
+
+    @property
+    def parts(self) -> tuple[BlockPool, BlockPool, BlockPool]:
+        """Its block pools: small, large, exact."""
+        return self.small, self.large, self.exact
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of its free blocks."""
+        return sum(part.free.nbytes for part in self.parts)

@@ -1,0 +1,316 @@
+"""BlockStore: all blocks of one device, and the four things that happen to them.
+
+A block is taken out of a free list or reserved from the provider, handed out, put back, and its
+segment at last released. Which of these happens when is the caching allocator's to decide. Not
+locked: every method is called under the allocator's lock.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from tracegraph.runtime.errors import OutOfMemoryError
+from tracegraph.runtime.memory.caching.block import Block, BlockPool, Pool
+from tracegraph.runtime.memory.caching.expandable import refuse_expandable
+from tracegraph.runtime.memory.config import AllocatorConfig
+from tracegraph.runtime.memory.history import Frames, History
+from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, PoolId
+from tracegraph.runtime.memory.providers.provider import Provider
+from tracegraph.runtime.memory.providers.segment import Segment
+from tracegraph.runtime.memory.providers.virtual_provider import VirtualProvider
+from tracegraph.runtime.memory.sizes import MIN_BLOCK_BYTES, SMALL_BYTES
+from tracegraph.runtime.memory.statistics import Statistics
+
+
+class BlockStore:
+    """The blocks of one device.
+
+    Args:
+        provider: where segments come from, unless a pool has its own provider.
+        config: the settings.
+        history: gets an entry for whatever happens.
+
+    Attributes:
+        lock: the allocator's.
+        statistics: kept up to date by the methods below.
+        default: the pool that serves everybody.
+        private: the private pools.
+        active: blocks that are not free, by address.
+        segments: all segments, with the call stack that reserved each.
+        reserved_bytes: bytes held from providers.
+        allowed_bytes: the most that may be reserved; None for no limit.
+        has_expandable: there was a segment that grows.
+    """
+
+    def __init__(self, provider: Provider, config: AllocatorConfig, history: History) -> None:
+        self.provider = provider
+        self.history = history
+        self.lock = threading.RLock()
+        self.statistics = Statistics()
+        self.default = Pool(DEFAULT_POOL_ID, self.statistics)
+        self.private: dict[PoolId, Pool] = {}
+        self.active: dict[int, Block] = {}
+        self.segments: dict[Segment, Frames | None] = {}
+        self.reserved_bytes = 0
+        self.allowed_bytes: int | None = None
+        self.has_expandable = False
+        self.set_config(config)
+
+    def set_config(self, config: AllocatorConfig) -> None:
+        """Replaces the settings; blocks that exist stay as they are.
+
+        Raises:
+            ConfigError: segments are to grow, and the provider has none that can.
+        """
+        if config.expandable_segments and not isinstance(self.provider, VirtualProvider):
+            raise refuse_expandable(self.provider.name)
+        self.config = config
+        limit = config.max_split_bytes
+        self._max_split_bytes = sys.maxsize if limit is None else limit
+        self._counts_age = config.garbage_collection_threshold > 0
+        self.statistics.max_split_size = -1 if limit is None else limit
+
+    def take_free(self, pool: BlockPool, nbytes: int, stream: int) -> Block | None:
+        """Takes the best fitting free block out of its list; None if there is none.
+
+        Args:
+            pool: where to look.
+            nbytes: rounded size.
+            stream: blocks of other streams are not considered.
+        """
+        if self._counts_age and self.allowed_bytes is not None:
+            pool.search_count += 1
+        below_bytes = self._max_split_bytes
+        if nbytes >= below_bytes:
+            below_bytes = nbytes + self.config.max_non_split_rounding_bytes
+        if self.has_expandable:
+            uses_expandable = self.config.expandable_segments
+            return pool.take_with_expandable(
+                nbytes, stream, below_bytes, uses_expandable=uses_expandable
+            )
+        return pool.free.take(nbytes, stream, below_bytes)
+
+    def exceeds_limit(self, nbytes: int) -> bool:
+        """Says whether another segment of ``nbytes`` bytes would pass the allowed share."""
+        return self.allowed_bytes is not None and self.reserved_bytes + nbytes > self.allowed_bytes
+
+    def reserve(
+        self, pool: BlockPool, nbytes: int, stream: int, frames: Frames | None
+    ) -> Block | None:
+        """Obtains a new segment and returns it as one block, which is in no list.
+
+        Args:
+            pool: to which the block will go back.
+            nbytes: size of the segment.
+            stream: of the block.
+            frames: call stack of the request, if one was recorded.
+
+        Returns:
+            None if the provider has not that much, or the allowed share would be passed.
+        """
+        if self.exceeds_limit(nbytes):
+            return None
+        segment = self._ask_provider(pool.owner.provider or self.provider, nbytes, stream)
+        if segment is None:
+            return None
+        block = Block(segment, segment.address, nbytes, stream, pool)
+        self.segments[segment] = frames
+        self._count_segment(block, 1)
+        self.statistics.num_device_alloc += 1
+        if self.history.is_enabled:
+            self._note("segment_alloc", block, nbytes, frames)
+        return block
+
+    def hand_out(
+        self,
+        block: Block,
+        nbytes: int,
+        requested_bytes: int,
+        frames: Frames | None,
+        *,
+        splits: bool,
+    ) -> Block:
+        """Returns ``block``, or its first ``nbytes`` bytes, as allocated.
+
+        Args:
+            block: free and in no list.
+            nbytes: rounded size that is wanted.
+            requested_bytes: size that the user asked for.
+            frames: call stack of the request, if one was recorded.
+            splits: the rest of the block becomes a free block of its own.
+        """
+        statistics, total = block.pool.statistics, self.statistics.all
+        if block.expandable is None and (block.previous is not None or block.next is not None):
+            lost_bytes = nbytes if splits else block.nbytes
+            statistics.change_inactive_split(0 if splits else -1, -lost_bytes)
+            total.change_inactive_split(0 if splits else -1, -lost_bytes)
+        elif block.expandable is None and splits:
+            statistics.change_inactive_split(1, block.nbytes - nbytes)
+            total.change_inactive_split(1, block.nbytes - nbytes)
+        if splits:
+            block = split(block, nbytes)
+        block.is_allocated = True
+        block.requested_bytes = requested_bytes
+        block.frames = frames
+        self.active[block.address] = block
+        statistics.count_block(block.nbytes, requested_bytes)
+        total.count_block(block.nbytes, requested_bytes)
+        if block.nbytes >= self._max_split_bytes:
+            self.statistics.oversize_allocations.increase(1)
+        if self.history.is_enabled:
+            self._note("alloc", block, requested_bytes, frames)
+        return block
+
+    def has_worthy_rest(self, block: Block, nbytes: int) -> bool:
+        """Says whether the rest of ``block`` behind its first ``nbytes`` bytes is kept apart."""
+        pool = block.pool
+        rest_bytes = block.nbytes - nbytes
+        if rest_bytes < MIN_BLOCK_BYTES or pool.owner.no_split:
+            return False
+        if pool.is_small or self.uses_expandable(pool):
+            return True
+        return nbytes < self._max_split_bytes and rest_bytes > SMALL_BYTES
+
+    def uses_expandable(self, pool: BlockPool) -> bool:
+        """Says whether new memory of a pool comes from segments that grow."""
+        owner = pool.owner
+        is_usual = owner.provider is None and pool is not owner.exact
+        return is_usual and self.config.expandable_segments
+
+    def mark_freed(self, block: Block, frames: Frames | None) -> None:
+        """Takes an allocated block out of its user's hands; streams may still read it."""
+        block.is_allocated = False
+        block.pool.statistics.count_freed(block.nbytes)
+        self.statistics.all.count_freed(block.nbytes)
+        if block.nbytes >= self._max_split_bytes:
+            self.statistics.oversize_allocations.decrease(1)
+        if self.history.is_enabled:
+            self._note("free_requested", block, block.requested_bytes, frames or block.frames)
+
+    def put_back(self, block: Block, frames: Frames | None = None) -> None:
+        """Puts a block that nobody reads any more into its free list, merged with free neighbours.
+
+        Args:
+            block: freed, without stream uses and events.
+            frames: call stack of the free, if one was recorded.
+        """
+        if self.history.is_enabled:
+            self._note("free_completed", block, block.requested_bytes, frames or block.frames)
+        pool = block.pool
+        nbytes = block.nbytes
+        del self.active[block.address]
+        lost_blocks = lost_bytes = 0
+        neighbour = block.previous
+        if neighbour is not None and can_merge(block, neighbour):
+            lost_blocks, lost_bytes = 1, neighbour.nbytes
+            merge(block, neighbour)
+        neighbour = block.next
+        if neighbour is not None and can_merge(block, neighbour):
+            lost_blocks, lost_bytes = lost_blocks + 1, lost_bytes + neighbour.nbytes
+            merge(block, neighbour)
+        block.frames = None
+        pool.add(block)
+        statistics, total = pool.statistics, self.statistics.all
+        if block.expandable is None and (lost_blocks or block.next or block.previous):
+            is_split = block.next is not None or block.previous is not None
+            blocks = is_split - lost_blocks
+            change_bytes = is_split * block.nbytes - lost_bytes
+            statistics.change_inactive_split(blocks, change_bytes)
+            total.change_inactive_split(blocks, change_bytes)
+        statistics.count_inactive(nbytes, block.requested_bytes)
+        total.count_inactive(nbytes, block.requested_bytes)
+
+    def release(self, block: Block, frames: Frames | None = None) -> None:
+        """Gives the segment of a free block that is all of it back to the provider."""
+        if self.history.is_enabled:
+            self._note("segment_free", block, block.nbytes, frames or self.segments[block.segment])
+        # First out of the books: if the provider fails, the segment must not be handed out again.
+        block.pool.free.remove(block)
+        del self.segments[block.segment]
+        self._count_segment(block, -1)
+        self.statistics.num_device_free += 1
+        (block.pool.owner.provider or self.provider).free(block.segment)
+
+    def count_mapped(self, pool: BlockPool, nbytes: int) -> None:
+        """Counts memory that was put behind addresses, or taken from there if negative."""
+        self.reserved_bytes += nbytes
+        self.statistics.count_reserved(nbytes, pool.owner.pool_id, is_small=pool.is_small)
+        if nbytes > 0:
+            self.statistics.num_device_alloc += 1
+        else:
+            self.statistics.num_device_free += 1
+
+    def _ask_provider(self, provider: Provider, nbytes: int, stream: int) -> Segment | None:
+        unlocks = self.config.release_lock_on_cudamalloc
+        if unlocks:
+            self.lock.release()
+        try:
+            return provider.allocate(nbytes, stream)
+        except OutOfMemoryError:
+            # The allocator says it in its own words, after it has tried all else.
+            return None
+        finally:
+            if unlocks:
+                self.lock.acquire()
+
+    def _count_segment(self, block: Block, number: int) -> None:
+        pool, nbytes = block.pool, number * block.nbytes
+        self.reserved_bytes += nbytes
+        pool.owner.segment_count += number
+        self.statistics.count_segment(number, is_small=pool.is_small)
+        self.statistics.count_reserved(nbytes, pool.owner.pool_id, is_small=pool.is_small)
+        if block.nbytes < self._max_split_bytes:
+            return
+        if number > 0:
+            self.statistics.oversize_segments.increase(1)
+        else:
+            self.statistics.oversize_segments.decrease(1)
+
+    def _note(self, action: str, block: Block, nbytes: int, frames: Frames | None) -> None:
+        pool_id = block.pool.owner.pool_id
+        self.history.note(action, block.address, nbytes, block.stream, pool_id, frames)
+
+
+def split(block: Block, nbytes: int) -> Block:
+    """Cuts the first ``nbytes`` bytes off a block that is in no list; the rest goes into its list.
+
+    Returns:
+        The first part, a new block.
+    """
+    first = Block(block.segment, block.address, nbytes, block.stream, block.pool)
+    first.expandable = block.expandable
+    first.previous = previous = block.previous
+    if previous is not None:
+        previous.next = first
+    first.next, block.previous = block, first
+    block.address += nbytes
+    block.nbytes -= nbytes
+    block.pool.add(block)
+    return first
+
+
+def can_merge(block: Block, neighbour: Block) -> bool:
+    """Says whether a block that becomes free absorbs its neighbour."""
+    return (
+        not neighbour.is_allocated
+        and not neighbour.event_count
+        and not neighbour.stream_uses
+        and neighbour.is_mapped == block.is_mapped
+    )
+
+
+def merge(block: Block, neighbour: Block) -> None:
+    """Lets ``block``, which is in no list, absorb a free neighbour, which leaves its list."""
+    pool = block.pool
+    (pool.free if neighbour.is_mapped else pool.unmapped).remove(neighbour)
+    if block.previous is neighbour:
+        block.address = neighbour.address
+        block.previous = neighbour.previous
+        if block.previous is not None:
+            block.previous.next = block
+    else:
+        block.next = neighbour.next
+        if block.next is not None:
+            block.next.previous = block
+    block.nbytes += neighbour.nbytes

@@ -1,0 +1,117 @@
+"""ExpandableSegment: a range of addresses behind which memory is put page by page.
+
+Growing at its end, it never is too small for a request that the device could serve, and what is
+freed in it merges: memory does not get stuck in segments of the wrong size.
+"""
+
+from __future__ import annotations
+
+from tracegraph.runtime.errors import ConfigError, OutOfMemoryError
+from tracegraph.runtime.memory.providers.owned_memory import OwnedMemory
+from tracegraph.runtime.memory.providers.segment import Segment
+from tracegraph.runtime.memory.providers.virtual_provider import VirtualProvider
+
+
+class ExpandableSegment:
+    """One range of addresses. Not locked: every method is called under the allocator's lock.
+
+    Args:
+        provider: of addresses and of memory.
+        nbytes: size of the range, a multiple of ``page_bytes``.
+        page_bytes: what is mapped and unmapped at once, a multiple of the provider's granularity.
+
+    Attributes:
+        segment: the range, whose storage gives everything back when nobody holds it any more.
+        page_bytes: as given.
+
+    Raises:
+        OutOfMemoryError: there are not that many addresses left.
+
+    Example:
+        >>> from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider
+        >>> provider = HostVirtualProvider()
+        >>> segment = ExpandableSegment(provider, 8 << 20, 2 << 20)
+        >>> segment.map(segment.segment.address, 3 << 20), provider.reserved_bytes
+        (4194304, 4194304)
+        >>> segment.close()
+        >>> provider.reserved_bytes
+        0
+    """
+
+    def __init__(self, provider: VirtualProvider, nbytes: int, page_bytes: int) -> None:
+        self._provider = provider
+        self.page_bytes = page_bytes
+        address = provider.reserve(nbytes)
+        self._pages: set[int] = set()
+        storage = OwnedMemory(_give_back, provider, address, nbytes, self._pages, page_bytes)
+        self.segment = Segment(address, nbytes, storage)
+
+    def map(self, address: int, nbytes: int) -> int:
+        """Puts memory behind as many pages as a piece of the range needs.
+
+        Args:
+            address: of the piece, where a page begins; nothing is mapped there.
+            nbytes: its size.
+
+        Returns:
+            The bytes of these pages; 0 if the provider has not that much, and nothing is mapped.
+        """
+        mapped_bytes = 0
+        try:
+            while mapped_bytes < nbytes:
+                self._provider.map(address + mapped_bytes, self.page_bytes)
+                mapped_bytes += self.page_bytes
+        except BaseException as error:
+            if mapped_bytes:
+                self._provider.unmap(address, mapped_bytes)
+            if isinstance(error, OutOfMemoryError):
+                return 0
+            raise
+        self._pages.update(range(address, address + mapped_bytes, self.page_bytes))
+        return mapped_bytes
+
+    def find_whole_pages(self, address: int, nbytes: int) -> tuple[int, int]:
+        """Returns address and size of the pages that lie inside a piece as a whole.
+
+        Example:
+            >>> from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider
+            >>> segment = ExpandableSegment(HostVirtualProvider(), 8 << 20, 2 << 20)
+            >>> start = segment.segment.address
+            >>> found, nbytes = segment.find_whole_pages(start + 512, 5 << 20)
+            >>> found - start, nbytes
+            (2097152, 2097152)
+        """
+        start = self.segment.address
+        first = start + -(-(address - start) // self.page_bytes) * self.page_bytes
+        end = start + (address + nbytes - start) // self.page_bytes * self.page_bytes
+        return first, max(end - first, 0)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Takes the memory of whole pages away; blocks the host until no work uses it."""
+        self._provider.unmap(address, nbytes)
+        self._pages.difference_update(range(address, address + nbytes, self.page_bytes))
+
+    def close(self) -> None:
+        """Gives memory and addresses back."""
+        self.segment.storage.close()
+
+
+def refuse_expandable(provider: str) -> ConfigError:
+    """Returns the error of a provider whose segments cannot grow."""
+    return ConfigError(
+        "`expandable_segments:True` is not possible here",
+        where=f"{provider} provider",
+        why="segments grow only where addresses and memory can be had apart from each other",
+        fix="set it in TRACEGRAPH_ALLOC_CONF before the first use of the device, or leave it out",
+        anchor="config",
+    )
+
+
+def _give_back(
+    provider: VirtualProvider, address: int, nbytes: int, pages: set[int], page_bytes: int
+) -> None:
+    # No method: the finaliser must not point back to the segment.
+    for page in sorted(pages):
+        provider.unmap(page, page_bytes)
+    pages.clear()
+    provider.release(address, nbytes)

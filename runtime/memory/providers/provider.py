@@ -1,0 +1,77 @@
+"""What an allocator needs from its device: memory, and events that tell when a stream is done."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tracegraph.runtime.memory.providers.segment import Segment
+
+
+class Provider(Protocol):
+    """Where segments come from."""
+
+    name: str
+
+    def allocate(self, nbytes: int, stream: int = 0) -> Segment:
+        """Returns a fresh segment of ``nbytes`` bytes for use on ``stream``.
+
+        Raises:
+            OutOfMemoryError: there is not that much.
+        """
+        ...
+
+    def free(self, segment: Segment) -> None:
+        """Takes back a segment that ``allocate`` returned."""
+        ...
+
+    def available_bytes(self) -> int:
+        """Returns how many bytes could still be allocated."""
+        ...
+
+    def total_bytes(self) -> int:
+        """Returns how many bytes there are, in use or not."""
+        ...
+
+
+class EventSource(Protocol):
+    """Marks points in streams, to learn later whether the work before them is over."""
+
+    def record(self, stream: int) -> Any:
+        """Returns an event that is done when all work given to ``stream`` so far is."""
+        ...
+
+    def is_done(self, event: Any) -> bool:
+        """Says whether the work before the event is over, without waiting."""
+        ...
+
+    def synchronize(self, event: Any) -> None:
+        """Blocks the host until the event is done."""
+        ...
+
+    def release(self, event: Any) -> None:
+        """Takes back an event that nobody asks for any more."""
+        ...
+
+
+class NoEvents:
+    """Events of a device on which nothing runs behind the host's back: all are done at once.
+
+    Example:
+        >>> events = NoEvents()
+        >>> events.is_done(events.record(stream=1))
+        True
+    """
+
+    def record(self, stream: int) -> Any:
+        """Returns an event that is done."""
+        return stream
+
+    def is_done(self, event: Any) -> bool:
+        """Says yes."""
+        return event is not None
+
+    def synchronize(self, event: Any) -> None:
+        """Returns at once."""
+
+    def release(self, event: Any) -> None:
+        """Forgets the event."""

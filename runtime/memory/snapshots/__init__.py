@@ -1,0 +1,1 @@
+"""Reports of what an allocator holds, and the files they are kept in."""

@@ -1,0 +1,82 @@
+"""The segments of an allocator and their blocks, in the keys of a snapshot file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tracegraph.runtime.memory.caching.block import Block
+from tracegraph.runtime.memory.caching.block_store import BlockStore
+from tracegraph.runtime.memory.history import format_frames
+from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, PoolId
+
+
+def describe_segments(
+    store: BlockStore, device: int, pool_id: PoolId | None = None
+) -> list[dict[str, Any]]:
+    """Returns all segments in the order of their addresses, each with all of its blocks.
+
+    Args:
+        store: all blocks.
+        device: its index.
+        pool_id: only the segments of this private pool; None or (0, 0) for those of all pools.
+    """
+    wanted = None if pool_id is None or tuple(pool_id) == DEFAULT_POOL_ID else tuple(pool_id)
+    heads = [
+        block
+        for block in list_blocks(store)
+        if (wanted is None or block.pool.owner.pool_id == wanted) and _is_head(block)
+    ]
+    heads.sort(key=lambda block: block.address)
+    return [_describe_segment(store, head, device) for head in heads]
+
+
+def list_blocks(store: BlockStore) -> Iterator[Block]:
+    """Returns all blocks behind which there is memory, free ones first."""
+    for pool in (store.default, *store.private.values()):
+        for part in pool.parts:
+            yield from part.free
+    yield from store.active.values()
+
+
+def _is_head(block: Block) -> bool:
+    # Of a growing segment, each run of mapped blocks counts as a segment.
+    return block.previous is None or not block.previous.is_mapped
+
+
+def _describe_segment(store: BlockStore, head: Block, device: int) -> dict[str, Any]:
+    blocks: list[Block] = []
+    block: Block | None = head
+    while block is not None and block.is_mapped:
+        blocks.append(block)
+        block = block.next
+    return {
+        "device": device,
+        "address": head.address,
+        "total_size": sum(block.nbytes for block in blocks),
+        "allocated_size": sum(block.nbytes for block in blocks if block.is_allocated),
+        "active_size": sum(block.nbytes for block in blocks if block.is_active),
+        "requested_size": sum(block.requested_bytes for block in blocks if block.is_active),
+        "stream": head.stream,
+        "segment_type": "small" if head.pool.is_small else "large",
+        "segment_pool_id": tuple(head.pool.owner.pool_id),
+        "is_expandable": head.expandable is not None,
+        "frames": format_frames(store.segments.get(head.segment)),
+        "blocks": [_describe_block(block) for block in blocks],
+    }
+
+
+def _describe_block(block: Block) -> dict[str, Any]:
+    return {
+        "address": block.address,
+        "size": block.nbytes,
+        "requested_size": block.requested_bytes,
+        "state": _name_state(block),
+        "frames": format_frames(block.frames),
+    }
+
+
+def _name_state(block: Block) -> str:
+    if block.is_allocated:
+        return "active_allocated"
+    return "active_pending_free" if block.is_active else "inactive"

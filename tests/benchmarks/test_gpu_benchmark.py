@@ -1,0 +1,249 @@
+"""The GPU benchmark as a dry run, and its verdicts; what it measures is not a matter of tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+HOUSE = pathlib.Path(__file__).resolve().parents[2]
+CASES = ("tiny", "gpt_2x128", "mlp")
+CHOICE = [f"--case={name}" for name in CASES]
+
+
+def _run(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(HOUSE), str(HOUSE / "benchmarks")])
+    return subprocess.run(
+        [sys.executable, *start, *flags],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+    )
+
+
+def _evaluate(script: str) -> Any:
+    """Runs a script next to the benchmark's own modules and returns what it prints as JSON."""
+    ran = _run(["-c", script])
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_dry_run_writes_every_case(tmp_path: pathlib.Path) -> None:
+    script = str(HOUSE / "benchmarks" / "gpu_replay.py")
+    ran = _run([script], "--dry-run", f"--output={tmp_path}", *CHOICE)
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads((tmp_path / "gpu_replay_dry_run.json").read_text())
+    assert {"date", "command", "jax", "torch", "device", "driver"} <= document["run"].keys()
+    assert [case["name"] for case in document["cases"]] == list(CASES)
+    for case in document["cases"]:
+        assert case["refusal"] is None
+        assert set(case["sides"]) == {"tg.capture", "jax.jit"}
+        assert {"total / jax.jit", "host / jax.jit", "pool / needed bytes"} <= set(case["figures"])
+        assert {"nodes", "pool_bytes", "temp_bytes", "calls_of_each_side"} <= set(case["capture"])
+        jit, mine = case["sides"]["jax.jit"], case["sides"]["tg.capture"]
+        assert case["figures"]["total / jax.jit"] == mine["total_us"] / jit["total_us"]
+    assert document["checks"] == []
+    page = (tmp_path / "gpu_replay_dry_run.md").read_text()
+    assert page in ran.stdout
+    for case in document["cases"]:
+        assert f"| {case['name']} | tg.capture |" in page
+
+
+def test_first_calls_are_made_in_processes_of_their_own(tmp_path: pathlib.Path) -> None:
+    script = str(HOUSE / "benchmarks" / "first_call.py")
+    choice = ["--case=tiny", "--repeats=1"]
+    ran = _run([script], "--dry-run", f"--output={tmp_path}", *choice)
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads((tmp_path / "first_call_dry_run.json").read_text())
+    case = document["cases"]["tiny"]
+    stages = case["stages"]
+    assert {"trace", "check", "compile", "lower", "instantiate", "verify"} == stages.keys()
+    beyond = sum(stages.values()) - stages["trace"] - stages["compile"]
+    assert case["beyond"] == pytest.approx(beyond)
+    assert case["beyond / compile"] == case["beyond"] / stages["compile"]
+    assert sum(stages.values()) < case["first call"]["tg.capture"]
+    ratio = case["first call"]["tg.capture"] / case["first call"]["jax.jit"]
+    assert case["first call / jax.jit"] == ratio
+    page = (tmp_path / "first_call_dry_run.md").read_text()
+    assert page in ran.stdout
+    assert "| tiny |" in page
+
+
+@pytest.mark.parametrize("name", ["gpu_replay", "first_call"])
+def test_without_a_gpu_it_says_so(name: str) -> None:
+    ran = _run([str(HOUSE / "benchmarks" / f"{name}.py")])
+    assert ran.returncode == 1
+    assert "JAX computes on cpu, not on a GPU; try --dry-run" in ran.stderr
+
+
+def test_unknown_case_is_named(tmp_path: pathlib.Path) -> None:
+    script = str(HOUSE / "benchmarks" / "gpu_replay.py")
+    ran = _run([script], "--dry-run", f"--output={tmp_path}", "--case=huge")
+    assert ran.returncode == 1
+    assert "no case huge; there are tiny, one_in_one_out" in ran.stdout + ran.stderr
+
+
+# A capture of which every result is off by one.
+FAULT = """
+import jax, tracegraph as tg
+real = tg.capture
+def capture(function, **options):
+    def shift(*arguments):
+        return jax.tree.map(lambda leaf: leaf + 1, function(*arguments))
+    return real(shift, **options)
+tg.capture = capture
+import gpu_replay
+from absl import app
+app.run(gpu_replay.main)
+"""
+
+
+def test_results_that_differ_refuse_the_case(tmp_path: pathlib.Path) -> None:
+    ran = _run(["-c", FAULT], "--dry-run", f"--output={tmp_path}", "--case=tiny")
+    assert ran.returncode == 1
+    document = json.loads((tmp_path / "gpu_replay_dry_run.json").read_text())
+    (case,) = document["cases"]
+    assert case["refusal"].startswith("result differs from jax.jit by 2.24 in norm")
+    assert case["sides"] == {}
+    assert "tiny, refused: result differs" in ran.stdout
+
+
+# Two sides that count differently.
+UNEQUAL = """
+import gpu_replay, gpu_sides
+gpu_sides.JaxSide.count_calls = lambda side: id(side)
+from absl import app
+app.run(gpu_replay.main)
+"""
+
+
+def test_chains_of_different_length_stop_the_benchmark(tmp_path: pathlib.Path) -> None:
+    ran = _run(["-c", UNEQUAL], "--dry-run", f"--output={tmp_path}", "--case=tiny")
+    assert ran.returncode == 1
+    assert "the sides of tiny made different numbers of calls" in ran.stderr
+
+
+DIFFERENCES = """
+import json, numpy as np
+from gpu_models import make_cases
+from gpu_replay import compare_values
+from gpu_sides import find_difference
+case = make_cases(is_dry=True)[2]
+right = [("result[0]", np.ones(4, np.float32))]
+def differ(*leaves): return find_difference(case, right, [("result[0]", leaf) for leaf in leaves])
+print(json.dumps({
+    "equal": differ(np.ones(4, np.float32)),
+    "close": differ(np.full(4, 1.001, np.float32)),
+    "far": differ(np.full(4, 1.01, np.float32)),
+    "nan": differ(np.full(4, np.nan, np.float32)),
+    "shape": differ(np.ones(5, np.float32)),
+    "count": differ(np.ones(4, np.float32), np.ones(4, np.float32)),
+    "losses": [compare_values([1.0, 2.0], got, 1e-3) for got in ([1.0, 2.0], [1.0, 2.1])],
+}))
+"""
+
+
+def test_what_counts_as_a_difference() -> None:
+    found = _evaluate(DIFFERENCES)
+    assert found["equal"] is None
+    assert found["close"] is None
+    assert found["far"] == "result[0] differs from jax.jit by 0.02 in norm, not 0.01"
+    assert found["nan"] is not None
+    assert found["shape"] == "result[0] is float32[5], not float32[4]"
+    assert found["count"] == "there are 2 results, not 1"
+    assert found["losses"] == [None, "the first results are 1, 2.1; those of jax.jit are 1, 2"]
+
+
+REPORT = """
+import json
+from gpu_report import CaseResult, SideFigures, check_limits, format_report
+sides = {{"tg.capture": SideFigures({total}, 10.0, 12.0), "jax.jit": SideFigures(1000.0, 900.0),
+          "torch sdpa fused": SideFigures(2000.0, 5.0, 4.0), "torch slow": SideFigures(9e9, 1.0)}}
+capture = {{"nodes": 753, "pool_bytes": 1100, "argument_bytes": 600, "output_bytes": 600,
+           "alias_bytes": 400, "temp_bytes": 150, "constant_bytes": 50,
+           "seconds": {{"trace": 0.5, "compile": 20.0, "plan": 0.25}}}}
+if not {has_seconds}: del capture["seconds"]
+result = CaseResult("gpt_12x128", sides=sides, capture=capture)
+rows = check_limits([result])
+assert "| gpt_12x128 | total / jax.jit |" in format_report({{}}, [result])
+print(json.dumps({{row["figure"]: [row["measured"], row["verdict"]] for row in rows}}))
+"""
+
+
+@pytest.mark.parametrize(("total", "verdict"), [(790.0, "met"), (810.0, "missed")])
+def test_limits_are_judged(total: float, verdict: str) -> None:
+    rows = _evaluate(REPORT.format(total=total, has_seconds=True))
+    assert rows == {
+        "launch_us": [12.0, "met"],
+        "host_us": [10.0, "met"],
+        "host / jax.jit": [10 / 900, "met"],
+        "total / jax.jit": [total / 1000, verdict],
+        # The best variant counts.
+        "total / best torch": [total / 2000, "met"],
+        "capture seconds": [0.75, "met"],
+        # What is aliased is needed once.
+        "pool / needed bytes": [1.1, "missed"],
+    }
+
+
+def test_a_figure_that_is_missing_is_never_met() -> None:
+    rows = _evaluate(REPORT.format(total=790.0, has_seconds=False))
+    assert rows["capture seconds"] == [None, "not measured"]
+
+
+READERS = """
+import json
+import gpu_sides
+def read(call):
+    try:
+        return call()
+    except gpu_sides.MissingFigureError as error:
+        return str(error)
+class Silent: pass
+class Telling:
+    def timings(self): return {"trace": 1, "compile": 2}
+class Odd:
+    def timings(self): return {"trace": 1}
+print(json.dumps([
+    *(read(lambda: gpu_sides.read_capture_seconds(kind())) for kind in (Telling, Silent, Odd)),
+    read(lambda: gpu_sides.find_launcher(print)),
+]))
+"""
+
+
+def test_readers_of_a_captured_function_never_guess() -> None:
+    told, silent, odd, launcher = _evaluate(READERS)
+    assert told == {"trace": 1.0, "compile": 2.0}
+    assert silent == "captured functions of this build have no `timings()`"
+    assert odd == "`timings()` has no `compile`, only trace"
+    assert launcher == "<built-in function print> has no graph yet"
+
+
+# The two sides of the pipe, with a stand-in for the module that imports PyTorch.
+PIPE = """
+import json, sys, gpu_sides
+if __name__ == "__main__":
+    process = gpu_sides.TorchProcess()
+    try:
+        process.ask("describe")
+    except gpu_sides.PeerError as error:
+        print(json.dumps(str(error)))
+    finally:
+        process.close()
+"""
+
+
+def test_a_process_without_pytorch_is_reported(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "start.py"
+    path.write_text(PIPE)
+    # Whatever stands in the environment, `import torch` fails in the process.
+    (tmp_path / "torch.py").write_text("raise ImportError('no PyTorch here')\n")
+    ran = _run([str(path)])
+    assert json.loads(ran.stdout) == "the PyTorch process has ended"
+    assert "no PyTorch here" in ran.stderr

@@ -1,0 +1,123 @@
+"""A CudaDevice over host memory: arrays of JAX's CPU device, and kernels written in Python."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.fakes.definitions import SIZE
+from tests.fakes.memory_driver import MemoryDriver
+from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.cuda import jax_order
+from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.jax_interop import make_aval, to_immutable
+from tracegraph.runtime.memory.caching.private_pool import PrivatePool
+from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
+from tracegraph.runtime.replay import Replay
+
+STREAM = 0x5555
+SHAPE = LaunchShape((1, 1, 1), (32, 1, 1))
+
+
+def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaDevice:
+    """Returns a device over JAX's CPU device; options are those of MemoryDriver.
+
+    As on a GPU, what JAX computes comes behind all work on the stream, and memory that JAX frees is
+    not used by others before that work is done.
+    """
+    driver = MemoryDriver(**options)
+    kept: list[Any] = []
+    allocator, define = jax_order._make_allocator, jax_order._define_anew
+
+    def compute(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arrays: Any) -> Any:
+            driver.finish(STREAM)
+            result = jax.block_until_ready(function(*arrays))
+            kept.append(result)
+            return result
+
+        return run
+
+    def make_allocator(shapes: Any, device: Any) -> Any:
+        # Memory has no value until somebody writes it: nothing has to be finished for it.
+        def allocate() -> Any:
+            arrays = jax.block_until_ready(allocator(shapes, device)())
+            if driver.is_deferred:
+                kept.extend(arrays)
+            return arrays
+
+        return allocate
+
+    monkeypatch.setattr(jax_order, "_make_allocator", make_allocator)
+    monkeypatch.setattr(jax_order, "_define_anew", compute(define))
+    driver.kernels |= {
+        "double": on_floats(lambda x: 2 * x),
+        "increment": on_floats(lambda x: x + 1),
+        "add": on_floats(np.add),
+        "compare_pieces": compare_pieces,
+    }
+    return CudaDevice(jax.devices("cpu")[0], driver, STREAM)
+
+
+def on_floats(function: Callable[..., Any]) -> Callable[[tuple[bytes, ...]], None]:
+    """Returns a kernel whose last parameter is its target, all of them float32[4]."""
+
+    def run(parameters: tuple[bytes, ...]) -> None:
+        *sources, target = (view_floats(int.from_bytes(p, "little")) for p in parameters)
+        target[:] = function(*sources)
+
+    return run
+
+
+def compare_pieces(parameters: tuple[bytes, ...]) -> None:
+    """Does what the kernel `comparison.COMPARE_PIECES` does."""
+    first, verdicts = (int.from_bytes(parameter, "little") for parameter in parameters)
+    # The verdicts stand behind the table.
+    table = np.ctypeslib.as_array((ctypes.c_uint64 * ((verdicts - first) // 8)).from_address(first))
+    for index, (one, other, nbytes) in enumerate(table.reshape(-1, 3).tolist()):
+        if ctypes.string_at(one, nbytes) != ctypes.string_at(other, nbytes):
+            ctypes.memset(verdicts + index, 1, 1)
+
+
+def view_floats(address: int, count: int = SIZE) -> np.ndarray[Any, Any]:
+    """Returns the bytes at an address as floats."""
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
+def floats(values: Any) -> np.ndarray[Any, Any]:
+    """Returns a float32 array on the host."""
+    return np.asarray(values, np.float32)
+
+
+def kernel(symbol: str, reads: str, target: str) -> KernelNode:
+    """Returns a launch of a kernel on whole buffers."""
+    names = (*reads.split(), target)
+    uses = tuple(BufferUse(name, 0, 4 * SIZE) for name in names)
+    code = KernelCode(symbol, b"image of " + symbol.encode())
+    return KernelNode(symbol, code, SHAPE, uses, (False,) * (len(uses) - 1) + (True,))
+
+
+def make_cuda_replay(
+    device: CudaDevice, definition: GraphDefinition, lifetime: Lifetime = Lifetime.FRESH
+) -> Replay:
+    """Returns the definition on a device, with a pool of its own."""
+    return Replay(definition, device, PrivatePool(new_pool_id(), device.allocator), lifetime)
+
+
+def place(values: Any, *, skip: int = 0, dtype: Any = np.float32) -> jax.Array:
+    """Returns a plain array on a border of 256 bytes, or so many bytes behind one."""
+    values = np.asarray(values, dtype)
+    room = np.zeros(values.nbytes + 512, np.uint8)
+    start = -room.ctypes.data % 256 + skip
+    view = room[start : start + values.nbytes].view(dtype).reshape(values.shape)
+    view[...] = values
+    array = to_immutable(view, make_aval(values.shape, dtype), jax.devices("cpu")[0])
+    assert not view.nbytes or array.unsafe_buffer_pointer() == view.ctypes.data
+    return array

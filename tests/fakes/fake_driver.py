@@ -1,0 +1,344 @@
+"""FakeDriver: the CUDA driver's methods without a GPU, strict about misuse.
+
+It records every call, hands out distinct handles, keeps the nodes and edges of graphs, can fail at
+a chosen call, and raises MisuseError (no CudaError, so nobody handles it by mistake) for what would
+crash or corrupt a real process. With ``moves_bytes=True`` addresses are those of host memory, and
+copies, fills and launches of graphs really happen, at once and in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tests.fakes.fake_memory import FakeMemory
+from tests.fakes.fake_state import FakeExecutable, FakeNode, check, check_fill
+from tracegraph.runtime.cuda.driver.calls import (
+    CopyRange,
+    Dependency,
+    FillRange,
+    KernelLaunch,
+)
+from tracegraph.runtime.cuda.driver.parameters import KernelPatch, PackedParameters
+from tracegraph.runtime.nodes import TensorMap
+
+MAX_SHARED_BYTES = 227 * 1024
+
+
+class FakeDriver(FakeMemory):
+    """Has the public methods of CudaDriver, and those of EXTRAS for tests.
+
+    See `FakeState` and `FakeMemory` for arguments and attributes.
+    """
+
+    EXTRAS = ("add_captured", "count_calls", "live_handles", "read_bytes", "read_edges")
+
+    def read_version(self) -> int:
+        self._enter("read_version")
+        return 13_000
+
+    def retain_primary_context(self, ordinal: int) -> int:
+        self._enter("retain_primary_context", ordinal)
+        held = self._contexts.setdefault(ordinal, [next(self._numbers), 0])
+        held[1] += 1
+        self._live[held[0]] = "context"
+        return held[0]
+
+    def release_primary_context(self, ordinal: int) -> None:
+        held = self._contexts[ordinal]
+        check(held[1] > 0, f"context of device {ordinal} released too often")
+        held[1] -= 1
+        if not held[1]:
+            del self._live[held[0]]
+        self._enter("release_primary_context", ordinal)
+
+    def set_current(self, context: int) -> None:
+        self._enter("set_current", context)
+        if context:
+            self._check_live("context", context)
+        self._thread.context = context
+
+    def get_current(self) -> int:
+        self._enter("get_current")
+        return getattr(self._thread, "context", 0)
+
+    @contextlib.contextmanager
+    def use_context(self, context: int) -> Iterator[None]:
+        before = self.get_current()
+        if before == context:
+            yield
+            return
+        self.set_current(context)
+        try:
+            yield
+        finally:
+            self.set_current(before)
+
+    def count_resident_threads(self) -> int:
+        self._enter("count_resident_threads", needs_context=True)
+        return 132 * 2048
+
+    def synchronize_context(self) -> None:
+        self._enter("synchronize_context", needs_context=True)
+        check(not self._captures, "synchronize_context while a stream is captured")
+
+    def create_stream(self, priority: int = 0) -> int:
+        return self._create("stream", "create_stream", priority, needs_context=True)
+
+    def destroy_stream(self, stream: int) -> None:
+        check(stream not in self._captures, "destroy_stream of a stream that is captured")
+        self._destroy("stream", "destroy_stream", stream)
+
+    def query_stream(self, stream: int) -> bool:
+        self._enter("query_stream", stream)
+        self._check_stream(stream)
+        return True
+
+    def synchronize_stream(self, stream: int) -> None:
+        self._enter("synchronize_stream", stream)
+        self._check_stream(stream)
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self._enter("wait_event", stream, event)
+        self._check_stream(stream)
+        self._check_live("event", event)
+
+    def read_priority_range(self) -> tuple[int, int]:
+        self._enter("read_priority_range", needs_context=True)
+        return 0, -5
+
+    def create_event(self, *, timing: bool = False, blocking: bool = False) -> int:
+        return self._create("event", "create_event", timing, blocking, needs_context=True)
+
+    def record_event(self, event: int, stream: int) -> None:
+        self._enter("record_event", event, stream)
+        self._check_stream(stream)
+        self._check_live("event", event)
+
+    def query_event(self, event: int) -> bool:
+        self._enter("query_event", event)
+        self._check_live("event", event)
+        return True
+
+    def synchronize_event(self, event: int) -> None:
+        self._enter("synchronize_event", event)
+        self._check_live("event", event)
+
+    def elapsed_ms(self, start: int, end: int) -> float:
+        self._enter("elapsed_ms", start, end)
+        self._check_live("event", start)
+        self._check_live("event", end)
+        return 1.0
+
+    def destroy_event(self, event: int) -> None:
+        self._destroy("event", "destroy_event", event)
+
+    def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._copy("copy_async", target, source, nbytes, stream)
+
+    def fill_async(
+        self, target: int, value: int, element_bytes: int, count: int, stream: int
+    ) -> None:
+        self._enter("fill_async", target, value, element_bytes, count, stream, needs_context=True)
+        self._check_stream(stream)
+        fill = FillRange(target, value, element_bytes, count)
+        check_fill(fill)
+        self._run(fill)
+
+    def load_library(self, cubin: bytes) -> int:
+        return self._create("library", "load_library", cubin)
+
+    def unload_library(self, library: int) -> None:
+        users = [
+            executable
+            for executable, record in self.executables.items()
+            for node in record.nodes.values()
+            if node.kind == "kernel" and self._libraries[node.action.function] == library
+        ]
+        check(not users, "unload_library of kernels that an executable graph can still launch")
+        self._destroy("library", "unload_library", library)
+
+    def get_function(self, library: int, symbol: str) -> int:
+        self._enter("get_function", library, symbol, needs_context=True)
+        self._check_live("library", library)
+        function = next(self._numbers)
+        self.functions[function] = symbol
+        self._libraries[function] = library
+        self._limits[function] = (0, False)
+        return function
+
+    def set_shared_bytes(self, function: int, nbytes: int) -> None:
+        self._enter("set_shared_bytes", function, nbytes)
+        self._check_function(function)
+        check(0 <= nbytes <= MAX_SHARED_BYTES, f"{nbytes} bytes of shared memory")
+        self._limits[function] = (nbytes, self._limits[function][1])
+
+    def allow_large_clusters(self, function: int) -> None:
+        self._enter("allow_large_clusters", function)
+        self._check_function(function)
+        self._limits[function] = (self._limits[function][0], True)
+
+    def launch_kernel(self, launch: KernelLaunch, stream: int) -> None:
+        self._enter("launch_kernel", launch, stream, needs_context=True)
+        self._check_launch(launch)
+        self._check_stream(stream)
+        self._run(launch)
+
+    def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
+        self._enter("encode_tensor_map", tensor_map, address)
+        check(address % 16 == 0, f"a tensor map at {address:#x}, not a multiple of 16")
+        return (b"map " + address.to_bytes(8, "little")).ljust(128, b"\0")
+
+    def create_graph(self) -> int:
+        graph = self._create("graph", "create_graph")
+        self.graphs[graph] = {}
+        return graph
+
+    def destroy_graph(self, graph: int) -> None:
+        self.graphs.pop(graph, None)
+        self._destroy("graph", "destroy_graph", graph)
+
+    def add_kernel_node(
+        self, graph: int, dependencies: Sequence[Dependency], launch: KernelLaunch
+    ) -> int:
+        self._enter("add_kernel_node", graph, dependencies, launch)
+        self._check_launch(launch)
+        return self._add(graph, "kernel", launch, dependencies)
+
+    def add_copy_node(
+        self, graph: int, dependencies: Sequence[Dependency], copy: CopyRange, context: int
+    ) -> int:
+        self._enter("add_copy_node", graph, dependencies, copy, context)
+        self._check_live("context", context)
+        check(copy.nbytes > 0, "a copy of no bytes")
+        return self._add(graph, "copy", copy, dependencies)
+
+    def add_fill_node(
+        self, graph: int, dependencies: Sequence[Dependency], fill: FillRange, context: int
+    ) -> int:
+        self._enter("add_fill_node", graph, dependencies, fill, context)
+        self._check_live("context", context)
+        check_fill(fill)
+        return self._add(graph, "fill", fill, dependencies)
+
+    def add_child_node(self, graph: int, dependencies: Sequence[Dependency], child: int) -> int:
+        self._enter("add_child_node", graph, dependencies, child)
+        self._check_live("graph", child)
+        return self._add(graph, "child", tuple(self.graphs[child].values()), dependencies)
+
+    def add_empty_node(self, graph: int, dependencies: Sequence[Dependency]) -> int:
+        self._enter("add_empty_node", graph, dependencies)
+        return self._add(graph, "empty", None, dependencies)
+
+    def count_nodes(self, graph: int) -> int:
+        self._enter("count_nodes", graph)
+        self._check_live("graph", graph)
+        return len(self.graphs[graph])
+
+    def instantiate(self, graph: int, node_names: Mapping[int, str]) -> int:
+        self._check_live("graph", graph)
+        executable = self._create("executable", "instantiate", graph, node_names)
+        self.executables[executable] = FakeExecutable(graph, dict(self.graphs[graph]), [], [])
+        return executable
+
+    def destroy_executable(self, executable: int) -> None:
+        self.executables.pop(executable, None)
+        self._destroy("executable", "destroy_executable", executable)
+
+    def upload(self, executable: int, stream: int) -> None:
+        self._enter("upload", executable, stream, needs_context=True)
+        self._check_stream(stream)
+        self._check_live("executable", executable)
+        self.executables[executable].uploads.append(stream)
+
+    def make_launcher(
+        self, executable: int, stream: int, context: int = 0, owner: object = None
+    ) -> Callable[[], None]:
+        self._enter("make_launcher", executable, stream, context)
+        self._check_stream(stream)
+        self._check_live("executable", executable)
+
+        def launch() -> None:
+            if context and not getattr(self._thread, "context", 0):
+                self.set_current(context)
+            self._enter("launch", executable, stream, needs_context=True)
+            self._check_live("executable", executable)
+            self._check_stream(stream)
+            self.executables[executable].launches.append(stream)
+            for node in self.executables[executable].nodes.values():
+                self._run(node.action)
+
+        launch.__dict__["owner"] = owner
+        return launch
+
+    def set_kernel_node(self, executable: int, node: int, launch: KernelLaunch) -> None:
+        self._enter("set_kernel_node", executable, node, launch)
+        self._check_launch(launch)
+        self._set(executable, node, "kernel", launch)
+
+    def patch_kernel_node(self, executable: int, node: int, launch: KernelLaunch) -> KernelPatch:
+        self._enter("patch_kernel_node", executable, node, launch)
+        packed = PackedParameters(launch.parameters)
+
+        def send() -> tuple[int]:
+            self._enter("send", executable, node)
+            changed = dataclasses.replace(launch, parameters=packed.read())
+            self._check_launch(changed)
+            self._set(executable, node, "kernel", changed)
+            return (0,)
+
+        # An error was raised already.
+        return KernelPatch(packed, send, lambda: None)
+
+    def set_copy_node(self, executable: int, node: int, copy: CopyRange, context: int) -> None:
+        self._enter("set_copy_node", executable, node, copy, context)
+        self._check_live("context", context)
+        check(copy.nbytes > 0, "a copy of no bytes")
+        before = self.executables[executable].nodes.get(node)
+        if before is not None and isinstance(before.action, CopyRange):
+            for name in ("source_address", "target_address"):
+                old, new = getattr(before.action, name), getattr(copy, name)
+                is_same = self._is_own(old) == self._is_own(new)
+                check(is_same, f"the {name} of a copy moves to memory of another origin")
+        self._set(executable, node, "copy", copy)
+
+    def _is_own(self, address: int) -> bool:
+        """True for memory that this driver has allocated; the rest is JAX's."""
+        allocated = ((a, s) for a, s in self._sizes.items() if a in self._live)
+        mapped = ((a, size) for a, (size, _) in self._ranges.items())
+        return any(start <= address < start + nbytes for start, nbytes in (*allocated, *mapped))
+
+    def set_fill_node(self, executable: int, node: int, fill: FillRange, context: int) -> None:
+        self._enter("set_fill_node", executable, node, fill, context)
+        self._check_live("context", context)
+        check_fill(fill)
+        self._set(executable, node, "fill", fill)
+
+    def write_dot(self, graph: int, path: str | os.PathLike[str]) -> None:
+        self._enter("write_dot", graph, path)
+        self._check_live("graph", graph)
+        lines = [f"  {first} -> {second};" for first, second, _ in sorted(self.read_edges(graph))]
+        pathlib.Path(path).write_text("\n".join(["digraph {", *lines, "}"]))
+
+    def begin_capture(self, stream: int) -> None:
+        self._enter("begin_capture", stream)
+        self._check_live("stream", stream)
+        check(stream not in self._captures, "begin_capture of a stream that is captured")
+        self._captures[stream] = []
+
+    def end_capture(self, stream: int) -> int:
+        check(stream in self._captures, "end_capture of a stream that is not captured")
+        # A capture is over even if its end fails.
+        captured = self._captures.pop(stream)
+        graph = self._create("graph", "end_capture", stream)
+        self.graphs[graph] = {
+            next(self._numbers): FakeNode("captured", what, ()) for what in captured
+        }
+        return graph
+
+    def abort_capture(self, stream: int) -> None:
+        self._captures.pop(stream, None)
+        self._enter("abort_capture", stream)

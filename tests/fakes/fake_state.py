@@ -1,0 +1,246 @@
+"""What FakeDriver keeps of each handle, and the checks that a real driver would not make."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tracegraph.runtime.cuda.driver.calls import (
+    CopyRange,
+    Dependency,
+    FillRange,
+    KernelLaunch,
+    Port,
+    make_call_error,
+)
+
+# The legacy and the per-thread default stream, as the driver's macros have them.
+DEFAULT_STREAMS = (0, 1, 2)
+USUAL_SHARED_BYTES = 48 * 1024
+MAX_CLUSTER = 16
+USUAL_CLUSTER = 8
+
+
+class MisuseError(AssertionError):
+    """A call that would crash or corrupt a real process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeCall:
+    """One call: its method and its arguments."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeNode:
+    """A node of a graph.
+
+    Attributes:
+        kind: ``kernel``, ``copy``, ``fill``, ``child`` or ``empty``.
+        action: what it does; of a child the nodes of the captured graph.
+        dependencies: handles of the nodes before it, and when the node may start.
+    """
+
+    kind: str
+    action: Any
+    dependencies: tuple[Dependency, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeExecutable:
+    """An executable graph: present actions by node, and the streams of its launches."""
+
+    graph: int
+    nodes: dict[int, FakeNode]
+    launches: list[int]
+    uploads: list[int]
+
+
+class FakeState:
+    """Handles, calls and checks of a FakeDriver.
+
+    Args:
+        fail_at: number of the call that fails, from 1; handing back resources counts too.
+        fail_on: name of a method whose next call fails.
+        error: CUDA's name of the failure.
+        moves_bytes: copies, fills and launches happen, on host memory.
+        checks_context: calls that need a current context are refused in threads without one.
+
+    Attributes:
+        calls: every call so far.
+        graphs: nodes of each live graph, by handle.
+        executables: by handle.
+        functions: symbol of each kernel, by handle.
+        kernels: for ``moves_bytes``: what runs a kernel, by symbol; takes its parameters.
+    """
+
+    def __init__(
+        self,
+        *,
+        fail_at: int | None = None,
+        fail_on: str | None = None,
+        error: str = "CUDA_ERROR_UNKNOWN",
+        moves_bytes: bool = False,
+        checks_context: bool = True,
+    ) -> None:
+        self.fail_at, self.fail_on, self.error = fail_at, fail_on, error
+        self.moves_bytes, self.checks_context = moves_bytes, checks_context
+        self.calls: list[FakeCall] = []
+        self.graphs: dict[int, dict[int, FakeNode]] = {}
+        self.executables: dict[int, FakeExecutable] = {}
+        self.functions: dict[int, str] = {}
+        self.kernels: dict[str, Callable[[tuple[bytes, ...]], None]] = {}
+        self._live: dict[int, str] = {}
+        self._dead: dict[int, str] = {}
+        self._captures: dict[int, list[str]] = {}
+        self._contexts: dict[int, list[int]] = {}
+        self._libraries: dict[int, int] = {}
+        self._limits: dict[int, tuple[int, bool]] = {}
+        self._numbers = itertools.count(0x7000_0000, 0x100)
+        self._thread = threading.local()
+        self._lock = threading.RLock()
+
+    def live_handles(self) -> dict[int, str]:
+        """Returns the kind of every handle that somebody must still destroy."""
+        return dict(self._live)
+
+    def count_calls(self, name: str) -> int:
+        """Returns how often a method was called."""
+        return sum(call.name == name for call in self.calls)
+
+    def read_edges(self, graph: int) -> set[tuple[int, int, Port]]:
+        """Returns a graph's edges: indices of two nodes, and when the second may start."""
+        index = {handle: number for number, handle in enumerate(self.graphs[graph])}
+        return {
+            (index[before], index[handle], port)
+            for handle, node in self.graphs[graph].items()
+            for before, port in node.dependencies
+        }
+
+    def read_bytes(self, address: int, nbytes: int) -> bytes:
+        """Returns what is in memory, where addresses are those of host memory."""
+        return ctypes.string_at(address, nbytes)
+
+    def add_captured(self, stream: int, what: str) -> None:
+        """Stands for work that a library enqueues on a stream that is being captured."""
+        check(stream in self._captures, f"{what} on stream {stream:#x}, which is not captured")
+        self._captures[stream].append(what)
+
+    def _enter(self, name: str, *arguments: Any, needs_context: bool = False) -> None:
+        """Records a call, and fails if it is the one chosen to fail."""
+        with self._lock:
+            self.calls.append(FakeCall(name, arguments))
+            is_chosen = len(self.calls) == self.fail_at or name == self.fail_on
+            if name == self.fail_on:
+                self.fail_on = None
+        if is_chosen:
+            raise make_call_error(self.error, name, f"{name}{arguments}", "chosen by the test")
+        has_context = getattr(self._thread, "context", 0) or not self.checks_context
+        check(bool(has_context) or not needs_context, f"{name} without a current context")
+
+    def _create(self, kind: str, name: str, *arguments: Any, needs_context: bool = False) -> int:
+        self._enter(name, *arguments, needs_context=needs_context)
+        handle = next(self._numbers)
+        self._live[handle] = kind
+        return handle
+
+    def _destroy(self, kind: str, name: str, handle: int) -> None:
+        """Destroys a handle even if the call is chosen to fail: real errors are older ones."""
+        self._check_live(kind, handle)
+        del self._live[handle]
+        self._dead[handle] = kind
+        self._enter(name, handle)
+
+    def _copy(self, name: str, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._enter(name, target, source, nbytes, stream, needs_context=True)
+        self._check_stream(stream)
+        self._run(CopyRange(target, source, nbytes))
+
+    def _run(self, action: Any) -> None:
+        """Does what a copy, a fill or a kernel does, where addresses are those of host memory."""
+        if not self.moves_bytes:
+            return
+        if isinstance(action, CopyRange):
+            ctypes.memmove(action.target_address, action.source_address, action.nbytes)
+        if isinstance(action, FillRange):
+            content = action.value.to_bytes(action.element_bytes, "little") * action.count
+            ctypes.memmove(action.target_address, content, len(content))
+        if isinstance(action, KernelLaunch):
+            self.kernels[self.functions[action.function]](action.parameters)
+
+    def _add(self, graph: int, kind: str, action: Any, dependencies: Sequence[Dependency]) -> int:
+        self._check_live("graph", graph)
+        nodes = self.graphs[graph]
+        for before, port in dependencies:
+            check(before in nodes, f"a dependency on {before:#x}, which is no node of the graph")
+            kinds = {nodes[before].kind, kind}
+            check(
+                not port or kinds == {"kernel"},
+                f"a programmatic edge from a {nodes[before].kind} to a {kind}",
+            )
+        waits = [before for before, _ in dependencies]
+        check(len(waits) == len(set(waits)), "two edges between the same two nodes")
+        node = next(self._numbers)
+        nodes[node] = FakeNode(kind, action, tuple(dependencies))
+        return node
+
+    def _set(self, executable: int, node: int, kind: str, action: Any) -> None:
+        self._check_live("executable", executable)
+        record = self.executables[executable]
+        self._check_live("graph", record.graph)
+        check(node in record.nodes, f"{node:#x} is no node of this executable graph")
+        before = record.nodes[node]
+        check(before.kind == kind, f"a {before.kind} node cannot become a {kind} node")
+        record.nodes[node] = dataclasses.replace(before, action=action)
+
+    def _check_live(self, kind: str, handle: int) -> None:
+        is_dead = self._dead.get(handle) == kind
+        state = "destroyed" if is_dead else f"unknown (a {self._live.get(handle, 'stranger')})"
+        check(self._live.get(handle) == kind, f"{kind} {handle:#x} is {state}")
+
+    def _check_stream(self, stream: int) -> None:
+        check(stream not in DEFAULT_STREAMS, "work on a default stream")
+        check(stream not in self._captures, "work of ours on a stream that is being captured")
+        # Streams that were not made here are JAX's.
+        kind = self._live.get(stream, self._dead.get(stream, "stream"))
+        check(stream not in self._dead and kind == "stream", f"{stream:#x} is no live stream")
+
+    def _check_function(self, function: int) -> None:
+        check(function in self.functions, f"{function:#x} is no kernel")
+        self._check_live("library", self._libraries[function])
+
+    def _check_launch(self, launch: KernelLaunch) -> None:
+        self._check_function(launch.function)
+        shape = launch.shape
+        shared_bytes, has_large_clusters = self._limits[launch.function]
+        allowed = max(USUAL_SHARED_BYTES, shared_bytes)
+        check(min(*shape.grid, *shape.block, *shape.cluster) > 0, f"a size of zero in {shape}")
+        check(math.prod(shape.block) <= 1024, f"too many threads in {shape}")
+        check(shape.shared_bytes <= allowed, f"more shared memory than was allowed: {shape}")
+        size = math.prod(shape.cluster)
+        limit = MAX_CLUSTER if has_large_clusters else USUAL_CLUSTER
+        check(size <= limit, f"a larger cluster than was allowed: {shape}")
+        remainders = [blocks % each for blocks, each in zip(shape.grid, shape.cluster, strict=True)]
+        check(not any(remainders), f"a grid that is no multiple of its cluster: {shape}")
+        check(all(launch.parameters), "a parameter of no bytes")
+
+
+def check_fill(fill: FillRange) -> None:
+    """Refuses what the driver cannot fill."""
+    check(fill.element_bytes in (1, 2, 4), f"elements of {fill.element_bytes} bytes")
+    check(0 <= fill.value < 1 << 8 * fill.element_bytes, f"value {fill.value} of {fill}")
+    check(fill.count > 0, "a fill of no elements")
+    check(fill.target_address % fill.element_bytes == 0, f"misaligned elements: {fill}")
+
+
+def check(is_right: bool, what: str) -> None:
+    """Raises MisuseError unless a condition holds."""
+    if not is_right:
+        raise MisuseError(what)

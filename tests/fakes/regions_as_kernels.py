@@ -1,0 +1,113 @@
+"""Captures for a GPU without one: every region becomes one kernel, which XLA computes on the host.
+
+All but XLA's kernels is what a GPU runs: lowering, plan, graph, replay, verification.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.fakes.cuda_on_host import SHAPE, make_device
+from tracegraph import graphed_function
+from tracegraph.lowering import compile_gpu
+from tracegraph.lowering.beside import Beside
+from tracegraph.lowering.compile import compile_region
+from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.request import BufferSpec, Region
+from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
+from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode
+
+
+def capture_for_gpu(
+    monkeypatch: pytest.MonkeyPatch, *, float_atomics: Sequence[str] = ()
+) -> CudaDevice:
+    """Makes captures use a CudaDevice over host memory; its driver has one kernel per region.
+
+    Args:
+        monkeypatch: takes it back.
+        float_atomics: what every region says of itself.
+    """
+    device = make_device(monkeypatch)
+    # Captures in several threads must not take one name twice.
+    numbers = itertools.count()
+
+    def compile_to_kernels(
+        region: Region,
+        jax_device: Any,
+        in_place: int,
+        *,
+        on_stage: Callable[[str, str], None],
+        beside: Beside | None,
+    ) -> Any:
+        executable: Any = compile_region(
+            region, jax_device, in_place, on_stage=on_stage, beside=beside
+        )
+        symbol = f"{region.name}_{next(numbers)}"
+        compute = executable
+        if in_place:
+            # A kernel gives nothing up that the host's compiler could take for its results.
+            compute = compile_region(region, jax_device, 0, on_stage=lambda stage, name: None)
+        device.driver.kernels[symbol] = make_kernel(region, compute, in_place)
+        return executable, write_program(region, symbol, in_place, tuple(float_atomics)), ()
+
+    # Host memory has no stream that could wait.
+    monkeypatch.setattr(JaxOrder, "await_array", lambda self, array: jax.block_until_ready(array))
+    monkeypatch.setattr(compile_gpu, "_compile_to_kernels", compile_to_kernels)
+    monkeypatch.setattr(graphed_function, "find_device", lambda is_checking: device)
+    return device
+
+
+def make_kernel(
+    region: Region, compute: Callable[..., Any], in_place: int
+) -> Callable[[tuple[bytes, ...]], None]:
+    """Returns a kernel: inputs are its first parameters, behind them results that have a place."""
+
+    def run(parameters: tuple[bytes, ...]) -> None:
+        addresses = [int.from_bytes(parameter, "little") for parameter in parameters]
+        inputs = [read_array(a, spec) for a, spec in zip(addresses, region.inputs, strict=False)]
+        results = compute(*inputs)
+        results = results if len(region.outputs) != 1 else (results,)
+        targets = [*addresses[:in_place], *addresses[len(region.inputs) :]]
+        for address, result in zip(targets, results, strict=True):
+            content = np.asarray(result).tobytes()
+            ctypes.memmove(address, content, len(content))
+
+    return run
+
+
+def read_array(address: int, spec: BufferSpec) -> jax.Array:
+    """Returns a copy of the bytes at an address."""
+    content = ctypes.string_at(address, spec.nbytes)
+    with jax.enable_x64(True):
+        return jax.numpy.asarray(np.frombuffer(content, spec.dtype).reshape(spec.shape))
+
+
+def write_program(
+    region: Region, symbol: str, in_place: int, float_atomics: tuple[str, ...]
+) -> XlaProgram:
+    """Returns a region as one kernel over an allocation per input and per result of its own."""
+    inputs = [
+        Allocation(f"#{i}", spec.nbytes, AllocationKind.PARAMETER, i)
+        for i, spec in enumerate(region.inputs)
+    ]
+    outputs = [
+        Allocation(f"#{len(inputs) + i}", spec.nbytes, AllocationKind.OUTPUT)
+        for i, spec in enumerate(region.outputs[in_place:])
+    ]
+    reads = tuple(BufferUse(each.name, 0, each.nbytes) for each in inputs)
+    writes = tuple(BufferUse(each.name, 0, each.nbytes) for each in outputs)
+    flags = tuple(index < in_place for index in range(len(reads))) + (True,) * len(writes)
+    code = KernelCode(symbol, b"image of " + symbol.encode())
+    node = KernelNode(region.name, code, SHAPE, (*reads, *writes), flags)
+    step = DeviceStep(node, reads, (*reads[:in_place], *writes))
+    results = (*(each.name for each in inputs[:in_place]), *(each.name for each in outputs))
+    return XlaProgram(region.name, (*inputs, *outputs), (step,), results, float_atomics)

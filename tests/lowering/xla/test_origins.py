@@ -1,0 +1,65 @@
+"""Where a thunk comes from: the user's line behind an HLO instruction."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from tests.fakes.xla_programs import make_program
+from tracegraph.lowering.xla.origins import index_entry, index_origins
+
+
+def read_module() -> Any:
+    return make_program().hlo_module_with_config.hlo_module
+
+
+def test_the_user_s_innermost_line():
+    origins = index_origins(read_module())
+    assert origins.locate("add") == "train.py:7 in step, jit(step)/add, HLO `add`"
+    assert origins.locate("square") == "HLO `square`"
+    assert origins.locate("unknown") == "HLO `unknown`"
+
+
+def test_frames_of_our_own_are_skipped():
+    module = read_module()
+    folder = pathlib.Path(__file__).resolve().parents[3]
+    module.stack_frame_index.file_names[2] = f"{folder}/lowering/compile.py"
+    assert index_origins(module).locate("add").startswith("train.py:7 in step")
+    module.stack_frame_index.file_names[2] = f"{folder}/examples/train_digits.py"
+    assert index_origins(module).locate("add").startswith("train_digits.py:5 in sort")
+
+
+@pytest.mark.parametrize("frame_id", [-1, 0, 5])
+def test_a_frame_that_is_not_there(frame_id: int):
+    module = read_module()
+    module.computations[0].instructions[2].metadata.stack_frame_id = frame_id
+    assert index_origins(module).locate("add") == "jit(step)/add, HLO `add`"
+
+
+def test_frames_in_a_circle_end():
+    module = read_module()
+    index = module.stack_frame_index
+    for frame in index.stack_frames:
+        frame.file_location_id = 3
+    index.stack_frames[0].parent_frame_id = 4
+    assert index_origins(module).locate("add") == "jit(step)/add, HLO `add`"
+
+
+def test_names_and_places_that_are_not_there():
+    module = read_module()
+    index = module.stack_frame_index
+    index.stack_frames[3].file_location_id = 9
+    index.file_locations[1].function_name_id = 9
+    del index.file_names[1:]
+    assert index_origins(module).locate("add") == "?:99 in sort, jit(step)/add, HLO `add`"
+
+
+def test_only_the_entry_computation_is_the_entry():
+    module = read_module()
+    module.computations.add(id=2).instructions.add(name="inner")
+    assert set(index_entry(module)) == {"p0", "p1", "add", "square"}
+    assert "inner" in index_origins(module).instructions
+    module.entry_computation_id = 3
+    assert index_entry(module) == {}

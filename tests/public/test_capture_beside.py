@@ -1,0 +1,211 @@
+"""The second trace goes on while XLA compiles: what it finds still comes first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tracegraph as tg
+from tests.fakes.regions_as_kernels import capture_for_gpu
+from tracegraph.capturing import capture_lowering
+from tracegraph.lowering import compile as compile_module
+
+SECONDS = 30.0
+X = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture(params=["host", "gpu"])
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "gpu":
+        capture_for_gpu(monkeypatch)
+    return request.param
+
+
+def replace_compilation(
+    monkeypatch: pytest.MonkeyPatch, compile_program: Callable[[Callable[[], Any]], Any]
+) -> None:
+    """Puts a function in the place of XLA; it gets the real compilation."""
+    carry = compile_module.carry_settings
+    monkeypatch.setattr(
+        compile_module,
+        "carry_settings",
+        lambda function: lambda: compile_program(carry(function)),
+    )
+
+
+def scale_by_clock(x: jax.Array) -> jax.Array:
+    return x * (time.perf_counter_ns() % 1_000_000_007)
+
+
+def test_a_clock_is_found_beside_the_compilation(target: str):
+    captured = tg.capture(scale_by_clock)
+    with pytest.raises(tg.CaptureError, match="Python work that changes from one trace"):
+        captured(X)
+    assert captured.cache_info().captures == 0
+    assert captured.pool_bytes == 0
+
+
+def test_a_failed_compilation_does_not_hide_it(target: str, monkeypatch: pytest.MonkeyPatch):
+    def fail(compile_it: Callable[[], Any]) -> Any:
+        raise RuntimeError("XLA fails")
+
+    replace_compilation(monkeypatch, fail)
+    with pytest.raises(tg.CaptureError, match="Python work that changes") as caught:
+        tg.capture(scale_by_clock)(X)
+    assert caught.value.__context__ is None
+    # The compilation's own error is raised when the traces agree.
+    with pytest.raises(RuntimeError, match="XLA fails"):
+        tg.capture(jnp.sin)(X)
+
+
+def test_an_error_before_the_compilation_does_not_hide_it(monkeypatch: pytest.MonkeyPatch):
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no regions")
+
+    monkeypatch.setattr(capture_lowering, "make_request", fail)
+    with pytest.raises(tg.CaptureError, match="Python work that changes"):
+        tg.capture(scale_by_clock)(X)
+    with pytest.raises(RuntimeError, match="no regions"):
+        tg.capture(jnp.sin)(X)
+
+
+def test_the_second_trace_runs_in_the_calling_thread_before_the_compilation_ends(
+    target: str, monkeypatch: pytest.MonkeyPatch
+):
+    traced_in: list[threading.Thread] = []
+    compiled_in: list[threading.Thread] = []
+    has_second = threading.Event()
+
+    def function(x: jax.Array) -> jax.Array:
+        traced_in.append(threading.current_thread())
+        if len(traced_in) == 2:
+            has_second.set()
+        return x * 2
+
+    def compile_later(compile_it: Callable[[], Any]) -> Any:
+        compiled_in.append(threading.current_thread())
+        assert has_second.wait(SECONDS)
+        return compile_it()
+
+    replace_compilation(monkeypatch, compile_later)
+    captured = tg.capture(function, verify=False)
+    assert np.array_equal(captured(X), X * 2)
+    assert traced_in == [threading.current_thread()] * 2
+    assert compiled_in[0] is not threading.current_thread()
+
+
+def test_an_error_of_the_users_in_the_second_trace_passes(target: str):
+    traces: list[int] = []
+
+    def function(x: jax.Array) -> jax.Array:
+        traces.append(1)
+        if len(traces) == 2:
+            raise ZeroDivisionError
+        return x * 2
+
+    captured = tg.capture(function)
+    with pytest.raises(ZeroDivisionError):
+        captured(X)
+    assert captured.cache_info().captures == 0
+    assert np.array_equal(captured(X), X * 2)
+
+
+@pytest.mark.parametrize("mode", ["whole", "partial"])
+def test_it_is_traced_twice_where_nothing_is_compiled(mode: str):
+    traces: list[int] = []
+
+    def function(x: jax.Array) -> jax.Array:
+        traces.append(1)
+        return x
+
+    captured = tg.capture(function, mode=mode, verify=False)
+    assert np.array_equal(captured(X), X)
+    assert len(traces) == 2
+
+
+def test_settings_of_the_calling_thread_hold_in_both(target: str, monkeypatch: pytest.MonkeyPatch):
+    traced: list[Any] = []
+    compiled: list[Any] = []
+
+    def look(compile_it: Callable[[], Any]) -> Any:
+        compiled.append(jax.dtypes.canonicalize_dtype(np.float64))
+        return compile_it()
+
+    def function(x: jax.Array) -> jax.Array:
+        traced.append(jax.dtypes.canonicalize_dtype(np.float64))
+        return x * 2
+
+    carry = compile_module.carry_settings
+    monkeypatch.setattr(
+        compile_module, "carry_settings", lambda function: carry(lambda: look(function))
+    )
+    with jax.enable_x64(True):
+        result = tg.capture(function, verify=False)(np.arange(4, dtype=np.float64))
+    assert traced == [np.float64] * 2
+    assert compiled[0] == np.float64
+    assert result.dtype == np.float64
+
+
+def test_stages_add_up_to_the_time_that_passed(target: str):
+    captured = tg.capture(lambda x: jnp.sin(x) * 2)
+    start = time.perf_counter()
+    captured.lower(X)
+    captured(X)
+    assert sum(captured.timings().values()) <= time.perf_counter() - start
+
+
+@pytest.mark.parametrize("is_product", [False, True])
+def test_libraries_of_products_are_loaded_while_xla_compiles(
+    monkeypatch: pytest.MonkeyPatch, is_product: bool
+):
+    device = capture_for_gpu(monkeypatch)
+    loaded, is_read = [], threading.Event()
+
+    def compile_late(compile_it: Callable[[], Any]) -> Any:
+        # The last preparation goes on as long as this one waits for it.
+        assert is_read.wait(SECONDS)
+        return compile_it()
+
+    replace_compilation(monkeypatch, compile_late)
+    monkeypatch.setattr(device, "preload_libraries", lambda: loaded.append(is_read.set()))
+    if not is_product:
+        monkeypatch.setattr(capture_lowering, "prepare_reading", is_read.set)
+    captured = tg.capture(jax.jit(lambda x: x @ x if is_product else x * x))
+    assert np.array_equal(captured(X), X @ X if is_product else X * X)
+    assert len(loaded) == is_product
+
+
+@pytest.mark.parametrize(("outputs", "shapes"), [("fresh", [(4,), ()]), ("static", [])])
+def test_memory_for_new_results_is_prepared_once_per_type(
+    monkeypatch: pytest.MonkeyPatch, outputs: Any, shapes: list[tuple[int, ...]]
+):
+    device = capture_for_gpu(monkeypatch)
+    prepared: list[tuple[int, ...]] = []
+    are_prepared = threading.Event()
+
+    def compile_late(compile_it: Callable[[], Any]) -> Any:
+        assert are_prepared.wait(SECONDS)
+        return compile_it()
+
+    def prepare(shape: tuple[int, ...], dtype: Any) -> None:
+        prepared.append(shape)
+        if len(prepared) == len(shapes):
+            are_prepared.set()
+
+    if not shapes:
+        are_prepared.set()
+    replace_compilation(monkeypatch, compile_late)
+    monkeypatch.setattr(device, "prepare_result", prepare)
+    captured = tg.capture(
+        lambda s, x: (s + 1, x * 2, x.sum(), x * 3), donate_argnums=0, outputs=outputs
+    )
+    results = captured(jnp.ones((3, 2)), X)
+    assert np.array_equal(results[3], X * 3)
+    assert prepared == shapes

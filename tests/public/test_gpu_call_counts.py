@@ -1,0 +1,139 @@
+"""What a call of a captured train step does besides its launch, in calls that can be counted.
+
+On a CudaDevice over host memory; the driver is a fake whose own calls are not counted.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import tracegraph as tg
+from tests.fakes.cuda_on_host import place
+from tests.fakes.regions_as_kernels import capture_for_gpu
+from tracegraph.replaying.dict_watch import has_watchers
+from tracegraph.replaying.tree_watch import TreeWatch
+from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.stream import thread_state
+
+HOUSE = pathlib.Path(__file__).resolve().parents[2]
+LAYERS = tuple(f"{HOUSE / name}/" for name in ("tracegraph", "runtime"))
+# Read by the fake driver only: the real one reads parameters from memory.
+FAKED = str(HOUSE / "runtime" / "cuda" / "parameters.py")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+    # Another test of this process may have chosen a stream for its thread.
+    monkeypatch.setattr(thread_state, "streams", [])
+    return capture_for_gpu(monkeypatch)
+
+
+def make_state(blocks: int) -> Any:
+    """Returns a state as a model and its optimizer have: dicts in a list in a dict in a tuple."""
+    block = {name: np.zeros(2, np.float32) for name in "abcdef"}
+    parameters = {"table": np.zeros(2, np.float32), "blocks": [dict(block) for _ in range(blocks)]}
+    return parameters, jax.tree.map(np.copy, parameters), np.float32(0)
+
+
+def step(state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+    parameters, moments, count = state
+    moments = jax.tree.map(lambda m: m + x.sum(), moments)
+    parameters = jax.tree.map(lambda p, m: p + m * y.sum(), parameters, moments)
+    return (parameters, moments, count + 1), parameters["table"].sum()
+
+
+class Loop:
+    """A train loop whose two inputs alternate between two batches."""
+
+    def __init__(self, blocks: int) -> None:
+        self.step = tg.capture(step, donate_argnums=0, verify=False)
+        self.batches = [(place([i, 1]), place([i, 2, 3])) for i in (1, 2)]
+        self.state, self.calls = make_state(blocks), 0
+        self.loss: Any = None
+        for _ in range(4):
+            self.advance()
+
+    def advance(self) -> None:
+        batch = self.batches[self.calls & 1]
+        self.calls += 1
+        self.state, self.loss = self.step(self.state, *batch)
+
+
+def count_calls(action: Callable[[], Any]) -> Counter[str]:
+    """Returns how often each function of ours is entered."""
+    found: Counter[str] = Counter()
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        is_ours = code.co_filename.startswith(LAYERS) and code.co_filename != FAKED
+        if event == "call" and is_ours:
+            found[code.co_name] += 1
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_call_enters_few_functions_however_many_leaves_there_are(device: CudaDevice) -> None:
+    small, large = Loop(1), Loop(8)
+    few, many = count_calls(small.advance), count_calls(large.advance)
+    assert few == many
+    # The call itself, two inputs, the state, one result, the launch.
+    assert sum(few.values()) <= 24, few
+    assert "_call_generally" not in few
+
+
+def test_a_call_asks_the_driver_for_pointers_and_a_launch(device: CudaDevice) -> None:
+    loop, driver = Loop(2), device.driver
+    before = len(driver.calls)
+    loop.advance()
+    names = Counter(call.name for call in driver.calls[before:])
+    # The fake's launch does the work of its one kernel by itself.
+    assert names == {"send": 3, "launch": 1}
+
+
+def test_the_dicts_of_a_state_are_not_compared(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, compared = Loop(2), []
+    compare = TreeWatch._has_same_dicts
+
+    def has_same_dicts(watch: TreeWatch) -> bool:
+        compared.append(watch)
+        return compare(watch)
+
+    monkeypatch.setattr(TreeWatch, "_has_same_dicts", has_same_dicts)
+    for _ in range(3):
+        loop.advance()
+    assert len(compared) == (0 if has_watchers() else 3)
+    # Changed in place: seen, and then watched again.
+    loop.state[0]["blocks"][1]["a"] = np.full(2, 50, np.float32)
+    loop.advance()
+    assert float(loop.state[0]["blocks"][1]["a"][0]) > 50
+    compared.clear()
+    loop.advance()
+    loop.advance()
+    assert len(compared) == (0 if has_watchers() else 2)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_the_loop_computes_what_jit_does(device: CudaDevice, blocks: int) -> None:
+    loop, state, jitted = Loop(blocks), make_state(blocks), jax.jit(step)
+    losses = []
+    for index in range(loop.calls):
+        state, loss = jitted(state, *loop.batches[index & 1])
+        losses.append(float(loss))
+    jax.tree.map(np.testing.assert_allclose, loop.state, state)
+    np.testing.assert_allclose(float(loop.loss), losses[-1])

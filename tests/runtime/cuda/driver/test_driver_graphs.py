@@ -1,0 +1,209 @@
+"""CudaDriver: nodes, edges, executable graphs, launches and captures."""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from typing import Any
+
+import pytest
+
+from tests.fakes.cuda_stages import LAUNCH, MAP
+from tests.fakes.fake_bindings import FakeBindings
+from tests.oracles import error_lines
+from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch, Port
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
+from tracegraph.runtime.errors import CudaError
+from tracegraph.runtime.nodes import LaunchShape
+
+
+def test_a_kernel_node_has_parameters_and_edges(api: FakeBindings) -> None:
+    seen: list[Any] = []
+    api.results["cuGraphAddKernelNode"] = (0x71,)
+    driver = CudaDriver(api)
+    original = api._record
+
+    def record(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name == "cuGraphAddKernelNode":
+            seen.extend(read_parameters(arguments[3]))
+        return original(name, arguments)
+
+    api._record = record
+    waits = [(0x40, Port.COMPLETE), (0x41, Port.PROGRAMMATIC), (0x42, Port.LAUNCH_ORDER)]
+    assert driver.add_kernel_node(0x61, waits, LAUNCH) == 0x71
+    assert [name for name, _ in api.calls] == ["cuGraphAddKernelNode", "cuGraphAddDependencies"]
+    (_, (graph, before, count, parameters)), (_, edges) = api.calls
+    assert (graph, [int(node) for node in before], count) == (0x61, [0x40], 1)
+    assert seen == [b"12345678", b"\x07\0\0\0", b"m" * 128]
+    assert int(parameters.func) == 0xF00
+    grid = (parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ)
+    block = (parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ)
+    assert (grid, block, parameters.sharedMemBytes) == ((4, 3, 2), (128, 2, 1), 1024)
+    assert edges[0] == 0x61
+    assert [[int(node) for node in nodes] for nodes in edges[1:3]] == [[0x41, 0x42], [0x71, 0x71]]
+    assert [(edge.from_port, int(edge.type)) for edge in edges[3]] == [(1, 1), (2, 1)]
+    assert edges[4] == 2
+
+
+def read_parameters(parameters: Any) -> list[bytes]:
+    pointers = (ctypes.c_void_p * 3).from_address(int(parameters.kernelParams))
+    assert all(pointer % 64 == 0 for pointer in pointers if pointer is not None)
+    sizes = [len(parameter) for parameter in LAUNCH.parameters]
+    return [
+        ctypes.string_at(pointer, size)
+        for pointer, size in zip(pointers, sizes, strict=True)
+        if pointer is not None
+    ]
+
+
+def test_cuda_12_has_edges_with_data_under_another_name(api: FakeBindings) -> None:
+    api.absent.clear()
+    api.results["cuGraphAddKernelNode"] = (0x71,)
+    CudaDriver(api).add_kernel_node(0x61, [(0x40, Port.PROGRAMMATIC)], LAUNCH)
+    assert api.calls[-1][0] == "cuGraphAddDependencies_v2"
+
+
+def test_a_kernel_is_launched_outside_of_a_graph(api: FakeBindings) -> None:
+    seen: list[bytes] = []
+
+    def record(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert name == "cuLaunchKernel"
+        assert arguments[:8] == (0xF00, 4, 3, 2, 128, 2, 1, 1024)
+        assert (arguments[8], arguments[10]) == (0x51, 0)
+        seen.extend(read_parameters(types.SimpleNamespace(kernelParams=arguments[9])))
+        return (0,)
+
+    api._record = record
+    CudaDriver(api).launch_kernel(LAUNCH, 0x51)
+    assert seen == [b"12345678", b"\x07\0\0\0", b"m" * 128]
+
+
+def test_a_cluster_is_an_attribute_of_the_node(api: FakeBindings) -> None:
+    api.results["cuGraphAddKernelNode"] = (0x71,)
+    shape = LaunchShape((4, 1, 1), (128, 1, 1), (2, 1, 1))
+    CudaDriver(api).add_kernel_node(0x61, [], KernelLaunch(1, shape, ()))
+    node, attribute, value = api.take_call("cuGraphKernelNodeSetAttribute")
+    cluster = (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z)
+    assert (node, int(attribute), cluster) == (0x71, 4, (2, 1, 1))
+
+
+def test_copy_fill_child_and_empty_nodes(api: FakeBindings) -> None:
+    functions = ["Memcpy", "Memset", "ChildGraph", "Empty"]
+    api.results |= {f"cuGraphAdd{name}Node": (0x71,) for name in functions}
+    driver = CudaDriver(api)
+    driver.add_copy_node(0x61, [(0x40, Port.COMPLETE)], CopyRange(0x100, 0x200, 64), 0xC0)
+    graph, before, count, copy, context = api.take_call("cuGraphAddMemcpyNode")
+    assert (graph, [int(node) for node in before], count, context) == (0x61, [0x40], 1, 0xC0)
+    assert (int(copy.srcDevice), int(copy.dstDevice)) == (0x200, 0x100)
+    assert (copy.WidthInBytes, copy.Height, copy.Depth) == (64, 1, 1)
+    assert (int(copy.srcMemoryType), int(copy.dstMemoryType)) == (2, 2)
+    driver.add_fill_node(0x61, [], FillRange(0x100, 5, 4, 16), 0xC0)
+    _, _, count, fill, context = api.take_call("cuGraphAddMemsetNode")
+    assert (count, context, int(fill.dst), fill.value) == (0, 0xC0, 0x100, 5)
+    assert (fill.elementSize, fill.width, fill.height) == (4, 16, 1)
+    driver.add_child_node(0x61, [], 0x62)
+    assert api.take_call("cuGraphAddChildGraphNode") == (0x61, [], 0, 0x62)
+    driver.add_empty_node(0x61, [])
+    assert api.take_call("cuGraphAddEmptyNode") == (0x61, [], 0)
+
+
+def test_nodes_of_an_executable_graph_are_changed(api: FakeBindings) -> None:
+    driver = CudaDriver(api)
+    driver.set_kernel_node(0x62, 0x71, LAUNCH)
+    executable, node, kernel = api.take_call("cuGraphExecKernelNodeSetParams")
+    assert (executable, node, kernel.gridDimX) == (0x62, 0x71, 4)
+    driver.set_copy_node(0x62, 0x71, CopyRange(0x100, 0x200, 64), 0xC0)
+    executable, node, copy, context = api.take_call("cuGraphExecMemcpyNodeSetParams")
+    assert (executable, node, copy.WidthInBytes, context) == (0x62, 0x71, 64, 0xC0)
+    driver.set_fill_node(0x62, 0x71, FillRange(0x100, 5, 4, 16), 0xC0)
+    executable, node, fill, context = api.take_call("cuGraphExecMemsetNodeSetParams")
+    assert (executable, node, fill.width, context) == (0x62, 0x71, 16, 0xC0)
+
+
+def test_a_patch_sends_what_was_written(api: FakeBindings) -> None:
+    patch = CudaDriver(api).patch_kernel_node(0x62, 0x71, LAUNCH)
+    patch.packed.words[patch.packed.starts[0]] = 0x4242
+    patch.send()
+    executable, node, parameters = api.take_call("cuGraphExecKernelNodeSetParams")
+    assert (int(executable), int(node)) == (0x62, 0x71)
+    changed = read_parameters(parameters)
+    assert changed == [(0x4242).to_bytes(8, "little"), b"\x07\0\0\0", b"m" * 128]
+    api.errors["cuGraphExecKernelNodeSetParams"] = 1
+    with pytest.raises(CudaError, match="from cuGraphExecKernelNodeSetParams"):
+        patch.send()
+
+
+def test_instantiation_names_the_node_at_fault(api: FakeBindings) -> None:
+    api.results["cuGraphInstantiateWithParams"] = (0x62,)
+    driver = CudaDriver(api)
+    assert driver.instantiate(0x61, {}) == 0x62
+    api.errors["cuGraphInstantiateWithParams"] = 1
+    with pytest.raises(CudaError) as caught:
+        driver.instantiate(0x61, {0x77: "node 3 of graph `f`, kernel add"})
+    error_lines.match(
+        caught.value,
+        "cuGetErrorName from cuGraphInstantiateWithParams",
+        "cuGraphInstantiateWithParams(graph=0x61, at node 3 of graph `f`, kernel add, "
+        "result=INVALID_STRUCTURE)",
+        "cuGetErrorString",
+        "internal error in tracegraph",
+    )
+
+
+def test_a_launcher_is_one_call(api: FakeBindings) -> None:
+    owner = object()
+    launch = CudaDriver(api).make_launcher(0x62, 7, 0xC0, owner)
+    launch()
+    executable, stream = api.take_call("cuGraphLaunch")
+    assert (int(executable), int(stream)) == (0x62, 7)
+    assert launch.__dict__["owner"] is owner
+
+
+def test_a_launcher_makes_the_context_current_where_a_thread_has_none(api: FakeBindings) -> None:
+    outcomes = [201, 201, 0]
+
+    def record(name: str, arguments: tuple[Any, ...]) -> tuple[int]:
+        api.calls.append((name, arguments))
+        return (outcomes.pop(0) if name == "cuGraphLaunch" else 0,)
+
+    api._record = record
+    CudaDriver(api).make_launcher(0x62, 7, 0xC0)()
+    names = [name for name, _ in api.calls]
+    assert names == ["cuGraphLaunch", "cuGraphLaunch", "cuCtxSetCurrent", "cuGraphLaunch"]
+    assert not outcomes
+
+
+@pytest.mark.parametrize("context", [0, 0xC0])
+def test_a_failed_launch_is_an_error(api: FakeBindings, context: int) -> None:
+    api.errors["cuGraphLaunch"] = 201
+    launch = CudaDriver(api).make_launcher(0x1062, 0x2007, context)
+    with pytest.raises(CudaError, match=r"where: cuGraphLaunch\(0x1062, 0x2007\)"):
+        launch()
+
+
+def test_a_capture_that_gives_no_graph_is_an_error(api: FakeBindings) -> None:
+    api.results["cuStreamEndCapture"] = (0,)
+    with pytest.raises(CudaError, match="the capture was made invalid"):
+        CudaDriver(api).end_capture(7)
+
+
+def test_an_aborted_capture_never_fails_and_drops_its_graph(api: FakeBindings) -> None:
+    api.results["cuStreamEndCapture"] = (0x61,)
+    CudaDriver(api).abort_capture(7)
+    assert api.calls == [("cuStreamEndCapture", (7,)), ("cuGraphDestroy", (0x61,))]
+    api.calls.clear()
+    api.errors["cuStreamEndCapture"] = 901
+    CudaDriver(api).abort_capture(7)
+    assert api.calls == [("cuStreamEndCapture", (7,))]
+
+
+def test_a_tensor_map_is_encoded_field_by_field(api: FakeBindings) -> None:
+    memory = ctypes.create_string_buffer(b"t" * 128, 128)
+    encoded = types.SimpleNamespace(getPtr=lambda: ctypes.addressof(memory))
+    api.results["cuTensorMapEncodeTiled"] = (encoded,)
+    assert CudaDriver(api).encode_tensor_map(MAP, 0x1000) == b"t" * 128
+    dtype, rank, address, dims, strides, box, steps, *rest = api.take_call("cuTensorMapEncodeTiled")
+    assert (int(dtype), rank, address) == (1, 2, 0x1000)
+    lists = [[int(each) for each in numbers] for numbers in (dims, strides, box, steps)]
+    assert lists == [[8, 4], [16], [8, 4], [1, 1]]
+    assert [int(each) for each in rest] == [0, 2, 2, 1]

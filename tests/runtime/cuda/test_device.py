@@ -1,0 +1,385 @@
+"""CudaDevice: binding, instantiating, failing at any call, comparing and copying memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.fakes.cuda_on_host import (
+    STREAM,
+    floats,
+    kernel,
+    make_cuda_replay,
+    make_device,
+    place,
+    view_floats,
+)
+from tests.fakes.definitions import make_copy, make_definition, make_stage
+from tests.oracles import error_lines
+from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.cuda import comparison, jax_order
+from tracegraph.runtime.cuda import device as device_module
+from tracegraph.runtime.cuda.device import CudaDevice, find_cuda_device
+from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
+from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
+from tracegraph.runtime.graph import ArenaSize, GraphDefinition, ReplayClock
+from tracegraph.runtime.memory.caching.private_pool import PrivatePool
+from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.providers.segment import Segment
+
+# The fixture puts another in its place.
+MAKE_ALLOCATOR = jax_order._make_allocator
+DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+    return make_device(monkeypatch)
+
+
+def with_constant() -> GraphDefinition:
+    """Returns y = x + c, where c is a constant of the compiled program."""
+    definition = make_definition(make_stage(kernel("add", "x c", "y")))
+    content = floats([10, 20, 30, 40]).tobytes()
+    slots = tuple(
+        dataclasses.replace(slot, content=content, is_resident=True) if slot.name == "c" else slot
+        for slot in definition.slots
+    )
+    return dataclasses.replace(definition, slots=slots)
+
+
+def call(replay: Any, value: Any) -> Any:
+    replay.settle()
+    replay.load([(0, floats([value] * 4))])
+    replay.launch()
+    return replay.make_taker(0)()
+
+
+def test_names(device: CudaDevice) -> None:
+    assert (device.name, device.target, device.updates_in_place) == ("cuda:0", "gpu", True)
+    assert device.allocator.provider.name == "jax"
+
+
+def test_the_arena_is_poisoned_and_constants_are_loaded(device: CudaDevice) -> None:
+    replay = make_cuda_replay(device, with_constant())
+    buffers = replay.buffers
+    assert view_floats(buffers["c"].address).tolist() == [10, 20, 30, 40]
+    for name in ("x", "y"):
+        assert np.isnan(view_floats(buffers[name].address)).all()
+    np.testing.assert_array_equal(call(replay, 1), [11, 21, 31, 41])
+
+
+def test_graphs_are_uploaded_on_the_stream_of_jax(device: CudaDevice) -> None:
+    make_cuda_replay(device, DOUBLE)
+    (executable,) = device.driver.executables.values()
+    assert executable.uploads == [STREAM]
+    assert executable.launches == []
+
+
+def test_static_outputs_stay_in_the_arena(device: CudaDevice) -> None:
+    replay = make_cuda_replay(device, DOUBLE, Lifetime.STATIC)
+    addresses = {call(replay, value).data_ptr() for value in range(3)}
+    assert addresses == {replay.buffers["y"].address}
+
+
+def test_where_results_are_and_how_they_are_read(device: CudaDevice) -> None:
+    definition = make_definition(
+        make_stage(kernel("double", "x", "y"), kernel("increment", "s", "s")),
+        inputs="x s",
+        outputs="y s",
+        residents="s",
+    )
+    replay = make_cuda_replay(device, definition)
+    replay.load([(0, floats([1] * 4)), (1, floats([5] * 4))])
+    replay.launch()
+    for (address, read), value in zip(replay.locate_outputs(), (2, 6), strict=True):
+        assert view_floats(address).tolist() == [value] * 4
+        np.testing.assert_array_equal(read(), [value] * 4)
+    replay.launch()
+    copies = replay.copy_outputs()
+    np.testing.assert_array_equal(copies[0], [2] * 4)
+    np.testing.assert_array_equal(copies[1].to_jax(), [7] * 4)
+
+
+@pytest.mark.parametrize("definition", [DOUBLE, with_constant()])
+def test_any_failing_call_leaves_nothing_behind(
+    definition: GraphDefinition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = make_device(monkeypatch)
+    driver = device.driver
+    # Staging memory stays for other captures.
+    device.context.load(b"warm", place([0] * 4).unsafe_buffer_pointer())
+    driver.set_current(0)
+    before, clean = driver.live_handles(), len(driver.calls)
+    replay = make_cuda_replay(device, definition)
+    count = len(driver.calls) - clean
+    del replay
+    gc.collect()
+    assert driver.live_handles() == before
+    for number in range(1, count + 1):
+        driver.set_current(0)
+        driver.fail_at = len(driver.calls) + number
+        with pytest.raises(CudaError, match="chosen by the test"):
+            make_cuda_replay(device, definition)
+        driver.fail_at = None
+        gc.collect()
+        assert driver.live_handles() == before
+        assert device.allocator.statistics.all.reserved_bytes.current == 0
+    result = call(make_cuda_replay(device, definition), 1)
+    assert result.tolist() in ([2.0] * 4, [11.0, 21.0, 31.0, 41.0])
+
+
+def test_any_failing_call_of_a_replay_leaves_the_next_one_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = make_device(monkeypatch)
+    driver, replay = device.driver, make_cuda_replay(device, DOUBLE)
+    kept = [call(replay, 1)]
+    clean = len(driver.calls)
+    kept.append(call(replay, 2))
+    count = len(driver.calls) - clean
+    for number in range(1, count + 1):
+        driver.fail_at = len(driver.calls) + number
+        with pytest.raises(CudaError, match="chosen by the test"):
+            call(replay, 50)
+        driver.fail_at = None
+        kept.append(call(replay, number + 2))
+    assert [float(result[0]) for result in kept] == [2.0 * n for n in range(1, count + 3)]
+
+
+def test_a_pool_that_cannot_grow(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    pool = PrivatePool(new_pool_id(), device.allocator)
+    with monkeypatch.context() as patch:
+        patch.setattr("tracegraph.runtime.cuda.memory.jax_provider.allocate_arrays", refuse)
+        with pytest.raises(OutOfMemoryError) as caught:
+            pool.allocate(1000)
+    error_lines.match(
+        caught.value,
+        "out of memory: tried to allocate 1.00 KiB",
+        f"private pool {pool.pool_id} with 0 bytes, device 0 (jax) has",
+        "a graph keeps all of its buffers",
+        "donate the state",
+    )
+    assert "of which 0 bytes is free" in caught.value.where
+    assert device.allocator.statistics.all.reserved_bytes.current == 0
+    assert pool.allocate(1000).nbytes == 1024
+
+
+def test_other_failures_of_jax_are_not_taken_for_full_memory(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: planted")
+
+    monkeypatch.setattr("tracegraph.runtime.cuda.memory.jax_provider.allocate_arrays", refuse)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="planted"):
+        device.allocator.provider.allocate(8)
+
+
+def test_segments_are_counted_and_taken_back_once(device: CudaDevice) -> None:
+    provider = JaxProvider(device.jax_device)
+    one, other = provider.allocate(1000), provider.allocate(24)
+    assert provider.reserved_bytes == 1024
+    provider.free(one)
+    assert provider.reserved_bytes == 24
+    for segment in (one, Segment(other.address, 24, None)):
+        with pytest.raises(TracegraphError) as caught:
+            provider.free(segment)
+        error_lines.match(
+            caught.value,
+            f"cannot take back the segment at {segment.address:#x}",
+            "jax provider",
+            "it was taken back before",
+            "internal error",
+        )
+    # Dropped without being given back.
+    del other, segment
+    caught = None
+    gc.collect()
+    assert provider.reserved_bytes == 0
+
+
+def test_free_bytes_are_those_of_the_allocator() -> None:
+    class Counting:
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_limit": 100, "bytes_in_use": 30}
+
+    assert JaxProvider(Counting()).available_bytes() == 70
+
+
+def pair(device: CudaDevice, one: Any, other: Any) -> tuple[int, int, int]:
+    return one.unsafe_buffer_pointer(), other.unsafe_buffer_pointer(), one.nbytes
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 127, 128, 129, 200])
+def test_ranges_are_compared_to_the_last_bit(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    monkeypatch.setattr(comparison, "PIECE_BYTES", 64)
+    bytes_of = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+    one, equal = place(bytes_of, dtype=np.uint8), place(bytes_of, dtype=np.uint8)
+    assert device.find_unequal([pair(device, one, equal)]) == []
+    for index in {0, nbytes // 2, nbytes - 1} if nbytes else ():
+        changed = bytes_of.copy()
+        changed[index] ^= 1
+        other = place(changed, dtype=np.uint8)
+        assert device.find_unequal([pair(device, one, other)]) == [0]
+        pairs = [pair(device, one, each) for each in (equal, other, equal, other, equal)]
+        assert device.find_unequal(pairs) == [1, 3]
+
+
+def test_nan_equals_the_same_nan_only(device: CudaDevice) -> None:
+    nan = place(np.asarray([0x7FC00000] * 4, np.uint32).view(np.float32))
+    other = place(np.asarray([0x7FC00001] * 4, np.uint32).view(np.float32))
+    assert device.find_unequal([pair(device, nan, nan), pair(device, nan, other)]) == [1]
+    assert device.find_unequal([]) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16", "bool", "float64", "complex64"])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (4, 3), (0, 2)])
+def test_copies_are_private_and_rotated(
+    device: CudaDevice, dtype: str, shape: tuple[int, ...]
+) -> None:
+    size = int(np.prod(shape))
+    values = (np.arange(size) % 7).reshape(shape).astype(jax.numpy.dtype(dtype))
+    array = place(values, dtype=values.dtype)
+    (same,) = device.copy_arrays([array], is_rotated=False)
+    (rotated,) = device.copy_arrays([array], is_rotated=True)
+    assert (same.dtype, same.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(np.asarray(same), values)
+    expected = np.roll(values.ravel(), -(size // 2)).reshape(shape)
+    np.testing.assert_array_equal(np.asarray(rotated), expected)
+    if size:
+        pointers = {a.unsafe_buffer_pointer() for a in (array, same, rotated)}
+        assert len(pointers) == 3
+
+
+def test_copies_and_comparisons_compile_nothing(
+    device: CudaDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = [place(np.full(3 + index, index, np.float32)) for index in range(40)]
+    with jax.log_compiles():
+        copies = device.copy_arrays(arrays, is_rotated=True)
+        pairs = [pair(device, *both) for both in zip(arrays, copies, strict=True)]
+        assert device.find_unequal(pairs) == []
+        assert "ompil" not in caplog.text
+        # What is logged is seen.
+        jax.jit(lambda x: x + 41)(1.0)
+        assert "ompil" in caplog.text
+    assert len({copy.unsafe_buffer_pointer() for copy in copies}) == len(arrays)
+    assert device.copy_arrays([], is_rotated=True) == []
+
+
+def test_copies_keep_the_weak_type(device: CudaDevice) -> None:
+    weak = jax.numpy.asarray(2.0)
+    assert weak.aval.weak_type
+    strong = place([1, 2, 3, 4])
+    copies = device.copy_arrays([weak, strong], is_rotated=False)
+    assert [copy.aval for copy in copies] == [weak.aval, strong.aval]
+
+
+def test_one_device_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, made = object(), []
+
+    def make(*arguments: Any) -> Any:
+        made.append(arguments)
+        return "device"
+
+    monkeypatch.setattr(device_module, "_devices", {})
+    monkeypatch.setattr(device_module, "load_driver", lambda: "driver")
+    monkeypatch.setattr(device_module, "find_compute_stream", lambda found: STREAM)
+    monkeypatch.setattr(device_module, "CudaDevice", make)
+    assert find_cuda_device(gpu) == find_cuda_device(gpu) == "device"
+    assert made == [(gpu, "driver", STREAM)]
+
+
+def test_without_cuda_the_error_comes_before_any_work_of_jax(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> Any:
+        raise CudaError("no driver", where="w", why="y", fix="f", anchor="cuda-driver")
+
+    monkeypatch.setattr(device_module, "load_driver", refuse)
+    monkeypatch.setattr(device_module, "find_compute_stream", lambda found: pytest.fail("asked"))
+    for _ in range(2):
+        with pytest.raises(CudaError, match="no driver"):
+            find_cuda_device(object())
+
+
+def test_binding_twice_gives_two_sets_of_buffers(device: CudaDevice) -> None:
+    one, other = make_cuda_replay(device, DOUBLE), make_cuda_replay(device, DOUBLE)
+    assert one.buffers["x"].address != other.buffers["x"].address
+    np.testing.assert_array_equal(call(one, 1), [2] * 4)
+    np.testing.assert_array_equal(call(other, 3), [6] * 4)
+    clock = ReplayClock()
+    again = device.bind_buffers(DOUBLE, one.arena, clock)
+    assert again["x"].lock is clock.lock
+    assert again["x"].view.address == one.buffers["x"].address
+
+
+def test_a_copy_node_is_rebound_too(device: CudaDevice) -> None:
+    replay = make_cuda_replay(device, make_definition(make_stage(make_copy("x", "y"))))
+    for value in (1, 2):
+        replay.inputs[0].make_writer()(x := place([value] * 4))
+        replay.launch()
+        np.testing.assert_array_equal(replay.make_taker(0)(), x)
+
+
+def test_an_arena_is_prepared_in_threads_and_compiled_once(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax_order, "_make_allocator", MAKE_ALLOCATOR)
+    monkeypatch.setattr(jax_order, "_allocators", {})
+    compiled: list[int] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+    compile_allocator = jax_order._compile_allocator
+
+    def compile_late(shapes: Any, jax_device: Any) -> Any:
+        compiled.append(shapes[0][0][0])
+        if len(compiled) == 2:
+            has_begun.set()
+        assert may_end.wait(30)
+        return compile_allocator(shapes, jax_device)
+
+    monkeypatch.setattr(jax_order, "_compile_allocator", compile_late)
+    device.prepare_arena(ArenaSize(1000, 3000))
+    # Both at the same time, and not in this thread.
+    assert has_begun.wait(30)
+    may_end.set()
+    arena = Arena(PrivatePool(new_pool_id(), device.allocator), ArenaSize(1000, 3000))
+    assert sorted(compiled) == [1024, 3072] == sorted(b - a for a, b in list_ends(arena))
+
+
+def list_ends(arena: Arena) -> list[tuple[int, int]]:
+    """Returns start and end of the segments of both parts."""
+    blocks = [arena.find_block(offset) for offset in (0, arena.size.kept_bytes)]
+    return [(block.address, block.address + block.segment.nbytes) for block in blocks]
+
+
+def test_an_allocation_whose_preparation_failed_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax_order, "_allocators", {})
+    outcomes: list[Any] = [RuntimeError("XLA"), "allocator"]
+
+    def compile_once(shapes: Any, jax_device: Any) -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(jax_order, "_compile_allocator", compile_once)
+    shapes = (((8,), np.dtype(np.uint8)),)
+    with pytest.raises(RuntimeError, match="XLA"):
+        jax_order._make_allocator(shapes, None)
+    assert [jax_order._make_allocator(shapes, None) for _ in range(2)] == ["allocator"] * 2

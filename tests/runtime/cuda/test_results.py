@@ -1,0 +1,299 @@
+"""Results in memory of JAX's own: kept, dropped, read, by several threads and in any order."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.fakes.cuda_on_host import floats, kernel, make_cuda_replay, make_device, place
+from tests.fakes.definitions import make_copy, make_definition, make_stage
+from tests.fakes.fake_state import MisuseError
+from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.cuda import jax_order
+from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
+from tracegraph.runtime.cuda.results import MAX_SPARES, STOCK
+from tracegraph.runtime.errors import CudaError
+from tracegraph.runtime.jax_interop import make_aval
+from tracegraph.runtime.replay import Replay
+
+DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+    return make_device(monkeypatch)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
+    """A device that does nothing before the host waits; memory it works on must be kept."""
+    device = make_device(monkeypatch, is_deferred=True)
+    yield device
+    # What keeps the memory of pending work goes with the test.
+    with device.context.order.use_context():
+        device.driver.synchronize_context()
+
+
+def call(replay: Replay, value: float) -> Any:
+    replay.settle()
+    replay.load([(0, floats([value] * 4))])
+    replay.launch()
+    return replay.make_taker(0)()
+
+
+def test_results_that_are_kept_keep_their_values(late: CudaDevice) -> None:
+    replay = make_cuda_replay(late, DOUBLE)
+    results = [call(replay, value) for value in range(40)]
+    assert len({result.data_ptr() for result in results}) == 40
+    assert [float(result[0]) for result in results] == [2 * value for value in range(40)]
+
+
+def test_a_loop_alternates_between_two_pieces_of_memory(device: CudaDevice) -> None:
+    replay, result, addresses = make_cuda_replay(device, DOUBLE), None, []
+    for value in range(10):
+        result = call(replay, value)
+        addresses.append(result.data_ptr())
+    assert result is not None
+    assert len(set(addresses)) == 2
+    assert all(one != other for one, other in itertools.pairwise(addresses))
+
+
+def test_the_memory_of_a_result_that_is_dropped_unread_serves_again(device: CudaDevice) -> None:
+    replay = make_cuda_replay(device, DOUBLE)
+    first = call(replay, 1).data_ptr()
+    sends = device.driver.count_calls("send")
+    assert call(replay, 2).data_ptr() == first
+    assert device.driver.count_calls("send") == sends
+
+
+def test_a_result_that_was_read_survives_later_replays(device: CudaDevice) -> None:
+    replay = make_cuda_replay(device, DOUBLE)
+    result = call(replay, 1)
+    plain = result.jax()
+    del result
+    for value in range(2, 30):
+        assert call(replay, value).data_ptr() != plain.unsafe_buffer_pointer()
+    np.testing.assert_array_equal(plain, [2] * 4)
+
+
+def test_a_copy_of_a_result_leaves_it_readable(late: CudaDevice) -> None:
+    replay = make_cuda_replay(late, DOUBLE)
+    result = call(replay, 3)
+    copy = result.peek().copy()
+    assert copy.address != result.data_ptr()
+    assert copy.copy() is copy
+    np.testing.assert_array_equal(result, [6] * 4)
+    np.testing.assert_array_equal(copy.to_jax(), [6] * 4)
+
+
+def test_dropping_a_result_changes_nothing_that_a_launch_decides(device: CudaDevice) -> None:
+    # Another thread may drop it between any two lines of a launch.
+    replay = make_cuda_replay(device, DOUBLE)
+    port, result = replay.buffers["y"].port, call(replay, 1)
+    before = (port.is_taken, port._piece)
+    del result
+    assert (port.is_taken, port._piece) == before
+
+
+def test_spares_are_few(device: CudaDevice) -> None:
+    replay = make_cuda_replay(device, DOUBLE)
+    results = [call(replay, value) for value in range(3 * STOCK)]
+    results.clear()
+    assert len(replay.buffers["y"].port.spares) <= MAX_SPARES
+    assert float(call(replay, 5)[0]) == 10
+
+
+def test_a_large_result_has_no_stock(device: CudaDevice) -> None:
+    kind = jax.ShapeDtypeStruct((1 << 15,), np.float32)
+    definition = make_definition(
+        make_stage(make_copy("x", "y", 1 << 17)),
+        types={"x": kind, "y": kind},
+        offsets={"x": 0, "y": 1 << 17},
+        arena_bytes=1 << 18,
+    )
+    replay = make_cuda_replay(device, definition)
+    replay.load([(0, np.ones(1 << 15, np.float32))])
+    replay.launch()
+    result = replay.make_taker(0)()
+    assert replay.buffers["y"].port.spares == []
+    assert float(result.sum()) == 1 << 15
+
+
+def test_results_of_several_threads(device: CudaDevice) -> None:
+    replay, wrong = make_cuda_replay(device, DOUBLE), []
+
+    def work(number: int) -> None:
+        kept = []
+        for turn in range(40):
+            value = 1000 * number + turn
+            with replay.clock.lock:
+                result = call(replay, value)
+            if turn % 3:
+                kept.append((value, result))
+        wrong.extend(v for v, result in kept if np.asarray(result).tolist() != [2 * v] * 4)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_result_does_not_keep_the_arena(device: CudaDevice) -> None:
+    replay = make_cuda_replay(device, DOUBLE)
+    result, arena = call(replay, 4), weakref.ref(replay.arena)
+    assert device.allocator.statistics.all.reserved_bytes.current > 0
+    del replay
+    gc.collect()
+    assert arena() is None
+    assert device.allocator.statistics.all.reserved_bytes.current == 0
+    assert result.lifetime is Lifetime.FRESH
+    np.testing.assert_array_equal(result, [8] * 4)
+
+
+def test_everything_goes_with_the_last_result(device: CudaDevice) -> None:
+    before = device.driver.live_handles()
+    replay = make_cuda_replay(device, DOUBLE)
+    result = call(replay, 4)
+    del replay
+    gc.collect()
+    del result
+    gc.collect()
+    left = set(device.driver.live_handles().values()) - set(before.values())
+    # Staging memory stays for other graphs.
+    assert left <= {"host memory", "event"}
+
+
+def test_a_read_that_fails_may_be_tried_again(
+    late: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = call(make_cuda_replay(late, DOUBLE), 4)
+    define = jax_order._define_anew
+
+    def fail(array: Any) -> Any:
+        monkeypatch.setattr(jax_order, "_define_anew", define)
+        raise MemoryError("planted")
+
+    monkeypatch.setattr(jax_order, "_define_anew", fail)
+    with pytest.raises(MemoryError, match="planted"):
+        result.jax()
+    np.testing.assert_array_equal(result, [8] * 4)
+
+
+def test_a_failed_launch_hands_out_nothing_old(device: CudaDevice) -> None:
+    replay = make_cuda_replay(device, DOUBLE)
+    kept = call(replay, 1)
+    for name in ("send", "launch"):
+        device.driver.fail_on = name
+        with pytest.raises(CudaError, match=name):
+            call(replay, 50)
+        np.testing.assert_array_equal(call(replay, 3), [6] * 4)
+    np.testing.assert_array_equal(kept, [2] * 4)
+
+
+def test_two_results_of_one_value_stay_apart(device: CudaDevice) -> None:
+    definition = make_definition(make_stage(kernel("double", "x", "y")), outputs="y y")
+    replay = make_cuda_replay(device, definition)
+    replay.load([(0, floats([1] * 4))])
+    replay.launch()
+    one, other = (replay.make_taker(index)() for index in range(2))
+    plain = one.jax()
+    plain.delete()
+    np.testing.assert_array_equal(other, [2] * 4)
+
+
+def test_a_result_that_an_input_is_stands_in_the_arena(device: CudaDevice) -> None:
+    definition = make_definition(make_stage(kernel("double", "x", "y")), outputs="x y")
+    replay = make_cuda_replay(device, definition)
+    replay.inputs[0].make_writer()(place([1] * 4))
+    replay.launch()
+    one, other = (replay.make_taker(index)() for index in range(2))
+    np.testing.assert_array_equal(one, [1] * 4)
+    np.testing.assert_array_equal(other, [2] * 4)
+
+
+def test_the_array_between_a_value_and_its_readers_keeps_the_memory() -> None:
+    # Others may be copying from the address while a read makes the array that JAX knows.
+    device = jax.devices("cpu")[0]
+    (raw,) = jax_order.allocate_arrays((4,), np.dtype(np.float32), False, device, 1)
+    address = raw.unsafe_buffer_pointer()
+    defined = jax_order._define_anew(raw)
+    assert defined is not raw
+    assert raw.is_deleted()
+    assert defined.unsafe_buffer_pointer() == address
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bfloat16", "bool", "complex128"])
+def test_defining_anew_keeps_the_type(dtype: str) -> None:
+    with jax.enable_x64(True):
+        array = jax.numpy.ones(3, dtype)
+    assert jax_order._define_anew(array).dtype == dtype
+
+
+def test_memory_of_weak_type() -> None:
+    device = jax.devices("cpu")[0]
+    arrays = jax_order.allocate_arrays((3,), np.dtype(np.float32), True, device, 2)
+    assert [array.aval for array in arrays] == [make_aval((3,), np.float32, weak_type=True)] * 2
+    assert (arrays[0] + np.int8(1)).aval.weak_type
+    assert len({array.unsafe_buffer_pointer() for array in arrays}) == 2
+    assert not arrays[0].committed
+
+
+def test_a_result_says_what_it_is(late: CudaDevice) -> None:
+    result = call(make_cuda_replay(late, DOUBLE), 1)
+    buffer = result._buffer
+    assert (buffer.name, buffer.arena, buffer.is_handed_out) == ("y", None, False)
+    assert (result.shape, result.dtype, result.devices()) == (
+        (4,),
+        np.float32,
+        {late.jax_device},
+    )
+    assert not result.is_ready()
+    result.block_until_ready()
+    assert result.is_ready()
+    assert result.is_in(object()) is False
+
+
+@pytest.mark.parametrize("provider", ["jax", "cuda"])
+def test_copies_are_not_pointed_at_memory_of_another_origin(
+    monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    """The driver refuses that, as a GPU has shown; kernels take any address."""
+    monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", f"provider:{provider}")
+    device = make_device(monkeypatch)
+    assert device.allocator.provider.name == provider
+    definition = make_definition(
+        make_stage(kernel("double", "x", "y"), make_copy("y", "z"), edges=[(0, 1)]), outputs="y z"
+    )
+    replay = make_cuda_replay(device, definition)
+    assert [replay.buffers[name].is_handed_out for name in "yz"] == [provider == "jax"] * 2
+    write = replay.inputs[0].make_writer()
+    kept = []
+    for value in range(5):
+        write(place([value] * 4))
+        replay.settle()
+        replay.launch()
+        kept.append([replay.make_taker(index)() for index in range(2)])
+    for value, results in enumerate(kept):
+        for result in results:
+            np.testing.assert_array_equal(result, [2 * value] * 4)
+
+
+def test_the_fake_driver_refuses_such_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", "provider:cuda")
+    monkeypatch.setattr(Arena, "provider", JaxProvider(jax.devices()[0]))
+    device = make_device(monkeypatch)
+    definition = make_definition(make_stage(make_copy("x", "y")), outputs="y")
+    with pytest.raises(MisuseError, match="memory of another origin"):
+        make_cuda_replay(device, definition).launch()

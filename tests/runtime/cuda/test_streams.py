@@ -1,0 +1,182 @@
+"""Streams and events of users on the driver: order, waits, threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.fakes.cuda_on_host import STREAM, make_device
+from tracegraph.runtime import stream as stream_module
+from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.errors import CudaError
+from tracegraph.runtime.stream import (
+    Event,
+    Stream,
+    current_stream,
+    default_stream,
+    register_backend,
+    stream,
+    synchronize,
+)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
+    device = make_device(monkeypatch, is_deferred=True)
+    before = list(stream_module._finders)
+    register_backend(lambda: device.streams)
+    yield device
+    stream_module._finders[:] = before
+
+
+def fill(device: CudaDevice, array: np.ndarray, value: int, on: Stream) -> None:
+    order = device.context.order
+    with order.use_context():
+        device.driver.fill_async(array.ctypes.data, value, 1, array.nbytes, order.find_stream(on))
+
+
+def test_the_default_stream_is_that_of_jax(device: CudaDevice) -> None:
+    assert device.context.order.find_stream(default_stream()) == STREAM
+    assert device.driver.count_calls("create_stream") == 0
+
+
+def test_a_stream_of_the_user_is_made_once_with_its_priority(device: CudaDevice) -> None:
+    side, find = Stream(priority=-1), device.context.order.find_stream
+    assert find(side) == find(side) != STREAM
+    assert find(Stream()) != find(side)
+    made = [call.arguments for call in device.driver.calls if call.name == "create_stream"]
+    assert made == [(-1,), (0,)]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_stream_waits_for_another(device: CudaDevice, waits: bool) -> None:
+    one, other, array = Stream(), Stream(), np.zeros(4, np.uint8)
+    fill(device, array, 1, one)
+    if waits:
+        other.wait_stream(one)
+    fill(device, array, 2, other)
+    other.synchronize()
+    assert array[0] == 2
+    one.synchronize()
+    assert array[0] == (2 if waits else 1)
+
+
+def test_queries(device: CudaDevice) -> None:
+    array, event = np.zeros(4, np.uint8), Event()
+    assert event.query()
+    fill(device, array, 1, default_stream())
+    current_stream().record_event(event)
+    assert not event.query()
+    assert not default_stream().query()
+    event.synchronize()
+    assert array[0] == 1
+    assert event.query()
+    assert default_stream().query()
+
+
+def test_an_event_that_was_never_recorded_is_over(device: CudaDevice) -> None:
+    event = Event()
+    event.wait(Stream())
+    event.synchronize()
+    assert event.query()
+    assert device.driver.count_calls("create_event") == 0
+
+
+def test_an_event_is_recorded_again(device: CudaDevice) -> None:
+    array, event = np.zeros(4, np.uint8), Event(blocking=True)
+    event.record()
+    handle = event.handle
+    assert event.query()
+    fill(device, array, 1, default_stream())
+    event.record()
+    assert event.handle == handle
+    assert not event.query()
+    assert device.driver.count_calls("create_event") == 1
+
+
+def test_an_event_goes_with_its_last_holder(device: CudaDevice) -> None:
+    event = Event(enable_timing=True)
+    event.record()
+    handle = event.handle
+    assert device.driver.live_handles()[handle] == "event"
+    del event
+    gc.collect()
+    assert handle not in device.driver.live_handles()
+
+
+def test_the_time_between_two_events(device: CudaDevice) -> None:
+    start, end = Event(enable_timing=True), Event(enable_timing=True)
+    start.record()
+    end.record()
+    # What the fake driver says.
+    assert start.elapsed_time(end) == 1.0
+    assert [c.arguments for c in device.driver.calls if c.name == "elapsed_ms"] == [
+        (start.handle, end.handle)
+    ]
+
+
+def test_a_refused_event_is_not_there(device: CudaDevice) -> None:
+    event = Event()
+    device.driver.fail_on = "create_event"
+    with pytest.raises(CudaError, match="create_event"):
+        event.record()
+    assert event.handle == 0
+    event.record()
+    assert event.handle in device.driver.live_handles()
+
+
+def test_synchronize_waits_for_every_stream(device: CudaDevice) -> None:
+    arrays = np.zeros((3, 4), np.uint8)
+    for array in arrays:
+        fill(device, array, 1, Stream())
+    synchronize()
+    assert arrays.all()
+
+
+def test_a_thread_without_a_context(device: CudaDevice) -> None:
+    seen = []
+
+    def work() -> None:
+        with stream(Stream()) as _:
+            current_stream().wait_stream(default_stream())
+            seen.append(current_stream().query())
+        Event().record(Stream())
+        synchronize()
+        seen.append(device.driver.get_current())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(seen) == 2
+    assert seen[1] == 0
+
+
+def test_work_beside_jax_is_between_its_earlier_and_later_work(device: CudaDevice) -> None:
+    order, side, found = device.context.order, Stream(), []
+    array = np.zeros(4, np.uint8)
+    fill(device, array, 1, default_stream())
+    device.driver._enqueue(STREAM, lambda: found.append(int(array[0])))
+    with order.use_context(), order.beside(order.find_stream(side)):
+        fill(device, array, 2, side)
+    device.driver._enqueue(STREAM, lambda: found.append(int(array[0])))
+    fill(device, array, 3, default_stream())
+    device.driver.finish(order.find_stream(side))
+    assert array[0] == 2
+    device.driver.finish(STREAM)
+    assert found == [1, 2]
+    assert array[0] == 3
+
+
+@pytest.mark.parametrize("name", ["create_event", "record_event", "wait_event"])
+def test_nothing_leaks_when_a_fork_fails(device: CudaDevice, name: str) -> None:
+    order = device.context.order
+    side = order.find_stream(Stream())
+    before = device.driver.live_handles()
+    device.driver.fail_on = name
+    with pytest.raises(CudaError, match=name), order.use_context(), order.beside(side):
+        pytest.fail("the body must not run")
+    assert device.driver.live_handles() == before

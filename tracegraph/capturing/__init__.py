@@ -1,0 +1,1 @@
+"""From a checked graph to an instantiated capture, once per signature."""

@@ -1,0 +1,1 @@
+"""Pictures of memory snapshots: HTML pages and images."""

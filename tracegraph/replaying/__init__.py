@@ -1,0 +1,1 @@
+"""What happens at every call of a captured function."""

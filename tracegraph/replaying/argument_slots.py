@@ -1,0 +1,232 @@
+"""Argument slots: from the arguments of a call to updates of static inputs, as cheaply as can be.
+
+A slot belongs to one dynamic argument of one captured graph. It answers three questions in order of
+cost: is this the very tree that was loaded last (one identity check), does it have the same
+structure and leaf types (then only the leaves that changed are copied), or is it another signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.core
+import numpy as np
+
+from tracegraph.replaying.tree_watch import TreeWatch
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, unwrap_key
+from tracegraph.runtime.replay import Replay
+from tracegraph.tracing.signature import LeafType, describe_leaf, find_static_kind
+
+_MAX_KNOWN = 64
+_is_deleted = ArrayImpl.is_deleted
+
+
+def _write_nothing(value: Any) -> None:
+    """Is never called: stands where no value may be written at once."""
+    raise AssertionError(f"{value} is written before all arguments are accepted")
+
+
+class LeafSlot:
+    """The slot of one array.
+
+    Args:
+        replay: whose static input this is.
+        index: which of its inputs.
+        leaf: the type of the values that it accepts.
+        is_donated: True when the caller gives them up.
+    """
+
+    __slots__ = ("_index", "_leaf", "_replay", "_sharding", "known", "write")
+
+    def __init__(self, replay: Replay, index: int, leaf: LeafType, *, is_donated: bool) -> None:
+        self._replay, self._index, self._leaf = replay, index, leaf
+        self._sharding = find_sharding(replay.jax_device)
+        # JAX shares the object that says an array's type between arrays: its identity tells.
+        self.known: dict[int, Any] = {}
+        # A donated value waits until all arguments are accepted: the leaf that lives in the buffer
+        # is detached first, and the value is consumed.
+        self.write = _write_nothing if is_donated else replay.inputs[index].make_writer()
+
+    def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
+        """Copies an immutable array in, or adds to the updates; False for another signature.
+
+        The results of the last replay must be settled.
+        """
+        # What a graph returned has memory of its own, which another graph can read as it is.
+        plain = value.find_memory() if type(value) is Array else value
+        if type(plain) is ArrayImpl and self._learn(plain):
+            self.write(plain)
+            return True
+        array = unwrap_key(value)
+        if self._replay.is_leaf_of(array, self._index):
+            return True
+        if not self._accepts(value):
+            return False
+        if array is value or not self._take_key_data(array):
+            updates.append((self._index, array))
+        return True
+
+    def forget(self) -> None:
+        """Has nothing to forget: every value is looked at."""
+
+    def _take_key_data(self, data: Any) -> bool:
+        """Takes what is inside of a typed key that was accepted; False if it must be copied.
+
+        Its type is never learned: the same data without a key around it is another signature.
+        """
+        plain = data.find_memory() if type(data) is Array else data
+        if self.write is _write_nothing or type(plain) is not ArrayImpl:
+            return False
+        if plain.sharding != self._sharding:
+            return False
+        self.write(plain)
+        return True
+
+    def _learn(self, value: Any) -> bool:
+        """True for a plain array of the right type on this very device, not to be donated."""
+        if self.write is _write_nothing:
+            return False
+        if id(value.aval) in self.known:
+            return True
+        if value.sharding != self._sharding or not self._accepts(value):
+            return False
+        if len(self.known) < _MAX_KNOWN:
+            self.known[id(value.aval)] = value.aval
+        return True
+
+    def _accepts(self, value: Any) -> bool:
+        if isinstance(value, jax.Array) and not self._can_read(value):
+            return False
+        if type(value) is int and not _fits(value, self._leaf.dtype):
+            return False
+        try:
+            return describe_leaf(value) == self._leaf
+        except TypeError:
+            return False
+
+    def _can_read(self, array: jax.Array) -> bool:
+        """True for an array here, or for one that JAX would move here."""
+        if isinstance(array, jax.core.Tracer) or array.is_deleted():
+            return False
+        devices = array.sharding.device_set
+        return devices == self._sharding.device_set or (len(devices) == 1 and not array.committed)
+
+
+class TreeSlot:
+    """The slot of a tree of arrays; like the static slot it takes no value by its type alone.
+
+    Args:
+        replay: whose static inputs these are.
+        start: index of the first of them.
+        tree: structure of the argument.
+        leaves: the types of its leaves.
+        is_donated: True when the caller gives them up.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_dropped_leaves",
+        "_is_donated",
+        "_plain",
+        "_slots",
+        "_tree",
+        "_watch",
+    )
+    known: ClassVar[dict[int, Any]] = {}
+    write = staticmethod(_write_nothing)
+
+    def __init__(
+        self,
+        replay: Replay,
+        start: int,
+        tree: Any,
+        leaves: Sequence[LeafType],
+        *,
+        is_donated: bool,
+    ) -> None:
+        self._tree = tree
+        self._slots = [
+            LeafSlot(replay, start + i, leaf, is_donated=is_donated)
+            for i, leaf in enumerate(leaves)
+        ]
+        self._is_donated = is_donated
+        self._clock = replay.clock
+        self._dropped_leaves = 0
+        self._watch: TreeWatch | None = None
+        self._plain: list[Any] = []
+
+    def remember(self, watch: TreeWatch | None) -> None:
+        """Takes over a watch of the tree whose leaves are all loaded."""
+        self._watch = watch
+        self._dropped_leaves = self._clock.dropped_leaves
+
+    def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
+        """Adds what must be copied; returns False for a value of another signature."""
+        watch = self._watch
+        if watch is not None and watch.is_unchanged(value):
+            is_leaf_dropped = self._dropped_leaves != self._clock.dropped_leaves
+            if not is_leaf_dropped and not (self._plain and any(map(_is_deleted, self._plain))):
+                watch.is_checked = True
+                return True
+        leaves, tree = jax.tree_util.tree_flatten(value)
+        if tree != self._tree:
+            return False
+        self.forget()
+        count = len(updates)
+        if not all(map(LeafSlot.collect, self._slots, leaves, [updates] * len(leaves))):
+            return False
+        # What is only collected is not loaded yet, and will not be if another slot refuses.
+        if len(updates) == count:
+            self._watch_if_immutable(value, leaves)
+        return True
+
+    def forget(self) -> None:
+        """Forgets the last value: the next one is looked at leaf by leaf."""
+        if self._watch is not None:
+            self._watch.is_checked = False
+        self._watch = None
+
+    def _watch_if_immutable(self, value: Any, leaves: list[Any]) -> None:
+        """Remembers a tree of immutable leaves, until it is changed or they are deleted."""
+        if not self._is_donated and all(type(leaf) is ArrayImpl for leaf in leaves):
+            self._plain = leaves
+            self.remember(TreeWatch(value))
+
+
+class StaticSlot:
+    """The slot of a static argument: it must be the value that was baked in."""
+
+    __slots__ = ("_kind", "_value")
+    known: ClassVar[dict[int, Any]] = {}
+    write = staticmethod(_write_nothing)
+
+    def __init__(self, value: Any) -> None:
+        self._value, self._kind = value, find_static_kind(value)
+
+    def collect(self, value: Any, _updates: list[tuple[int, Any]]) -> bool:
+        """Returns False for another value; a static argument is never copied."""
+        if value is self._value:
+            return True
+        return find_static_kind(value) == self._kind and bool(value == self._value)
+
+    def forget(self) -> None:
+        """Has nothing to forget."""
+
+
+Slot = LeafSlot | TreeSlot | StaticSlot
+
+
+def _fits(number: int, dtype: Any) -> bool:
+    """True when an integer input can hold the number; a float input holds any."""
+    if not np.issubdtype(dtype, np.integer):
+        return True
+    limits = np.iinfo(dtype)
+    return int(limits.min) <= number <= int(limits.max)
+
+
+def is_consumable(value: Any) -> bool:
+    """True for what donation takes away: JAX arrays and arrays of other graphs."""
+    return isinstance(unwrap_key(value), ArrayImpl | Array)

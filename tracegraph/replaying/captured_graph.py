@@ -1,0 +1,313 @@
+"""CapturedGraph: one signature of a captured function, ready to be replayed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from tracegraph.capturing.partition import read_constants
+from tracegraph.constraints.frames import locate_caller
+from tracegraph.constraints.mismatch import LeafSpec, describe_mismatch
+from tracegraph.lowering.lower import Lowered
+from tracegraph.options import Options
+from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
+from tracegraph.replaying.result_builder import ResultBuilder
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.errors import ReplayError
+from tracegraph.runtime.jax_interop import unwrap_key
+from tracegraph.runtime.replay import Replay
+from tracegraph.tracing.checked_graph import CheckedGraph, find_donated, list_arguments
+from tracegraph.tracing.signature import BoundCall, Signature, is_leaf_tree
+from tracegraph.verification.report import VerificationReport
+
+MISS: Any = object()
+
+
+class CapturedGraph:
+    """The replay of one signature with its argument slots and its results.
+
+    Note [Hot path] of `GraphedFunction` reads the attributes without an underscore, among them
+    ``pending`` (results that may need settling) and ``collectors`` (per argument its index, the
+    types and the writer of its slot for arrays that can be taken at once, the slot's `collect`).
+
+    Args:
+        checked: the traced graph.
+        lowered: its device program, plan and definition.
+        replay: the instantiated definition.
+        options: how it was captured.
+        call: the call that it was captured from.
+        signature: trees and types that it accepts.
+        names: one name per dynamic leaf.
+        inspect: checks the arguments of a call and returns path and type of each dynamic leaf.
+    """
+
+    # Constructed once per signature; each argument is a stage of the way of the data.
+    def __init__(
+        self,
+        *,
+        checked: CheckedGraph,
+        lowered: Lowered,
+        replay: Replay,
+        options: Options,
+        call: BoundCall,
+        signature: Signature,
+        names: Sequence[str],
+        inspect: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[LeafSpec]],
+    ) -> None:
+        self.checked, self.lowered, self.replay = checked, lowered, replay
+        self.signature, self.names, self.name = signature, list(names), options.name
+        self.settings = signature.settings
+        self._inspect = inspect
+        self._uncounted = 0
+        self.clock, self.launch_stages = replay.clock, replay.launch_stages
+        self.lock, self.pending = replay.clock.lock, replay.pending
+        self.verification = VerificationReport(skipped="verify=False")
+        self.seconds: dict[str, float] = {}
+        self._donated = find_donated(options, call)
+        avals = [operand.aval for operand in checked.graph.outputs]
+        self._results = ResultBuilder(replay, checked.out_tree, avals)
+        self.build_result = self._results.build
+        # Only arrays given one by one: a tree must be flattened, which is the slots' work.
+        self.direct: Callable[..., Any] | None = None
+        self.direct_calls = itertools.count()
+        self._direct_reads = 0
+        self._build_slots(options, call)
+        if self._results.is_plain_leaf and all(type(s) is LeafSlot for s in self._slots):
+            self.direct = replay.find_direct_call()
+        self.constants = read_constants(checked.graph.constants)
+        first = len(names)
+        replay.load([(first + i, array) for i, array in enumerate(self.constants)])
+
+    @property
+    def calls(self) -> int:
+        """How often it was called with success; its verification does not count."""
+        # Reading a counter counts too; the caller holds the function's lock.
+        direct = next(self.direct_calls) - self._direct_reads
+        self._direct_reads += 1
+        return self.clock.generation - self._uncounted + direct
+
+    def try_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_checked: bool = False
+    ) -> Any:
+        """Replays on the arguments, or returns MISS if they have another signature.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            is_checked: True when `check_arguments` has passed them; without it arguments that could
+                break one of its rules (values for a donated argument) are a MISS, too.
+        """
+        if kwargs or self._keyword_slots:
+            if kwargs.keys() != self._keyword_slots.keys():
+                return MISS
+            args = (*args, *(kwargs[key] for key in self._keyword_slots))
+        if len(args) != self._slot_count:
+            return MISS
+        copies: dict[int, Any] | None = None
+        while True:
+            with self.lock:
+                try:
+                    updates = self._collect(args)
+                    if updates is None:
+                        return MISS
+                    if not updates or self._load(updates, copies):
+                        result = self.launch()
+                        self._consume(updates)
+                        return result
+                except BaseException as error:
+                    if self.recover(error, args):
+                        return MISS
+                    raise
+            if not is_checked and not self._is_harmless(updates):
+                return MISS
+            copies = copy_together(value for _, value in updates if isinstance(value, Array))
+
+    def launch(self) -> Any:
+        """Launches on what is loaded and returns the results; the caller holds the lock."""
+        self.launch_stages()
+        self.clock.generation += 1
+        return self.build_result()
+
+    def recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
+        """Makes the next call possible after an error; True if the arguments were at fault."""
+        # Values that stood in the buffers may be gone; resident trees must be looked at again.
+        self.clock.generation += 1
+        self._uncounted += 1
+        self.replay.restore()
+        self._forget()
+        arrays = [a for a in jax.tree_util.tree_leaves(args) if isinstance(a, jax.Array)]
+        return isinstance(error, RuntimeError | ValueError) and not all(map(self._is_here, arrays))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Replays on arguments that must have this graph's signature.
+
+        Raises:
+            CaptureError: an argument was donated before, or is donated twice.
+            ReplayError: they have another signature; only what differs is shown.
+        """
+        result = self.try_call(args, kwargs)
+        if result is not MISS:
+            return result
+        # What is wrong with the arguments themselves comes before what is wrong for this graph.
+        found = self._inspect(args, kwargs)
+        result = self.try_call(args, kwargs, is_checked=True)
+        if result is MISS:
+            raise self._explain_mismatch(found)
+        return result
+
+    def replay_once(self, leaves: Sequence[Any]) -> list[Any]:
+        """Replays on flat leaves without consuming any, and returns copies of the flat results.
+
+        Args:
+            leaves: one value per dynamic leaf.
+        """
+        with self.lock:
+            self._forget()
+            self.replay.settle()
+            self.replay.load([(i, unwrap_key(value)) for i, value in enumerate(leaves)])
+            self.replay.launch()
+            self._uncounted += 1
+            return self.replay.copy_outputs()
+
+    def replay_arrays(
+        self, arrays: Sequence[jax.Array], *, is_rebound: bool
+    ) -> list[tuple[int, Callable[[], Any]]]:
+        """Replays on plain arrays of the device, for a comparison; the caller holds the lock.
+
+        Args:
+            arrays: one per dynamic leaf.
+            is_rebound: take them as a call would, without a copy where possible.
+
+        Returns:
+            For each flat result its address and a function that reads it.
+        """
+        self._forget()
+        self.replay.settle()
+        writers = [buffer.make_writer() for buffer in self.replay.inputs[: len(arrays)]]
+        is_written = [is_rebound and index not in self._donated for index in range(len(arrays))]
+        for index, array in enumerate(arrays):
+            if is_written[index]:
+                writers[index](array)
+        self.replay.load([(i, a) for i, a in enumerate(arrays) if not is_written[i]])
+        self.replay.launch()
+        self._uncounted += 1
+        return self.replay.locate_outputs()
+
+    def _load(self, updates: list[tuple[int, Any]], copies: dict[int, Any] | None) -> bool:
+        """Copies values in; False if arrays in a graph's pool must be copied before.
+
+        Note [Two graphs]. Another graph may be replaying while its arrays are read here. Holding
+        both locks at once could deadlock, so the arrays are copied under their own lock, all of one
+        graph together, while this graph's lock is not held.
+        """
+        if copies is None:
+            if any(i in self._donated or isinstance(value, Array) for i, value in updates):
+                return False
+            copies = {}
+        if any(index in self._donated for index, _ in updates):
+            # The old trees must not keep leaves alive that are about to be detached.
+            for tree in self._results.resident_trees:
+                tree.forget()
+        self.replay.load([(index, copies.get(id(value), value)) for index, value in updates])
+        return True
+
+    def _collect(self, args: tuple[Any, ...]) -> list[tuple[int, Any]] | None:
+        """Lets the slots take the arguments; returns what is left to copy, None for a mismatch."""
+        self.replay.settle()
+        updates: list[tuple[int, Any]] = []
+        for index, _, _, collect in self.collectors:
+            if not collect(args[index], updates):
+                return None
+        return updates
+
+    def _consume(self, updates: list[tuple[int, Any]]) -> None:
+        """Deletes what was donated: after the launch, so that a failed one takes nothing."""
+        for index, value in updates:
+            if index in self._donated and is_consumable(value):
+                value.delete()
+
+    def _is_here(self, array: jax.Array) -> bool:
+        """True for an array that is alive on this graph's device."""
+        return not array.is_deleted() and array.devices() == {self.replay.jax_device}
+
+    def _is_harmless(self, updates: list[tuple[int, Any]]) -> bool:
+        """True when no value is given up, and none is a leaf that this graph is about to change."""
+        arena = self.replay.arena
+        return not any(
+            index in self._donated or (isinstance(value, Array) and value.is_in(arena))
+            for index, value in updates
+        )
+
+    def _forget(self) -> None:
+        for slot in (*self._slots, *self._keyword_slots.values()):
+            slot.forget()
+
+    def _build_slots(self, options: Options, call: BoundCall) -> None:
+        slots: dict[int | str, Slot] = {key: StaticSlot(value) for key, value in call.statics}
+        keys: list[int | str] = [*call.positions, *sorted(call.kwargs)]
+        spans: dict[int, tuple[int, TreeSlot]] = {}
+        start = 0
+        for key, (is_donated, tree) in zip(keys, list_arguments(options, call), strict=True):
+            structure = jax.tree_util.tree_structure(tree)
+            leaves = self.signature.leaves[start : start + structure.num_leaves]
+            if is_leaf_tree(structure):
+                slots[key] = LeafSlot(self.replay, start, leaves[0], is_donated=is_donated)
+            else:
+                slot = TreeSlot(self.replay, start, structure, leaves, is_donated=is_donated)
+                slots[key] = slot
+                spans[start] = (structure.num_leaves, slot)
+            start += structure.num_leaves
+        self._slots = [slots[key] for key in sorted(k for k in slots if isinstance(k, int))]
+        self._keyword_slots = {key: slot for key, slot in slots.items() if isinstance(key, str)}
+        every_slot = (*self._slots, *self._keyword_slots.values())
+        self._slot_count = len(every_slot)
+        # The hot path takes positional arguments only.
+        self.arity = -1 if self._keyword_slots else self._slot_count
+        self.collectors = tuple(
+            (index, slot.known, slot.write, slot.collect) for index, slot in enumerate(every_slot)
+        )
+        self._pair_resident_trees(spans)
+
+    def _pair_resident_trees(self, spans: dict[int, tuple[int, TreeSlot]]) -> None:
+        """Tells each tree that is an argument come back whole which slot it belongs to."""
+        source = dict(self.checked.graph.aliases)
+        for tree in self._results.resident_trees:
+            inputs = [source[index] for index in tree.indices]
+            count, slot = spans.get(inputs[0], (0, None))
+            if slot is not None and inputs == list(range(inputs[0], inputs[0] + count)):
+                tree.remember = slot.remember
+
+    def _explain_mismatch(self, found: Sequence[LeafSpec]) -> ReplayError:
+        """Returns an error that shows wanted and got side by side where they differ."""
+        wanted = [
+            (name, leaf.shape, leaf.dtype, leaf.weak_type)
+            for name, leaf in zip(self.names, self.signature.leaves, strict=True)
+        ]
+        return ReplayError(
+            f"the graph of `{self.name}` is called with another signature",
+            where=f"{locate_caller()}: {describe_mismatch(wanted, found)}",
+            why="a graph has static shapes: its kernels and buffers fit one signature only",
+            fix=f"pass what it was captured with, or call `{self.name}`, which captures anew",
+            anchor="signature",
+        )
+
+
+def copy_together(arrays: Iterable[Array]) -> dict[int, Any]:
+    """Returns private copies of arrays by their identity, see Note [Two graphs].
+
+    Arrays of one graph are copied under one hold of its lock, so that they are of one replay.
+    """
+    by_lock: dict[int, list[Array]] = {}
+    locks = {}
+    for array in arrays:
+        lock = array.lock
+        locks[id(lock)] = lock
+        by_lock.setdefault(id(lock), []).append(array)
+    copies = {}
+    for key, group in by_lock.items():
+        with locks[key]:
+            copies |= {id(array): array.peek().copy() for array in group}
+    return copies

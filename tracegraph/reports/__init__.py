@@ -1,0 +1,1 @@
+"""Reports in text of what was captured, and how."""

@@ -1,0 +1,86 @@
+"""The parts of `explain`'s report that only a capture on a GPU has."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tracegraph.lowering.lower import Lowered
+from tracegraph.options import Options
+from tracegraph.runtime.device import Device
+from tracegraph.tracing.checked_graph import CheckedGraph
+from tracegraph.verification.capture_verification import find_skip_reason
+from tracegraph.verification.device_verification import REFERENCE
+from tracegraph.verification.report import VerificationReport
+
+# Names of nodes by their kind, for one and for several.
+_NOUNS = {
+    "kernel": ("kernel", "kernels"),
+    "copy": ("copy", "copies"),
+    "fill": ("fill", "fills"),
+    "matmul": ("matrix product", "matrix products"),
+}
+
+
+def describe_device(device: Device) -> str:
+    """Returns the name of a device and what it is, as ``cuda:0: NVIDIA H200``."""
+    return f"{device.name}: {device.jax_device.device_kind}"
+
+
+def list_compiled_regions(lowered: Lowered) -> list[str]:
+    """Returns one line per region, and one per option of XLA that it was compiled with."""
+    eager = lowered.eager_regions
+    lines = []
+    for region in lowered.regions:
+        how = "eager, one call between two graphs" if region.name in eager else "captured"
+        in_place = f", {region.in_place} of them in place" if region.in_place else ""
+        lines.append(
+            f"{region.name}: {how}, reads {_count(len(region.inputs), 'buffer', 'buffers')}, "
+            f"writes {len(region.outputs)}{in_place}"
+        )
+        lines += [
+            f"  compiled with {name}={value}, over XLA's defaults" for name, value in region.options
+        ]
+    return lines
+
+
+def count_nodes(lowered: Lowered) -> str:
+    """Returns how many nodes of each kind there are, and how many edges are programmatic."""
+    stages = [stage for stage in lowered.definition.stages if stage.is_captured]
+    kinds = Counter(node.kind for stage in stages for node in stage.nodes)
+    nodes = [_count(kinds[kind], *nouns) for kind, nouns in _NOUNS.items() if kinds[kind]]
+    edges = sum(len(stage.edges) for stage in stages)
+    programmatic = sum(len(stage.programmatic) for stage in stages)
+    return (
+        f"{_count(len(stages), 'graph', 'graphs')}: {', '.join(nodes) or 'no nodes'}; "
+        f"{_count(edges, 'edge', 'edges')}, {programmatic} of them programmatic"
+    )
+
+
+def describe_verification(
+    options: Options,
+    checked: CheckedGraph,
+    lowered: Lowered,
+    report: VerificationReport | None,
+) -> str:
+    """Returns what the graph was compared with, or will be at its first call.
+
+    Args:
+        options: how it is captured.
+        checked: the traced graph.
+        lowered: its lowering.
+        report: of the captured graph; None before the first call.
+    """
+    if report is not None:
+        return str(report)
+    if not options.verify:
+        return "none: verify=False"
+    reason = find_skip_reason(checked)
+    if reason:
+        return f"none: {reason}"
+    text = f"at the first call: two replays compared with {REFERENCE}, bit for bit"
+    causes = lowered.inexact_causes
+    return text if not causes else f"{text} or within a tolerance, because of {', '.join(causes)}"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"

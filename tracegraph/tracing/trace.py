@@ -1,0 +1,214 @@
+"""Tracing: a Python function on abstract values becomes a Graph. Touches no device."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import pathlib
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from tracegraph.ir.graph import STREAM_MARKS, Constant, Graph, Literal, Op, Operand, Origin, Value
+from tracegraph.jax_internals import (
+    EquationContext,
+    describe_scope,
+    describe_source,
+    equation_context,
+    is_literal,
+    name_jaxprs,
+    open_jaxpr,
+)
+from tracegraph.lowering.collector import hold_collector
+
+_STREAM_SCOPE = re.compile(r"tg_stream_(\d+)")
+_count_lock = threading.Lock()
+_count = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A function as a Graph.
+
+    Attributes:
+        graph: the dataflow.
+        out_tree: the tree that its flat results make.
+        call: binds the traced function in another trace, on one value per input of the graph, and
+            returns its flat results. It never runs the function's Python: where JAX would trace
+            again, it raises `LostTraceError`.
+    """
+
+    graph: Graph
+    out_tree: Any
+    call: Callable[..., list[Any]]
+
+
+class LostTraceError(Exception):
+    """JAX no longer holds a trace, or not for the present types and settings."""
+
+
+def trace_function(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    name: str,
+    capturing_stream: int | None = None,
+    on_traced: Callable[[], None] | None = None,
+) -> Traced:
+    """Runs a function once on abstract values.
+
+    The function's own Python runs at every call of this one, also on the same arguments; functions
+    that it calls and that are wrapped in ``jax.jit`` are cached by JAX as always. JAX's own errors
+    pass through.
+
+    Args:
+        function: takes and returns trees of arrays.
+        args: trees of arrays, ``jax.ShapeDtypeStruct``, NumPy arrays or Python scalars.
+        kwargs: the same, by name.
+        name: the graph's name.
+        capturing_stream: number of the stream that counts as the capturing one (0).
+        on_traced: called when JAX is done and the graph is still to be made.
+
+    Returns:
+        The graph, its inputs in the order of ``jax.tree.leaves((args, kwargs))``, and the tree of
+        its results.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> [op.name for op in trace_function(jnp.sin, (1.0,), {}, name="f").graph.ops]
+        ['sin']
+    """
+    jitted = jax.jit(_make_fresh(function))
+    traced = jitted.trace(*args, **kwargs)
+    in_tree = jax.tree.structure((args, kwargs))
+
+    def call(*leaves: Any) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(in_tree, leaves)
+        return jax.tree.leaves(jitted(*args, **kwargs))
+
+    enclosing = Origin(_describe_function(function))
+    if on_traced is not None:
+        on_traced()
+    with hold_collector():
+        graph = _GraphBuilder(capturing_stream).build(traced.jaxpr, name, enclosing)
+    return Traced(graph, traced.out_tree, call)
+
+
+def trace_count() -> int:
+    """Returns how many times a function has been traced in this process."""
+    return _count
+
+
+def _make_fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    # JAX keeps jaxprs by the identity of the function: a new one is never found.
+    is_traced = False
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        global _count
+        nonlocal is_traced
+        if is_traced:
+            raise LostTraceError
+        is_traced = True
+        with _count_lock:
+            _count += 1
+        return function(*args, **kwargs)
+
+    traced.__name__ = getattr(function, "__name__", type(function).__name__)
+    traced.__qualname__ = getattr(function, "__qualname__", traced.__name__)
+    # JAX's messages name the arguments and the place of the function that is wrapped.
+    vars(traced)["__wrapped__"] = function
+    return traced
+
+
+def _describe_function(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return "unknown"
+    return f"{pathlib.Path(code.co_filename).name}:{code.co_firstlineno} in {code.co_name}"
+
+
+class _GraphBuilder:
+    """Turns a jaxpr into a Graph; a jaxpr that is used twice becomes one sub-graph."""
+
+    def __init__(self, capturing_stream: int | None) -> None:
+        self._capturing_stream = capturing_stream
+        self._built: dict[tuple[int, str, int, str], Graph] = {}
+
+    def build(self, closed: Any, name: str, enclosing: Origin) -> Graph:
+        key = (id(closed), name, enclosing.stream, enclosing.source)
+        if key not in self._built:
+            self._built[key] = self._build(closed, name, enclosing)
+        return self._built[key]
+
+    def _build(self, closed: Any, name: str, enclosing: Origin) -> Graph:
+        jaxpr, arrays = open_jaxpr(closed)
+        numbers = itertools.count()
+        values: dict[Any, Value] = {}
+        origins: dict[EquationContext, Origin] = {}
+
+        def define(variable: Any) -> Value:
+            value = Value(next(numbers), variable.aval)
+            values[variable] = value
+            return value
+
+        def read(atom: Any) -> Operand:
+            return Literal(atom.val, atom.aval) if is_literal(atom) else values[atom]
+
+        inputs = [define(variable) for variable in jaxpr.invars]
+        # An open jaxpr's constants are parameters: nothing says what arrays they stand for.
+        free = [define(variable) for variable in jaxpr.constvars[len(arrays) :]]
+        constants = tuple(
+            Constant(define(variable), f"c{index}", array)
+            for index, (variable, array) in enumerate(zip(jaxpr.constvars, arrays, strict=False))
+        )
+        ops = []
+        for equation in jaxpr.eqns:
+            operands = tuple([read(atom) for atom in equation.invars])
+            context = equation_context(equation)
+            origin = origins.get(context)
+            if origin is None:
+                origin = origins[context] = self._make_origin(context, enclosing)
+            jaxprs = name_jaxprs(equation.params)
+            subgraphs = tuple([(key, self.build(inner, key, origin)) for key, inner in jaxprs])
+            results = tuple([define(variable) for variable in equation.outvars])
+            ops.append(
+                Op(
+                    results,
+                    equation.primitive,
+                    operands,
+                    self._read_params(equation),
+                    subgraphs,
+                    origin,
+                )
+            )
+        outputs = tuple(read(atom) for atom in jaxpr.outvars)
+        return Graph(name, (*free, *inputs), constants, tuple(ops), outputs)
+
+    def _make_origin(self, context: EquationContext, enclosing: Origin) -> Origin:
+        scope = describe_scope(context)
+        # JAX forgets the user's line inside its own functions: the line that calls them stands in.
+        source = describe_source(context)
+        if not source:
+            source, outer = enclosing.source, enclosing.equation_context
+            if outer is not None:
+                context = context._replace(traceback=outer.traceback)
+        return Origin(source, scope, self._find_stream(scope, enclosing.stream), context)
+
+    def _read_params(self, equation: Any) -> Mapping[str, Any]:
+        if equation.primitive.name not in STREAM_MARKS:
+            return equation.params
+        return equation.params | {"stream": self._number(equation.params["stream"])}
+
+    def _find_stream(self, scope: str, enclosing: int) -> int:
+        found = _STREAM_SCOPE.findall(scope)
+        if not found:
+            return enclosing
+        return self._number(int(found[-1]))
+
+    def _number(self, stream: int) -> int:
+        return 0 if stream == self._capturing_stream else stream

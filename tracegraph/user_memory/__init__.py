@@ -1,0 +1,1 @@
+"""Memory that users ask for by name: pools and pinned arrays."""

@@ -1,0 +1,1 @@
+"""Comparing a new graph with what it was made from."""

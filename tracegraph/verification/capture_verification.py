@@ -1,0 +1,72 @@
+"""Verification at capture: which reference a new graph is compared with, by its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from tracegraph.jax_internals import has_data_effects
+from tracegraph.options import Options
+from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.device import Device
+from tracegraph.tracing.checked_graph import CheckedGraph
+from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.verification.device_verification import verify_on_device
+from tracegraph.verification.report import VerificationReport, compare_results, flatten_results
+
+
+def verify_capture(
+    function: Callable[..., Any],
+    options: Options,
+    prepared: PreparedCall,
+    captured: CapturedGraph,
+    device: Device,
+) -> VerificationReport:
+    """Compares replays on a call's own arguments with what XLA gives.
+
+    Args:
+        function: the user's function.
+        options: how it is captured.
+        prepared: the call.
+        captured: its new graph.
+        device: that the graph is on. The reference of a GPU's graph is the XLA executable that it
+            was made from, that of a graph on the host `jax.jit`.
+
+    Raises:
+        VerificationError: a result differs; all are named.
+        OutOfMemoryError: there is no room for the copies that the comparison needs.
+    """
+    if reason := find_skip_reason(captured.checked):
+        return VerificationReport(skipped=reason)
+    tree = captured.checked.out_tree
+    numbered = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
+    paths = [
+        "result" + jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(numbered)
+    ]
+    if isinstance(device, CudaDevice):
+        return verify_on_device(device, captured, prepared.leaves, paths)
+    with jax.default_device(device.jax_device):
+        expected = _run_jit(function, prepared)
+    replayed = captured.replay_once(prepared.leaves)
+    return compare_results(options.name, paths, replayed, flatten_results(expected))
+
+
+def find_skip_reason(checked: CheckedGraph) -> str:
+    """Returns why a capture cannot be compared with a reference, or an empty text."""
+    ops = checked.graph.ops
+    if any(has_data_effects(ops[index]) for index in checked.uncapturable):
+        return "eager parts have effects, which must happen once"
+    return ""
+
+
+def _run_jit(function: Callable[..., Any], prepared: PreparedCall) -> Any:
+    def run(*leaves: Any) -> Any:
+        args, kwargs = jax.tree_util.tree_unflatten(prepared.signature.tree, leaves)
+        positional, keywords = prepared.call.restore(args, kwargs)
+        return function(*positional, **keywords)
+
+    return jax.jit(run)(*prepared.leaves)

@@ -1,0 +1,123 @@
+"""Verification on a GPU: a graph must give what the XLA executable gives that it was made from.
+
+Not what `jax.jit` gives: two compilations of one program may choose other kernels. The pool is
+filled with NaN bytes before the first replay, so that a read of memory that nothing has written
+shows. Two replays are compared, bit for bit: one on the call's own arguments, copied in, and one on
+other arguments that the graph's nodes are pointed at. Only where XLA's program adds floats in an
+order that is left to chance, or where it calls a library between two graphs, is a small difference
+allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracegraph.lowering.lower import Lowered
+from tracegraph.lowering.reference import run_regions
+from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.errors import OutOfMemoryError
+from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
+from tracegraph.verification.difference import is_large
+from tracegraph.verification.report import ATOMICS_TOLERANCE, VerificationReport, compare_results
+
+REFERENCE = "XLA's executable"
+
+
+def verify_on_device(
+    device: CudaDevice, captured: CapturedGraph, leaves: Sequence[Any], paths: Sequence[str]
+) -> VerificationReport:
+    """Replays twice and compares with XLA's own executables.
+
+    Args:
+        device: that the graph is on.
+        captured: the graph, with the executables that it was made from.
+        leaves: one value per dynamic leaf.
+        paths: one name per result.
+
+    Raises:
+        VerificationError: a result differs; all are named.
+        OutOfMemoryError: there is no room for the copies that the comparison needs.
+    """
+    try:
+        return _compare_twice(device, captured, leaves, paths)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise OutOfMemoryError(
+            f"no memory is left to verify `{captured.name}`",
+            where=f"verification at capture: {str(error).splitlines()[0]}",
+            why="the comparison needs copies of all arguments and results beside the graph's own",
+            fix="capture with verify=False, or verify with smaller arguments first",
+            anchor="out-of-memory",
+        ) from error
+
+
+def _compare_twice(
+    device: CudaDevice, captured: CapturedGraph, leaves: Sequence[Any], paths: Sequence[str]
+) -> VerificationReport:
+    lowered = captured.lowered
+    values = _place_values(device, captured, leaves)
+    close: set[str] = set()
+    for is_other in (False, True):
+        # Constants are what they are; only arguments can be others.
+        given = device.copy_arrays(values[: len(leaves)], is_rotated=is_other)
+        with captured.lock:
+            # XLA's executable comes second, for it uses up what is donated. The graph may only read
+            # what it does not own: if it writes there, the executable gets other inputs.
+            got = captured.replay_arrays(given, is_rebound=is_other)
+            expected = _run_reference(lowered, [*given, *values[len(leaves) :]])
+            suspects = device.find_unequal(
+                [
+                    (address, array.unsafe_buffer_pointer(), array.nbytes)
+                    for (address, _), array in zip(got, expected, strict=True)
+                ]
+            )
+            replayed = [_read(device, *got[index], expected[index]) for index in suspects]
+        part = compare_results(
+            captured.name,
+            [paths[index] for index in suspects],
+            replayed,
+            [expected[index] for index in suspects],
+            tolerance=ATOMICS_TOLERANCE if lowered.inexact_causes else 0.0,
+            reference=REFERENCE,
+        )
+        close |= {*part.close}
+    named = tuple(path for path in paths if path in close)
+    reason = ", ".join(lowered.inexact_causes) if named else ""
+    return VerificationReport(len(paths) - len(named), named, reference=REFERENCE, reason=reason)
+
+
+def _read(
+    device: CudaDevice, address: int, read_value: Callable[[], Any], wanted: jax.Array
+) -> Any:
+    """Returns a result of the graph, a small one as a copy on the host: JAX compiles for others."""
+    return (
+        read_value() if is_large(wanted) else device.read_range(address, wanted.shape, wanted.dtype)
+    )
+
+
+def _place_values(
+    device: CudaDevice, captured: CapturedGraph, leaves: Sequence[Any]
+) -> list[jax.Array]:
+    """Returns a plain array on the device for every static input, constants included."""
+    specs = [spec.buffer for spec in captured.lowered.program.inputs]
+    values = [*(to_plain(unwrap_key(leaf)) for leaf in leaves), *captured.constants]
+    here = {device.jax_device}
+    arrays = [
+        value
+        if isinstance(value, jax.Array) and value.devices() == here
+        else jax.device_put(np.asarray(value, spec.dtype), device.jax_device)
+        for value, spec in zip(values, specs, strict=True)
+    ]
+    return [to_row_major(array) for array in arrays]
+
+
+def _run_reference(lowered: Lowered, given: Sequence[jax.Array]) -> list[jax.Array]:
+    names = [spec.buffer.name for spec in lowered.program.inputs]
+    values = run_regions(lowered.regions, dict(zip(names, given, strict=True)))
+    return [values[name] for name in lowered.results]
