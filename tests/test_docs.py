@@ -132,7 +132,7 @@ def test_a_missing_test_is_noticed() -> None:
 
 def test_architecture_names_every_file_of_the_memory_runtime() -> None:
     text = (DOCS / "architecture.md").read_text()
-    files = (ROOT / "runtime" / "memory").glob("*.py")
+    files = (ROOT / "runtime" / "memory").rglob("*.py")
     missing = {file.name for file in files if f"`{file.name}`" not in text}
     assert missing == {"__init__.py"}
 

@@ -27,7 +27,7 @@ from tracegraph.runtime.stream import thread_state
 HOUSE = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = tuple(f"{HOUSE / name}/" for name in ("tracegraph", "runtime"))
 # Read by the fake driver only: the real one reads parameters from memory.
-FAKED = str(HOUSE / "runtime" / "cuda" / "parameters.py")
+FAKED = str(HOUSE / "runtime" / "cuda" / "driver" / "parameters.py")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from tracegraph.constraints import ArgumentLeaf, check_arguments, describe_mismatch
 
 DEVICE = jax.devices()[0]
-PLACE = "  where: test_constraints_arguments.py:N in check, "
+PLACE = "  where: test_arguments.py:N in check, "
 
 
 class OtherDevice:

@@ -54,7 +54,7 @@ def test_callback_names_the_function_the_line_and_the_op():
     (violation,) = check_graph(make_graph(step, X))
     assert to_text(violation) == (
         "`step` calls back into Python while it is being captured\n"
-        "  where: test_constraints_graph.py:N in step, %2 = pure_callback %1\n"
+        "  where: test_graph_rules.py:N in step, %2 = pure_callback %1\n"
         "  why:   a CUDA graph replays device work only; the callback `sin` would never run again\n"
         '  fix:   move the callback outside `capture`, or use mode="partial"'
         "          docs/errors.md#callback"
@@ -104,7 +104,7 @@ def test_print_of_a_traced_value_has_its_own_words():
     (violation,) = check_graph(make_graph(step, X))
     assert to_text(violation) == (
         "`step` prints a traced value while it is being captured\n"
-        "  where: test_constraints_graph.py:N in step, debug_print %0\n"
+        "  where: test_graph_rules.py:N in step, debug_print %0\n"
         "  why:   printing 'loss {}' is work of the host; a CUDA graph replays device work only\n"
         '  fix:   return the value and print it outside `capture`, or use mode="partial"'
         "          docs/errors.md#callback"
@@ -119,7 +119,7 @@ def test_check_on_the_host_has_its_own_words():
     (violation,) = check_graph(make_graph(step, X))
     assert re.fullmatch(
         r"`step` checks a traced value on the host while it is being captured\n"
-        r"  where: test_constraints_graph\.py:N in step, check .*\n"
+        r"  where: test_graph_rules\.py:N in step, check .*\n"
         r"  why:   a check raises on the host; a CUDA graph replays device work only\n"
         r"  fix:   return the error as a value with jax\.experimental\.checkify\.checkify, and "
         r"throw it outside          docs/errors\.md#callback",
@@ -148,7 +148,7 @@ def test_branch_on_data():
     (violation,) = check_graph(make_graph(step, X))
     assert re.fullmatch(
         r"`step` takes a branch that depends on data\n"
-        r"  where: test_constraints_graph\.py:N in step, %\d+ = cond %\d+, %0\n"
+        r"  where: test_graph_rules\.py:N in step, %\d+ = cond %\d+, %0\n"
         r"  why:   a CUDA graph launches the same kernels at every replay; the host can't choose "
         r"between 2 branches\n"
         r"  fix:   compute both and select with jnp\.where, or use mode=\"partial\""
@@ -164,7 +164,7 @@ def test_loop_whose_length_depends_on_data():
     (violation,) = check_graph(make_graph(step, X, 3))
     assert to_text(violation) == (
         "`step` runs a loop whose length depends on data\n"
-        "  where: test_constraints_graph.py:N in step, %2, %3, %4 = while 0:i32[], %1, %0\n"
+        "  where: test_graph_rules.py:N in step, %2, %3, %4 = while 0:i32[], %1, %0\n"
         "  why:   a CUDA graph launches the same kernels at every replay; the number of rounds "
         "must be known when it is captured\n"
         "  fix:   loop a fixed number of times with jax.lax.scan or jax.lax.fori_loop(0, 10, ...), "
@@ -176,7 +176,7 @@ def test_loop_until_convergence_inside_one_primitive():
     (violation,) = check_graph(make_graph(lambda x: lax.igamma(x, x), X))
     assert to_text(violation) == (
         "`step` computes `igamma`, which loops until its data converges\n"
-        "  where: test_constraints_graph.py:N in <lambda>, %1 = igamma %0, %0\n"
+        "  where: test_graph_rules.py:N in <lambda>, %1 = igamma %0, %0\n"
         "  why:   a CUDA graph launches the same kernels at every replay; the number of rounds "
         "must be known when it is captured\n"
         '  fix:   move `igamma` outside `capture`, or use mode="partial"'
@@ -278,7 +278,7 @@ def test_one_error_reports_all_violations_in_source_order():
     assert type(error) is CaptureError
     assert error.violations == violations  # pyright: ignore[reportAttributeAccessIssue]
     first, *rest = to_text(error).split("\n\n")
-    line = "test_constraints_graph.py:N in break_three_rules"
+    line = "test_graph_rules.py:N in break_three_rules"
     assert first == (
         "`step` breaks 3 capture constraints\n"
         f"  where: {line}, {line}, {line}\n"
@@ -347,7 +347,7 @@ def test_large_constant_is_noted_and_small_ones_are_not():
     (note,) = find_large_constants(graph)
     assert re.fullmatch(
         r"`step` closes over an array of 2\.0 MiB \(`c\d`, f32\[524288\]\)\n"
-        r"  where: test_constraints_graph\.py:N in step, %\d+ = reduce_sum %\d+\n"
+        r"  where: test_graph_rules\.py:N in step, %\d+ = reduce_sum %\d+\n"
         r"  why:   the graph keeps a copy of its own, and a new array in the variable is not seen "
         r"by replays\n"
         r"  fix:   pass it as an argument, donated if it changes"

@@ -38,7 +38,7 @@ def to_text(error):
 
 
 def place(name):
-    return f"  where: test_constraints_trace_errors.py:N in {name}\n"
+    return f"  where: test_trace_errors.py:N in {name}\n"
 
 
 def test_branch_in_python():
@@ -158,7 +158,7 @@ def test_leaked_tracer_that_jax_takes_for_an_argument():
     (violation,) = check_graph(graph, argument_count=1)
     assert to_text(violation) == (
         "`step` uses an array that was left over from another trace\n"
-        "  where: test_constraints_trace_errors.py:N in step, %2 = sin %0\n"
+        "  where: test_trace_errors.py:N in step, %2 = sin %0\n"
         "  why:   what is computed while tracing has no value once the trace has ended\n"
         "  fix:   return it from the function that computes it, instead of keeping it in a "
         "global, a list or an attribute          docs/errors.md#leaked-tracer"
@@ -224,7 +224,7 @@ def test_functions_are_located():
         def __call__(self, x):
             return x
 
-    line = r"test_constraints_trace_errors\.py:\d+ in "
+    line = r"test_trace_errors\.py:\d+ in "
     assert re.fullmatch(line + "to_text", locate_function(to_text))
     assert re.fullmatch(line + "to_text", locate_function(functools.partial(to_text, 1)))
     assert re.fullmatch(line + "to_text", locate_function(jax.jit(to_text)))

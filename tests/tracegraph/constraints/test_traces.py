@@ -39,7 +39,7 @@ def test_python_number_that_changes():
     (violation,) = compare(step, X)
     assert to_text(violation) == (
         "`step` does Python work that changes from one trace to the next\n"
-        "  where: test_constraints_traces.py:N in step, %2 = mul %1, 0.75:f32[]\n"
+        "  where: test_traces.py:N in step, %2 = mul %1, 0.75:f32[]\n"
         "  why:   0.75 in the first trace, 0.125 in the second; a CUDA graph would freeze one of "
         "them (time, np.random, a counter)\n"
         "  fix:   pass the value as an argument, and draw random numbers with jax.random from a "

@@ -88,7 +88,15 @@ def test_train_step(make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]
 
 
 @pytest.mark.parametrize(
-    "module", ["interpreter", "jax_internals", "passes.pipeline", "printer", "trace", "verifier"]
+    "module",
+    [
+        "ir.interpreter",
+        "ir.printer",
+        "ir.verifier",
+        "jax_internals",
+        "passes.pipeline",
+        "tracing.trace",
+    ],
 )
 def test_examples_in_docstrings(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"tracegraph.{module}"))
