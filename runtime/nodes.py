@@ -59,7 +59,7 @@ class CopyNode:
     source: BufferUse
     target: BufferUse
 
-    kind = "copy"
+    kind = "memcpy"
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class FillNode:
     value: int = 0
     element_bytes: int = 1
 
-    kind = "fill"
+    kind = "memset"
     arguments: tuple[str, ...] = dataclasses.field(default=(), init=False)
 
     @property

@@ -25,7 +25,7 @@ from tracegraph.runtime.nodes import (
 
 ARENA_ADDRESS = 0x7F00_0000_0000
 # What the driver calls a node, by our kind; a library call is a graph of its own.
-DRIVER_KINDS = {"kernel": "kernel", "copy": "copy", "fill": "fill", "matmul": "child"}
+DRIVER_KINDS = {"kernel": "kernel", "memcpy": "copy", "memset": "fill", "matmul": "child"}
 
 
 class FakeLibrary:

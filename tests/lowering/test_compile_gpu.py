@@ -284,7 +284,7 @@ def test_a_sort_keeps_the_copy_that_it_works_on(h200: Any):
         "f", (rows,), (InputSpec(rows.inputs[0], Role.COPIED),), (OutputSpec(rows.outputs[0]),)
     )
     copied, sort, *_ = lower(wanted, h200).definition.stages[0].nodes
-    assert (copied.kind, sort.kind) == ("copy", "kernel")
+    assert (copied.kind, sort.kind) == ("memcpy", "kernel")
     assert set(copied.results) <= set(sort.results)
 
 

@@ -12,13 +12,8 @@ from tracegraph.verification.capture_verification import find_skip_reason
 from tracegraph.verification.device_verification import REFERENCE
 from tracegraph.verification.report import VerificationReport
 
-# Names of nodes by their kind, for one and for several.
-_NOUNS = {
-    "kernel": ("kernel", "kernels"),
-    "copy": ("copy", "copies"),
-    "fill": ("fill", "fills"),
-    "matmul": ("matrix product", "matrix products"),
-}
+# In the order of the report.
+_KINDS = ("kernel", "memcpy", "memset", "matmul")
 
 
 def describe_device(device: Device) -> str:
@@ -47,7 +42,7 @@ def count_nodes(lowered: Lowered) -> str:
     """Returns how many nodes of each kind there are, and how many edges are programmatic."""
     stages = [stage for stage in lowered.definition.stages if stage.is_captured]
     kinds = Counter(node.kind for stage in stages for node in stage.nodes)
-    nodes = [_count(kinds[kind], *nouns) for kind, nouns in _NOUNS.items() if kinds[kind]]
+    nodes = [_count(kinds[kind], kind, f"{kind}s") for kind in _KINDS if kinds[kind]]
     edges = sum(len(stage.edges) for stage in stages)
     programmatic = sum(len(stage.programmatic) for stage in stages)
     return (

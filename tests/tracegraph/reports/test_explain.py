@@ -1,6 +1,8 @@
 """`explain`: the report of a capture, and of a function that cannot be captured."""
 
 import re
+import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,9 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.fakes.gpu_programs import copy, fill, kernel
+from tracegraph.reports.explain_gpu import count_nodes
+from tracegraph.runtime.graph import Stage
 
 X = jnp.ones((2, 3))
 TITLES = ["signature", "graph", "passes", "regions", "memory plan", "nodes", "per call", "pool"]
@@ -31,7 +36,7 @@ def test_a_report_has_all_sections_and_captures_nothing():
     for text in (
         "state['w']: f32[2,3]",
         "static argument kind: 'b'",
-        "test_explain.py:18",
+        f"test_explain.py:{step.__code__.co_firstlineno + 1}",
         "region0: captured, stream 0",
         "bytes, known before the first run",
         "donated: copied in once, resident from then on",
@@ -111,3 +116,11 @@ def test_without_arguments_and_without_ops():
 def test_many_leaves_are_cut_short():
     report = tg.capture(lambda xs: sum(xs)).explain([1.0] * 50)
     assert "... and 10 more leaves" in report
+
+
+def test_nodes_are_counted_by_cudas_names_for_them():
+    steps = (fill("a", "s"), fill("b", "t"), copy("c", "s", "t"), kernel("d", "t", "u"))
+    stage = Stage(tuple(step.node for step in steps), ((0, 2), (2, 3)))
+    lowered: Any = types.SimpleNamespace(definition=types.SimpleNamespace(stages=(stage,)))
+    wanted = "1 graph: 1 kernel, 1 memcpy, 2 memsets; 2 edges, 0 of them programmatic"
+    assert count_nodes(lowered) == wanted

@@ -106,7 +106,7 @@ def test_an_error_names_the_node() -> None:
     error_lines.match(
         caught.value,
         "CUDA_ERROR_INVALID_VALUE from add_copy_node",
-        "node 4 of graph `step`, copy out: add_copy_node(",
+        "node 4 of graph `step`, memcpy out: add_copy_node(",
         "chosen by the test",
         "internal error in tracegraph",
     )

@@ -85,7 +85,7 @@ def test_a_failed_update_is_taken_back() -> None:
     graph = build(driver, stage)
     before = read_actions(driver, graph)
     driver.fail_on = "set_copy_node"
-    with pytest.raises(CudaError, match="node 2 of graph `f`, copy c: set_copy_node"):
+    with pytest.raises(CudaError, match="node 2 of graph `f`, memcpy c: set_copy_node"):
         graph.update(moved(x=0x90000))
     assert read_actions(driver, graph) == before
     assert graph.update(locate) == 0
