@@ -1,4 +1,4 @@
-"""Environment variables: read here and nowhere else, typed, with their allowed values.
+"""Environment variables: all are read here, typed, with their allowed values.
 
 | Variable | Values (default first) | Meaning |
 |---|---|---|
@@ -6,10 +6,10 @@
 | ``TRACEGRAPH_PROGRESS`` | auto, 0, 1 | progress line of captures that take over a second |
 | ``TRACEGRAPH_ALLOC_CONF`` | not set, ``option:value``,... | see ``runtime/memory/config.py`` |
 | ``TRACEGRAPH_NO_MEMORY_CACHING`` | 0, 1 | every allocation and free goes to the device at once |
-| ``CUBLAS_WORKSPACE_CONFIG`` | not set, ``:SIZE:COUNT``... | most workspace of a matrix product |
+| ``CUBLAS_WORKSPACE_CONFIG`` | not set, ``:SIZE:COUNT``... | most workspace of one matmul |
 
 ``CUBLAS_WORKSPACE_CONFIG`` is spelled as for cuBLAS: buffers of SIZE KiB, COUNT of each, as in
-``:4096:2:16:8``. A matrix product may use as many bytes as all of them together.
+``:4096:2:16:8``. A matmul may use as many bytes as all of them together.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_no_memory_caching() -> bool:
 
 
 def read_cublas_workspace_bytes() -> int | None:
-    """Returns the most bytes of workspace that a matrix product may use; None for no limit.
+    """Returns the most bytes of workspace that one matmul may use; None for no limit.
 
     Raises:
         ConfigError: the value is not a row of ``:SIZE:COUNT``.
@@ -69,7 +69,7 @@ def read_cublas_workspace_bytes() -> int | None:
     value = os.environ.get(name)
     if value is None:
         return None
-    # Nine digits are a million GiB: more is a slip of the keyboard.
+    # Nine digits are a million GiB: more is a typo.
     if re.fullmatch(r"(:[0-9]{1,9}:[0-9]{1,9})+", value):
         pairs = re.findall(r":([0-9]+):([0-9]+)", value)
         return sum(int(size) * int(count) * KIB for size, count in pairs)

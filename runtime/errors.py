@@ -73,7 +73,7 @@ class CudaError(TracegraphError):
 
 
 class ConfigError(TracegraphError):
-    """An option or environment variable has a value that is not allowed."""
+    """An option or environment variable has an invalid value."""
 
 
 PUBLIC_ERRORS = (

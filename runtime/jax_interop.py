@@ -1,7 +1,7 @@
 """The runtime's one door to private JAX names.
 
-JAX has no public way to (a) teach it a further array type, (b) wrap memory that we filled as one of
-its arrays with a given abstract value, (c) build a typed key around key data without computing. The
+JAX has no public way to (a) register another array type, (b) wrap memory that we wrote as an array
+with a given abstract value, (c) build a typed key around key data without computing. The
 tables below say for each private name why it is needed. They are the same from JAX 0.10 to 0.12.
 A JAX without one of them is refused when tracegraph is imported, by name.
 """
@@ -34,7 +34,7 @@ PRIVATE_NAMES = {
     "jaxlib.xla_client.batched_device_put": "host memory to array in 3 us, not 30",
     "jax._src.random.prng.PRNGKeyArray": "typed keys; `wrap_key_data` would read its operand",
     "jax._src.random.prng.KeyTy": "the dtype of typed keys",
-    "jax._src.config.config_states": "all settings: a thread has its own, no call hands them on",
+    "jax._src.config.config_states": "a thread's settings; no public call copies them",
     "jax._src.config.config_ext": "what a setting holds that a thread has not set",
 }
 
@@ -76,7 +76,7 @@ _readers: dict[type, Callable[[Any], jax.Array]] = {}
 
 
 def register_array_type(array_type: type, read: Callable[[Any], jax.Array]) -> None:
-    """Teaches JAX a type of arrays whose values it gets by reading them.
+    """Registers an array type with JAX, which gets the values by reading them.
 
     Args:
         array_type: a subclass of ``jax.Array`` with an attribute ``aval``.
@@ -103,7 +103,7 @@ def register_array_type(array_type: type, read: Callable[[Any], jax.Array]) -> N
 
 
 def to_plain(value: Any) -> Any:
-    """Returns the plain immutable array of an array in a pool, and any other value as it is.
+    """Returns the plain immutable array of an array in a pool, and any other value unchanged.
 
     Args:
         value: anything; a typed key around an array in a pool becomes one around its value.
@@ -153,7 +153,7 @@ def to_immutable(copy: np.ndarray[Any, Any], aval: Any, device: Any) -> jax.Arra
     """Returns a private copy as an immutable JAX array, without copying where JAX can alias it.
 
     Args:
-        copy: memory that nobody writes again, of the shape and dtype of ``aval``. JAX aliases it
+        copy: memory that is never written again, of the shape and dtype of ``aval``. JAX aliases it
             when it is aligned to 64 bytes, and copies it otherwise.
         aval: the array's abstract value, weak type included.
         device: a JAX device that reads host memory.
@@ -198,7 +198,7 @@ def to_row_major(array: jax.Array) -> jax.Array:
 def alias_host_memory(view: np.ndarray[Any, Any], device: Any) -> jax.Array | None:
     """Returns a JAX array over the very bytes of a NumPy array, or None where JAX copies.
 
-    Writing to the view changes the array: it is for those who own both.
+    Writing to the view changes the array, so the caller must own both.
 
     Args:
         view: host memory, aligned to 64 bytes.
@@ -234,7 +234,7 @@ def unwrap_key(value: Any) -> Any:
     """Returns the key data inside a typed key, the same object that `wrap_key` got.
 
     Args:
-        value: anything; what is not a typed key is returned as it is.
+        value: anything; a value that is not a typed key is returned unchanged.
     """
     return value._base_array if type(value) is PRNGKeyArray else value
 
@@ -264,10 +264,10 @@ def _get_aval(value: Any) -> Any:
 
 
 def get_quick_call(compiled: Any) -> Callable[..., Any]:
-    """Returns what calls a compiled function, without the Python frame of ``Compiled.__call__``.
+    """Returns a compiled function's C++ call, without the Python frame of ``Compiled.__call__``.
 
     Args:
-        compiled: a ``jax.stages.Compiled``; what is none is returned as it is.
+        compiled: a ``jax.stages.Compiled``; anything else is returned unchanged.
     """
     if not isinstance(compiled, jax.stages.Compiled):
         return compiled

@@ -1,9 +1,9 @@
-"""Streams and events: what the user declares about order, inside a capture and outside.
+"""Streams and events: the order that the user declares, inside a capture and outside.
 
 Inside a captured function, `with stream(s)` labels the ops traced in it through JAX's name scopes,
 and `Event.record` and `Event.wait` leave marks in the traced program. Outside, on a GPU, they are
-the driver's streams and events. The host device runs everything in program order, so records and
-waits have nothing left to do there but to take the time.
+the driver's streams and events. The host device runs everything in program order, so there a
+record only takes the time, and a wait does nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _event_numbers = itertools.count(1)
 
 
 class StreamBackend(Protocol):
-    """The streams and events of a device on which work runs beside the host."""
+    """The streams and events of a device that runs work asynchronously."""
 
     def synchronize(self, stream: Stream) -> None:
         """Blocks the host until the stream's work is done."""
@@ -40,7 +40,7 @@ class StreamBackend(Protocol):
         ...
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Marks the present end of the stream."""
+        """Records the event behind the stream's current work."""
         ...
 
     def wait(self, event: Event, stream: Stream) -> None:
@@ -56,7 +56,7 @@ class StreamBackend(Protocol):
         ...
 
     def measure(self, start: Event, end: Event) -> float:
-        """Returns the milliseconds between two recorded events, when both are over."""
+        """Returns the milliseconds between two recorded events, once both are done."""
         ...
 
     def synchronize_device(self) -> None:
@@ -68,7 +68,7 @@ _finders: list[Callable[[], StreamBackend | None]] = []
 
 
 def register_backend(find: Callable[[], StreamBackend | None]) -> None:
-    """Says how to find the streams of the device in use; None stands for the host."""
+    """Sets how the backend of the device in use is found; None stands for the host."""
     _finders[:] = [find]
 
 
@@ -77,7 +77,7 @@ def _find_backend() -> StreamBackend | None:
 
 
 class Stream:
-    """A sequence of work that runs in order, beside the work of other streams.
+    """A queue of device work that runs in order, concurrently with other streams.
 
     Args:
         device: the JAX device; None is the default one.
@@ -98,7 +98,7 @@ class Stream:
         return f"Stream(number={self.number}, priority={self.priority})"
 
     def wait_stream(self, other: Stream) -> None:
-        """Makes later work of this stream wait for what the other stream holds now."""
+        """Makes later work of this stream wait for all work enqueued on the other so far."""
         self.wait_event(other.record_event())
 
     def wait_event(self, event: Event) -> None:
@@ -106,7 +106,7 @@ class Stream:
         event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Records an event, a new one if none is given, behind the present work."""
+        """Records an event, a new one if none is given, behind the current work."""
         event = event if event is not None else Event()
         event.record(self)
         return event
@@ -144,7 +144,7 @@ class Event:
         self._recorded_at: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Marks the present end of a stream, by default the current one."""
+        """Records this event behind the work of a stream, by default the current one."""
         target = stream if stream is not None else current_stream()
         if is_tracing():
             _leave_record(target.number, self.number)

@@ -3,8 +3,8 @@
 Each private name, and why the public API is not enough:
 
 * ``jax._src.source_info_util``: the public API never tells which line an equation comes from
-  (``user_frame``), takes no folder out of that search (``register_exclusion``), and cannot give a
-  primitive that is bound anew its old line and scope (``user_context``, ``current_name_stack``).
+  (``user_frame``), excludes no folder from that search (``register_exclusion``), and cannot give a
+  primitive that is bound again its old line and scope (``user_context``, ``current_name_stack``).
 * ``jax._src.config.trace_context``: the settings under which ``jax.jit`` keeps a program apart from
   others; the public API names none of them as such.
 * ``jax._src.traceback_util.register_exclusion``: no public way to hide a library's frames.
@@ -47,13 +47,13 @@ _JAXPRS = (extend_core.Jaxpr, extend_core.ClosedJaxpr)
 # One is made per equation, and most equations of a line have an equal one: a tuple is made and
 # found again in a fraction of the time.
 class EquationContext(NamedTuple):
-    """What a jaxpr knows of an equation beside its operands and parameters.
+    """What a jaxpr records of an equation besides its operands and parameters.
 
     Attributes:
         traceback: JAX's traceback of the line that made it, or None.
         name_stack: JAX's name stack, relative to the outermost jaxpr.
         settings: JAX's settings when it was traced, those of the enclosing call first.
-        effects: what it does beside computing its results.
+        effects: what it does besides computing its results.
     """
 
     traceback: Any
@@ -101,7 +101,7 @@ def describe_source(context: EquationContext) -> str | None:
     return f"{_name_file(frame.file_name)}:{frame.start_line} in {function}"
 
 
-# Asked for every op; a function's ops come from few files.
+# Called for every op; a function's ops come from few files.
 @functools.lru_cache(maxsize=256)
 def _name_file(path: str) -> str:
     return pathlib.Path(path).name
@@ -190,7 +190,7 @@ def find_effects(op: Op) -> frozenset[Any]:
 
 
 def has_data_effects(op: Op) -> bool:
-    """True when the op does something beside computing its results (naming an axis is nothing)."""
+    """True when the op does more than compute its results (naming an axis does not count)."""
     return any(not isinstance(effect, _core.NamedAxisEffect) for effect in find_effects(op))
 
 

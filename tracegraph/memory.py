@@ -1,8 +1,8 @@
-"""`tg.memory`: the memory of graphs, seen and set as in ``torch.cuda.memory``.
+"""`tg.memory`: statistics and control of the memory of graphs, as in ``torch.cuda.memory``.
 
 Functions with a ``device`` take a JAX device, the index of one, or None for the device that
-captures use. Sizes are bytes. JAX's own arrays are JAX's affair and do not count here, but for the
-provider ``jax`` the segments come from JAX's allocator.
+captures use. Sizes are bytes. Arrays that JAX allocates do not count here; with the provider
+``jax`` the segments come from JAX's allocator.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 
-# What `caching_allocator_alloc` returned and nobody has deleted, by address.
+# What `caching_allocator_alloc` returned and is not deleted yet, by address.
 _blocks: dict[int, tuple[CachingAllocator, Block]] = {}
 
 
@@ -76,13 +76,13 @@ def caching_allocator_alloc(
     """Returns the address of ``size`` bytes of the device's memory, with undefined contents.
 
     Args:
-        size: at least 0; rounded up as the allocator does.
-        device: where.
-        stream: on which the memory may be used without more ado; the current one if left out.
+        size: bytes, at least 0; the allocator rounds up.
+        device: the device to allocate on.
+        stream: the stream that uses the memory; the current one if left out.
 
     Raises:
-        ConfigError: the size is no integer, or ``stream`` no tg.Stream.
-        OutOfMemoryError: there is not that much.
+        ConfigError: ``size`` is not an integer, or ``stream`` not a tg.Stream.
+        OutOfMemoryError: the device does not have enough memory.
         TracegraphError: the size is negative.
 
     Example:
@@ -105,12 +105,12 @@ def caching_allocator_delete(mem_ptr: SupportsIndex) -> None:
     """Frees what `caching_allocator_alloc` returned.
 
     Raises:
-        ConfigError: ``mem_ptr`` is no integer.
+        ConfigError: ``mem_ptr`` is not an integer.
         TracegraphError: `caching_allocator_alloc` did not return it, or it was deleted before.
     """
     call = "caching_allocator_delete"
     address = _read_index("mem_ptr", mem_ptr, call, "pass what caching_allocator_alloc returned")
-    # Taken out before it is free: from then on the address may be that of another block.
+    # Removed before it is freed: from then on the address may belong to another block.
     owner, block = _blocks.pop(address, (None, None))
     if owner is None or block is None:
         raise TracegraphError(
@@ -124,27 +124,27 @@ def caching_allocator_delete(mem_ptr: SupportsIndex) -> None:
 
 
 def empty_cache() -> None:
-    """Gives all cached memory that nobody uses back to where it came from."""
+    """Frees all cached memory that is not in use."""
     for allocator in list_allocators():
         allocator.empty_cache()
 
 
 def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
-    """Limits what the allocator reserves to a share of the device, from 0 to 1.
+    """Limits what the allocator may reserve to a fraction of the device, from 0 to 1.
 
     Raises:
-        ConfigError: it is no such number.
+        ConfigError: the fraction is not a number from 0 to 1.
     """
     _find_allocator(device).set_memory_fraction(fraction)
 
 
 def get_per_process_memory_fraction(device: Any = None) -> float:
-    """Returns what `set_per_process_memory_fraction` has set, 1 by default."""
+    """Returns the fraction set by `set_per_process_memory_fraction`, 1 by default."""
     return _find_allocator(device).memory_fraction
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Returns free and total bytes of where the allocator gets its memory.
+    """Returns free and total bytes of the allocator's provider.
 
     For the provider ``jax`` that is JAX's allocator, not the whole GPU.
     """
@@ -178,21 +178,21 @@ def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Lets the highest values be the present ones."""
+    """Resets the peak values to the current ones."""
     allocator = _find_allocator(device)
     with allocator.lock:
         allocator.statistics.reset_peak()
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Forgets all that came and went, and the counts of events."""
+    """Resets the accumulated counts of allocations, frees and events."""
     allocator = _find_allocator(device)
     with allocator.lock:
         allocator.statistics.reset_accumulated()
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Returns the bytes in use by graphs and users."""
+    """Returns the bytes allocated to graphs and to users."""
     return _find_allocator(device).statistics.all.allocated_bytes.current
 
 
@@ -202,7 +202,7 @@ def max_memory_allocated(device: Any = None) -> int:
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Returns the bytes held, in use or cached."""
+    """Returns the bytes reserved from the provider, in use or cached."""
     return _find_allocator(device).statistics.all.reserved_bytes.current
 
 
@@ -222,10 +222,10 @@ def memory_snapshot(mempool_id: PoolId | None = None) -> list[dict[str, Any]]:
     """Returns every segment with its blocks, of all devices in use.
 
     Args:
-        mempool_id: only the segments of this pool; none, if there is no memory in it.
+        mempool_id: only the segments of this pool; empty if the pool has no memory.
 
     Raises:
-        ConfigError: it is no id of a pool.
+        ConfigError: ``mempool_id`` is not the id of a pool.
     """
     if mempool_id is not None and not _is_pool_id(mempool_id):
         why = "a pool is named by a pair of numbers"
@@ -243,10 +243,10 @@ def record_memory_history(
     clear_history: bool = False,
     skip_actions: Iterable[str] = (),
 ) -> None:
-    """Starts, changes or ends the recording of what the allocators do.
+    """Starts, changes or stops recording the actions of the allocators.
 
     Args:
-        enabled: ``"all"``, ``"state"`` (only stacks of what is in use) or None to stop.
+        enabled: ``"all"``, ``"state"`` (only stacks of blocks in use) or None to stop.
         context: which call stacks are kept: ``"all"``, ``"alloc"``, ``"state"`` or None.
         stacks: ``"all"`` frames, or from the user's ``"python"`` line on.
         max_entries: length of the trace; the oldest go first.
@@ -255,7 +255,7 @@ def record_memory_history(
         skip_actions: actions that are left out.
 
     Raises:
-        ConfigError: a value is none of these.
+        ConfigError: an argument has a value not listed here.
     """
     for allocator in _list_allocators() if device is None else (_find_allocator(device),):
         with allocator.lock:
@@ -289,12 +289,12 @@ def host_memory_stats() -> dict[str, Any]:
 
 
 def reset_peak_host_memory_stats() -> None:
-    """Lets the highest values of page-locked memory be the present ones."""
+    """Resets the peak values of page-locked memory to the current ones."""
     find_host_allocator().statistics.reset_peak()
 
 
 def reset_accumulated_host_memory_stats() -> None:
-    """Forgets all page-locked memory that came and went."""
+    """Resets the accumulated counts of page-locked memory."""
     find_host_allocator().statistics.reset_accumulated()
 
 
@@ -303,7 +303,7 @@ def _find_allocator(device: Any) -> CachingAllocator:
 
 
 def _list_allocators() -> tuple[CachingAllocator, ...]:
-    """Returns the allocators in use; that of the default device is there at the latest now."""
+    """Returns the allocators in use; if there is none yet, that of the default device."""
     return list_allocators() or (_find_allocator(None),)
 
 
@@ -316,7 +316,7 @@ def _read_index(name: str, value: Any, call: str, fix: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise _refuse(name, value, call, "it is an integer", fix) from None
+        raise _refuse(name, value, call, "it must be an integer", fix) from None
 
 
 def _refuse(name: str, value: Any, call: str, why: str, fix: str) -> ConfigError:

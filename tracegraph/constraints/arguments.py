@@ -23,7 +23,7 @@ class ArgumentLeaf:
     Attributes:
         path: its place, as ``argument 0 `state['w']```.
         value: what was passed.
-        is_donated: True when the caller gives its buffer away.
+        is_donated: True when the caller donates its buffer.
     """
 
     path: str
@@ -58,7 +58,7 @@ def check_arguments(leaves: Sequence[ArgumentLeaf], *, device: Any) -> tuple[Vio
 
 
 def check_leaf(leaf: ArgumentLeaf, device: Any) -> Violation | None:
-    """Checks what one leaf alone can break: its kind, its life and its device."""
+    """Checks one leaf by itself: its type, whether it was deleted, and its device."""
     value = leaf.value
     if isinstance(value, Tracer):
         return _refuse_tracer(leaf)
@@ -78,7 +78,7 @@ def check_leaf(leaf: ArgumentLeaf, device: Any) -> Violation | None:
 def _check_twice(
     leaf: ArgumentLeaf, holders: dict[tuple[str, int], ArgumentLeaf]
 ) -> Violation | None:
-    # NumPy arrays and numbers are copied on their way in; donating them takes nothing away.
+    # NumPy arrays and numbers are copied in, so donating them consumes nothing.
     if not isinstance(leaf.value, jax.Array):
         return None
     for key in _identify(leaf.value):
@@ -102,7 +102,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_known_to_jax(value: Any) -> bool:
-    # Texts, dates, records, long doubles and foreign byte orders are not.
+    # Strings, dates, records, long doubles and foreign byte orders are not.
     try:
         jax.typeof(value)
     except TypeError:

@@ -38,7 +38,7 @@ def check_callback(op: Op, graph_name: str) -> Violation | None:
 
 
 def has_callback(op: Op) -> bool:
-    """True when the op, or an op inside of it, needs the host."""
+    """True when the op, or an op inside it, needs the host."""
     if check_callback(op, "") is not None:
         return True
     return any(has_callback(inner) for _, graph in op.subgraphs for inner in graph.ops)

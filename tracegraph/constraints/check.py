@@ -1,4 +1,4 @@
-"""Holds the capture constraints against a Graph, before anything touches a device."""
+"""Checks a Graph against the capture constraints, before anything touches a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_graph(
     *,
     argument_count: int | None = None,
 ) -> tuple[Violation, ...]:
-    """Checks every constraint that a Graph shows.
+    """Checks every constraint that can be seen in a Graph.
 
     Args:
         graph: with calls inlined.
@@ -24,7 +24,7 @@ def check_graph(
             trace are found.
 
     Returns:
-        All violations in program order; none means that the graph can be captured whole.
+        All violations in program order; none if the graph can be captured whole.
     """
     dependence = Dependence(graph)
     ops = list(iterate_ops(graph))
@@ -74,7 +74,7 @@ def _find_first(op: Op, dependence: Dependence, graph_name: str) -> Violation | 
 
 
 def _drop_repeated(violations: list[Violation]) -> tuple[Violation, ...]:
-    # One line of the user's can become several copies of an op, as in a linear solve.
+    # One line of user code can become several copies of an op, as in a linear solve.
     kept: dict[tuple[str, ...], Violation] = {}
     for violation in violations:
         place = violation.where.split(",")[0]

@@ -20,7 +20,7 @@ def find_large_constants(graph: Graph, limit_bytes: int = _MEBIBYTE) -> tuple[Vi
         limit_bytes: the smallest size that is reported.
 
     Returns:
-        One note per array, in order. A capture goes on all the same.
+        One note per array, in order. The function is captured all the same.
     """
     return tuple(
         _report(graph, constant)
@@ -43,7 +43,7 @@ def _report(graph: Graph, constant: Constant) -> Violation:
         f"`{graph.name}` closes over an array of {size:.1f} MiB (`{constant.name}`, "
         f"{print_type(value.aval)})",
         place,
-        "the graph keeps a copy of its own, and a new array in the variable is not seen by replays",
+        "the graph keeps its own copy, so replays do not see a new array assigned to the variable",
         "pass it as an argument, donated if it changes",
         op,
     )

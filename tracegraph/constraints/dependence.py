@@ -1,9 +1,9 @@
 """Which values of a graph depend on data: on an argument, on state, or on the host.
 
-A forward walk, made when it is first asked for: most graphs hold no op that asks. A value depends
+A forward walk, made on first use: most graphs hold no op that needs it. A value depends
 on data when an operand of its op does; literals and constants do not. Loops are walked until their
-carried values no longer change, so that a counter that starts from a literal stays free of data
-beside a carry that does not.
+carried values no longer change, so that a counter that starts from a literal does not depend on
+data even where another carry of the loop does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from tracegraph.ir.graph import Graph, Op, Operand, Value
 
-# Their results are new at every replay, whatever their operands are.
+# Their results change at every replay, whatever their operands are.
 _CHANGING = frozenset({"pure_callback", "io_callback", "rng_uniform", "infeed"})
 # Device code in a language of its own: its loops run inside one kernel.
 OPAQUE_KERNELS = frozenset({"pallas_call", "mosaic_gpu", "triton_kernel_call"})

@@ -77,7 +77,7 @@ def locate_caller() -> str:
 
 
 def hides_own_frames(method: Callable[P, R]) -> Callable[P, R]:
-    """Makes errors that leave a method of ours show the user's frames only."""
+    """Removes tracegraph's own frames from the errors that a method raises."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -91,13 +91,13 @@ def hides_own_frames(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def hide_own_frames(error: BaseException) -> None:
-    """Takes the frames of tracegraph out of an error's traceback; `raise` it bare afterwards.
+    """Removes the frames of tracegraph from an error's traceback; use a bare `raise` afterwards.
 
-    An error that starts in our own code, and is not one of ours, keeps them: it is a fault of ours.
-    JAX's switch ``JAX_TRACEBACK_FILTERING=off`` keeps all frames.
+    An error that starts in our own code, and is not a `TracegraphError`, keeps them: it is a bug in
+    tracegraph. ``JAX_TRACEBACK_FILTERING=off`` keeps all frames.
 
     Args:
-        error: caught in the outermost function of ours.
+        error: caught in tracegraph's outermost function.
     """
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return

@@ -13,7 +13,7 @@ from tracegraph.ir.graph import Graph, Op, Value
 
 
 def check_leaks(graph: Graph, argument_count: int) -> list[Violation]:
-    """Finds arrays of other traces, which JAX puts in front of the arguments.
+    """Finds arrays of other traces, which JAX puts before the arguments.
 
     Args:
         graph: as it was traced.

@@ -21,7 +21,7 @@ def check_streams(graph: Graph) -> list[Violation]:
         graph: with calls inlined; ops inside a subgraph run where the op that holds them runs.
 
     Returns:
-        The violations, each with its op. Ops of the backward pass synchronise by themselves.
+        The violations, each with its op. Ops of the backward pass are ordered by autograd.
     """
     if not graph.has_streams:
         return []
@@ -66,7 +66,7 @@ class _StreamWalk:
             self._last[stream] = (tick, op)
 
     def _use(self, op: Op, value: Value, clock: dict[int, int]) -> None:
-        # Inputs and constants, like all that the backward pass made, are ready everywhere.
+        # Inputs, constants and everything made by the backward pass are ready everywhere.
         stream, tick = self._made.get(id(value), (CAPTURING_STREAM, 0))
         if clock.get(stream, -1) >= tick:
             return
@@ -92,7 +92,7 @@ class _StreamWalk:
         clock[stream] = clock.get(stream, 0) + 1
         if CAPTURING_STREAM not in clock:
             self.violations.append(_refuse_missing_fork(op, stream, self._name))
-            # Said once: what follows is judged as if the stream had forked here.
+            # Reported once: the rest is checked as if the stream had forked here.
             clock[CAPTURING_STREAM] = self._clocks[CAPTURING_STREAM][CAPTURING_STREAM]
         return clock[stream]
 
@@ -113,7 +113,7 @@ def _refuse_use(op: Op, value: Value, made_on: int, graph_name: str) -> Violatio
         locate_op(op),
         f"%{value.number} was made on {made}, and nothing makes {used_on} wait for it; the two "
         "run side by side in a CUDA graph",
-        f"write `a.wait_stream(b)` before this line, a being {used_on} and b {made}",
+        f"write `a.wait_stream(b)` before this line, where a is {used_on} and b is {made}",
         op,
     )
 
@@ -124,8 +124,8 @@ def _refuse_missing_fork(op: Op, stream: int, graph_name: str) -> Violation:
         f"`{graph_name}` works on stream {stream} before the stream has forked",
         locate_op(op),
         "a stream belongs to a capture only after it has waited for the capturing stream",
-        f"write `s.wait_stream(tg.current_stream())` before `with tg.stream(s)`, s being stream "
-        f"{stream}",
+        f"write `s.wait_stream(tg.current_stream())` before `with tg.stream(s)`, where s is "
+        f"stream {stream}",
         op,
     )
 
@@ -148,6 +148,6 @@ def _refuse_missing_join(op: Op, stream: int, graph_name: str) -> Violation:
         f"`{graph_name}` ends while stream {stream} has not joined the capturing stream",
         locate_op(op),
         f"this op is the last on stream {stream}, and nothing in the capture waits for it",
-        f"write `tg.current_stream().wait_stream(s)` at the end, s being stream {stream}",
+        f"write `tg.current_stream().wait_stream(s)` at the end, where s is stream {stream}",
         op,
     )

@@ -1,7 +1,7 @@
 """The rule `python-work`: two traces of one signature must give the same graph.
 
 What differs was computed by Python: a clock, NumPy's random numbers, a counter. A CUDA graph would
-replay the value of one trace for ever.
+replay the value of one trace forever.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Comparison:
         self._renamed: dict[tuple[str, int], int] = {}
 
     def compare(self, first: Graph, second: Graph) -> bool:
-        """Compares op by op; False once the two are different ops, for nothing pairs up then."""
+        """Compares op by op; False at the first pair of different ops, which ends it."""
         self._pair(first.inputs, second.inputs)
         for graph in (first, second):
             self._arrays.update((id(held.value), held.array) for held in graph.constants)
@@ -98,7 +98,7 @@ class _Comparison:
         return all(self.compare(one, other) for (_, one), (_, other) in pairs)
 
     def _has_same_order(self, first: Op, second: Op) -> bool:
-        """True when streams and events correspond; those made while tracing have new numbers."""
+        """True when streams and events correspond; each trace numbers those that it makes anew."""
         pairs = [("stream", first.origin.stream, second.origin.stream)]
         if first.name in STREAM_MARKS:
             pairs += [(key, first.params[key], second.params[key]) for key in ("stream", "event")]

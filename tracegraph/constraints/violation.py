@@ -52,7 +52,7 @@ def locate_op(op: Op) -> str:
 def to_error(
     violations: Sequence[Violation], *, graph_name: str, graph: Graph | None = None
 ) -> CaptureError:
-    """Makes one error of all violations, in the order given.
+    """Combines all violations into one error, in the order given.
 
     Args:
         violations: at least one.
@@ -60,7 +60,7 @@ def to_error(
         graph: where the ops stand; with it the notes show the ops around each.
 
     Returns:
-        The error, to be raised by the caller; its ``violations`` holds them all.
+        The error, for the caller to raise; its ``violations`` holds all of them.
 
     Raises:
         ValueError: if there is no violation.
@@ -94,7 +94,7 @@ def _report_all(violations: Sequence[Violation], graph_name: str) -> CaptureErro
         f"`{graph_name}` breaks {len(violations)} capture constraints",
         where=", ".join(lines),
         why="each of them would make a replay differ from a call; they follow in source order",
-        fix="repair them one by one, each as it says below",
+        fix="fix them one by one, each as described below",
         anchor=violations[0].rule,
     )
     error.args = ("\n\n".join([str(error), *map(str, violations)]),)

@@ -131,5 +131,5 @@ class Graph:
 
     @property
     def has_streams(self) -> bool:
-        """True when an op is on another stream than the capturing one, or orders streams."""
+        """True when an op is on a stream other than the capturing one, or orders streams."""
         return any(op.origin.stream or op.name in STREAM_MARKS for op in self.ops)

@@ -1,4 +1,4 @@
-"""The verifier: what must hold of every Graph, checked after tracing and after every pass."""
+"""The verifier: the invariants of every Graph, checked after tracing and after every pass."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _identify_types(op: Op) -> Hashable:
         op.primitive,
         tuple([operand.aval for operand in op.operands]),
         tuple([value.aval for value in op.results]),
-        # Python takes 1, 1.0 and True for equal.
+        # In Python 1 == 1.0 == True.
         (*op.params, *values, *map(type, values)),
         op.subgraphs,
         None if context is None else context.settings,
@@ -172,7 +172,7 @@ def _cond_arity(op: Op) -> tuple[Arity, ...]:
 def _while_arity(op: Op) -> tuple[Arity, ...]:
     first, second = op.params["cond_nconsts"], op.params["body_nconsts"]
     carry = op.operands[first + second :]
-    # JAX takes a condition per element too (a vectorised loop): its own output says which.
+    # JAX also accepts one condition per element (a vectorised loop): its own output says which.
     goes_on = dict(op.subgraphs)["cond_jaxpr"].outputs[:1]
     return (
         ((*op.operands[:first], *carry), goes_on),
@@ -223,7 +223,7 @@ def _fail(graph: Graph, what: str, place: Place) -> NoReturn:
     raise CaptureError(
         f"internal error in tracegraph: {what}",
         where=f"graph `{graph.name}`, {place}",
-        why="a pass or the tracer made a graph that does not hold together",
+        why="a pass or the tracer built an invalid graph",
         fix="please report this text",
         anchor="internal",
     )

@@ -1,7 +1,7 @@
 """Which blocks lived when, out of a snapshot's trace, and how they stack up over time.
 
-Pure data. A trace may begin in the middle: a block that is freed without having been allocated, and
-one that is in use at the end without any entry, was there before the first entry.
+Pure data. A trace may begin in the middle: a block that is freed but never allocated in it, or in
+use at the end without any entry, was allocated before the first entry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LiveBlock:
 
     Attributes:
         record: address ``addr``, bytes ``size``, ``stream`` and ``frames``, as a trace entry.
-        first: step of its allocation; 0 if it was there before.
+        first: step of its allocation; 0 if it was allocated before the trace.
         last: step of its end; one past the last step if it is still in use.
     """
 
@@ -170,7 +170,7 @@ def _follow_reserved(entries: Sequence[Entry], segments: Iterable[Entry]) -> Lev
 
 
 def stack_blocks(history: BlockHistory, most_blocks: int, most_points: int) -> Stack:
-    """Stacks the largest blocks on each other, newest on top; what ends lets those above sink.
+    """Stacks the largest blocks on each other, newest on top; when one is freed, those above sink.
 
     Args:
         history: of `find_blocks`.

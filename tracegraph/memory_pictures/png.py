@@ -15,7 +15,7 @@ _LETTER_SHARE = 6.8 / WIDTH
 
 
 def write_image(path: str | pathlib.Path, charts: Sequence[Chart]) -> None:
-    """Draws charts below each other into a PNG file.
+    """Draws charts into a PNG file, one below the other.
 
     Args:
         path: of the new file.
@@ -68,7 +68,7 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
     x_axis, y_axis = chart.x_axis, chart.y_axis
     axes.set_xlim(x_axis.low, x_axis.high)
     axes.set_ylim(y_axis.low, y_axis.high)
-    # Names in a snapshot are no formulas.
+    # Names in a snapshot are not formulas.
     plain: dict[str, Any] = {"parse_math": False, "color": "#4a5260", "fontsize": 8}
     axes.set_xticks([v for v, _ in x_axis.ticks], [text for _, text in x_axis.ticks], **plain)
     axes.set_yticks([v for v, _ in y_axis.ticks], [text for _, text in y_axis.ticks], **plain)

@@ -108,7 +108,7 @@ def _place_steps(history: BlockHistory, has_time_axis: bool) -> Sequence[float]:
         return range(history.step_count + 2)
     times = [entry.get("time_us", 0) for entry in history.entries]
     start, end = (times[0], times[-1]) if times else (0, 0)
-    # Some room at both ends: else what was there before, and what stays, would have no width.
+    # Room at both ends, so that blocks from before the trace and those still in use have a width.
     margin = max(end - start, 1) / 50
     milliseconds = [(time - start + margin) / 1000 for time in times]
     return [0.0, *itertools.accumulate(milliseconds, max), (end - start + 2 * margin) / 1000]

@@ -1,4 +1,4 @@
-"""Common subexpressions: an op that repeats an earlier one takes its results."""
+"""Common subexpressions: an op that repeats an earlier one is replaced by its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracegraph.jax_internals import is_array_aval
 from tracegraph.passes.dead_code import must_stay
 from tracegraph.passes.rewrite import Replacements, find_replacement, replace_operands
 
-# Two of these are not one: they draw from a state, run the user's Python, or hold XLA back.
+# Never merged: they draw from a state, run the user's Python, or are barriers for XLA.
 _NEVER_MERGED = frozenset(
     [
         "debug_callback",
@@ -54,14 +54,14 @@ class CommonSubexpressions:
 
 
 class _KnownOps:
-    """The ops so far: parameters and literals are looked at only where all else is equal."""
+    """The ops so far: parameters and literals are compared only where all else is equal."""
 
     def __init__(self) -> None:
         self._alone: dict[Hashable, Op | None] = {}
         self._by_key: dict[Hashable, Op] = {}
 
     def find_first(self, op: Op) -> Op:
-        """Returns the first op that computes the same, or the op itself, which is known then."""
+        """Returns the first op that computes the same, or the op itself if there is none."""
         values = [operand for operand in op.operands if isinstance(operand, Value)]
         group = (op.primitive, *values)
         alone = self._alone.setdefault(group, op)
@@ -99,7 +99,7 @@ def _freeze_operand(operand: Operand) -> Hashable:
 
 
 def _freeze(value: Any) -> Hashable:
-    # Python takes 1, 1.0 and True for equal, and 0.0 and -0.0; a program does not.
+    # In Python 1 == 1.0 == True and 0.0 == -0.0; in a program they differ.
     if type(value) in _EXACT:
         return (type(value), value)
     if isinstance(value, np.ndarray):

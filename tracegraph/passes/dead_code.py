@@ -28,5 +28,5 @@ class DeadCode:
 
 
 def must_stay(op: Op) -> bool:
-    """True for an op that does something beside computing its results."""
+    """True for an op that does something besides computing its results."""
     return op.name in STREAM_MARKS or has_data_effects(op)

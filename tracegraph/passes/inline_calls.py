@@ -15,7 +15,7 @@ _CALLS = frozenset(["jit", "pjit", "closed_call", "core_closed_call", "core_call
 
 @dataclasses.dataclass(frozen=True)
 class InlineCalls:
-    """Inlines calls, also those inside inlined ones; a call with a placement of its own stays.
+    """Inlines calls, nested ones too; a call with a placement of its own stays.
 
     Ops keep their source line; their scope is the call's, then their own; an op without a stream
     is on the call's.
@@ -34,7 +34,7 @@ class InlineCalls:
 
 
 class _Inliner:
-    """Copies the ops of one function into another graph, calls replaced by what they call."""
+    """Copies the ops of one function into another graph, with calls inlined."""
 
     def __init__(self, numbers: Iterator[int], call: Origin | None = None) -> None:
         self._numbers = numbers
@@ -44,7 +44,7 @@ class _Inliner:
         self.replacements: Replacements = {}
 
     def inline(self, ops: tuple[Op, ...]) -> Iterator[Op]:
-        """Yields the ops; those that come out of a call get values and origins of their own."""
+        """Yields the ops; those from an inlined call get new values and origins."""
         for op in ops:
             if is_call(op):
                 yield from self._inline_call(op)
@@ -86,7 +86,7 @@ class _Inliner:
 
 
 def is_call(op: Op) -> bool:
-    """True for an op that only calls a function, which can take its place."""
+    """True for an op that only calls a function, so that the function can replace it."""
     return op.name in _CALLS and len(op.subgraphs) == 1 and has_plain_placement(op)
 
 

@@ -68,7 +68,7 @@ def _identify(constant: Constant) -> tuple[Any, ...]:
     array, aval = constant.array, constant.value.aval
     if not isinstance(array, np.ndarray):
         return (id(array), str(aval))
-    # JAX wraps a NumPy array anew at each use: the memory tells that it is the same one.
+    # JAX wraps a NumPy array in a new object at each use: the address identifies it.
     interface = array.__array_interface__
     return (interface["data"], interface["strides"], array.shape, str(array.dtype), str(aval))
 

@@ -60,7 +60,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Rewritten:
-    """What passes made of a graph.
+    """A graph after its passes.
 
     Attributes:
         graphs: the graph after each pass, the last one with its values numbered in order of
@@ -80,7 +80,7 @@ class Rewritten:
         """Verifies the graph after each pass.
 
         Raises:
-            CaptureError: an internal error: a pass made a graph that does not hold together.
+            CaptureError: an internal error: a pass built an invalid graph.
         """
         known: KnownTypes = set()
         for graph in self.graphs:
@@ -88,7 +88,7 @@ class Rewritten:
 
 
 def rewrite_graph(graph: Graph, passes: Iterable[Pass]) -> Rewritten:
-    """Runs passes in order; `Rewritten.verify` tells whether they did well.
+    """Runs passes in order; `Rewritten.verify` checks their results.
 
     Args:
         graph: what to rewrite.
@@ -116,7 +116,7 @@ def run_passes(graph: Graph, passes: Iterable[Pass]) -> tuple[Graph, tuple[PassR
         The rewritten graph, values numbered in order of definition, and one report per pass.
 
     Raises:
-        CaptureError: an internal error: a pass made a graph that does not hold together.
+        CaptureError: an internal error: a pass built an invalid graph.
 
     Example:
         >>> from tracegraph.tracing.trace import trace_function

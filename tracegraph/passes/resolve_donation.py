@@ -12,10 +12,10 @@ from tracegraph.ir.graph import Graph
 
 @dataclasses.dataclass(frozen=True)
 class ResolveDonation:
-    """Gives each donated input to one output of its shape and dtype, as ``jax.jit`` does.
+    """Aliases each donated input with one output of its shape and dtype, as ``jax.jit`` does.
 
     Attributes:
-        donated: indices of the inputs that may be used up.
+        donated: indices of the donated inputs.
         preferred: pairs (output index, input index) to try first.
     """
 

@@ -284,7 +284,7 @@ def test_one_error_reports_all_violations_in_source_order():
         f"  where: {line}, {line}, {line}\n"
         "  why:   each of them would make a replay differ from a call; they follow in source "
         "order\n"
-        "  fix:   repair them one by one, each as it says below          docs/errors.md#callback"
+        "  fix:   fix them one by one, each as described below          docs/errors.md#callback"
     )
     assert rest == [to_text(violation) for violation in violations]
 
@@ -348,8 +348,8 @@ def test_large_constant_is_noted_and_small_ones_are_not():
     assert re.fullmatch(
         r"`step` closes over an array of 2\.0 MiB \(`c\d`, f32\[524288\]\)\n"
         r"  where: test_graph_rules\.py:N in step, %\d+ = reduce_sum %\d+\n"
-        r"  why:   the graph keeps a copy of its own, and a new array in the variable is not seen "
-        r"by replays\n"
+        r"  why:   the graph keeps its own copy, so replays do not see a new array assigned "
+        r"to the variable\n"
         r"  fix:   pass it as an argument, donated if it changes"
         r"          docs/errors\.md#large-constant",
         to_text(note),

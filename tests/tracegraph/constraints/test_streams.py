@@ -77,8 +77,8 @@ def test_use_without_a_wait():
         "  where: a.py:4 in step, %3 = add %2\n"
         "  why:   %2 was made on stream 3, and nothing makes the capturing stream wait for it; the "
         "two run side by side in a CUDA graph\n"
-        "  fix:   write `a.wait_stream(b)` before this line, a being the capturing stream and b "
-        "stream 3          docs/errors.md#stream-wait"
+        "  fix:   write `a.wait_stream(b)` before this line, where a is the capturing stream and b "
+        "is stream 3          docs/errors.md#stream-wait"
     )
 
 
@@ -140,8 +140,8 @@ def test_stream_that_has_not_forked():
         "`step` works on stream 3 before the stream has forked\n"
         "  where: a.py:1 in step, %2 = add %0\n"
         "  why:   a stream belongs to a capture only after it has waited for the capturing stream\n"
-        "  fix:   write `s.wait_stream(tg.current_stream())` before `with tg.stream(s)`, s being "
-        "stream 3          docs/errors.md#stream-wait"
+        "  fix:   write `s.wait_stream(tg.current_stream())` before `with tg.stream(s)`, where s "
+        "is stream 3          docs/errors.md#stream-wait"
     )
 
 
@@ -164,7 +164,7 @@ def test_stream_that_has_not_joined():
         "`step` ends while stream 3 has not joined the capturing stream\n"
         "  where: a.py:6 in step, %3 = add %0\n"
         "  why:   this op is the last on stream 3, and nothing in the capture waits for it\n"
-        "  fix:   write `tg.current_stream().wait_stream(s)` at the end, s being stream 3"
+        "  fix:   write `tg.current_stream().wait_stream(s)` at the end, where s is stream 3"
         "          docs/errors.md#stream-join"
     )
 
