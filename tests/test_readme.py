@@ -70,7 +70,14 @@ def test_readme_command_runs() -> None:
 def test_readme_is_short_and_code_comes_first() -> None:
     text = README.read_text()
     assert len(text.splitlines()) <= 120
-    assert find_blocks(text)[0][0] < 10
+    assert find_blocks(text)[0][0] <= 12
+
+
+def test_readme_begins_with_for_whom_what_is_gained_and_what_to_type() -> None:
+    first = README.read_text().splitlines()[:10]
+    assert any("for training and inference" in line for line in first)
+    assert any(line.startswith("| GPT") and line.count("|") == 5 for line in first)
+    assert any("pip install" in line and "@tg.capture" in line for line in first)
 
 
 def test_a_failing_block_is_noticed(tmp_path: pathlib.Path) -> None:
