@@ -18,7 +18,14 @@ from tracegraph.runtime.memory.config import parse_alloc_conf
 DOCS = ROOT / "docs"
 MEMORY = (DOCS / "memory.md").read_text()
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-LINKED = [*PAGES, *sorted(DOCS.glob("design/*.md"))]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("design/*.md"))]
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
+SOURCES = [
+    path.relative_to(ROOT).as_posix()
+    for top in ("tracegraph", "lowering", "runtime", "tests", "benchmarks")
+    for path in sorted((ROOT / top).rglob("*.py"))
+]
+CODE = "\n".join((ROOT / path).read_text() for path in SOURCES)
 SETTING = re.compile(r"(?:TRACEGRAPH_ALLOC_CONF=)([a-z_]\S+:\S+)")
 INLINE_OPTION = re.compile(r"`([a-z_]+:[^`\s]+)`")
 OPTIONS = config_module.OPTIONS
@@ -130,11 +137,84 @@ def test_a_missing_test_is_noticed() -> None:
     assert find_missing_tests(text) == ["test_docs.py::test_b", "no.py::test_c"]
 
 
-def test_architecture_names_every_file_of_the_memory_runtime() -> None:
-    text = (DOCS / "architecture.md").read_text()
-    files = (ROOT / "runtime" / "memory").rglob("*.py")
-    missing = {file.name for file in files if f"`{file.name}`" not in text}
-    assert missing == {"__init__.py"}
+def find_missing_files(text: str) -> list[str]:
+    """Returns the Python files that a text names, by path or by name, and that are not there."""
+    named = re.findall(r"`([\w/]+\.py)`", text)
+    return [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in SOURCES)]
+
+
+@pytest.mark.parametrize("path", LINKED, ids=lambda path: path.name)
+def test_files_that_a_page_names_exist(path: pathlib.Path) -> None:
+    # Programs of users, and PyTorch's own files.
+    if path.name not in ("errors.md", "conformance.md"):
+        assert find_missing_files(path.read_text()) == []
+
+
+def test_a_missing_file_is_noticed() -> None:
+    text = "`runtime/graph.py`, `graph.py`, `runtime/graphs.py` and `raph.py`"
+    assert find_missing_files(text) == ["runtime/graphs.py", "raph.py"]
+
+
+def find_missing_notes(text: str) -> list[str]:
+    """Returns the titled notes that a text cites and that no source has at the start of a line."""
+    cited = re.findall(r"Note (\[[^\]]+\])", " ".join(text.split()))
+    return [
+        title
+        for title in cited
+        if not re.search(rf"\bNote {re.escape(title)}(\.|$)", CODE, re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize("path", LINKED, ids=lambda path: path.name)
+def test_notes_that_a_page_cites_exist(path: pathlib.Path) -> None:
+    assert find_missing_notes(path.read_text()) == []
+
+
+def test_a_missing_note_is_noticed() -> None:
+    assert find_missing_notes("Note [Early\nstarts] and Note [Late starts]") == ["[Late starts]"]
+
+
+def test_architecture_walks_to_the_replay_in_twelve_stops() -> None:
+    text = ARCHITECTURE.split("## From a function", 1)[1].split("\n## ", 1)[0]
+    stops = [
+        " ".join(stop.split()) + " " for stop in re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]
+    ]
+    assert len(stops) == 12
+    assert [stop for stop in stops if not find_files(stop)] == []
+    assert [stop for stop in stops if not ("In: " in stop and "Out: " in stop)] == []
+
+
+def find_files(text: str) -> list[str]:
+    """Returns the Python files of the package that a text names by their paths."""
+    return re.findall(r"`((?:tracegraph|lowering|runtime)/[\w/]+\.py)`", text)
+
+
+def test_the_records_of_architecture_exist() -> None:
+    rows = list_rows(ARCHITECTURE, "| Layer | Records | Owner of the waist |")
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row[1])]
+    assert len(named) > 30
+    assert [name for name in named if not re.search(rf"^class {name}\b", CODE, re.MULTILINE)] == []
+
+
+def test_the_glossary_is_sorted_and_has_each_word_once() -> None:
+    rows = list_rows((DOCS / "glossary.md").read_text(), "| Word | Meaning | In the code |")
+    words = [row[0].lower() for row in rows]
+    assert words == sorted(set(words))
+    assert all(len(row) == 3 and row[1] and row[2].strip("| ") for row in rows)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_gpu_page() -> None:
+    head = "| One H200, microseconds per call (host time) |"
+    measured = {
+        round(float(figure))
+        for row in list_rows((DOCS / "gpu.md").read_text(), "| Case | tg.capture: total |")
+        for cell in row[1:]
+        for figure in re.findall(r"[\d.]+", cell)
+    }
+    rows = list_rows((ROOT / "README.md").read_text(), head)
+    shown = {int(figure) for row in rows for cell in row[1:] for figure in re.findall(r"\d+", cell)}
+    assert len(shown) > 10
+    assert shown <= measured
 
 
 def find_broken_sections(path: pathlib.Path) -> list[str]:

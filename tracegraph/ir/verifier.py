@@ -13,7 +13,7 @@ from tracegraph.runtime.errors import CaptureError
 KnownTypes: TypeAlias = set[Hashable]
 Arity: TypeAlias = tuple[Sequence[Operand], Sequence[Operand]]
 # Where a fault is; an op becomes text only then.
-Place: TypeAlias = Op | str
+Location: TypeAlias = Op | str
 
 
 def verify_graph(graph: Graph, known: KnownTypes | None = None) -> None:
@@ -76,7 +76,7 @@ class _Scope:
         self._defined: set[Operand] = set()
         self._numbers: set[int] = set()
 
-    def define(self, value: Value, place: Place) -> None:
+    def define(self, value: Value, place: Location) -> None:
         if value in self._defined:
             _fail(self._graph, f"{print_operand(value)} is defined twice", place)
         if value.number in self._numbers:
@@ -84,7 +84,7 @@ class _Scope:
         self._defined.add(value)
         self._numbers.add(value.number)
 
-    def use(self, operand: Operand, place: Place) -> None:
+    def use(self, operand: Operand, place: Location) -> None:
         if operand in self._defined or isinstance(operand, Literal):
             return
         _fail(self._graph, f"{print_operand(operand)} is used before it is defined", place)
@@ -217,7 +217,7 @@ def _is_same_type(left: Any, right: Any) -> bool:
     return print_type(left) == print_type(right)
 
 
-def _fail(graph: Graph, what: str, place: Place) -> NoReturn:
+def _fail(graph: Graph, what: str, place: Location) -> NoReturn:
     if isinstance(place, Op):
         place = f"{place.origin.source}, {print_op(place)}"
     raise CaptureError(
