@@ -1,7 +1,7 @@
 """Train a digit classifier: forward pass, gradients and Adam are captured as one graph.
 
 The state is donated: it lives in the graph's memory and is updated there. The same step under
-jax.jit runs beside it, and must give the same losses.
+jax.jit runs next to it, and must give the same losses.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ settings; of an option that stands twice the last one counts. Sizes in the text 
 
 | Option | Values (default first) | Meaning |
 |---|---|---|
-| ``backend`` | native, cudaMallocAsync | who caches: this package, or the driver's own pool |
+| ``backend`` | native, cudaMallocAsync | which caches: this package, or the driver's own pool |
 | ``provider`` | not set, jax, cuda, host | where segments come from; not set: as the device does |
 | ``max_split_size_mb`` | no limit, 20 or more | larger blocks are never split |
 | ``max_non_split_rounding_mb`` | 20 or more | waste allowed where such a block is served |
 | ``garbage_collection_threshold`` | off, between 0 and 1 | share above which old blocks go |
 | ``roundup_power2_divisions`` | off, N, ``[M:N,...,>:N]`` | steps between powers of two |
 | ``large_segment_size_mb`` | 20, even, 10 to 1024 | segment of requests under 10 MiB |
-| ``expandable_segments`` | False, True | segments that grow page by page, not with provider:jax |
+| ``expandable_segments`` | False, True | memory is mapped page by page, not with provider:jax |
 | ``expandable_segments_reserve`` | 1.125, share, ``40G`` | address range of such a segment |
 | ``release_lock_on_cudamalloc`` | False, True | other threads allocate meanwhile |
 | ``graph_capture_record_stream_reuse`` | False, True | reuse inside a capture, after a join |
@@ -23,7 +23,7 @@ settings; of an option that stands twice the last one counts. Sizes in the text 
 | ``pinned_use_background_threads`` | False, True | a thread polls the events |
 | ``pinned_reserve_segment_size_mb`` | 0 or more | page-locked once, and served from first |
 | ``pinned_max_round_threshold_mb`` | no limit, 0 or more | above it sizes are exact |
-| ``pinned_max_cached_size_mb`` | no limit, 0 or more | above it freed memory is given back |
+| ``pinned_max_cached_size_mb`` | no limit, 0 or more | above it freed memory is not cached |
 
 The pinned ones apply to page-locked host memory. Of the others ``backend:cudaMallocAsync`` heeds
 none, and warns if there are any; the rest apply to every provider.
