@@ -38,27 +38,26 @@ from collections.abc import Iterable, Sequence
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall, Step
 from tracegraph.lowering.planning.byte_edges import find_edges, verify_edges
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
-from tracegraph.lowering.planning.stream_order import reduce_edges, verify_order
+from tracegraph.lowering.planning.step_order import reduce_edges
 from tracegraph.lowering.request import Role
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, KernelNode, Node
+from tracegraph.runtime.nodes import CallNode, CopyNode, KernelNode, Node
 
 
 def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
     """Returns the nodes, edges and buffer places of a program.
 
     Args:
-        program: the steps, in program order.
+        program: the steps, in program order; their declared order is verified, see `verify_order`.
         plan: an offset for each of the program's buffers.
 
     Returns:
         One stage per maximal run of captured steps, and one per eager step.
 
     Raises:
-        CaptureError: the declared order leaves two steps that touch the same bytes unordered, or
-            the edges of a graph do (an error of ours).
+        CaptureError: the edges of a graph leave two steps that share bytes unordered; it is an
+            error of ours.
     """
-    verify_order(program)
     residents = {output.alias for output in program.outputs if output.alias is not None}
     residents |= {spec.buffer.name for spec in program.inputs if spec.role is Role.CONSTANT}
     slots = tuple(
@@ -116,14 +115,11 @@ def _find_stage_edges(
     """
     if any(isinstance(step, ExecutableCall) for step in steps):
         last = first + len(steps) - 1
-        inside = [(a - first, b - first) for a, b in program.edges if first <= a and b <= last]
-        return reduce_edges(len(steps), inside)
-
-    def locate(use: BufferUse) -> int:
-        return plan.offsets[use.buffer] + use.offset
-
-    edges = reduce_edges(len(steps), find_edges(steps, locate))
-    verify_edges(steps, edges, locate, name=program.name)
+        found = [(a - first, b - first) for a, b in program.edges if first <= a and b <= last]
+    else:
+        found = find_edges(steps, plan.offsets)
+    edges = reduce_edges(len(steps), found)
+    verify_edges(steps, edges, plan.offsets, name=program.name)
     return edges
 
 

@@ -18,7 +18,7 @@ from tracegraph.lowering.device_program import (
     ExecutableCall,
     Step,
 )
-from tracegraph.lowering.planning.stream_order import find_ancestors
+from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, OutputSpec, Region, Role
 from tracegraph.runtime.jax_interop import carry_settings, is_default_device
 

@@ -14,6 +14,7 @@ from tracegraph.lowering.compile_gpu import CompiledRegion, compile_for_gpu
 from tracegraph.lowering.device_program import DeviceProgram, ExecutableCall
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
+from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition
 
@@ -93,5 +94,6 @@ def lower_request(
         updates_in_place=updates_in_place,
         beside=beside,
     )
+    verify_order(program)
     plan = plan_memory(request.name, find_lifetimes(program))
     return Lowered(program, plan, build_graph(program, plan))

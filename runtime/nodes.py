@@ -19,10 +19,8 @@ class BufferUse(NamedTuple):
 
     def overlaps(self, other: BufferUse) -> bool:
         """True when both name at least one common byte."""
-        return (
-            self.buffer == other.buffer
-            and self.offset < other.offset + other.nbytes
-            and other.offset < self.offset + self.nbytes
+        return self.buffer == other.buffer and max(self.offset, other.offset) < min(
+            self.offset + self.nbytes, other.offset + other.nbytes
         )
 
 

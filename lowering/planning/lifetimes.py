@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tracegraph.lowering.device_program import DeviceProgram
-from tracegraph.lowering.planning.stream_order import find_ancestors
+from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.runtime.errors import CaptureError
 
 

@@ -1,17 +1,14 @@
-"""The order of steps: what the streams declare, and what the buffers need.
-
-Sets of steps are bitsets: bit ``i`` of an int stands for step ``i``. Steps are in program order, so
-every edge goes from a lower index to a higher one and no graph search is needed.
-"""
+"""The order that streams and waits declare, held against the bytes that the steps share."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from tracegraph.lowering.device_program import BufferUse, DeviceProgram, Step
+from tracegraph.lowering.device_program import DeviceProgram, Step
+from tracegraph.lowering.planning.byte_edges import find_edges, find_unordered_pair, lay_apart
+from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.runtime.errors import CaptureError
 
 REPORTED_HAZARDS = 8
@@ -42,79 +39,6 @@ class Hazard:
     buffer: str
 
 
-def find_ancestors(count: int, edges: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Returns for each step the bitset of all steps that are ordered before it.
-
-    Args:
-        count: number of steps.
-        edges: pairs of step indices; the first must finish before the second.
-
-    Raises:
-        CaptureError: an edge goes backwards, to itself, or to a step that does not exist.
-
-    Example:
-        >>> find_ancestors(3, [(0, 1), (1, 2)])
-        (0, 1, 3)
-    """
-    return _join_predecessors(_group_predecessors(count, edges))
-
-
-def reduce_edges(count: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Returns the fewest edges that declare the same order, sorted (the transitive reduction).
-
-    Args:
-        count: number of steps.
-        edges: pairs of step indices; the first must finish before the second.
-
-    Raises:
-        CaptureError: an edge goes backwards, to itself, or to a step that does not exist.
-
-    Example:
-        >>> reduce_edges(3, [(0, 1), (1, 2), (0, 2)])
-        ((0, 1), (1, 2))
-    """
-    grouped = _group_predecessors(count, edges)
-    ancestors = _join_predecessors(grouped)
-    reduced: list[tuple[int, int]] = []
-    for index, predecessors in enumerate(grouped):
-        covered = 0
-        for predecessor in sorted(predecessors, reverse=True):
-            if not covered >> predecessor & 1:
-                reduced.append((predecessor, index))
-            covered |= ancestors[predecessor] | 1 << predecessor
-    return tuple(sorted(reduced))
-
-
-def find_hazards(program: DeviceProgram) -> tuple[Hazard, ...]:
-    """Returns the pairs of steps whose order the buffers need, in program order.
-
-    A step that a later write covers whole is not paired with what comes after that write: the two
-    pairs in between already order it.
-
-    Args:
-        program: the steps with the byte ranges that they read and write.
-
-    Returns:
-        Each pair once per kind and buffer, sorted by its second step, then by its first.
-    """
-    reads: dict[str, list[tuple[int, BufferUse]]] = {}
-    writes: dict[str, list[tuple[int, BufferUse]]] = {}
-    hazards: dict[Hazard, None] = {}
-    for index, step in enumerate(program.steps):
-        found = [
-            *_pair(HazardKind.READ_AFTER_WRITE, writes, index, step.reads),
-            *_pair(HazardKind.WRITE_AFTER_READ, reads, index, step.writes),
-            *_pair(HazardKind.WRITE_AFTER_WRITE, writes, index, step.writes),
-        ]
-        hazards.update(dict.fromkeys(sorted(found, key=lambda hazard: hazard.first)))
-        for use in step.writes:
-            _drop_covered(reads, use)
-            _drop_covered(writes, use)
-        _remember(reads, index, step.reads)
-        _remember(writes, index, step.writes)
-    return tuple(hazards)
-
-
 def verify_order(program: DeviceProgram) -> None:
     """Checks that the declared order of the streams covers every hazard.
 
@@ -122,101 +46,42 @@ def verify_order(program: DeviceProgram) -> None:
         program: the steps, and the order that streams and waits declare.
 
     Raises:
-        CaptureError: two steps touch the same bytes and neither waits for the other; all such
-            pairs are named.
+        CaptureError: two steps touch the same bytes and neither waits for the other; the waits
+            that are missing are named.
     """
-    ancestors = find_ancestors(len(program.steps), program.edges)
-    if not _has_unordered(program.steps, ancestors):
+    steps, addresses = program.steps, lay_apart(program.buffers)
+    pair = find_unordered_pair(steps, program.edges, addresses)
+    if pair is None:
         return
+    ancestors = find_ancestors(len(steps), program.edges)
+    # The waits that cover everything; not every pair, of which most follow from these.
     missing = [
-        hazard
-        for hazard in find_hazards(program)
-        if not ancestors[hazard.second] >> hazard.first & 1
+        (first, second)
+        for first, second in find_edges(steps, addresses)
+        if not ancestors[second] >> first & 1
     ]
-    if missing:
-        raise CaptureError(
-            _describe(program.steps, missing[0]),
-            where=_locate(program, missing),
-            why="streams run side by side; without a wait the order of the two is left to chance",
-            fix=_advise(program.steps, missing[0]),
-            anchor="stream-wait",
-        )
+    missing.sort(key=lambda edge: (edge[1], edge[0]))
+    hazards = [hazard for edge in missing or [pair] for hazard in _list_hazards(steps, *edge)]
+    raise CaptureError(
+        _describe(steps, hazards[0]),
+        where=_locate(program, hazards),
+        why="streams run side by side; without a wait the order of the two is left to chance",
+        fix=_advise(steps, hazards[0]),
+        anchor="stream-wait",
+    )
 
 
-def _has_unordered(steps: Sequence[Step], ancestors: Sequence[int]) -> bool:
-    """True when two unordered steps touch one buffer and one of them writes it, at any bytes."""
-    touching: dict[str, int] = defaultdict(int)
-    writing: dict[str, int] = defaultdict(int)
-    for index, step in enumerate(steps):
-        own = 1 << index
-        unordered = ~(ancestors[index] | own)
-        for use in step.reads:
-            if writing[use.buffer] & unordered:
-                return True
-            touching[use.buffer] |= own
-        for use in step.writes:
-            if touching[use.buffer] & unordered:
-                return True
-            touching[use.buffer] |= own
-            writing[use.buffer] |= own
-    return False
-
-
-def _group_predecessors(count: int, edges: Iterable[tuple[int, int]]) -> list[set[int]]:
-    grouped: list[set[int]] = [set() for _ in range(count)]
-    for first, second in edges:
-        if not 0 <= first < second < count:
-            raise CaptureError(
-                f"edge {first} -> {second} does not go forward through {count} steps",
-                where="order of the steps",
-                why="steps are in program order, so a step can only wait for an earlier one",
-                fix="internal error in tracegraph: please report this text",
-                anchor="internal",
-            )
-        grouped[second].add(first)
-    return grouped
-
-
-def _join_predecessors(grouped: Sequence[set[int]]) -> tuple[int, ...]:
-    ancestors = [0] * len(grouped)
-    for index, predecessors in enumerate(grouped):
-        for predecessor in predecessors:
-            ancestors[index] |= ancestors[predecessor] | 1 << predecessor
-    return tuple(ancestors)
-
-
-def _pair(
-    kind: HazardKind,
-    earlier: dict[str, list[tuple[int, BufferUse]]],
-    index: int,
-    uses: Sequence[BufferUse],
-) -> Iterator[Hazard]:
-    for use in uses:
-        for first, past in earlier.get(use.buffer, ()):
-            if _shares_a_byte(past, use):
-                yield Hazard(kind, first, index, use.buffer)
-
-
-def _shares_a_byte(one: BufferUse, other: BufferUse) -> bool:
-    return one.nbytes > 0 and other.nbytes > 0 and one.overlaps(other)
-
-
-def _drop_covered(earlier: dict[str, list[tuple[int, BufferUse]]], write: BufferUse) -> None:
-    if write.buffer in earlier:
-        earlier[write.buffer] = [
-            (index, past) for index, past in earlier[write.buffer] if not _covers(write, past)
-        ]
-
-
-def _covers(use: BufferUse, past: BufferUse) -> bool:
-    return use.offset <= past.offset and past.offset + past.nbytes <= use.offset + use.nbytes
-
-
-def _remember(
-    earlier: dict[str, list[tuple[int, BufferUse]]], index: int, uses: Sequence[BufferUse]
-) -> None:
-    for use in uses:
-        earlier.setdefault(use.buffer, []).append((index, use))
+def _list_hazards(steps: Sequence[Step], first: int, second: int) -> Iterator[Hazard]:
+    """Yields the hazards between two steps, each once."""
+    one, other = steps[first], steps[second]
+    for kind, earlier, later in (
+        (HazardKind.READ_AFTER_WRITE, one.writes, other.reads),
+        (HazardKind.WRITE_AFTER_READ, one.reads, other.writes),
+        (HazardKind.WRITE_AFTER_WRITE, one.writes, other.writes),
+    ):
+        shared = [use.buffer for use in later if any(map(use.overlaps, earlier))]
+        for buffer in dict.fromkeys(shared):
+            yield Hazard(kind, first, second, buffer)
 
 
 def _describe(steps: Sequence[Step], hazard: Hazard) -> str:

@@ -21,9 +21,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tracegraph.lowering.device_program import DeviceProgram, ExecutableCall
-from tracegraph.lowering.planning.byte_edges import find_edges
+from tracegraph.lowering.planning.byte_edges import find_edges, lay_apart
 from tracegraph.lowering.planning.memory_plan import align
-from tracegraph.runtime.nodes import BufferUse
 
 # Every step of a level is declared to come after every step of the level before.
 MAX_WIDTH = 32
@@ -39,7 +38,9 @@ def widen(program: DeviceProgram, budget_bytes: int) -> DeviceProgram:
     """
     if any(isinstance(step, ExecutableCall) for step in program.steps):
         return program
-    levels = _fill_levels(program, _find_dependencies(program), budget_bytes)
+    # What the values need, when no two buffers share bytes.
+    needed = find_edges(program.steps, lay_apart(program.buffers))
+    levels = _fill_levels(program, needed, budget_bytes)
     order = [index for level in levels for index in level]
     position = {index: place for place, index in enumerate(order)}
     edges = [
@@ -50,18 +51,6 @@ def widen(program: DeviceProgram, budget_bytes: int) -> DeviceProgram:
     ]
     steps = tuple(program.steps[index] for index in order)
     return dataclasses.replace(program, steps=steps, edges=tuple(sorted(edges)))
-
-
-def _find_dependencies(program: DeviceProgram) -> tuple[tuple[int, int], ...]:
-    """Returns the edges that the values need, when no two buffers share bytes."""
-    sizes = (buffer.nbytes for buffer in program.buffers)
-    starts = itertools.accumulate(sizes, initial=0)
-    place = dict(zip((buffer.name for buffer in program.buffers), starts, strict=False))
-
-    def locate(use: BufferUse) -> int:
-        return place[use.buffer] + use.offset
-
-    return find_edges(program.steps, locate)
 
 
 def _fill_levels(

@@ -82,7 +82,7 @@ def test_a_buffer_that_reuses_bytes_waits_for_the_one_before():
 
 
 def test_a_lost_edge_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(build_graph_module, "find_edges", lambda steps, locate: ((0, 2),))
+    monkeypatch.setattr(build_graph_module, "find_edges", lambda steps, addresses: ((0, 2),))
     steps = [kernel("a", "x", "t"), kernel("b", "x", "u"), kernel("c", "t u", "y")]
     with pytest.raises(CaptureError, match="`c` shares bytes with `b`") as raised:
         build(*steps)

@@ -13,7 +13,8 @@ from jax.core import Tracer
 
 from tracegraph.lowering.compile import compile_request, declared_edges, place_donated_results
 from tracegraph.lowering.device_program import Copy, ExecutableCall
-from tracegraph.lowering.planning.stream_order import reduce_edges
+from tracegraph.lowering.lower import lower_request
+from tracegraph.lowering.planning.step_order import reduce_edges
 from tracegraph.lowering.request import (
     BufferSpec,
     CaptureRequest,
@@ -23,6 +24,7 @@ from tracegraph.lowering.request import (
     Region,
     Role,
 )
+from tracegraph.runtime.errors import CaptureError
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -195,3 +197,9 @@ def test_an_error_while_compiling_passes_as_it_is():
     broken = Region("a", fail, (spec("x"),), (spec("n"),))
     with pytest.raises(ZeroDivisionError, match="in the region"):
         compile_it(request(broken))
+
+
+def test_a_missing_wait_is_found_before_memory_is_planned():
+    wanted = request(region("a", "x", "t"), region("b", "t s", "n", Place(1)))
+    with pytest.raises(CaptureError, match="`b` on stream 1 reads `t` without waiting for `a`"):
+        lower_request(wanted, jax.devices("cpu")[0], on_stage=lambda stage, name: None)

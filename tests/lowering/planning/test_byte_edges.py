@@ -8,19 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.gpu_programs import kernel, use
+from tests.fakes.gpu_programs import kernel, spec, use
 from tracegraph.lowering.device_program import DeviceStep, ExecutableCall, Step
-from tracegraph.lowering.planning.byte_edges import find_edges, verify_edges
-from tracegraph.lowering.planning.stream_order import find_ancestors, reduce_edges
+from tracegraph.lowering.planning.byte_edges import find_edges, lay_apart, verify_edges
+from tracegraph.lowering.planning.step_order import find_ancestors, reduce_edges
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.nodes import BufferUse
 
 # Two buffers that share the bytes from 40 to 64 of the arena.
-PLACES = {"a": 0, "b": 40, "c": 256}
-
-
-def locate(each: BufferUse) -> int:
-    return PLACES[each.buffer] + each.offset
+ADDRESSES = {"a": 0, "b": 40, "c": 256}
 
 
 @st.composite
@@ -34,7 +30,7 @@ def step_lists(draw: st.DrawFn) -> list[Step]:
 
 
 def list_bytes(uses: Sequence[BufferUse]) -> set[int]:
-    return {locate(each) + i for each in uses for i in range(each.nbytes)}
+    return {ADDRESSES[each.buffer] + each.offset + i for each in uses for i in range(each.nbytes)}
 
 
 def find_pairs(steps: Sequence[Step]) -> set[tuple[int, int]]:
@@ -52,25 +48,25 @@ def find_pairs(steps: Sequence[Step]) -> set[tuple[int, int]]:
 @settings(max_examples=150)
 @given(step_lists())
 def test_every_pair_that_shares_a_byte_is_ordered_and_no_other(steps: list[Step]):
-    edges = find_edges(steps, locate)
+    edges = find_edges(steps, ADDRESSES)
     pairs = find_pairs(steps)
     assert pairs >= set(edges)
     ancestors = find_ancestors(len(steps), edges)
     assert all(ancestors[second] >> first & 1 for first, second in pairs)
-    verify_edges(steps, reduce_edges(len(steps), edges), locate, name="f")
+    verify_edges(steps, reduce_edges(len(steps), edges), ADDRESSES, name="f")
 
 
 @settings(max_examples=100)
 @given(step_lists(), st.randoms(use_true_random=False))
 def test_the_check_agrees_with_all_pairs_when_an_edge_is_lost(steps: list[Step], random):
-    edges = list(reduce_edges(len(steps), find_edges(steps, locate)))
+    edges = list(reduce_edges(len(steps), find_edges(steps, ADDRESSES)))
     if not edges:
         return
     edges.remove(random.choice(edges))
     ancestors = find_ancestors(len(steps), edges)
     assert not all(ancestors[second] >> first & 1 for first, second in find_pairs(steps))
     with pytest.raises(CaptureError, match="does not wait for it"):
-        verify_edges(steps, edges, locate, name="f")
+        verify_edges(steps, edges, ADDRESSES, name="f")
 
 
 def test_a_buffer_that_takes_the_bytes_of_another_waits_for_all_its_uses():
@@ -82,7 +78,7 @@ def test_a_buffer_that_takes_the_bytes_of_another_waits_for_all_its_uses():
         kernel("apart", "", "b[30:40]"),
     ]
     # `reuse` takes bytes 40 to 48, which both have read; `apart` lies behind them.
-    assert find_edges(steps, locate) == ((0, 1), (0, 2), (1, 3), (2, 3))
+    assert find_edges(steps, ADDRESSES) == ((0, 1), (0, 2), (1, 3), (2, 3))
 
 
 @pytest.mark.parametrize("missing", range(4))
@@ -94,10 +90,10 @@ def test_a_lost_edge_is_found(missing: int):
         kernel("overwrite", "", "a"),
     ]
     edges = ((0, 1), (0, 2), (1, 3), (2, 3))
-    verify_edges(steps, edges, locate, name="f")
+    verify_edges(steps, edges, ADDRESSES, name="f")
     left = edges[:missing] + edges[missing + 1 :]
     with pytest.raises(CaptureError, match="does not wait for it") as raised:
-        verify_edges(steps, left, locate, name="f")
+        verify_edges(steps, left, ADDRESSES, name="f")
     first, second = edges[missing]
     assert f"`{steps[second].name}` shares bytes with `{steps[first].name}`" in raised.value.what
     assert raised.value.where == f"graph of `f`, steps {first} and {second}"
@@ -105,8 +101,8 @@ def test_a_lost_edge_is_found(missing: int):
 
 def test_readers_run_side_by_side_and_empty_ranges_touch_nothing():
     steps = [kernel("a", "a", "b[30:40]"), kernel("b", "a", "c"), empty("e"), empty("f")]
-    assert find_edges(steps, locate) == ()
-    verify_edges(steps, (), locate, name="f")
+    assert find_edges(steps, ADDRESSES) == ()
+    verify_edges(steps, (), ADDRESSES, name="f")
 
 
 def empty(name: str) -> DeviceStep:
@@ -115,6 +111,14 @@ def empty(name: str) -> DeviceStep:
 
 
 def test_a_step_does_not_wait_for_itself():
-    assert find_edges([kernel("a", "a c", "a c")], locate) == ()
-    verify_edges([kernel("a", "a c", "a c")], (), locate, name="f")
+    assert find_edges([kernel("a", "a c", "a c")], ADDRESSES) == ()
+    verify_edges([kernel("a", "a c", "a c")], (), ADDRESSES, name="f")
     assert use("a[8:8]").nbytes == 0
+
+
+def test_buffers_that_lie_apart_share_no_byte():
+    addresses = lay_apart([spec("a", 64), spec("nothing", 0), spec("b", 8), spec("c", 1)])
+    assert addresses == {"a": 0, "nothing": 64, "b": 64, "c": 72}
+    steps = [kernel(name, "", f"{name}[0:{nbytes}]") for name, nbytes in (("a", 64), ("b", 8))]
+    assert find_edges(steps, addresses) == ()
+    verify_edges(steps, (), addresses, name="f")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tracegraph.lowering.device_program import BufferUse, DeviceProgram, ExecutableCall
 from tracegraph.lowering.planning.lifetimes import Lifetime, find_lifetimes
-from tracegraph.lowering.planning.stream_order import find_ancestors
+from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec, Role
 from tracegraph.runtime.errors import CaptureError
 
