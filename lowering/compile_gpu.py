@@ -24,7 +24,6 @@ from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
-from tracegraph.lowering.refusal import add_refusals, read_refusals
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.xla.decode import read_program
 from tracegraph.lowering.xla.program import XlaProgram
@@ -121,7 +120,7 @@ def compile_for_gpu(
                 arranged, jax_device, count, on_stage=on_stage, beside=beside
             )
         except UnsupportedError as error:
-            if not read_refusals(error):
+            if not error.refused:
                 raise
             refusals.append(error)
             continue
@@ -206,9 +205,9 @@ def _compile_to_kernels(
         return executable, _read(executable, region), ()
     except UnsupportedError as refusal:
         legal = legal_compile_options()
-        text = str(refusal).lower()
+        reasons = "; ".join(work.reason for work in refusal.refused)
         options = tuple(
-            option for word, option in PLAIN_KERNELS if word.lower() in text and option[0] in legal
+            option for word, option in PLAIN_KERNELS if word in reasons and option[0] in legal
         )
         if not options:
             raise
@@ -223,7 +222,7 @@ def _join_refusals(errors: Sequence[UnsupportedError]) -> UnsupportedError:
     first, *others = errors
     for other in others:
         first.add_note(str(other))
-        add_refusals(first, read_refusals(other))
+        first.refused += other.refused
     return first
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+
 
 class TracegraphError(Exception):
     """Base of all errors of tracegraph: four lines, always in the same order.
@@ -48,8 +51,46 @@ class CaptureError(TracegraphError):
     """The function cannot be captured as it is written or called."""
 
 
+@dataclasses.dataclass(frozen=True)
+class RefusedWork:
+    """A piece of a compiled region that no graph holds.
+
+    Attributes:
+        region: the region's name.
+        kind: XLA's word for it, as ``fft``; ``program`` for the compiled program as a whole.
+        reason: reads on after ``it``; empty where the kind is the reason.
+        path: XLA's name of the operation in the traced function, as ``jit(region0)/fft``; empty
+            where XLA does not know it.
+    """
+
+    region: str
+    kind: str
+    reason: str = ""
+    path: str = ""
+
+
 class UnsupportedError(TracegraphError):
-    """The function is fine, but this version cannot lower it."""
+    """The function is fine, but this version cannot lower it.
+
+    Attributes:
+        refused: each piece of work that the error is about; empty if it is about anything else.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str,
+        why: str,
+        fix: str,
+        anchor: str,
+        refused: Iterable[RefusedWork] = (),
+    ) -> None:
+        super().__init__(what, where=where, why=why, fix=fix, anchor=anchor)
+        self.refused = tuple(refused)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return *super().__reduce__(), {"refused": self.refused}
 
 
 class VerificationError(TracegraphError):

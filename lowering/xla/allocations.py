@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tracegraph.lowering.xla.constants import index_literals, read_constant, read_element_type
+from tracegraph.lowering.xla.constants import index_literals, read_constant
+from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
-from tracegraph.lowering.xla.scope import Refusal
+from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.nodes import BufferUse
 
 # Types of less than a byte share bytes on a GPU, and JAX keeps them so.
@@ -96,7 +97,7 @@ def read_outputs(executable: Any, views: Sequence[BufferUse | None]) -> tuple[st
     """
     result = executable.program_shape.result
     shapes = list(result.tuple_shapes)
-    is_tuple = read_element_type(result) == "TUPLE"
+    is_tuple = read_name(result, "element_type") == "TUPLE"
     found: dict[tuple[int, ...], Any] = {
         tuple(entry.shape_index.indexes): entry.output_info for entry in executable.output_info_map
     }
@@ -154,7 +155,7 @@ def check_dense(shape: Any, what: str) -> None:
         shape: a ``ShapeProto``.
         what: how the message names it.
     """
-    layout, kind = shape.layout, read_element_type(shape)
+    layout, kind = shape.layout, read_name(shape, "element_type")
     if kind not in _WHOLE_BYTES and not kind.startswith("F8"):
         raise Refusal(f"has {what} of {kind}")
     if (

@@ -13,6 +13,8 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tracegraph.lowering.xla.refusal import Refusal
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
@@ -134,6 +136,22 @@ ALLOWED: dict[str, Fields] = {
         args_shape=_SHAPE,
     ),
     "xla.gpu.LaunchDimensionsProto": _fields("block_counts thread_counts_per_block"),
+    # Matmuls.
+    "xla.gpu.CublasLtMatmulThunkProto": _fields(
+        "gemm_config epilogue algorithm_idx autotune_workspace_size"
+        " a b c d bias aux a_scale b_scale c_scale d_scale d_amax workspace",
+        canonical_hlo="the key under which XLA keeps what it measured",
+    ),
+    "xla.GemmConfigProto": _fields(
+        "lhs_layout rhs_layout c_layout output_layout alpha_real alpha_imag beta"
+        " compute_precision precision_algorithm compute_type scale_mode",
+        algorithm="XLA takes the algorithm from `algorithm_idx`",
+        grad_x="does not reach cublasLt",
+        grad_y="does not reach cublasLt",
+    ),
+    "xla.GemmConfigProto.MatrixLayout": _fields(
+        "order num_rows num_cols batch_size leading_dim_stride batch_stride transpose dtype"
+    ),
     # Memory and order.
     "xla.gpu.CopyThunkProto": _fields("source_buffer destination_buffer mem_size"),
     "xla.gpu.DeviceToDeviceCopyThunkProto": _fields("copy_thunk"),
@@ -178,10 +196,20 @@ ALLOWED: dict[str, Fields] = {
     "xla.gpu.DynamicSliceConfig.Linear": _fields("byte_offset byte_stride"),
 }
 
-# Messages that their own decoder or reader checks.
-_CHECKED_ELSEWHERE = frozenset(
-    ("xla.gpu.ThunkProto", "xla.gpu.CublasLtMatmulThunkProto", "xla.HloModuleProtoWithConfig")
-)
+# A thunk is looked into by the decoder of its kind; of the HLO, which computes nothing, only what
+# is read.
+_CHECKED_ELSEWHERE = frozenset(("xla.gpu.ThunkProto", "xla.HloModuleProtoWithConfig"))
+
+
+def refuse_unlisted(message: Message, within: str = "") -> None:
+    """Raises `Refusal` when a field is set that is not on the list.
+
+    Args:
+        message: as for `find_unlisted`.
+        within: reads on after the field's name.
+    """
+    if (found := find_unlisted(message)) is not None:
+        raise Refusal(f"sets {found}{within}, whose meaning is not known to this version")
 
 
 def find_unlisted(message: Message) -> str | None:
@@ -251,8 +279,8 @@ def _list_messages(descriptor: Any, value: Any) -> Any:
     return value.values() if descriptor.message_type.GetOptions().map_entry else value
 
 
-def find_missing(schema: Any) -> str | None:
-    """Returns a field that is read but not in the installed schema, or None.
+def refuse_schema(schema: Any) -> None:
+    """Raises `Refusal` when a field that is read is not in the installed schema.
 
     Args:
         schema: the message descriptor of a program; messages that it cannot hold are not missed.
@@ -265,6 +293,6 @@ def find_missing(schema: Any) -> str | None:
         seen.add(message.full_name)
         fields = ALLOWED.get(message.full_name)
         if fields is not None and (missing := fields.read - set(message.fields_by_name)):
-            return f"{message.full_name}.{min(missing)}"
+            name = f"{message.full_name}.{min(missing)}"
+            raise Refusal(f"is of another version of XLA: its format has no {name}")
         todo += [field.message_type for field in message.fields if field.message_type is not None]
-    return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tracegraph.lowering.xla.enums import read_name
+
 FLOATS = ("F", "BF", "C")
 _SCATTERS = ("scatter", "select-and-scatter")
 
@@ -40,8 +42,7 @@ def _adds_floats(scatter: Any, computations: Mapping[int, Any]) -> bool:
 
 def _is_float(shape: Any) -> bool:
     shapes = shape.tuple_shapes or (shape,)
-    kinds = shape.DESCRIPTOR.fields_by_name["element_type"].enum_type.values_by_number
-    return any(kinds[each.element_type].name.startswith(FLOATS) for each in shapes)
+    return any(read_name(each, "element_type").startswith(FLOATS) for each in shapes)
 
 
 def _find_root(computation: Any) -> Any:

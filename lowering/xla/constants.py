@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tracegraph.lowering.xla.allow_list import find_unlisted
-from tracegraph.lowering.xla.scope import Refusal
+from tracegraph.lowering.xla.allow_list import refuse_unlisted
+from tracegraph.lowering.xla.enums import read_name
+from tracegraph.lowering.xla.refusal import Refusal
 
 _PREFIX = "buffer_for_"
 
@@ -94,13 +95,12 @@ def read_literal(instruction: Any) -> bytes:
     """
     shape, literal = instruction.shape, instruction.literal
     for message in (shape, literal):
-        if (found := find_unlisted(message)) is not None:
-            raise Refusal(f"sets {found} in the constant `{instruction.name}`")
+        refuse_unlisted(message, f" in the constant `{instruction.name}`")
     if shape.element_type != literal.shape.element_type or (
         list(shape.layout.minor_to_major) != list(literal.shape.layout.minor_to_major)
     ):
         raise Refusal(f"keeps the constant `{instruction.name}` in another layout than its literal")
-    kind = read_element_type(shape)
+    kind = read_name(shape, "element_type")
     if kind in _NUMBERS:
         field, dtype = _NUMBERS[kind]
         return np.asarray(getattr(literal, field), dtype=dtype).tobytes()
@@ -120,10 +120,3 @@ def pack_nibbles(values: bytes) -> bytes:
     """
     padded = np.frombuffer(values + b"\0" * (len(values) % 2), dtype=np.uint8) & 15
     return (padded[0::2] | padded[1::2] << 4).tobytes()
-
-
-def read_element_type(shape: Any) -> str:
-    """Returns XLA's name of a shape's element type, as ``BF16``."""
-    field = shape.DESCRIPTOR.fields_by_name["element_type"]
-    value = field.enum_type.values_by_number.get(shape.element_type)
-    return str(shape.element_type) if value is None else value.name

@@ -12,13 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracegraph.lowering.xla.riegeli import (
-    SIGNATURE,
-    read_records,
-    read_varint,
-    refuse_container,
-)
+from tracegraph.lowering.xla.refusal import make_unreadable_error
+from tracegraph.lowering.xla.riegeli import SIGNATURE, read_records
 from tracegraph.lowering.xla.schema import EXECUTABLE, MANIFEST, OPTIONS, Schema
+from tracegraph.lowering.xla.varint import count_varint_bytes, read_varint
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -50,7 +47,7 @@ def read_executable(serialized: bytes, schema: Schema) -> Message:
     executable = options.serialized_executable
     if not executable.startswith(SIGNATURE):
         problem = "it holds no GPU program; it was compiled for another device"
-        raise refuse_container(problem, f"{OPTIONS}, field serialized_executable")
+        raise make_unreadable_error(problem, f"{OPTIONS}, field serialized_executable")
     return _read_split_proto(executable, EXECUTABLE, schema)
 
 
@@ -68,7 +65,7 @@ def refuse_unknown_fields(message: Message, where: str) -> None:
     if known.ByteSize() == message.ByteSize():
         return
     path, number = next(_find_unknown_fields(message, ""), ("", 0))
-    raise refuse_container(f"field {number} is not in the schema", f"{where}{path}")
+    raise make_unreadable_error(f"field {number} is not in the schema", f"{where}{path}")
 
 
 def _find_unknown_fields(message: Message, path: str) -> Iterator[tuple[str, int]]:
@@ -100,14 +97,14 @@ def _read_header(serialized: bytes) -> int:
     end = begin + size
     if end > len(serialized):
         problem = f"the header ends at byte {end} of {len(serialized)}"
-        raise refuse_container(problem, f"{_HEADER}, byte {begin}")
+        raise make_unreadable_error(problem, f"{_HEADER}, byte {begin}")
     found = dict[int, int | bytes]()
     for number, value, offset in _read_header_fields(serialized[begin:end], begin):
         if number in found and number in (1, 2):
-            raise refuse_container(f"field {number} stands twice", f"{_HEADER}, byte {offset}")
+            raise make_unreadable_error(f"field {number} stands twice", f"{_HEADER}, byte {offset}")
         found[number] = value
     if found.get(1) != _HEADER_VERSION or found.get(2) != _HEADER_KIND:
-        raise refuse_container(
+        raise make_unreadable_error(
             f"version {found.get(1)!r} of {found.get(2)!r}, "
             f"not version {_HEADER_VERSION} of {_HEADER_KIND!r}",
             f"{_HEADER}, byte {begin}",
@@ -119,22 +116,22 @@ def _read_header_fields(header: bytes, base: int) -> Iterator[tuple[int, int | b
     """Yields number, value and offset of each field, by protobuf's wire format."""
     offset = 0
     while offset < len(header):
-        begin, place = offset, f"{_HEADER}, byte {base + offset}"
-        tag, offset = read_varint(header, offset, place)
+        begin, where = offset, f"{_HEADER}, byte {base + offset}"
+        tag, offset = read_varint(header, offset, where)
         number, wire_type = tag >> 3, tag & 7
         if wire_type == _VARINT:
-            value, offset = read_varint(header, offset, place)
+            value, offset = read_varint(header, offset, where)
             yield number, value, base + begin
             continue
         if wire_type == _BYTES:
-            size, offset = read_varint(header, offset, place)
+            size, offset = read_varint(header, offset, where)
         elif wire_type in (_FIXED64, _FIXED32):
             size = 8 if wire_type == _FIXED64 else 4
         else:
-            raise refuse_container(f"wire type {wire_type} is not known", place)
+            raise make_unreadable_error(f"wire type {wire_type} is not known", where)
         if size > len(header) - offset:
             problem = f"field {number} of {size} bytes has {len(header) - offset} bytes left"
-            raise refuse_container(problem, place)
+            raise make_unreadable_error(problem, where)
         yield number, header[offset : offset + size], base + begin
         offset += size
 
@@ -153,16 +150,16 @@ def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:
     """Returns the message whose pieces are the records of a Riegeli file."""
     records = read_records(file, type_name)
     if not records:
-        raise refuse_container("there is no manifest", f"{type_name}, record 0")
+        raise make_unreadable_error("there is no manifest", f"{type_name}, record 0")
     manifest: Any = schema.message_class(MANIFEST)()
     _merge(manifest, records[0], f"{type_name}, record 0 (manifest)")
     refuse_unknown_fields(manifest, f"{type_name}, manifest")
     if manifest.result_proto_type != type_name:
         problem = f"the manifest is of {manifest.result_proto_type!r}, not {type_name!r}"
-        raise refuse_container(problem, f"{type_name}, record 0 (manifest)")
+        raise make_unreadable_error(problem, f"{type_name}, record 0 (manifest)")
     if len(manifest.records) != len(records) - 1:
         problem = f"{len(records) - 1} records where {len(manifest.records)} are declared"
-        raise refuse_container(problem, f"{type_name}, record 0 (manifest)")
+        raise make_unreadable_error(problem, f"{type_name}, record 0 (manifest)")
     pieces = list(zip(manifest.records, records[1:], strict=True))
     message = _join_pieces(type_name, pieces, schema)
     message.DiscardUnknownFields()
@@ -190,48 +187,44 @@ def _count_bytes(pieces: Sequence[tuple[Any, bytes]]) -> int:
         # The record of one field is its value alone; an empty value is left out.
         if record and entry.HasField("field_override_record"):
             tag = entry.field_override_record.field_path[0].field_number << 3
-            total += _count_varint_bytes(tag) + _count_varint_bytes(len(record))
+            total += count_varint_bytes(tag) + count_varint_bytes(len(record))
     return total
 
 
-def _count_varint_bytes(value: int) -> int:
-    return max(1, -(-value.bit_length() // 7))
-
-
-def _apply_record(message: Message, entry: Any, record: bytes, place: str) -> None:
+def _apply_record(message: Message, entry: Any, record: bytes, where: str) -> None:
     """Puts one record into the message as its entry in the manifest says."""
     kind = entry.WhichOneof("record_type")
     if kind == "proto_merge_record":
-        _merge(message, record, place)
+        _merge(message, record, where)
     elif kind == "field_override_record":
-        _override(message, entry.field_override_record, record, place)
+        _override(message, entry.field_override_record, record, where)
     else:
-        raise refuse_container(f"the manifest gives it the kind {kind}", place)
+        raise make_unreadable_error(f"the manifest gives it the kind {kind}", where)
 
 
-def _merge(message: Message, record: bytes, place: str) -> None:
+def _merge(message: Message, record: bytes, where: str) -> None:
     from google.protobuf.message import DecodeError
 
     try:
         message.MergeFromString(record)
     except DecodeError as error:
-        raise refuse_container(f"it is no {message.DESCRIPTOR.full_name}", place) from error
+        raise make_unreadable_error(f"it is no {message.DESCRIPTOR.full_name}", where) from error
 
 
-def _override(message: Message, override: Any, record: bytes, place: str) -> None:
+def _override(message: Message, override: Any, record: bytes, where: str) -> None:
     """Makes ``record`` the value of one text or bytes field of the message itself."""
     path = override.field_path
     type_name = message.DESCRIPTOR.full_name
     if len(path) != 1 or path[0].WhichOneof("index") is not None:
-        raise refuse_container(f"it replaces a part inside a field of {type_name}", place)
+        raise make_unreadable_error(f"it replaces a part inside a field of {type_name}", where)
     field = message.DESCRIPTOR.fields_by_number.get(path[0].field_number)
     if field is None:
         problem = f"it replaces field {path[0].field_number}, which {type_name} does not have"
-        raise refuse_container(problem, place)
+        raise make_unreadable_error(problem, where)
     old = getattr(message, field.name)
     if override.field_type != _OVERRIDE_TEXT or not isinstance(old, (str, bytes)):
-        raise refuse_container(f"it replaces {field.name!r}, which is no text or bytes", place)
+        raise make_unreadable_error(f"it replaces {field.name!r}, which is no text or bytes", where)
     try:
         setattr(message, field.name, record.decode() if isinstance(old, str) else record)
     except UnicodeDecodeError as error:
-        raise refuse_container(f"{field.name!r} is no UTF-8 text", place) from error
+        raise make_unreadable_error(f"{field.name!r} is no UTF-8 text", where) from error

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.device_program import DeviceStep
-from tracegraph.lowering.refusal import RefusedWork, add_refusals
 from tracegraph.lowering.xla.allocations import (
     read_allocations,
     read_outputs,
     read_updated,
     read_views,
 )
-from tracegraph.lowering.xla.allow_list import find_missing, find_unlisted
+from tracegraph.lowering.xla.allow_list import refuse_schema, refuse_unlisted
 from tracegraph.lowering.xla.atomics import find_float_atomics
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.origins import index_entry, index_origins
 from tracegraph.lowering.xla.program import Allocation, XlaProgram
+from tracegraph.lowering.xla.refusal import Refusal, make_refused_error
 from tracegraph.lowering.xla.schema import load_schema
-from tracegraph.lowering.xla.scope import Refusal, Scope
+from tracegraph.lowering.xla.scope import Scope
 from tracegraph.lowering.xla.thunks import RefusedThunk, count_kinds, decode_sequence
-from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.errors import RefusedWork, UnsupportedError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -57,15 +57,13 @@ def decode_executable(executable: Message, *, name: str) -> XlaProgram:
             atomics = find_float_atomics(program.hlo_module_with_config.hlo_module)
             return XlaProgram(program.module_name, allocations, steps, outputs, atomics)
     except Refusal as refusal:
-        error = UnsupportedError(
+        raise make_refused_error(
             f"the compiled program of `{name}` {refusal}",
             where=f"XLA's module `{program.module_name}`",
             why="a CUDA graph is built only from what tracegraph can interpret in full",
-            fix='use mode="partial", or jax.jit for this function',
-            anchor="unsupported",
-        )
-        raise add_refusals(error, [RefusedWork(name, "program", str(refusal))]) from None
-    raise _describe_refused(refused, program, name)
+            refused=[RefusedWork(name, "program", str(refusal))],
+        ) from None
+    raise _make_thunks_error(refused, program, name)
 
 
 def read_program(serialized: bytes, *, name: str) -> XlaProgram:
@@ -96,10 +94,8 @@ def count_thunk_kinds(executable: Message) -> dict[str, int]:
 
 
 def _check_schema(program: Any) -> None:
-    if (missing := find_missing(program.DESCRIPTOR)) is not None:
-        raise Refusal(f"is of another version of XLA: its format has no {missing}")
-    if (found := find_unlisted(program)) is not None:
-        raise Refusal(f"sets {found}, whose meaning is not known to this version")
+    refuse_schema(program.DESCRIPTOR)
+    refuse_unlisted(program)
     config = program.hlo_module_with_config.config
     if config.replica_count > 1 or config.num_partitions > 1:
         raise Refusal(f"is for {config.replica_count} by {config.num_partitions} devices")
@@ -134,7 +130,9 @@ def _check_writes(
                 raise Refusal(f"writes into the {kind} {use.buffer} at `{step.name}`")
 
 
-def _describe_refused(refused: Sequence[RefusedThunk], program: Any, name: str) -> UnsupportedError:
+def _make_thunks_error(
+    refused: Sequence[RefusedThunk], program: Any, name: str
+) -> UnsupportedError:
     origins = index_origins(program.hlo_module_with_config.hlo_module)
     counts = Counter(each.kind for each in refused)
     kinds = ", ".join(f"{kind} ({count})" for kind, count in counts.most_common())
@@ -143,16 +141,11 @@ def _describe_refused(refused: Sequence[RefusedThunk], program: Any, name: str) 
         lines.append(f"and {len(refused) - _NAMED_THUNKS} more")
     reasons = list(dict.fromkeys(f"{each.kind} {each.reason}" for each in refused if each.reason))
     rule = "a CUDA graph is built here from kernels, copies, fills and matrix products"
-    error = UnsupportedError(
+    return make_refused_error(
         f"`{name}` has work that cannot be lowered: {kinds}",
         where="; ".join(lines),
         why="; ".join([rule, *reasons[:_NAMED_THUNKS]]),
-        fix='use mode="partial", or jax.jit for this function',
-        anchor="unsupported",
-    )
-    return add_refusals(
-        error,
-        [
+        refused=[
             RefusedWork(name, each.kind, each.reason, origins.find_path(each.name))
             for each in refused
         ],

@@ -9,6 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tracegraph.lowering.xla.varint import read_varint
+from tracegraph.runtime.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
@@ -22,6 +25,7 @@ _FIELDS: dict[int, int] = {
     **dict.fromkeys((1, 2, 3, 4, 5, 6, 7, 8, 12, 15), _BYTES),
     **dict.fromkeys((10, 11, 14), _VARINT),
 }
+_WHERE = "shared library"
 
 
 def scan_library(path: pathlib.Path) -> dict[str, FileDescriptorProto]:
@@ -109,22 +113,16 @@ def _find_field_ends(library: mmap.mmap, offset: int) -> Iterator[int]:
     """Yields the end of each further field, in ascending order of their numbers."""
     number = 1
     while offset < len(library):
-        tag, offset = _read_varint(library, offset)
+        try:
+            tag, offset = read_varint(library, offset, _WHERE)
+            value, offset = read_varint(library, offset, _WHERE)
+        except UnsupportedError:
+            # Other bytes than those of a field.
+            return
         if tag >> 3 < max(number, 2) or _FIELDS.get(tag >> 3) != tag & 7:
             return
         number = tag >> 3
-        value, offset = _read_varint(library, offset)
         offset += value if tag & 7 == _BYTES else 0
         if offset > len(library):
             return
         yield offset
-
-
-def _read_varint(library: mmap.mmap, offset: int) -> tuple[int, int]:
-    """Returns the number at ``offset`` and the offset after it; one past the end is no number."""
-    value = 0
-    for index, byte in enumerate(library[offset : offset + 10]):
-        value |= (byte & 127) << (7 * index)
-        if byte < 128:
-            return value, offset + index + 1
-    return 0, len(library) + 1

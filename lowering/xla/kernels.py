@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegraph.lowering.device_program import DeviceStep
-from tracegraph.lowering.xla.scope import Launch, Refusal, Scope
+from tracegraph.lowering.xla.enums import read_value
+from tracegraph.lowering.xla.refusal import Refusal
+from tracegraph.lowering.xla.scope import Launch, Scope
 from tracegraph.runtime.nodes import (
     BufferUse,
     FillNode,
@@ -218,7 +220,7 @@ def _read_parameter(entry: Any, count: int) -> int | bytes:
             raise Refusal("has a parameter without an argument and without bytes")
         return entry.data
     relocation = entry.relocations[0]
-    width = read_name(relocation, "kind", _RELOCATIONS)
+    width = read_value(relocation, "kind", _RELOCATIONS)
     if len(entry.relocations) > 1 or len(entry.data) not in (0, width):
         raise Refusal("has a parameter that mixes addresses and bytes")
     if not 0 <= relocation.argument_index < count:
@@ -262,22 +264,8 @@ def _read_tensor_map(entry: Any, use: BufferUse) -> TensorMap:
         strides,
         box,
         steps,
-        read_name(entry, "interleave", _INTERLEAVES),
-        read_name(entry, "swizzle", _SWIZZLES),
-        read_name(entry, "l2_promotion", _L2_PROMOTIONS),
-        read_name(entry, "float_oob_fill", _FILLS_NAN),
+        read_value(entry, "interleave", _INTERLEAVES),
+        read_value(entry, "swizzle", _SWIZZLES),
+        read_value(entry, "l2_promotion", _L2_PROMOTIONS),
+        read_value(entry, "float_oob_fill", _FILLS_NAN),
     )
-
-
-def read_name(message: Any, field: str, table: dict[str, Any]) -> Any:
-    """Returns what the name of an enum field's value means.
-
-    Raises:
-        Refusal: the value is unknown.
-    """
-    number = getattr(message, field)
-    value = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
-    name = str(number) if value is None else value.name
-    if name not in table:
-        raise Refusal(f"sets {message.DESCRIPTOR.full_name}.{field} to {name}")
-    return table[name]

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.lowering.xla.enums import read_name, read_value
+from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.nodes import BufferUse, Matmul, MatmulNode, MatrixLayout
 
 if TYPE_CHECKING:
@@ -110,31 +111,16 @@ LAST_SCALE_MODE = 1
 # How many entries of cublasLt's list XLA considers.
 ALGORITHM_COUNT = 128
 
-# Fields that are read: a schema without one of them has moved its meaning elsewhere.
 OPTIONAL_ROLES = ("bias", "aux", "a_scale", "b_scale", "c_scale", "d_scale", "d_amax", "workspace")
-THUNK_FIELDS = frozenset(
-    ("gemm_config", "epilogue", "algorithm_idx", "autotune_workspace_size")
-    + ("a", "b", "c", "d", *OPTIONAL_ROLES)
-)
-CONFIG_FIELDS = frozenset(
-    ("lhs_layout", "rhs_layout", "c_layout", "output_layout", "alpha_real", "alpha_imag", "beta")
-    + ("compute_precision", "precision_algorithm", "compute_type", "scale_mode")
-)
-LAYOUT_FIELDS = frozenset(
-    ("order", "num_rows", "num_cols", "batch_size", "leading_dim_stride", "batch_stride")
-    + ("transpose", "dtype")
-)
-# Fields that do not reach cublasLt: XLA takes the algorithm from `algorithm_idx`.
-IGNORED_FIELDS = frozenset(("canonical_hlo", "algorithm", "grad_x", "grad_y"))
 # Which operand stands where, once the product is turned around.
 EXCHANGED_ROLES = {"a": "b", "b": "a", "a_scale": "b_scale", "b_scale": "a_scale"}
 
 
-def decode_matmul(thunk: Message, name: str, use: Callable[[Message], BufferUse]) -> MatmulNode:
+def decode_matmul(message: Any, name: str, use: Callable[[Message], BufferUse]) -> MatmulNode:
     """Returns the product that a thunk describes.
 
     Args:
-        thunk: an ``xla.gpu.CublasLtMatmulThunkProto``.
+        message: an ``xla.gpu.CublasLtMatmulThunkProto`` with listed fields only.
         name: of the instruction that it computes.
         use: maps a shaped slice of the thunk to the byte range that it names.
 
@@ -142,29 +128,26 @@ def decode_matmul(thunk: Message, name: str, use: Callable[[Message], BufferUse]
         The node. Where ``beta`` is 0 it has no operand ``c``: cublasLt is then given none.
 
     Raises:
-        UnsupportedError: a field, a value or a combination that cublasLt is not called with.
+        Refusal: a value or a combination that cublasLt is not called with.
     """
-    _check_fields(thunk, THUNK_FIELDS, name)
-    message: Any = thunk
     if not message.HasField("gemm_config"):
-        _refuse(name, "has no `gemm_config`", "the product's layouts are not given")
+        raise Refusal("has no `gemm_config`: the product's layouts are not given")
     config = message.gemm_config
-    _check_fields(config, CONFIG_FIELDS, name)
     if config.scale_mode not in range(LAST_SCALE_MODE + 1):
-        _refuse(name, f"has scale mode {config.scale_mode}", "factors per block are not lowered")
+        raise Refusal(f"has scale mode {config.scale_mode}: factors per block are not lowered")
 
-    is_turned = _read_value(config.output_layout, "order", ORDERS, name)
-    matmul = _build_matmul(message, is_turned, name)
-    operands = _read_operands(message, is_turned, name, use)
-    _check_epilogue(matmul.epilogue, operands, name)
+    is_turned = read_value(config.output_layout, "order", ORDERS)
+    matmul = _build_matmul(message, is_turned)
+    operands = _read_operands(message, is_turned, use)
+    _check_epilogue(matmul.epilogue, operands)
     for role in ("a", "b", "c", "d"):
         if role in operands:
-            _check_extent(getattr(matmul, role), role, operands[role], name)
+            _check_extent(getattr(matmul, role), role, operands[role])
     return MatmulNode(name, matmul, tuple(operands.items()))
 
 
 def _read_operands(
-    message: Any, is_turned: bool, name: str, use: Callable[[Message], BufferUse]
+    message: Any, is_turned: bool, use: Callable[[Message], BufferUse]
 ) -> dict[str, BufferUse]:
     has_c = message.gemm_config.beta != 0
     operands = {}
@@ -172,26 +155,25 @@ def _read_operands(
         field = EXCHANGED_ROLES.get(role, role) if is_turned else role
         is_needed = role not in OPTIONAL_ROLES
         if is_needed and not message.HasField(field):
-            _refuse(name, f"has no operand `{field}`", "a product has A, B, C and D")
+            raise Refusal(f"has no operand `{field}`: a product has A, B, C and D")
         if message.HasField(field) and (role != "c" or has_c):
             operands[role] = use(getattr(message, field))
     return operands
 
 
-def _build_matmul(message: Any, is_turned: bool, name: str) -> Matmul:
+def _build_matmul(message: Any, is_turned: bool) -> Matmul:
     config = message.gemm_config
-    a, b, c, d = _read_layouts(config, is_turned, name)
-    algorithm = _read_name(config, "precision_algorithm", name)
-    compute_type = _find_compute_type(config, algorithm, a.dtype, d.dtype, name)
+    a, b, c, d = _read_layouts(config, is_turned)
+    algorithm = read_name(config, "precision_algorithm")
+    compute_type = _find_compute_type(config, algorithm, a.dtype, d.dtype)
     is_fast_by_default = config.compute_precision == 0 and (
         a.dtype in EIGHT_BIT_FLOATS or b.dtype in EIGHT_BIT_FLOATS
     )
     if not 0 <= message.algorithm_idx < ALGORITHM_COUNT or message.autotune_workspace_size < 0:
-        _refuse(
-            name,
+        raise Refusal(
             f"has algorithm {message.algorithm_idx} of those with "
-            f"{message.autotune_workspace_size} bytes of workspace",
-            f"XLA asks for {ALGORITHM_COUNT} algorithms",
+            f"{message.autotune_workspace_size} bytes of workspace: XLA asks for "
+            f"{ALGORITHM_COUNT} algorithms"
         )
     return Matmul(
         a=a,
@@ -201,8 +183,8 @@ def _build_matmul(message: Any, is_turned: bool, name: str) -> Matmul:
         alpha=complex(config.alpha_real, config.alpha_imag),
         beta=config.beta,
         compute_type=compute_type,
-        scale_type=_find_scale_type(compute_type, d.dtype, name),
-        epilogue=_read_value(message, "epilogue", EPILOGUES, name),
+        scale_type=_find_scale_type(compute_type, d.dtype),
+        epilogue=read_value(message, "epilogue", EPILOGUES),
         algorithm_index=message.algorithm_idx,
         workspace_limit_bytes=message.autotune_workspace_size,
         has_fast_accumulation=(
@@ -213,11 +195,10 @@ def _build_matmul(message: Any, is_turned: bool, name: str) -> Matmul:
     )
 
 
-def _read_layouts(config: Any, is_turned: bool, name: str) -> tuple[MatrixLayout, ...]:
+def _read_layouts(config: Any, is_turned: bool) -> tuple[MatrixLayout, ...]:
     """Returns the layouts of A, B, C and D, turned around where the product is."""
     a, b, c, d = (
-        _read_layout(getattr(config, f"{part}_layout"), name)
-        for part in ("lhs", "rhs", "c", "output")
+        _read_layout(getattr(config, f"{part}_layout")) for part in ("lhs", "rhs", "c", "output")
     )
     # cublasLt wants equal counts; an operand without a batch is repeated by its stride of 0.
     batch_count = max(a.batch_count, b.batch_count)
@@ -228,20 +209,19 @@ def _read_layouts(config: Any, is_turned: bool, name: str) -> tuple[MatrixLayout
     return _turn(b), _turn(a), _turn(c), _turn(d)
 
 
-def _read_layout(layout: Any, name: str) -> MatrixLayout:
-    _check_fields(layout, LAYOUT_FIELDS, name)
+def _read_layout(layout: Any) -> MatrixLayout:
     sizes = (layout.num_rows, layout.num_cols, layout.leading_dim_stride, layout.batch_size)
     if min(sizes) < 1 or layout.batch_stride < 0:
-        _refuse(name, f"has a layout of rows, columns, stride, batch {sizes}", "one is too small")
+        raise Refusal(f"has a layout of rows, columns, stride, batch {sizes}: one is too small")
     return MatrixLayout(
-        dtype=_read_value(layout, "dtype", DTYPES, name),
+        dtype=read_value(layout, "dtype", DTYPES),
         rows=layout.num_rows,
         columns=layout.num_cols,
         leading_stride=layout.leading_dim_stride,
-        is_row_order=_read_value(layout, "order", ORDERS, name),
+        is_row_order=read_value(layout, "order", ORDERS),
         batch_count=layout.batch_size,
         batch_stride=layout.batch_stride,
-        transpose=_read_value(layout, "transpose", TRANSPOSES, name),
+        transpose=read_value(layout, "transpose", TRANSPOSES),
     )
 
 
@@ -255,36 +235,36 @@ def _turn(layout: MatrixLayout) -> MatrixLayout:
     )
 
 
-def _find_compute_type(config: Any, algorithm: str, a_dtype: str, d_dtype: str, name: str) -> str:
+def _find_compute_type(config: Any, algorithm: str, a_dtype: str, d_dtype: str) -> str:
     """Returns how the sum is made: as XLA names it, as the program asks, or by the result."""
-    if _read_name(config, "compute_type", name) != "BLAS_COMPUTATION_TYPE_UNSET":
-        return _read_value(config, "compute_type", COMPUTE_TYPES, name)
+    if read_name(config, "compute_type") != "BLAS_COMPUTATION_TYPE_UNSET":
+        return read_value(config, "compute_type", COMPUTE_TYPES)
     if algorithm != "ALG_UNSET":
-        return _read_value(config, "precision_algorithm", ALGORITHM_COMPUTE_TYPES, name)
+        return read_value(config, "precision_algorithm", ALGORITHM_COMPUTE_TYPES)
     if d_dtype not in RESULT_COMPUTE_TYPES:
-        _refuse(name, f"has a result of {d_dtype}", "cublasLt does not sum in it")
+        raise Refusal(f"has a result of {d_dtype}: cublasLt does not sum in it")
     is_wide = d_dtype in ("float32", "complex64") and a_dtype == d_dtype
     if is_wide and config.compute_precision <= TF32_PRECISION:
         return "32F_FAST_TF32"
     return RESULT_COMPUTE_TYPES[d_dtype]
 
 
-def _find_scale_type(compute_type: str, d_dtype: str, name: str) -> str:
+def _find_scale_type(compute_type: str, d_dtype: str) -> str:
     """Returns the dtype of alpha and beta: the result's, but float32 for plain float32 sums."""
     if compute_type == "32F" and d_dtype != "complex64":
         return "float32"
     if d_dtype not in SCALE_DTYPES:
-        _refuse(name, f"scales {d_dtype} in {compute_type}", "its factors would have 8 or 16 bits")
+        raise Refusal(f"scales {d_dtype} in {compute_type}: its factors would have 8 or 16 bits")
     return d_dtype
 
 
-def _check_epilogue(epilogue: str, operands: dict[str, BufferUse], name: str) -> None:
+def _check_epilogue(epilogue: str, operands: dict[str, BufferUse]) -> None:
     for part, role in (("BIAS", "bias"), ("AUX", "aux")):
         if part in epilogue.split("_") and role not in operands:
-            _refuse(name, f"has the epilogue {epilogue} and no `{role}`", "its address is missing")
+            raise Refusal(f"has the epilogue {epilogue} and no `{role}`: its address is missing")
 
 
-def _check_extent(layout: MatrixLayout, role: str, operand: BufferUse, name: str) -> None:
+def _check_extent(layout: MatrixLayout, role: str, operand: BufferUse) -> None:
     """Refuses a layout that reaches beyond its operand's bytes."""
     inner, outer = layout.rows, layout.columns
     if layout.is_row_order:
@@ -292,48 +272,7 @@ def _check_extent(layout: MatrixLayout, role: str, operand: BufferUse, name: str
     last = (layout.batch_count - 1) * layout.batch_stride + (outer - 1) * layout.leading_stride
     wanted = (last + inner) * ITEM_BYTES[layout.dtype]
     if inner > layout.leading_stride or wanted > operand.nbytes:
-        _refuse(
-            name,
-            f"has the operand `{role}` of {operand.nbytes} bytes",
-            f"its layout takes {wanted} bytes, {inner} elements every {layout.leading_stride}",
+        raise Refusal(
+            f"has the operand `{role}` of {operand.nbytes} bytes: its layout takes {wanted} bytes, "
+            f"{inner} elements every {layout.leading_stride}"
         )
-
-
-def _read_name(message: Any, field: str, name: str) -> str:
-    """Returns the name of a field's enum value."""
-    number = getattr(message, field)
-    kind = message.DESCRIPTOR.fields_by_name[field].enum_type
-    value = kind.values_by_number.get(number)
-    if value is None:
-        _refuse(name, f"has {field} {number}", f"{kind.full_name} has no such value")
-    return value.name
-
-
-def _read_value(message: Any, field: str, table: dict[str, Any], name: str) -> Any:
-    """Returns what a field's enum value means."""
-    value = _read_name(message, field, name)
-    if value not in table:
-        _refuse(name, f"has {field} {value}", "cublasLt is not called with it")
-    return table[value]
-
-
-def _check_fields(message: Any, known: frozenset[str], name: str) -> None:
-    """Refuses a set field that is not known, and a schema without one that is."""
-    schema = message.DESCRIPTOR
-    missing = sorted(known - set(schema.fields_by_name))
-    if missing:
-        _refuse(name, f"has no field `{missing[0]}` in {schema.full_name}", "the format changed")
-    for field, _ in message.ListFields():
-        if field.name not in known | IGNORED_FIELDS:
-            what = f"has the field `{field.name}` of {schema.full_name}"
-            _refuse(name, what, "its meaning is not known to this version")
-
-
-def _refuse(name: str, what: str, why: str) -> NoReturn:
-    raise UnsupportedError(
-        f"the matrix product `{name}` {what}",
-        where=f"cublas_lt_matmul_thunk {name} of the compiled program",
-        why=why,
-        fix='use mode="partial", or jax.jit for this function',
-        anchor="unsupported",
-    )

@@ -12,7 +12,8 @@ import dataclasses
 import struct
 from collections.abc import Iterator
 
-from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.lowering.xla.refusal import make_unreadable_error
+from tracegraph.lowering.xla.varint import read_varint
 
 # The first chunk of each file, together with the block header before it.
 SIGNATURE = bytes.fromhex(
@@ -26,18 +27,17 @@ _CHUNK_HEADER = struct.Struct("<8xQ8xQQ")
 # Three bytes of snappy stand for 64 bytes at most, so a larger claim is false before it is tried.
 _SNAPPY_RATIO = 22
 _COMPRESSIONS = {ord("b"): "Brotli", ord("z"): "Zstandard"}
-_VARINT_BYTES = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chunk:
-    """One chunk without block headers; ``place`` says where it stands, for errors."""
+    """One chunk without block headers; ``where`` says where it stands, for errors."""
 
     kind: str
     record_count: int
     decoded_bytes: int
     data: bytes
-    place: str
+    where: str
 
 
 def read_records(file: bytes, layer: str) -> list[bytes]:
@@ -51,61 +51,38 @@ def read_records(file: bytes, layer: str) -> list[bytes]:
         UnsupportedError: it is no Riegeli file, is damaged, or uses what XLA does not.
     """
     if file[: len(SIGNATURE)] != SIGNATURE:
-        raise refuse_container("it does not begin with Riegeli's signature", f"{layer}, byte 0")
+        raise make_unreadable_error(
+            "it does not begin with Riegeli's signature", f"{layer}, byte 0"
+        )
     records: list[bytes] = []
     for chunk in _read_chunks(file, layer):
         records.extend(_read_chunk_records(chunk))
     return records
 
 
-def read_varint(data: bytes, offset: int, place: str) -> tuple[int, int]:
-    """Returns the varint at ``offset`` (below 2**64) and the offset after it.
-
-    Raises:
-        UnsupportedError: the bytes end inside it, or it has more than 64 bits.
-    """
-    value = 0
-    for index, byte in enumerate(data[offset : offset + _VARINT_BYTES]):
-        value |= (byte & 127) << (7 * index)
-        if byte < 128 and value < 1 << 64:
-            return value, offset + index + 1
-    raise refuse_container(f"no number ends after byte {offset}", place)
-
-
-def refuse_container(problem: str, place: str) -> UnsupportedError:
-    """Returns the error that a compiled program is not in the form that we read."""
-    return UnsupportedError(
-        f"the program that XLA compiled cannot be read: {problem}",
-        where=place,
-        why="tracegraph reads the form that XLA writes for JAX 0.10 to 0.12, and guesses nothing",
-        fix='pip install "jax>=0.10,<0.13" with its own CUDA plugin, or report this text',
-        anchor="unsupported-jax",
-    )
-
-
 def _read_chunks(file: bytes, layer: str) -> Iterator[_Chunk]:
     """Yields the chunks behind the signature; each has at least 40 bytes, so this ends."""
     begin, number = len(SIGNATURE), 1
     while begin < len(file):
-        place = f"{layer}, chunk {number} at byte {begin}"
-        header, position = _take(file, begin, _CHUNK_HEADER.size, place)
+        where = f"{layer}, chunk {number} at byte {begin}"
+        header, position = _take(file, begin, _CHUNK_HEADER.size, where)
         data_bytes, kind_and_count, decoded_bytes = _CHUNK_HEADER.unpack(header)
-        data, position = _take(file, position, data_bytes, place)
+        data, position = _take(file, position, data_bytes, where)
         kind, record_count = chr(kind_and_count & 255), kind_and_count >> 8
         # A chunk is padded so that it has as many bytes as records.
         end = max(position, _round_up_to_chunk_begin(begin + record_count))
         if end > len(file):
-            raise refuse_container(f"its padding ends at byte {end} of {len(file)}", place)
-        yield _Chunk(kind, record_count, decoded_bytes, data, place)
+            raise make_unreadable_error(f"its padding ends at byte {end} of {len(file)}", where)
+        yield _Chunk(kind, record_count, decoded_bytes, data, where)
         begin, number = end, number + 1
 
 
-def _take(file: bytes, position: int, count: int, place: str) -> tuple[bytes, int]:
+def _take(file: bytes, position: int, count: int, where: str) -> tuple[bytes, int]:
     """Returns ``count`` bytes without the block headers between them, and the position after."""
     headers = (count + (position + _USABLE_BYTES - 1) % _BLOCK_BYTES) // _USABLE_BYTES
     end = position + count + headers * _BLOCK_HEADER_BYTES
     if end > len(file):
-        raise refuse_container(f"{count} bytes end at byte {end} of {len(file)}", place)
+        raise make_unreadable_error(f"{count} bytes end at byte {end} of {len(file)}", where)
     pieces = []
     while position < end:
         position += 0 if position % _BLOCK_BYTES else _BLOCK_HEADER_BYTES
@@ -124,28 +101,28 @@ def _read_chunk_records(chunk: _Chunk) -> list[bytes]:
     if chunk.kind == "r":
         return _read_simple_chunk(chunk)
     if chunk.kind not in ("s", "p", "m"):
-        raise refuse_container(f"chunks of kind {chunk.kind!r} are not known", chunk.place)
+        raise make_unreadable_error(f"chunks of kind {chunk.kind!r} are not known", chunk.where)
     if chunk.record_count:
         problem = f"a chunk of kind {chunk.kind!r} claims {chunk.record_count} records"
-        raise refuse_container(problem, chunk.place)
+        raise make_unreadable_error(problem, chunk.where)
     return []  # another signature, padding, or words about the file
 
 
 def _read_simple_chunk(chunk: _Chunk) -> list[bytes]:
     """Returns the records of a chunk: a list of sizes, then all bytes one after the other."""
     if not chunk.data:
-        raise refuse_container("a chunk of records is empty", chunk.place)
+        raise make_unreadable_error("a chunk of records is empty", chunk.where)
     compression = chunk.data[0]
-    sizes_bytes, begin = read_varint(chunk.data, 1, chunk.place)
+    sizes_bytes, begin = read_varint(chunk.data, 1, chunk.where)
     if sizes_bytes > len(chunk.data) - begin:
         problem = f"{sizes_bytes} bytes of sizes in a chunk of {len(chunk.data)} bytes"
-        raise refuse_container(problem, chunk.place)
+        raise make_unreadable_error(problem, chunk.where)
     middle = begin + sizes_bytes
-    sizes = _decompress(compression, chunk.data[begin:middle], chunk.place)
-    values = _decompress(compression, chunk.data[middle:], chunk.place)
+    sizes = _decompress(compression, chunk.data[begin:middle], chunk.where)
+    values = _decompress(compression, chunk.data[middle:], chunk.where)
     if len(values) != chunk.decoded_bytes:
         problem = f"records of {len(values)} bytes where {chunk.decoded_bytes} are declared"
-        raise refuse_container(problem, chunk.place)
+        raise make_unreadable_error(problem, chunk.where)
     return _cut_records(sizes, values, chunk)
 
 
@@ -154,10 +131,10 @@ def _cut_records(sizes: bytes, values: bytes, chunk: _Chunk) -> list[bytes]:
     records: list[bytes] = []
     at = begin = 0
     while at < len(sizes):
-        size, at = read_varint(sizes, at, f"{chunk.place}, size of record {len(records)}")
+        size, at = read_varint(sizes, at, f"{chunk.where}, size of record {len(records)}")
         if size > len(values) - begin:
             problem = f"record {len(records)} of {size} bytes has {len(values) - begin} bytes left"
-            raise refuse_container(problem, chunk.place)
+            raise make_unreadable_error(problem, chunk.where)
         records.append(values[begin : begin + size])
         begin += size
     if len(records) != chunk.record_count or begin != len(values):
@@ -165,28 +142,28 @@ def _cut_records(sizes: bytes, values: bytes, chunk: _Chunk) -> list[bytes]:
             f"{len(records)} records of {begin} bytes where {chunk.record_count} records of "
             f"{len(values)} bytes are declared"
         )
-        raise refuse_container(problem, chunk.place)
+        raise make_unreadable_error(problem, chunk.where)
     return records
 
 
-def _decompress(compression: int, data: bytes, place: str) -> bytes:
+def _decompress(compression: int, data: bytes, where: str) -> bytes:
     if compression == 0:
         return data
     if compression != ord("s"):
         name = _COMPRESSIONS.get(compression, f"byte {compression:#04x}")
-        raise refuse_container(f"compression {name} is not known", place)
-    declared, begin = read_varint(data, 0, place)
-    inner, _ = read_varint(data, begin, place)
+        raise make_unreadable_error(f"compression {name} is not known", where)
+    declared, begin = read_varint(data, 0, where)
+    inner, _ = read_varint(data, begin, where)
     if inner != declared or declared > _SNAPPY_RATIO * len(data):
         problem = f"{len(data)} bytes of snappy claim to be {declared} and {inner} bytes"
-        raise refuse_container(problem, place)
+        raise make_unreadable_error(problem, where)
     # Loaded by who reads a program, not by `import tracegraph`.
     import cramjam
 
     try:
         result = bytes(cramjam.snappy.decompress_raw(data[begin:]))
     except cramjam.DecompressionError as error:
-        raise refuse_container(f"snappy says: {error}", place) from error
+        raise make_unreadable_error(f"snappy says: {error}", where) from error
     if len(result) != declared:
-        raise refuse_container(f"snappy gave {len(result)} of {declared} bytes", place)
+        raise make_unreadable_error(f"snappy gave {len(result)} of {declared} bytes", where)
     return result

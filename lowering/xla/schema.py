@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from tracegraph.lowering.xla.descriptors import find_closure, scan_library
+from tracegraph.lowering.xla.refusal import make_unreadable_error
 from tracegraph.runtime.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class Schema:
         try:
             return GetMessageClass(self.pool.FindMessageTypeByName(name))
         except KeyError as error:
-            raise _refuse_schema(f"it describes no {name}", self.origin) from error
+            raise make_unreadable_error(
+                f"the CUDA plugin describes no {name}", self.origin
+            ) from error
 
     def fields_of(self, name: str) -> dict[str, FieldDescriptor]:
         """Returns the fields of a message type by name.
@@ -112,7 +115,9 @@ def build_schema(files: Iterable[FileDescriptorProto], origin: str) -> Schema:
         try:
             pool.AddSerializedFile(file.SerializeToString())
         except TypeError as error:
-            raise _refuse_schema(f"{file.name} does not fit: {error}", origin) from error
+            raise make_unreadable_error(
+                f"{file.name} of the CUDA plugin does not fit: {error}", origin
+            ) from error
     schema = Schema(pool, origin)
     for root in ROOTS:
         schema.message_class(root)
@@ -156,7 +161,9 @@ def _find_mapped_plugins() -> list[pathlib.Path]:
     names = {line.split(maxsplit=5)[-1] for line in lines if f"/{_LIBRARY}" in line}
     for name in names:
         if name.endswith(_DELETED):
-            raise _refuse_schema("it was replaced while this process used it; restart", name)
+            raise make_unreadable_error(
+                "the CUDA plugin was replaced while this process used it; restart", name
+            )
     return sorted(pathlib.Path(name) for name in names if name.endswith(f"/{_LIBRARY}"))
 
 
@@ -182,9 +189,13 @@ def _load_schema(path: pathlib.Path, size: int, changed_ns: int) -> Schema:
     try:
         found = find_closure(scan_library(path), ROOTS)
     except KeyError as error:
-        raise _refuse_schema(f"it describes no {error.args[0]}", str(path)) from error
+        raise make_unreadable_error(
+            f"the CUDA plugin describes no {error.args[0]}", str(path)
+        ) from error
     except ValueError as error:
-        raise _refuse_schema(f"its files import each other: {error}", str(path)) from error
+        raise make_unreadable_error(
+            f"files of the CUDA plugin import each other: {error}", str(path)
+        ) from error
     schema = build_schema(found, str(path))
     _write_cache(cache, found)
     return schema
@@ -233,14 +244,3 @@ def _write_cache(cache: pathlib.Path | None, files: list[FileDescriptorProto]) -
             draft = pathlib.Path(folder) / cache.name
             draft.write_bytes(_CACHE_FORM + hashlib.sha256(body).digest() + body)
             draft.replace(cache)
-
-
-def _refuse_schema(problem: str, origin: str) -> UnsupportedError:
-    """Returns the error that a plugin does not describe its programs as we need."""
-    return UnsupportedError(
-        f"XLA's programs cannot be read with this CUDA plugin: {problem}",
-        where=origin,
-        why="tracegraph reads the messages that XLA writes for JAX 0.10 to 0.12",
-        fix='pip install "jax[cuda13]>=0.10,<0.13", or report this text',
-        anchor="unsupported-jax",
-    )

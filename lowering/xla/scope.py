@@ -1,4 +1,4 @@
-"""Scope: what thunks name by number or by text, and why one of them is refused."""
+"""Scope: what thunks name by number or by text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tracegraph.lowering.xla.allow_list import find_unlisted
+from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.nodes import BufferUse, KernelCode, LaunchShape
-
-
-class Refusal(Exception):
-    """A reason why one thunk, or one part of a program, is not lowered.
-
-    It stays inside the decoder, which reports every one of a program in one error.
-    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +74,3 @@ class Scope:
         if not symbol or not image:
             raise Refusal("has no compiled kernel")
         return self.codes.setdefault((symbol, image), KernelCode(symbol, image))
-
-
-def refuse_unlisted(message: Any) -> None:
-    """Raises `Refusal` when a field is set that is not interpreted."""
-    if (found := find_unlisted(message)) is not None:
-        raise Refusal(f"sets {found}, whose meaning is not known to this version")

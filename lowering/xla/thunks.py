@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.xla.allow_list import refuse_unlisted
 from tracegraph.lowering.xla.kernels import decode_custom_kernel, decode_kernel, make_fill
 from tracegraph.lowering.xla.matmul import decode_matmul
-from tracegraph.lowering.xla.scope import Refusal, Scope, refuse_unlisted
-from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.lowering.xla.refusal import Refusal
+from tracegraph.lowering.xla.scope import Scope
 from tracegraph.runtime.nodes import BufferUse, CopyNode, MatmulNode
 
 _SEQUENCES = ("xla.gpu.ThunkProto", "xla.gpu.ThunkSequenceProto")
@@ -57,8 +58,6 @@ def decode_sequence(
             steps += _decode_thunk(thunk, kind, name, scope, refused)
         except Refusal as refusal:
             refused.append(RefusedThunk(kind, name, str(refusal)))
-        except UnsupportedError as error:
-            refused.append(RefusedThunk(kind, name, f"{error.what}: {error.why}"))
     return steps
 
 
@@ -94,7 +93,7 @@ def _list_nested(thunk: Any) -> Iterator[Iterable[Any]]:
 def _decode_thunk(
     thunk: Any, kind: str, name: str, scope: Scope, refused: list[RefusedThunk]
 ) -> list[DeviceStep]:
-    """Returns the steps of one thunk; `Refusal` and `UnsupportedError` say why there are none."""
+    """Returns the steps of one thunk; a `Refusal` says why there are none."""
     if kind not in _DECODERS and kind not in _NESTED and kind != "async_done":
         raise Refusal(_describe_kind(thunk, kind))
     refuse_unlisted(thunk.thunk_info)
@@ -153,11 +152,7 @@ def _decode_device_number(message: Any, name: str, scope: Scope) -> list[DeviceS
 
 
 def _decode_matmul(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
-    def use(piece: Any) -> BufferUse:
-        refuse_unlisted(piece)
-        return scope.find_shaped_use(piece)
-
-    node = decode_matmul(message, name, use)
+    node = decode_matmul(message, name, scope.find_shaped_use)
     written = [use for role, use in node.operands if role in MatmulNode.WRITTEN]
     # `d_amax` may keep the greatest value from before.
     overwritten = set(MatmulNode.WRITTEN) - {"d_amax"}

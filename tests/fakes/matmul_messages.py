@@ -39,22 +39,20 @@ MESSAGES = {
         **dict.fromkeys(("lhs_layout", "rhs_layout", "c_layout", "output_layout"), "Layout"),
         **dict.fromkeys(("alpha_real", "alpha_imag", "beta"), "float"),
         **dict.fromkeys(("compute_precision", "algorithm", "scale_mode"), "int"),
-        **dict.fromkeys(("grad_x", "grad_y", "has_d_scale"), "bool"),
+        **dict.fromkeys(("grad_x", "grad_y"), "bool"),
         "precision_algorithm": "Precision",
         "compute_type": "Compute",
     },
     "Thunk": {
         "epilogue": "Epilogue",
         **dict.fromkeys(("algorithm_idx", "autotune_workspace_size"), "int"),
-        **dict.fromkeys((*SLICES, "d_scale", "d_amax", "group_sizes"), "Slice"),
+        **dict.fromkeys((*SLICES, "d_scale", "d_amax"), "Slice"),
         "gemm_config": "Config",
-        "grouped_gemm_config": "Config",
     },
 }
 
 
-def make_thunk_class(*, without: str = "") -> Any:
-    """Returns the class of the thunk's messages, in a schema that lacks one field."""
+def _make_thunk_class() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="t.proto", package="t", syntax="proto3")
     for enum, values in ENUMS.items():
         described = file.enum_type.add(name=enum)
@@ -63,8 +61,7 @@ def make_thunk_class(*, without: str = "") -> Any:
     for message, fields in MESSAGES.items():
         described_message = file.message_type.add(name=message)
         for number, (name, kind) in enumerate(fields.items(), start=1):
-            if name != without:
-                described_message.field.append(_describe_field(name, number, kind))
+            described_message.field.append(_describe_field(name, number, kind))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Thunk"))
@@ -80,7 +77,7 @@ def _describe_field(name: str, number: int, kind: str) -> Any:
     return field
 
 
-Thunk = make_thunk_class()
+Thunk = _make_thunk_class()
 
 
 def make_layout(rows: int, columns: int, **changes: Any) -> dict[str, Any]:

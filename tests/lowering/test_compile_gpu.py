@@ -25,7 +25,8 @@ from tracegraph.lowering.request import (
     Role,
 )
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
-from tracegraph.runtime.errors import CaptureError, UnsupportedError
+from tracegraph.lowering.xla.refusal import make_refused_error
+from tracegraph.runtime.errors import CaptureError, RefusedWork, UnsupportedError
 
 jax.config.update("jax_platforms", "cpu")
 FLOAT = np.dtype(np.float32)
@@ -61,8 +62,9 @@ class FakeReader:
     def __call__(self, serialized: bytes, *, name: str) -> XlaProgram:
         assert isinstance(serialized, bytes)
         if self.refusals:
-            text = self.refusals.pop(0)
-            raise UnsupportedError(text, where="here", why=text, fix="none", anchor="unsupported")
+            texts = self.refusals.pop(0).split("; ")
+            refused = [RefusedWork(name, "planted", text) for text in texts]
+            raise make_refused_error(texts[-1], where="here", why="planted", refused=refused)
         counts = {"update": (2, 1), "make": (1, 1), "two": (2, 2)}
         input_count, output_count = counts[name.rstrip("0123456789")]
         in_place = self.in_place.get(name, 0)
@@ -196,6 +198,11 @@ def test_an_eager_region_stays_a_call(reader: FakeReader):
         (
             "sets stream_executor.KernelLoaderSpecProto.in_process_symbol",
             {"xla_disable_hlo_passes": "topk-specializer"},
+        ),
+        # The text of the error names few of many reasons.
+        (
+            "calls xla.gpu.ext.cub_sort_keys; is unknown; is too large",
+            {"xla_gpu_enable_cub_radix_sort": False},
         ),
     ],
 )

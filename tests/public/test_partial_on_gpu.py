@@ -17,9 +17,8 @@ from jax import lax
 import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.lowering import compile_gpu
-from tracegraph.lowering.refusal import RefusedWork, add_refusals
 from tracegraph.runtime.cuda.device import CudaDevice
-from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.errors import RefusedWork, UnsupportedError
 
 X = jnp.linspace(0.5, 2.0, 16).reshape(4, 4)
 
@@ -66,14 +65,14 @@ def refuse_regions(monkeypatch: pytest.MonkeyPatch, name_op: Callable[[str], str
         seen.append(text)
         if "stablehlo.sine" not in text:
             return compile_to_kernels(region, *rest, **named)
-        error = UnsupportedError(
+        raise UnsupportedError(
             f"`{region.name}` has work that cannot be lowered: sine (1)",
             where="planted",
             why="planted",
             fix="none",
             anchor="unsupported",
+            refused=[RefusedWork(region.name, "sine", "", name_op(text))],
         )
-        raise add_refusals(error, [RefusedWork(region.name, "sine", "", name_op(text))])
 
     monkeypatch.setattr(compile_gpu, "_compile_to_kernels", refuse)
     return seen

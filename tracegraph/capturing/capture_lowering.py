@@ -17,7 +17,6 @@ from tracegraph.jax_internals import describe_physical
 from tracegraph.lowering.beside import Beside, Preparation
 from tracegraph.lowering.compile_gpu import prepare_reading
 from tracegraph.lowering.lower import Lowered, lower_request
-from tracegraph.lowering.refusal import read_refusals
 from tracegraph.lowering.warm_memory import warm_memory
 from tracegraph.options import Options
 from tracegraph.runtime.cuda.device import CudaDevice
@@ -128,7 +127,7 @@ def _lower_cut(
         except UnsupportedError as error:
             found = find_refused(
                 checked.graph,
-                read_refusals(error),
+                error.refused,
                 checked.uncapturable.keys(),
                 is_precise=cuts < MAX_PRECISE_CUTS,
             )

@@ -14,7 +14,7 @@ from typing import Any
 from tracegraph.capturing.partition import find_marked_op, list_region_ops
 from tracegraph.constraints.violation import Violation, locate_op
 from tracegraph.ir.graph import Graph, Op
-from tracegraph.lowering.refusal import RefusedWork
+from tracegraph.runtime.errors import RefusedWork
 
 # XLA's word for the work of these primitives, whatever their operands.
 UNLOWERED_PRIMITIVES = {

@@ -10,9 +10,16 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tests.fakes.xla_programs import make_copy, make_kernel, make_program, message_class
 from tests.fakes.xla_recordings import PROGRAMS, read_recording, recorded_schema
 from tracegraph.lowering.xla import allow_list
-from tracegraph.lowering.xla.allow_list import ALLOWED, find_missing, find_unlisted
+from tracegraph.lowering.xla.allow_list import (
+    ALLOWED,
+    Fields,
+    find_unlisted,
+    refuse_schema,
+    refuse_unlisted,
+)
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable
+from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.errors import UnsupportedError
 
 # In 0.12 only.
@@ -91,7 +98,7 @@ def test_a_field_that_is_new_in_the_schema_is_looked_for():
 
 
 def test_the_recorded_schema_has_all_that_is_read():
-    assert find_missing(message_class("xla.gpu.GpuExecutableProto").DESCRIPTOR) is None
+    refuse_schema(message_class("xla.gpu.GpuExecutableProto").DESCRIPTOR)
 
 
 def test_a_schema_that_lost_a_field():
@@ -115,15 +122,40 @@ def test_a_schema_that_lost_a_field():
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     descriptor = pool.FindMessageTypeByName("xla.ShapeProto")
-    assert find_missing(descriptor) == "xla.LayoutProto.element_size_in_bits"
+    with pytest.raises(Refusal, match=r"its format has no xla\.LayoutProto\.element_size_in_bits$"):
+        refuse_schema(descriptor)
 
 
 def test_a_program_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        "tracegraph.lowering.xla.decode.find_missing", lambda schema: "xla.ShapeProto.layout"
-    )
+    monkeypatch.setitem(ALLOWED, "xla.ShapeIndexProto", Fields(frozenset(("indexes", "lost"))))
     with pytest.raises(UnsupportedError) as caught:
         decode_executable(make_program(make_kernel()), name="step")
-    assert "is of another version of XLA: its format has no xla.ShapeProto.layout" in str(
-        caught.value
-    )
+    expected = "is of another version of XLA: its format has no xla.ShapeIndexProto.lost"
+    assert expected in str(caught.value)
+
+
+MATMUL = "xla.gpu.CublasLtMatmulThunkProto"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "found"),
+    [
+        ("group_sizes", {}, f"{MATMUL}.group_sizes"),
+        ("grouped_gemm_config", {}, f"{MATMUL}.grouped_gemm_config"),
+        ("a", {"shape": {"dimensions": [4]}}, None),
+        ("gemm_config", {"algorithm": 5, "grad_x": True, "grad_y": True}, None),
+        ("gemm_config", {"lhs_layout": {"num_rows": 3}}, None),
+        ("a", {"slice": {"size": 4}}, None),
+        ("canonical_hlo", "text", None),
+    ],
+)
+def test_the_fields_of_a_matmul(field: str, value: Any, found: str | None):
+    message = message_class(MATMUL)(**{field: value})
+    assert find_unlisted(message) == found
+
+
+def test_a_refusal_names_the_field_and_where_it_is():
+    message = message_class(MATMUL)(group_sizes={})
+    expected = rf"^sets {MATMUL}\.group_sizes in `dot`, whose meaning is not known"
+    with pytest.raises(Refusal, match=expected):
+        refuse_unlisted(message, " in `dot`")

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tests.fakes.xla_programs import make_copy, make_kernel, make_program, message_class
 from tracegraph.lowering.xla.constants import pack_nibbles, read_literal
 from tracegraph.lowering.xla.decode import decode_executable
-from tracegraph.lowering.xla.scope import Refusal
+from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.errors import UnsupportedError
 
 LAYOUT = "layout { minor_to_major: 0 tail_padding_alignment_in_elements: 1 }"

@@ -16,10 +16,9 @@ from tests.fakes.matmul_messages import (
     find_use,
     make_layout,
     make_thunk,
-    make_thunk_class,
 )
 from tracegraph.lowering.xla.matmul import EPILOGUES, decode_matmul
-from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.nodes import MatmulNode, MatrixLayout
 
 F8 = {"dtype": "F8E4M3FN"}
@@ -30,13 +29,10 @@ def decode(thunk: Any) -> MatmulNode:
 
 
 def check_refused(thunk: Any, *parts: str) -> None:
-    with pytest.raises(UnsupportedError) as raised:
+    with pytest.raises(Refusal) as raised:
         decode(thunk)
-    text = str(raised.value)
-    assert raised.value.anchor == "unsupported"
-    assert "`dot.1`" in text
     for part in parts:
-        assert part in text
+        assert part in str(raised.value)
 
 
 def test_a_product_with_rows_first_is_turned_around():
@@ -163,21 +159,18 @@ def test_algorithm_and_workspace():
     ("thunk", "parts"),
     [
         (Thunk(), ("no `gemm_config`",)),
-        (Thunk(grouped_gemm_config={}), ("`grouped_gemm_config`", "t.Thunk")),
-        (make_thunk(group_sizes={}), ("`group_sizes`",)),
-        (make_thunk({"has_d_scale": True}), ("`has_d_scale`", "t.Config")),
         (make_thunk({"scale_mode": 2}), ("scale mode 2", "per block")),
         (make_thunk({"scale_mode": -1}), ("scale mode -1",)),
         (make_thunk(epilogue="EPILOGUE_SILU"), ("EPILOGUE_SILU",)),
-        (make_thunk(epilogue=99), ("epilogue 99", "t.Epilogue has no such value")),
+        (make_thunk(epilogue=99), ("sets t.Thunk.epilogue to 99",)),
         (make_thunk(epilogue="EPILOGUE_BIAS"), ("BIAS", "no `bias`")),
         (make_thunk(epilogue="EPILOGUE_GELU_WITH_AUX"), ("GELU_AUX", "no `aux`")),
-        (make_thunk(layout={"dtype": "U4"}), ("dtype U4",)),
-        (make_thunk(layout={"dtype": "F8E8M0FNU"}), ("dtype F8E8M0FNU",)),
-        (make_thunk(layout={"dtype": 77}), ("dtype 77",)),
+        (make_thunk(layout={"dtype": "U4"}), ("dtype to U4",)),
+        (make_thunk(layout={"dtype": "F8E8M0FNU"}), ("dtype to F8E8M0FNU",)),
+        (make_thunk(layout={"dtype": 77}), ("dtype to 77",)),
         (make_thunk(layout={"dtype": "S8"}), ("int8",)),
-        (make_thunk(layout={"order": "ORDER_UNKNOWN"}), ("order ORDER_UNKNOWN",)),
-        (make_thunk(layout={"transpose": 9}), ("transpose 9",)),
+        (make_thunk(layout={"order": "ORDER_UNKNOWN"}), ("order to ORDER_UNKNOWN",)),
+        (make_thunk(layout={"transpose": 9}), ("transpose to 9",)),
         (make_thunk(layout={"num_rows": 0}), ("too small",)),
         (make_thunk(layout={"batch_size": 0}), ("too small",)),
         (make_thunk(layout={"batch_stride": -1}), ("too small",)),
@@ -186,7 +179,7 @@ def test_algorithm_and_workspace():
         (make_thunk(d={"index": 3, "size": 31}), ("`d` of 31 bytes", "takes 32 bytes")),
         (make_thunk({"compute_type": "BLAS_COMPUTATION_TYPE_NEW"}), ("COMPUTATION_TYPE_NEW",)),
         (make_thunk({"precision_algorithm": "ALG_DOT_BF16_BF16_BF16"}), ("BF16_BF16_BF16",)),
-        (make_thunk({"precision_algorithm": 50}), ("precision_algorithm 50",)),
+        (make_thunk({"precision_algorithm": 50}), ("precision_algorithm to 50",)),
         (
             make_thunk({"precision_algorithm": "ALG_DOT_F16_F16_F16"}, {"dtype": "F16"}),
             ("float16", "16F"),
@@ -205,13 +198,6 @@ def test_a_missing_operand_is_refused(role: str):
     thunk = make_thunk()
     thunk.ClearField(role)
     check_refused(thunk, f"no operand `{role}`")
-
-
-@pytest.mark.parametrize("field", ["scale_mode", "batch_stride", "algorithm_idx", "d_amax"])
-def test_a_schema_without_a_field_is_refused(field: str):
-    other = make_thunk_class(without=field)
-    thunk = other.FromString(make_thunk({"beta": 1.0}).SerializeToString())
-    check_refused(thunk, f"no field `{field}`", "the format changed")
 
 
 def test_ignored_fields_change_nothing():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.fakes import riegeli_writer as writer
 from tests.fakes.riegeli_writer import BLOCK, Chunk, record_chunk, varint, write_chunks
 from tests.oracles.error_lines import match
-from tracegraph.lowering.xla.riegeli import read_records, read_varint
+from tracegraph.lowering.xla.riegeli import read_records
+from tracegraph.lowering.xla.varint import read_varint
 from tracegraph.runtime.errors import UnsupportedError
 
 NOISE = random.Random(0).randbytes(3 * BLOCK)
@@ -86,7 +87,7 @@ def test_an_error_has_four_lines() -> None:
         "the program that XLA compiled cannot be read: chunks of kind 't' are not known",
         CHUNK,
         "tracegraph reads the form that XLA writes",
-        'pip install "jax>=0.10,<0.13"',
+        'pip install "jax[cuda13]>=0.10,<0.13"',
     )
 
 

@@ -126,9 +126,9 @@ class TestSchema:
                 find("xla.gpu.Nothing")
             match(
                 caught.value,
-                "XLA's programs cannot be read with this CUDA plugin: it describes no xla.gpu.N",
+                "the program that XLA compiled cannot be read: the CUDA plugin describes no xla.",
                 "the recorded schema",
-                "tracegraph reads the messages",
+                "tracegraph reads the form",
                 "pip install",
             )
 
@@ -138,7 +138,9 @@ class TestSchema:
             build_schema(reversed(files), "here")
 
     def test_a_plugin_without_a_root_is_refused(self) -> None:
-        with pytest.raises(UnsupportedError, match=r"it describes no xla\.gpu\.GpuExecutableProto"):
+        with pytest.raises(
+            UnsupportedError, match=r"plugin describes no xla\.gpu\.GpuExecutableProto"
+        ):
             build_schema([], "here")
 
 
@@ -164,7 +166,9 @@ class TestFindPlugin:
         used = plugins / "xla_cuda13" / LIBRARY
         line = f"7f01-7f02 r--p 00000000 08:01 13    {used} (deleted)\n"
         (plugins.parent.parent / "maps").write_text(line)
-        with pytest.raises(UnsupportedError, match="it was replaced while this process used it"):
+        with pytest.raises(
+            UnsupportedError, match="plugin was replaced while this process used it"
+        ):
             find_plugin()
 
     def test_none_is_refused(self, plugins: pathlib.Path) -> None:
@@ -298,7 +302,7 @@ class TestCache:
         root.message_type.add(name="GpuExecutableProto")
         monkeypatch.setattr(schema_module, "scan_library", lambda path: {"a.proto": root})
         monkeypatch.setattr(schema_module, "ROOTS", (EXECUTABLE,))
-        with pytest.raises(UnsupportedError, match="its files import each other"):
+        with pytest.raises(UnsupportedError, match="files of the CUDA plugin import each other"):
             load_schema()
 
     def test_a_library_without_a_root_is_refused(
@@ -306,7 +310,9 @@ class TestCache:
     ) -> None:
         (plugins / "xla_cuda12").mkdir()
         (plugins / "xla_cuda12" / LIBRARY).write_bytes(b"\x7fELF of another time")
-        with pytest.raises(UnsupportedError, match=r"it describes no xla\.gpu\.GpuExecutableProto"):
+        with pytest.raises(
+            UnsupportedError, match=r"plugin describes no xla\.gpu\.GpuExecutableProto"
+        ):
             load_schema()
         assert not cache.exists()
 

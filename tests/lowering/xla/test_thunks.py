@@ -24,7 +24,7 @@ from tracegraph.lowering.xla import allow_list
 from tracegraph.lowering.xla.allow_list import ALLOWED
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable
-from tracegraph.lowering.xla.scope import Refusal
+from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.thunks import find_view
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode

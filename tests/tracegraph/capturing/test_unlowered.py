@@ -13,8 +13,7 @@ import tracegraph as tg
 from tracegraph.capturing.partition import find_marked_op, list_region_ops
 from tracegraph.capturing.unlowered import find_refused, find_unlowered
 from tracegraph.ir.graph import Graph
-from tracegraph.lowering.refusal import RefusedWork, add_refusals, read_refusals
-from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.errors import RefusedWork
 
 X = jnp.ones((4, 4))
 
@@ -118,11 +117,3 @@ def test_a_refusal_that_lies_in_no_op_cuts_nothing(work: RefusedWork) -> None:
 def test_neighbours_make_one_eager_region() -> None:
     graph = trace(lambda x: jnp.sin(jnp.cos(x) * 2) + 1)
     assert list_region_ops(graph, [1, 2]) == {"region0": [0], "region1": [1, 2], "region2": [3]}
-
-
-def test_errors_carry_what_they_refuse() -> None:
-    error = UnsupportedError("what", where="w", why="y", fix="f", anchor="unsupported")
-    assert read_refusals(error) == ()
-    first, second = RefusedWork("region0", "fft"), RefusedWork("region1", "while")
-    assert add_refusals(add_refusals(error, [first]), [second]) is error
-    assert read_refusals(error) == (first, second)

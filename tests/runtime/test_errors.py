@@ -1,0 +1,46 @@
+"""Errors as values: what they carry, through copies and pickles too."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+from tracegraph.runtime.errors import CaptureError, RefusedWork, UnsupportedError
+
+LINES = {"where": "a.py:3 in f", "why": "no graph holds it", "fix": "leave it out"}
+WORK = (RefusedWork("region0", "fft"), RefusedWork("region1", "program", "is unknown", "jit(f)/a"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CaptureError("`f` prints", anchor="callback", **LINES),
+        UnsupportedError("`f` sorts", anchor="unsupported", **LINES),
+        UnsupportedError("`f` sorts", anchor="unsupported", refused=WORK, **LINES),
+    ],
+    ids=["capture", "unsupported", "refused"],
+)
+@pytest.mark.parametrize(
+    "take",
+    [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_an_error_is_equal_after_a_copy(error: CaptureError | UnsupportedError, take: Callable):
+    taken = take(error)
+    assert type(taken) is type(error)
+    assert (str(taken), vars(taken)) == (str(error), vars(error))
+
+
+def test_an_error_names_the_work_that_it_refuses():
+    error = UnsupportedError("`f` sorts", anchor="unsupported", refused=iter(WORK), **LINES)
+    assert error.refused == WORK
+    assert str(error).splitlines() == [
+        "`f` sorts",
+        "  where: a.py:3 in f",
+        "  why:   no graph holds it",
+        "  fix:   leave it out          docs/errors.md#unsupported",
+    ]
+    assert UnsupportedError("`f` sorts", anchor="unsupported", **LINES).refused == ()
