@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from tracegraph.lowering.beside import Beside
 from tracegraph.lowering.build_graph import build_graph
@@ -57,7 +57,7 @@ def lower_request(
     *,
     on_stage: Callable[[str, str], None],
     updates_in_place: bool = False,
-    target: Literal["host", "gpu"] = "host",
+    takes_kernels: bool = False,
     beside: Beside | None = None,
     on_planned: Callable[[ArenaSize], None] | None = None,
 ) -> Lowered:
@@ -69,17 +69,18 @@ def lower_request(
         on_stage: called with ``compile`` or ``lower``, and a region's name, where that begins.
         updates_in_place: True when the device gives XLA memory that it may overwrite (host only: a
             GPU graph always may).
-        target: ``host`` keeps a region one compiled call; ``gpu`` takes it apart into its kernels.
+        takes_kernels: True when the device's graphs are made of the kernels inside of XLA's
+            programs; False when a region stays one compiled call.
         beside: work for this thread while XLA compiles. Where nothing is compiled, or an error
             comes before that, it is left to the caller.
-        on_planned: told what memory the graph will need, as soon as that is known; for a GPU only.
+        on_planned: told what memory a graph of kernels will need, as soon as that is known.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile a region.
         UnsupportedError: XLA's program for a region holds steps that this version cannot lower.
         CaptureError: the streams leave two steps that touch the same bytes unordered.
     """
-    if target == "gpu":
+    if takes_kernels:
         compiled = compile_for_gpu(request, jax_device, on_stage=on_stage, beside=beside)
         if on_planned is not None:
             on_planned(compiled.plan.arena_size)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -33,10 +33,14 @@ from tracegraph.runtime.jax_interop import (
     find_sharding,
     is_default_device,
     register_array_type,
-    to_immutable,
     to_plain,
 )
-from tracegraph.runtime.static_buffer import StaticBuffer
+from tracegraph.runtime.static_buffer import (
+    DeviceContext,
+    ReadableBuffer,
+    StaticBuffer,
+    make_plain,
+)
 from tracegraph.runtime.stream import Stream
 
 # Inside the class, `jax` is the method.
@@ -68,7 +72,7 @@ class Lifetime(enum.Enum):
 
 
 # A class attribute of an Enum is slow to look up, and `settle` runs once per result and replay.
-_FRESH, _RESIDENT, _STATIC = Lifetime.FRESH, Lifetime.RESIDENT, Lifetime.STATIC
+_FRESH, _RESIDENT = Lifetime.FRESH, Lifetime.RESIDENT
 _SETTLED, _DELETED = Lifetime.SETTLED, Lifetime.DELETED
 
 
@@ -85,9 +89,9 @@ class Array(jax.Array):
         "__weakref__",
         "_aval",
         "_buffer",
+        "_context",
         "_device",
         "_generation",
-        "_holder",
         "_lifetime",
         "_lock",
         "_plain",
@@ -97,12 +101,13 @@ class Array(jax.Array):
     # NumPy's operators give way to those of the type with the higher priority.
     __array_priority__ = 100
 
-    _buffer: StaticBuffer | None
+    _buffer: ReadableBuffer | None
+    _context: DeviceContext | None
     _plain: Any
     _snapshot: Any
     _lock: threading.RLock
 
-    def __init__(self, buffer: StaticBuffer, generation: int, lifetime: Lifetime) -> None:
+    def __init__(self, buffer: ReadableBuffer, generation: int, lifetime: Lifetime) -> None:
         self._buffer = buffer
         self._generation = generation
         self._lifetime = lifetime
@@ -115,8 +120,8 @@ class Array(jax.Array):
         buffer = self._buffer
         if self._lifetime is not _FRESH or buffer is None:
             return
-        if buffer.generation != self._generation:
-            raise make_unsettled_error(buffer.name, self._generation, buffer.generation)
+        if buffer.clock.generation != self._generation:
+            raise make_unsettled_error(buffer.name, self._generation, buffer.clock.generation)
         self._leave(buffer, buffer.snapshot(), _SETTLED)
 
     def detach(self) -> None:
@@ -124,8 +129,8 @@ class Array(jax.Array):
         buffer = self._buffer
         if self._lifetime is not _RESIDENT or buffer is None:
             return
-        with buffer.lock:
-            if self._generation != buffer.generation:
+        with buffer.clock.lock:
+            if self._generation != buffer.clock.generation:
                 self._plain = None
             self._leave(buffer, buffer.snapshot() if self._plain is None else None, _SETTLED)
 
@@ -134,7 +139,7 @@ class Array(jax.Array):
         buffer = self._buffer
         if buffer is not None:
             if self._lifetime is _RESIDENT:
-                buffer.drop_leaf()
+                buffer.clock.dropped_leaves += 1
             self._leave(buffer, None, _DELETED)
         self._lifetime, self._plain, self._snapshot = _DELETED, None, None
 
@@ -185,7 +190,7 @@ class Array(jax.Array):
         buffer = self._buffer
         if buffer is None:
             return self._read_settled()
-        with buffer.lock:
+        with buffer.clock.lock:
             if self._buffer is None:
                 return self._read_settled()
             return self._read_buffer(buffer)
@@ -194,7 +199,7 @@ class Array(jax.Array):
     def lock(self) -> threading.RLock:
         """Held by whoever reads or writes what the array stands for."""
         buffer = self._buffer
-        return self._lock if buffer is None else buffer.lock
+        return self._lock if buffer is None else buffer.clock.lock
 
     def data_ptr(self) -> int:
         """Returns the address of the static buffer, or of an immutable value's private copy."""
@@ -222,9 +227,10 @@ class Array(jax.Array):
         if wanted != got:
             raise make_mismatch_error(buffer.name, wanted, got)
         value = to_plain(src)
-        with buffer.lock:
+        with buffer.clock.lock:
             _check_generation(buffer, self)
-            buffer.write(value)
+            # Only FRESH values stand in memory that nothing writes.
+            cast(StaticBuffer, buffer).write(value)
             self._plain = None
         return self
 
@@ -242,12 +248,13 @@ class Array(jax.Array):
             raise make_stream_error(stream)
         self._check_if_deleted()
         buffer = self._buffer
+        context = self._context if buffer is None else buffer.context
+        if context is None:
+            return  # No work is left when a call returns.
         if buffer is not None and buffer.arena is not None:
-            buffer.record_stream(stream)
+            buffer.arena.record_stream(buffer.address, context.number_stream(stream))
             return
-        memory = self.jax()
-        if self._holder is not None:
-            self._holder.record(self, memory, stream)
+        context.hold(self, self.jax(), stream)
 
     def delete(self) -> None:
         """Deletes the value, as `jax.Array.delete`."""
@@ -258,7 +265,7 @@ class Array(jax.Array):
         if self._lifetime is _DELETED:
             return True
         value, buffer = self._plain, self._buffer
-        is_present = buffer is None or self._generation == buffer.generation
+        is_present = buffer is None or self._generation == buffer.clock.generation
         return value is not None and is_present and value.is_deleted()
 
     def block_until_ready(self) -> Array:
@@ -270,9 +277,10 @@ class Array(jax.Array):
             if waiting is not None and not isinstance(waiting, np.ndarray):
                 waiting.block_until_ready()
             return self
-        with buffer.lock:
+        with buffer.clock.lock:
             _check_generation(buffer, self)
-            buffer.wait()
+            if buffer.context is not None:
+                buffer.context.synchronize()
         return self
 
     def is_ready(self) -> bool:
@@ -282,13 +290,13 @@ class Array(jax.Array):
         if buffer is None:
             waiting = self._snapshot if self._plain is None else self._plain
             return waiting is None or isinstance(waiting, np.ndarray) or waiting.is_ready()
-        is_free = buffer.lock.acquire(blocking=False)
-        if not is_free:
+        lock, context = buffer.clock.lock, buffer.context
+        if not lock.acquire(blocking=False):
             return False
         try:
-            return buffer.is_ready()
+            return context is None or context.is_idle()
         finally:
-            buffer.lock.release()
+            lock.release()
 
     # What is known without reading.
 
@@ -336,10 +344,10 @@ class Array(jax.Array):
         if self.is_deleted():
             raise RuntimeError(f"Array has been deleted with shape={self.aval.str_short()}.")
 
-    def _leave(self, buffer: StaticBuffer, snapshot: Any, lifetime: Lifetime) -> None:
+    def _leave(self, buffer: ReadableBuffer, snapshot: Any, lifetime: Lifetime) -> None:
         """Gives up the buffer; everything that is needed later is kept here."""
-        self._aval, self._device, self._lock = buffer.aval, buffer.jax_device, buffer.lock
-        self._snapshot, self._lifetime, self._holder = snapshot, lifetime, buffer.holder
+        self._aval, self._device, self._lock = buffer.aval, buffer.jax_device, buffer.clock.lock
+        self._snapshot, self._lifetime, self._context = snapshot, lifetime, buffer.context
         # Last: another thread that finds no buffer finds all the rest.
         self._buffer = None
 
@@ -351,16 +359,16 @@ class Array(jax.Array):
             self._check_if_deleted()
         with self._lock:
             if self._plain is None:
-                self._plain = _make_plain(self._snapshot, self._aval, self._device)
+                self._plain = make_plain(self._snapshot, self._aval, self._device)
                 self._snapshot = None
             return self._plain
 
-    def _read_buffer(self, buffer: StaticBuffer) -> PlainArray:
+    def _read_buffer(self, buffer: ReadableBuffer) -> PlainArray:
         """Returns the value of an array that stands in a buffer; the caller holds the lock."""
         _check_generation(buffer, self)
-        if self._plain is None or self._generation != buffer.generation:
-            self._plain = _make_plain(buffer.snapshot(), buffer.aval, buffer.jax_device)
-            self._generation = buffer.generation
+        if self._plain is None or self._generation != buffer.clock.generation:
+            self._plain = make_plain(buffer.snapshot(), buffer.aval, buffer.jax_device)
+            self._generation = buffer.clock.generation
         value = self._plain
         if self._lifetime is _FRESH:
             self._leave(buffer, None, _SETTLED)
@@ -382,16 +390,9 @@ Array.__module__ = "tracegraph"
 register_array_type(Array, Array.jax)
 
 
-def _make_plain(snapshot: Any, aval: Any, device: Any) -> PlainArray:
-    """Returns a buffer's private copy as a plain array; a GPU's knows how to become one."""
-    if isinstance(snapshot, np.ndarray):
-        return to_immutable(snapshot, aval, device)
-    return snapshot.to_jax()
-
-
-def _check_generation(buffer: StaticBuffer, array: Array) -> None:
+def _check_generation(buffer: ReadableBuffer, array: Array) -> None:
     """Raises when the bytes are no longer those that the array stands for."""
-    made, now = array._generation, buffer.generation
+    made, now = array._generation, buffer.clock.generation
     if array._lifetime is _RESIDENT or made == now:
         return
     if array._lifetime is _FRESH:

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
+from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.static_buffer import StaticBuffer
 from tracegraph.runtime.stream import Stream
+
+
+class MemoryComparison(Protocol):
+    """Copies and compares arrays in the memory of a device, without compiling anything for it."""
+
+    def copy_arrays(self, arrays: Sequence[Any], *, is_rotated: bool) -> list[Any]:
+        """Returns private copies of plain arrays on the device.
+
+        Args:
+            arrays: plain arrays on it.
+            is_rotated: exchange the two halves of each: other inputs with the same values in them,
+                so that indices stay in range and floats stay finite.
+        """
+        ...
+
+    def find_unequal(self, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Returns which pairs differ in any bit; the host waits once.
+
+        Args:
+            pairs: two addresses and a number of bytes each.
+        """
+        ...
+
+    def read_range(
+        self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> np.ndarray[Any, Any]:
+        """Returns a copy on the host of an array at an address, behind all work so far."""
+        ...
 
 
 class Device(Protocol):
@@ -30,18 +61,46 @@ class Device(Protocol):
         """Where the memory of this device comes from, that of graphs and that of users."""
         ...
 
+    @property
+    def host_allocator(self) -> CachingHostAllocator:
+        """Host memory that the device copies from by itself: page-locked, if it needs that."""
+        ...
+
+    @property
+    def comparison(self) -> MemoryComparison | None:
+        """Compares results where they are; None where the host reads them at once."""
+        ...
+
     def number_stream(self, stream: Stream) -> int:
         """Returns how the allocator calls a stream; 0 is the one that JAX computes on."""
         ...
 
     @property
-    def target(self) -> Literal["host", "gpu"]:
-        """What lowering makes for it: compiled calls, or the kernels inside them."""
+    def takes_kernels(self) -> bool:
+        """True when its graphs are made of the kernels inside XLA's programs.
+
+        False when a region stays one compiled call.
+        """
         ...
 
     @property
     def updates_in_place(self) -> bool:
         """True when compiled regions may overwrite the memory of resident state."""
+        ...
+
+    # What takes long is begun while XLA compiles: any thread may call these three, at any time
+    # before `instantiate`, which needs none of them.
+
+    def prepare_arena(self, size: ArenaSize) -> None:
+        """Begins what makes the memory of an arena quick to take."""
+        ...
+
+    def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Makes memory for results of a type quick to take."""
+        ...
+
+    def preload_libraries(self) -> None:
+        """Loads the libraries that graphs may call."""
         ...
 
     def bind_buffers(
@@ -52,8 +111,8 @@ class Device(Protocol):
 
     def instantiate(
         self, definition: GraphDefinition, buffers: Mapping[str, Any], fresh: Sequence[str]
-    ) -> tuple[ExecutableGraph, ...]:
-        """Returns one executable graph per stage.
+    ) -> Instance:
+        """Makes a definition executable.
 
         Args:
             definition: the whole capture.

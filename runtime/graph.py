@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +37,11 @@ class BufferSlot:
     weak_type: bool = False
     is_resident: bool = False
     content: bytes | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its value."""
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +169,8 @@ class ReplayClock:
     Attributes:
         generation: number of the last replay.
         lock: held by whoever reads or writes the arena; one for all graphs that share scratch.
-        dropped_leaves: how many resident leaves were deleted by others than this graph's replays.
+        dropped_leaves: how many resident leaves were deleted by others than this graph's replays;
+            no tree with such a leaf may be taken for unchanged.
         has_copied: True when an input was copied into the arena since the last launch.
     """
 
@@ -180,10 +187,39 @@ class ExecutableGraph(Protocol):
     """An instantiated stage: ready to be launched, bound to fixed addresses."""
 
     @property
-    def direct(self) -> Callable[..., Any] | None:
-        """See `Replay.find_direct_call`."""
-        ...
-
-    def launch(self) -> None:
+    def launch(self) -> Callable[[], None]:
         """Enqueues every node once."""
         ...
+
+
+class ConsumedBuffer(Protocol):
+    """A buffer whose memory a launch consumes, so that a failed launch may lose the value."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    def restore(self) -> bool:
+        """Makes the buffer usable after a failed launch; True if its value was lost."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """A graph definition that a device has made executable.
+
+    Attributes:
+        stages: one executable graph per stage, to be launched in order.
+        takers: for each result that leaves the graph in memory of its own the function that returns
+            it, a plain JAX array or an `Array`, once per launch; by the name of its buffer.
+        consumed: buffers that a failed launch may lose.
+        direct: computes all results from all inputs and touches no buffer, where the device has
+            such a call. It takes the inputs in their order; its one result comes bare, several come
+            as a tuple.
+    """
+
+    stages: tuple[ExecutableGraph, ...]
+    takers: Mapping[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
+    consumed: tuple[ConsumedBuffer, ...] = ()
+    direct: Callable[..., Any] | None = None

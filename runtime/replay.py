@@ -62,9 +62,11 @@ class Replay:
         self.is_resident_output = [name in residents for name in definition.outputs]
         self._outputs = [self.buffers[name] for name in definition.outputs]
         fresh = [name for name in definition.outputs if name not in residents]
-        self.stages = device.instantiate(
+        instance = device.instantiate(
             definition, self.buffers, fresh if output_lifetime is Lifetime.FRESH else ()
         )
+        self.stages, self.takers = instance.stages, instance.takers
+        self._consumed, self._direct = instance.consumed, instance.direct
         # What `launch` does before it counts; a caller that is in a hurry does both itself.
         self.launch_stages = (
             self.stages[0].launch if len(self.stages) == 1 else self._launch_each_stage
@@ -109,8 +111,8 @@ class Replay:
 
     def restore(self) -> None:
         """Makes the buffers usable after a failed launch; leaves of lost values are deleted."""
-        for name, buffer in self.buffers.items():
-            reference = self._leaves.get(name)
+        for buffer in self._consumed:
+            reference = self._leaves.get(buffer.name)
             leaf = reference() if reference is not None else None
             if buffer.restore() and leaf is not None:
                 leaf.consume()
@@ -121,12 +123,12 @@ class Replay:
         Such a graph is one call whose inputs are all rebound and whose results are all handed out.
         It takes the inputs in their order; its one result comes bare, several come as a tuple.
         """
-        return self.stages[0].direct if len(self.stages) == 1 else None
+        return self._direct
 
     def copy_outputs(self) -> list[Any]:
         """Returns private copies of all results of the last replay."""
         return [
-            buffer.take_result() if buffer.is_handed_out else buffer.snapshot()
+            self.takers[buffer.name]() if buffer.name in self.takers else buffer.snapshot()
             for buffer in self._outputs
         ]
 
@@ -134,8 +136,8 @@ class Replay:
         """Returns for each result of the last replay its address and a function that reads it."""
         located: list[tuple[int, Callable[[], Any]]] = []
         for buffer in self._outputs:
-            if buffer.is_handed_out:
-                array = buffer.take_result()
+            if buffer.name in self.takers:
+                array = self.takers[buffer.name]()
                 located.append((array.data_ptr(), array.jax))
             else:
                 located.append((buffer.address, functools.partial(_read, buffer)))
@@ -150,8 +152,8 @@ class Replay:
         buffer = self._outputs[index]
         if self.is_resident_output[index]:
             return functools.partial(self._find_leaf, buffer)
-        if buffer.is_handed_out:
-            return buffer.take_result
+        if buffer.name in self.takers:
+            return self.takers[buffer.name]
         return functools.partial(self._make_array, buffer)
 
     def _make_array(self, buffer: StaticBuffer) -> Array:
@@ -188,4 +190,4 @@ class Replay:
 
 
 def _read(buffer: StaticBuffer) -> Any:
-    return Array(buffer, buffer.generation, Lifetime.RESIDENT).jax()
+    return Array(buffer, buffer.clock.generation, Lifetime.RESIDENT).jax()

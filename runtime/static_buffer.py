@@ -1,15 +1,47 @@
-"""StaticBuffer: what arrays and replays need to know of a buffer, whatever device it is on."""
+"""What arrays and replays need to know of a buffer, whatever device it is on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import jax
+import numpy as np
+
+from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.graph import ReplayClock
+from tracegraph.runtime.jax_interop import to_immutable
 from tracegraph.runtime.stream import Stream
 
 
-class StaticBuffer(Protocol):
-    """Bytes at a fixed address in the pool of a captured graph. It never holds its arrays."""
+class DeviceContext(Protocol):
+    """The work of a device that goes on after a call has returned."""
+
+    def synchronize(self) -> None:
+        """Blocks the host until all work that was enqueued so far is done."""
+        ...
+
+    def is_idle(self) -> bool:
+        """True when all work that was enqueued so far is done."""
+        ...
+
+    def number_stream(self, stream: Stream) -> int:
+        """Returns how the allocator calls a stream."""
+        ...
+
+    def hold(self, array: Any, memory: Any, stream: Stream) -> None:
+        """Keeps memory that is in no arena for a stream of the user.
+
+        Args:
+            array: when it dies, the work that the stream holds by then is waited for.
+            memory: a plain array that keeps the bytes.
+            stream: that reads or writes them.
+        """
+        ...
+
+
+class ReadableBuffer(Protocol):
+    """Memory that the value of an `Array` stands in. It never holds its arrays."""
 
     @property
     def name(self) -> str:
@@ -27,13 +59,13 @@ class StaticBuffer(Protocol):
         ...
 
     @property
-    def generation(self) -> int:
-        """Number of the replay that last wrote it."""
+    def clock(self) -> ReplayClock:
+        """Number of the replay that last wrote it, and the lock to hold while it is used."""
         ...
 
     @property
-    def lock(self) -> Any:
-        """Re-entrant; held by whoever reads or writes."""
+    def context(self) -> DeviceContext | None:
+        """The device's work; None where all work is done when a call returns."""
         ...
 
     @property
@@ -42,31 +74,13 @@ class StaticBuffer(Protocol):
         ...
 
     @property
-    def arena(self) -> Any:
-        """The arena that holds it."""
+    def arena(self) -> Arena | None:
+        """The arena that holds it; None for memory of its own, which is written once."""
         ...
 
     @property
     def memory(self) -> Any:
         """A plain array over the bytes, if no replay ever writes them again; else None."""
-        ...
-
-    @property
-    def holder(self) -> Any:
-        """Keeps memory that left the graph for streams of the user; None where work never waits."""
-        ...
-
-    def record_stream(self, stream: Stream) -> None:
-        """Has the arena wait for a stream when it is given back."""
-        ...
-
-    @property
-    def is_handed_out(self) -> bool:
-        """True for a result that leaves the graph in memory of its own."""
-        ...
-
-    def take_result(self) -> Any:
-        """Returns such a result of the last replay, a plain JAX array, and lets go of it."""
         ...
 
     @property
@@ -82,13 +96,9 @@ class StaticBuffer(Protocol):
         """
         ...
 
-    def wait(self) -> None:
-        """Blocks the host until the bytes of the last replay are there."""
-        ...
 
-    def is_ready(self) -> bool:
-        """True when a read would not wait; the caller holds the lock."""
-        ...
+class StaticBuffer(ReadableBuffer, Protocol):
+    """Bytes at a fixed address in the arena of a captured graph."""
 
     def write(self, value: Any) -> None:
         """Copies an array of the same shape and dtype into the buffer."""
@@ -101,10 +111,15 @@ class StaticBuffer(Protocol):
         """
         ...
 
-    def restore(self) -> bool:
-        """Makes the buffer usable after a failed launch; True if its value was lost."""
-        ...
 
-    def drop_leaf(self) -> None:
-        """Hears that the array which stood for the resident value was deleted."""
-        ...
+def make_plain(snapshot: Any, aval: Any, device: Any) -> jax.Array:
+    """Returns the private copy that `ReadableBuffer.snapshot` made as a plain array.
+
+    Args:
+        snapshot: the copy.
+        aval: of the buffer.
+        device: the JAX device that reads the memory.
+    """
+    if isinstance(snapshot, np.ndarray):
+        return to_immutable(snapshot, aval, device)
+    return snapshot.to_jax()

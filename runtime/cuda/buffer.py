@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.cuda.jax_order import JaxOrder, allocate_arrays
 from tracegraph.runtime.cuda.memory.held_memory import HeldMemory
+from tracegraph.runtime.cuda.memory.pinned_provider import find_pinned_allocator
 from tracegraph.runtime.cuda.memory.staging import Staging
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import (
@@ -44,8 +44,25 @@ class CudaContext:
     def __init__(self, jax_device: Any, order: JaxOrder) -> None:
         self.jax_device, self.order = jax_device, order
         self.driver = order.driver
-        self.staging = Staging(self.driver, order.stream)
+        pinned = find_pinned_allocator(self.driver, order.primary)
+        self.staging = Staging(self.driver, order.stream, pinned)
         self.held = HeldMemory(order)
+
+    def synchronize(self) -> None:
+        """Blocks the host until all work that was enqueued so far is done."""
+        self.order.synchronize()
+
+    def is_idle(self) -> bool:
+        """True when all work that was enqueued so far is done."""
+        return self.order.is_idle()
+
+    def number_stream(self, stream: Stream) -> int:
+        """Returns how the allocator calls a stream, of which the driver knows from then on."""
+        return self.order.number_stream(stream)
+
+    def hold(self, array: Any, memory: Any, stream: Stream) -> None:
+        """Keeps memory of JAX's own for a stream of the user, see `HeldMemory`."""
+        self.held.record(array, memory, stream)
 
     def load(self, content: bytes, target: int) -> None:
         """Enqueues a copy of host bytes to a device address."""
@@ -135,7 +152,6 @@ class CudaBuffer:
 
     Attributes:
         patchers: functions that point one executable graph at another address for this buffer.
-        port: hands out this buffer's results, where they are written to memory of their own.
         memory: None, since the next replay may write the bytes.
         is_unread: True for an input that no node touches.
     """
@@ -148,13 +164,11 @@ class CudaBuffer:
         "clock",
         "context",
         "dtype",
-        "is_handed_out",
         "is_unread",
         "jax_device",
         "name",
         "nbytes",
         "patchers",
-        "port",
         "shape",
     )
     memory = None
@@ -165,40 +179,16 @@ class CudaBuffer:
         self.name, self.shape, self.dtype = slot.name, slot.shape, slot.dtype
         self.arena, self.context, self.clock = arena, context, clock
         self.jax_device = context.jax_device
-        self.nbytes = slot.dtype.itemsize * int(np.prod(slot.shape, dtype=np.int64))
+        self.nbytes = slot.nbytes
         self.address = self._bound = arena.locate(slot.offset)
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self.patchers: Sequence[Callable[[int], None]] = ()
-        self.port: Any = None
-        self.is_handed_out = self.is_unread = False
-
-    @property
-    def generation(self) -> int:
-        """Number of the last replay."""
-        return self.clock.generation
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held by whoever reads or writes the arena."""
-        return self.clock.lock
-
-    @property
-    def holder(self) -> HeldMemory:
-        """That of the GPU."""
-        return self.context.held
-
-    def record_stream(self, stream: Stream) -> None:
-        """Has the arena wait for a stream when it is given back."""
-        self.arena.record_stream(self.address, self.context.order.number_stream(stream))
+        self.is_unread = False
 
     @property
     def view(self) -> DeviceView:
         """The bytes themselves, for a copy."""
         return DeviceView(self.address, self.snapshot)
-
-    def take_result(self) -> Array:
-        """Returns the last result, in memory of its own."""
-        return self.port.hand_out()
 
     def snapshot(self) -> DeviceValue:
         """Returns a private copy of the present bytes."""
@@ -287,22 +277,6 @@ class CudaBuffer:
         for patch in self.patchers:
             patch(address)
         self._bound = address
-
-    def restore(self) -> bool:
-        """Returns False: a failed launch takes nothing from the arena."""
-        return False
-
-    def drop_leaf(self) -> None:
-        """Counts a deleted resident leaf, so that no tree with it is taken for unchanged."""
-        self.clock.dropped_leaves += 1
-
-    def wait(self) -> None:
-        """Blocks the host until the bytes of the last replay are there."""
-        self.context.order.synchronize()
-
-    def is_ready(self) -> bool:
-        """True when a read would not wait."""
-        return self.context.order.is_idle()
 
 
 def is_here(array: Any, expected: Any) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tracegraph.runtime.cuda.buffer import CudaContext
 from tracegraph.runtime.cuda.driver.calls import KernelLaunch
-from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
+from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.nodes import KernelCode, LaunchShape
 
@@ -72,8 +72,8 @@ END:
 )
 
 
-class RangeComparison:
-    """Compares ranges of one GPU's memory.
+class CudaComparison:
+    """Copies and compares arrays in one GPU's memory.
 
     Args:
         context: of the GPU.
@@ -104,11 +104,45 @@ class RangeComparison:
         )
         with self._context.order.use_context():
             self._context.driver.launch_kernel(launch, self._context.order.stream)
-        verdicts = read_range(self._context, parameters[1], owners.shape, np.dtype(np.uint8))
+        verdicts = self.read_range(parameters[1], owners.shape, np.dtype(np.uint8))
         return np.unique(owners[verdicts != 0]).tolist()
 
+    def read_range(
+        self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> np.ndarray[Any, Any]:
+        """Returns a copy on the host of an array at a device address, behind all work so far."""
+        array, order = np.empty(shape, dtype), self._context.order
+        with order.use_context():
+            if array.nbytes:
+                order.driver.copy_async(array.ctypes.data, address, array.nbytes, order.stream)
+            order.synchronize()
+        return array
+
+    def copy_arrays(self, arrays: Sequence[jax.Array], *, is_rotated: bool) -> list[jax.Array]:
+        """Returns private copies of plain arrays on the device.
+
+        Args:
+            arrays: plain arrays on it.
+            is_rotated: exchange the two halves of each: other inputs with the same values in them,
+                so that indices stay in range and floats stay finite.
+        """
+        copies = jax.block_until_ready(jax.device_put(list(arrays), may_alias=False))
+        if not is_rotated:
+            return copies
+        order = self._context.order
+        copy, stream = order.driver.copy_async, order.stream
+        with order.use_context():
+            for array, rotated in zip(arrays, copies, strict=True):
+                source, target = _get_pointer(array), _get_pointer(rotated)
+                split = array.size // 2 * array.dtype.itemsize
+                rest = array.nbytes - split
+                if split:
+                    copy(target, source + split, rest, stream)
+                    copy(target + rest, source, split, stream)
+        return copies
+
     @functools.cached_property
-    def _kernel(self) -> Any:
+    def _kernel(self) -> LoadedKernel:
         """Held for as long as this object: unloading a kernel waits for the whole GPU."""
         return self._kernels.load(COMPARE_PIECES, LaunchShape((1, 1, 1), (THREADS, 1, 1)))
 
@@ -126,42 +160,3 @@ def _cut_pieces(
     pieces[:, :2] += offsets[:, None]
     pieces[:, 2] = np.minimum(pieces[:, 2] - offsets, PIECE_BYTES)
     return pieces, owners
-
-
-def read_range(
-    context: CudaContext, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> np.ndarray[Any, Any]:
-    """Returns a copy on the host of an array at a device address, behind all work so far."""
-    array = np.empty(shape, dtype)
-    with context.order.use_context():
-        if array.nbytes:
-            stream = context.order.stream
-            context.driver.copy_async(array.ctypes.data, address, array.nbytes, stream)
-        context.order.synchronize()
-    return array
-
-
-def copy_arrays(
-    context: CudaContext, arrays: Sequence[jax.Array], *, is_rotated: bool
-) -> list[jax.Array]:
-    """Returns private copies of plain arrays on the device.
-
-    Args:
-        context: of the GPU.
-        arrays: plain arrays on it.
-        is_rotated: exchange the two halves of each: other inputs with the same values in them, so
-            that indices stay in range and floats stay finite.
-    """
-    copies = jax.block_until_ready(jax.device_put(list(arrays), may_alias=False))
-    if not is_rotated:
-        return copies
-    copy, stream = context.driver.copy_async, context.order.stream
-    with context.order.use_context():
-        for array, rotated in zip(arrays, copies, strict=True):
-            source, target = _get_pointer(array), _get_pointer(rotated)
-            split = array.size // 2 * array.dtype.itemsize
-            rest = array.nbytes - split
-            if split:
-                copy(target, source + split, rest, stream)
-                copy(target + rest, source, split, stream)
-    return copies

@@ -8,15 +8,15 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext
-from tracegraph.runtime.cuda.comparison import RangeComparison, copy_arrays, read_range
-from tracegraph.runtime.cuda.driver.driver import load_driver
+from tracegraph.runtime.cuda.comparison import CudaComparison
+from tracegraph.runtime.cuda.driver.driver import CudaDriver, load_driver
 from tracegraph.runtime.cuda.events import CudaEvents
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
@@ -28,8 +28,16 @@ from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_memory import CudaVirtualProvider
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
-from tracegraph.runtime.graph import ArenaSize, ExecutableGraph, GraphDefinition, ReplayClock, Stage
+from tracegraph.runtime.graph import (
+    ArenaSize,
+    ExecutableGraph,
+    GraphDefinition,
+    Instance,
+    ReplayClock,
+    Stage,
+)
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.sizes import round_exact
 from tracegraph.runtime.nodes import BufferUse
 from tracegraph.runtime.stream import Stream
@@ -47,13 +55,18 @@ class CudaDevice:
         jax_device: one of ``jax.devices("gpu")``.
         driver: the CUDA driver.
         stream: the driver's handle of the stream that XLA computes on.
+
+    Attributes:
+        context: what its buffers share.
+        streams: those of users.
+        comparison: compares results where they are.
     """
 
-    target: Literal["host", "gpu"] = "gpu"
+    takes_kernels = True
     updates_in_place = True
 
-    def __init__(self, jax_device: Any, driver: Any, stream: int) -> None:
-        self.jax_device, self.driver = jax_device, driver
+    def __init__(self, jax_device: Any, driver: CudaDriver, stream: int) -> None:
+        self.jax_device = jax_device
         self.name = f"cuda:{jax_device.local_hardware_id}"
         # Retained for as long as the process: JAX does the same.
         primary = driver.retain_primary_context(jax_device.local_hardware_id)
@@ -62,8 +75,7 @@ class CudaDevice:
         self.streams = CudaStreams(order)
         self._kernels = KernelLoader(driver, order.primary)
         self._libraries = {"matmul": CublasLt()}
-        self.find_unequal = RangeComparison(self.context, self._kernels).find_unequal
-        self.read_range = functools.partial(read_range, self.context)
+        self.comparison = CudaComparison(self.context, self._kernels)
         self._allocator: CachingAllocator | None = None
 
     @property
@@ -71,34 +83,17 @@ class CudaDevice:
         """The one allocator of this GPU, opened when it is first needed."""
         with _lock:
             if self._allocator is None:
-                self._allocator = self._open_allocator()
+                self._allocator = _open_allocator(self.jax_device, self.context.order)
             return self._allocator
 
-    def _open_allocator(self) -> CachingAllocator:
-        driver, order = self.driver, self.context.order
-        primary, ordinal = order.primary, self.jax_device.local_hardware_id
-
-        def read_memory() -> tuple[int, int]:
-            with order.use_context():
-                return driver.read_memory()
-
-        source = MemorySource(
-            device=ordinal,
-            providers={
-                "jax": lambda: JaxProvider(self.jax_device, order),
-                "cuda": lambda: CudaProvider(driver, primary),
-                "async": lambda: CudaAsyncProvider(driver, primary, ordinal, order.find_handle),
-                "expandable": lambda: CudaVirtualProvider(driver, primary, ordinal),
-            },
-            events=CudaEvents(driver, order.find_handle),
-            find_stream=order.find_handle,
-            read_memory=read_memory,
-        )
-        return open_allocator(source)
+    @property
+    def host_allocator(self) -> CachingHostAllocator:
+        """Page-locked memory, which all GPUs share."""
+        return self.context.staging.allocator
 
     def number_stream(self, stream: Stream) -> int:
         """Returns how the allocator calls a stream, of which the driver knows from then on."""
-        return self.context.order.number_stream(stream)
+        return self.context.number_stream(stream)
 
     def bind_buffers(
         self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
@@ -119,20 +114,21 @@ class CudaDevice:
         definition: GraphDefinition,
         buffers: Mapping[str, CudaBuffer],
         fresh: Sequence[str],
-    ) -> tuple[ExecutableGraph, ...]:
-        """Returns one executable graph per stage, uploaded to the GPU."""
+    ) -> Instance:
+        """Builds one executable graph per stage, and uploads it to the GPU."""
 
         def locate(use: BufferUse) -> int:
             return buffers[use.buffer].address + use.offset
 
-        stages: list[Any] = []
+        driver, order = self.context.driver, self.context.order
+        stages: list[ExecutableGraph] = []
         graphs: dict[int, CudaGraph] = {}
         for index, stage in enumerate(definition.stages):
             if not stage.is_captured:
                 stages.append(EagerStage(stage, buffers))
                 continue
             graphs[index] = CudaGraph(
-                self.driver, stage, locate, self._kernels, self._libraries, definition.name
+                driver, stage, locate, self._kernels, self._libraries, definition.name
             )
         users = [_count_users(stage) for stage in definition.stages]
         # What nodes are pointed at is memory of JAX.
@@ -146,17 +142,16 @@ class CudaDevice:
             # Two results that are one value are two arrays: donating one must not delete the other.
             patchers = find_patchers(buffers[name]) if fresh.count(name) == 1 else None
             if patchers and name not in definition.inputs:
-                buffers[name].port = ports[name] = ResultPort(buffers[name], patchers)
-                buffers[name].is_handed_out = True
+                ports[name] = ResultPort(buffers[name], patchers)
         for index, graph in graphs.items():
-            graph.upload(self.context.order.stream)
+            graph.upload(order.stream)
             # Every port is renewed before the first stage, whoever writes it.
             renewed = tuple(ports.values()) if index == min(graphs) else ()
-            stages.insert(index, CudaStage(graph, renewed, self.context.order))
-        return tuple(stages)
+            stages.insert(index, CudaStage(graph, renewed, order))
+        return Instance(tuple(stages), {name: port.hand_out for name, port in ports.items()})
 
     def preload_libraries(self) -> None:
-        """Loads what matrix products may need, so that no graph has to wait for it."""
+        """Loads what matmuls may need, so that no graph has to wait for it."""
         self._libraries["matmul"].preload()
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -175,9 +170,27 @@ class CudaDevice:
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=prepare_allocation, args=arguments).start()
 
-    def copy_arrays(self, arrays: Sequence[Any], *, is_rotated: bool) -> list[Any]:
-        """Returns private copies of plain arrays; see `comparison.copy_arrays`."""
-        return copy_arrays(self.context, arrays, is_rotated=is_rotated)
+
+def _open_allocator(jax_device: Any, order: JaxOrder) -> CachingAllocator:
+    driver, primary, ordinal = order.driver, order.primary, jax_device.local_hardware_id
+
+    def read_memory() -> tuple[int, int]:
+        with order.use_context():
+            return driver.read_memory()
+
+    source = MemorySource(
+        device=ordinal,
+        providers={
+            "jax": lambda: JaxProvider(jax_device, order),
+            "cuda": lambda: CudaProvider(driver, primary),
+            "async": lambda: CudaAsyncProvider(driver, primary, ordinal, order.find_handle),
+            "expandable": lambda: CudaVirtualProvider(driver, primary, ordinal),
+        },
+        events=CudaEvents(driver, order.find_handle),
+        find_stream=order.find_handle,
+        read_memory=read_memory,
+    )
+    return open_allocator(source)
 
 
 def _list_rebindable(definition: GraphDefinition) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Callable
-from typing import Any
+
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 
 
 class CudaEvents:
@@ -16,7 +17,7 @@ class CudaEvents:
         find_stream: returns the driver's handle of a stream as it is named here.
     """
 
-    def __init__(self, driver: Any, find_stream: Callable[[int], int] = int) -> None:
+    def __init__(self, driver: CudaDriver, find_stream: Callable[[int], int] = int) -> None:
         self._driver, self._find_stream = driver, find_stream
         self._free: collections.deque[int] = collections.deque()
         # At interpreter exit the process gives all events back by itself.
@@ -55,6 +56,6 @@ class CudaEvents:
         self._free.append(event)
 
 
-def _destroy(driver: Any, events: collections.deque[int]) -> None:
+def _destroy(driver: CudaDriver, events: collections.deque[int]) -> None:
     while events:
         driver.destroy_event(events.popleft())

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import buffer_callback
 
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, is_default_device
 from tracegraph.runtime.stream import Stream, default_stream
 
@@ -48,7 +49,7 @@ class JaxOrder:
         thread: its ``has_context`` tells whether this thread needs `enter_thread`.
     """
 
-    def __init__(self, driver: Any, stream: int, primary: int) -> None:
+    def __init__(self, driver: CudaDriver, stream: int, primary: int) -> None:
         self.driver, self.stream, self.primary = driver, stream, primary
         self.thread = _ThreadState()
         self._side_streams: dict[int, int] = {}

@@ -7,14 +7,13 @@ memory, and pays one changed node parameter a call.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext, DeviceValue, DeviceView
 from tracegraph.runtime.cuda.jax_order import allocate_arrays
-from tracegraph.runtime.cuda.memory.held_memory import HeldMemory
+from tracegraph.runtime.graph import ReplayClock
 from tracegraph.runtime.jax_interop import ArrayImpl
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
@@ -47,16 +46,16 @@ class ResultPort:
         spares: memory of results that were dropped unread, for the next ones.
         name: of the buffer.
         aval: JAX's abstract value of the result.
-        lock: held by whoever launches the graph.
+        clock: with the lock of the graph; it stands still, because a result is written once.
     """
 
     __slots__ = (
         "_patchers",
         "_piece",
         "aval",
+        "clock",
         "context",
         "is_taken",
-        "lock",
         "name",
         "nbytes",
         "spares",
@@ -64,7 +63,7 @@ class ResultPort:
 
     def __init__(self, buffer: CudaBuffer, patchers: Sequence[Callable[[int], None]]) -> None:
         self.name, self.aval, self.nbytes = buffer.name, buffer.aval, buffer.nbytes
-        self.context, self.lock = buffer.context, buffer.lock
+        self.context, self.clock = buffer.context, ReplayClock(buffer.clock.lock)
         self._patchers = tuple(patchers)
         self._piece: Piece | None = None
         # Results append to it, in any thread and between any two lines of the methods below. That
@@ -88,10 +87,8 @@ class ResultPort:
     def hand_out(self) -> Array:
         """Returns the value that the last launch writes."""
         self.is_taken = True
-        # Of an immutable value nobody asks what else a StaticBuffer has, as `write`.
         assert self._piece is not None
-        result: Any = Result(self, self._piece)
-        return Array(result, Result.generation, Lifetime.FRESH)
+        return Array(Result(self, self._piece), self.clock.generation, Lifetime.FRESH)
 
     def allocate(self, count: int) -> list[Any]:
         """Returns memory of JAX's own for results."""
@@ -110,7 +107,7 @@ class ResultPort:
 
 
 class Result:
-    """The memory of one result: as much of a StaticBuffer as reading needs.
+    """The memory of one result, to be read.
 
     Note [Results as inputs]. A graph reads the result of another graph, or of its own, where it is.
     Dropped unread, the memory goes back to its port, and the next launch of that port's graph may
@@ -124,13 +121,10 @@ class Result:
 
     Attributes:
         arena: None: it is in no arena, and no replay overwrites it.
-        generation: always the same, because it is written once.
     """
 
     __slots__ = ("_is_seen", "_piece", "_port")
     arena = None
-    generation = 0
-    is_handed_out = False
 
     def __init__(self, port: ResultPort, piece: Piece) -> None:
         self._port, self._piece, self._is_seen = port, piece, False
@@ -155,12 +149,17 @@ class Result:
     @property
     def jax_device(self) -> Any:
         """The GPU."""
-        return self._context.jax_device
+        return self._port.context.jax_device
 
     @property
-    def lock(self) -> threading.RLock:
-        """The lock of the graph that made it."""
-        return self._port.lock
+    def clock(self) -> ReplayClock:
+        """See `ResultPort`."""
+        return self._port.clock
+
+    @property
+    def context(self) -> CudaContext:
+        """That of the GPU."""
+        return self._port.context
 
     @property
     def memory(self) -> Any:
@@ -178,31 +177,14 @@ class Result:
         """The bytes themselves."""
         return DeviceView(self.address, self._copy)
 
-    @property
-    def holder(self) -> HeldMemory:
-        """That of the GPU."""
-        return self._port.context.held
-
-    @property
-    def _context(self) -> CudaContext:
-        return self._port.context
-
     def snapshot(self) -> DeviceValue:
         """Gives the memory itself away: it is a value of its own already."""
         # Kept here too, so that a read that fails may be tried again.
         self._is_seen = True
-        return DeviceValue(self._piece[0], self._context)
+        return DeviceValue(self._piece[0], self.context)
 
     def _copy(self) -> DeviceValue:
         # The value stays with this result, which may be read again.
         (raw,) = self._port.allocate(1)
-        self._context.copy(_get_pointer(raw), self.address, self._port.nbytes)
-        return DeviceValue(raw, self._context)
-
-    def wait(self) -> None:
-        """Blocks the host until the value is there."""
-        self._context.order.synchronize()
-
-    def is_ready(self) -> bool:
-        """True when a read would not wait."""
-        return self._context.order.is_idle()
+        self.context.copy(_get_pointer(raw), self.address, self._port.nbytes)
+        return DeviceValue(raw, self.context)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import alias_host_memory, make_aval, to_immutable
 from tracegraph.runtime.memory.providers.segment import Segment
-from tracegraph.runtime.stream import Stream
 
 
 class HostBuffer:
@@ -36,8 +34,7 @@ class HostBuffer:
     Attributes:
         alias: a JAX array over these very bytes, None where JAX cannot alias the dtype.
         sites: the argument lists, with the index in each, that a rebound input is written into.
-        is_handed_out: True for a result that leaves the graph as XLA made it.
-        result: the last such result.
+        result: the last result that leaves the graph as XLA made it.
     """
 
     __slots__ = (
@@ -47,7 +44,6 @@ class HostBuffer:
         "aval",
         "clock",
         "dtype",
-        "is_handed_out",
         "jax_device",
         "name",
         "nbytes",
@@ -56,33 +52,18 @@ class HostBuffer:
         "sites",
         "view",
     )
-    holder = None
+    context = None
     memory = None
 
     def __init__(self, slot: BufferSlot, arena: Arena, jax_device: Any, clock: ReplayClock) -> None:
         self.name, self.shape, self.dtype = slot.name, slot.shape, slot.dtype
         self.arena, self.jax_device, self.clock = arena, jax_device, clock
-        self.view = _view_bytes(arena, slot)
-        self.nbytes = self.view.nbytes
+        self.view, self.nbytes = _view_bytes(arena, slot), slot.nbytes
         self.address = arena.locate(slot.offset)
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self.alias = alias_host_memory(self.view, jax_device)
         self.sites: list[tuple[list[Any], int]] = []
-        self.is_handed_out = False
         self.result: Any = None
-
-    @property
-    def generation(self) -> int:
-        """Number of the last replay."""
-        return self.clock.generation
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held by whoever reads or writes the arena."""
-        return self.clock.lock
-
-    def record_stream(self, stream: Stream) -> None:
-        """Does nothing: on the host no work is left when a call returns."""
 
     def take_result(self) -> Any:
         """Returns the result that is handed out, and lets go of it."""
@@ -117,21 +98,6 @@ class HostBuffer:
         for arguments, index in self.sites:
             arguments[index] = value
 
-    def restore(self) -> bool:
-        """Returns False: a failed launch takes nothing from the arena."""
-        return False
-
-    def wait(self) -> None:
-        """Returns at once: whoever writes holds the lock until the bytes are there."""
-
-    def is_ready(self) -> bool:
-        """Returns True, see `wait`."""
-        return True
-
-    def drop_leaf(self) -> None:
-        """Counts a deleted resident leaf, so that no tree with it is taken for unchanged."""
-        self.clock.dropped_leaves += 1
-
     def fill_bytes(self, byte: int) -> None:
         """Sets every byte, to make a stale or premature read visible."""
         ctypes.memset(self.address, byte, self.nbytes)
@@ -155,6 +121,5 @@ class _SegmentBytes:
 def _view_bytes(arena: Arena, slot: BufferSlot) -> np.ndarray[Any, Any]:
     """Returns the slot's bytes of the arena with its shape and dtype."""
     segment = arena.find_block(slot.offset).segment
-    nbytes = slot.dtype.itemsize * int(np.prod(slot.shape, dtype=np.int64))
-    view = np.asarray(_SegmentBytes(segment, arena.locate(slot.offset), nbytes))
+    view = np.asarray(_SegmentBytes(segment, arena.locate(slot.offset), slot.nbytes))
     return view.view(slot.dtype).reshape(slot.shape)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.host.buffer import HostBuffer
-from tracegraph.runtime.host.graph import bind_stage
+from tracegraph.runtime.host.graph import Detours, bind_stage
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.nodes import Node
 
@@ -31,9 +31,6 @@ class CheckedHostGraph:
         seed: of the orders; the same seed gives the same sequence of orders.
     """
 
-    # Everything goes through the arena.
-    direct = None
-
     def __init__(
         self,
         definition: GraphDefinition,
@@ -44,7 +41,8 @@ class CheckedHostGraph:
         stage = definition.stages[stage_index]
         self._stage = stage
         self._random = random.Random(seed)
-        self._launches = bind_stage(stage, buffers)
+        # Everything goes through the arena, where a stale read shows.
+        self._launches = bind_stage(stage, buffers, Detours())
         scratch = find_scratch(definition)
         later = _names_used(definition.stages[stage_index + 1 :])
         self._mortal = {

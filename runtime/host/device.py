@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
+import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
+from tracegraph.runtime.environment import read_alloc_conf
+from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckedHostGraph
-from tracegraph.runtime.host.graph import HostGraph, find_in_place, mark_buffers
+from tracegraph.runtime.host.graph import HostGraph, find_detours, find_direct, find_in_place
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
+from tracegraph.runtime.memory.pinned.host_pages import PlainPages
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider
 from tracegraph.runtime.memory.providers.provider import NoEvents
@@ -31,7 +35,8 @@ class HostDevice:
     """
 
     name = "host"
-    target: Literal["host", "gpu"] = "host"
+    takes_kernels = False
+    comparison = None
 
     def __init__(self, jax_device: Any, *, is_checking: bool = False) -> None:
         self.jax_device = jax_device
@@ -42,6 +47,11 @@ class HostDevice:
         """The one allocator of this device, whoever asks."""
         return _find_allocator(self.jax_device)
 
+    @property
+    def host_allocator(self) -> CachingHostAllocator:
+        """Ordinary memory, in the way of a GPU's page-locked memory."""
+        return _find_host_allocator()
+
     def number_stream(self, stream: Stream) -> int:
         """Returns how the allocator calls a stream."""
         return 0 if stream is default_stream() else stream.number
@@ -50,6 +60,15 @@ class HostDevice:
     def updates_in_place(self) -> bool:
         """True but in checking mode, where everything goes through the arena."""
         return not self._is_checking
+
+    def prepare_arena(self, size: ArenaSize) -> None:
+        """Has nothing to prepare: memory comes from the system at once."""
+
+    def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Has nothing to prepare: XLA's calls bring the memory of their results."""
+
+    def preload_libraries(self) -> None:
+        """Has nothing to load: what XLA calls is part of it."""
 
     def bind_buffers(
         self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
@@ -71,19 +90,22 @@ class HostDevice:
         definition: GraphDefinition,
         buffers: Mapping[str, HostBuffer | OwnedBuffer],
         fresh: Sequence[str],
-    ) -> tuple[ExecutableGraph, ...]:
-        """Returns one executable graph per stage."""
+    ) -> Instance:
+        """Binds every stage to the buffers."""
         if self._is_checking:
-            # In checking mode everything goes through the arena, where a stale read shows.
-            return tuple(
-                CheckedHostGraph(definition, index, buffers)
-                for index in range(len(definition.stages))
-            )
-        rebindable = frozenset(mark_buffers(definition, buffers, fresh))
-        graphs = tuple(HostGraph(stage, buffers, rebindable) for stage in definition.stages)
-        if graphs:
-            graphs[0].allow_direct(definition, buffers)
-        return graphs
+            indices = range(len(definition.stages))
+            return Instance(tuple(CheckedHostGraph(definition, i, buffers) for i in indices))
+        detours = find_detours(definition, buffers, fresh)
+        return Instance(
+            tuple(HostGraph(stage, buffers, detours) for stage in definition.stages),
+            {
+                name: buffer.take_result
+                for name, buffer in buffers.items()
+                if isinstance(buffer, HostBuffer) and name in detours.results
+            },
+            tuple(buffer for buffer in buffers.values() if isinstance(buffer, OwnedBuffer)),
+            find_direct(definition, buffers, detours),
+        )
 
 
 @functools.cache
@@ -102,6 +124,11 @@ def _find_allocator(jax_device: Any) -> CachingAllocator:
         read_memory=lambda: (provider.available_bytes(), provider.total_bytes()),
     )
     return open_allocator(source)
+
+
+@functools.cache
+def _find_host_allocator() -> CachingHostAllocator:
+    return CachingHostAllocator(PlainPages(), config=read_alloc_conf())
 
 
 def find_host_device(*, is_checking: bool) -> HostDevice:

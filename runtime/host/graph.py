@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import dataclasses
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,52 +33,60 @@ class HostGraph:
     Args:
         stage: nodes in an order that respects its edges.
         buffers: every buffer of the arena, by name.
-        rebindable: inputs that need not be copied, see Note [Rebinding].
+        detours: what does not go through the arena.
     """
 
-    def __init__(
-        self, stage: Stage, buffers: Mapping[str, Any], rebindable: Collection[str] = ()
-    ) -> None:
-        launches = bind_stage(stage, buffers, rebindable)
+    def __init__(self, stage: Stage, buffers: Mapping[str, Any], detours: Detours) -> None:
+        launches = bind_stage(stage, buffers, detours)
         self.launch = launches[0] if len(launches) == 1 else _chain(launches)
-        self.direct: Callable[..., Any] | None = None
 
-    def allow_direct(self, definition: GraphDefinition, buffers: Mapping[str, Any]) -> None:
-        """Offers the stage's one call by itself, if it takes the inputs and gives the results."""
-        stage = definition.stages[0]
-        node = stage.nodes[0]
-        if len(definition.stages) != 1 or len(stage.nodes) != 1 or not isinstance(node, CallNode):
-            return
-        if node.in_place or not is_quick(node, buffers, is_captured=stage.is_captured):
-            return
-        if (node.arguments, node.results) != (definition.inputs, definition.outputs):
-            return
-        is_rebound = all(buffers[name].sites for name in node.arguments)
-        if is_rebound and all(buffers[name].is_handed_out for name in node.results):
-            self.direct = get_quick_call(node.executable)
+
+@dataclasses.dataclass(frozen=True)
+class Detours:
+    """Names of the buffers whose values do not go through the arena, see Note [Rebinding].
+
+    Attributes:
+        inputs: that only quick calls read: these are pointed at the caller's arrays.
+        results: that leave the graph as XLA made them.
+    """
+
+    inputs: frozenset[str] = frozenset()
+    results: frozenset[str] = frozenset()
 
 
 def bind_stage(
-    stage: Stage, buffers: Mapping[str, Any], rebindable: Collection[str] = ()
+    stage: Stage, buffers: Mapping[str, Any], detours: Detours
 ) -> list[Callable[[], None]]:
-    """Returns one function per node that runs it on fixed buffers, rebindable inputs apart."""
-    return [
-        _bind_node(node, buffers, rebindable if stage.is_captured else None) for node in stage.nodes
-    ]
+    """Returns one function per node that runs it on fixed buffers, but for detours."""
+    return [_bind_node(node, buffers, detours, stage.is_captured) for node in stage.nodes]
 
 
-def mark_buffers(
+def find_direct(
+    definition: GraphDefinition, buffers: Mapping[str, Any], detours: Detours
+) -> Callable[..., Any] | None:
+    """Returns the one call of a capture, if it takes the inputs and gives the results."""
+    nodes = [node for stage in definition.stages for node in stage.nodes]
+    node = nodes[0] if len(nodes) == 1 else None
+    if not isinstance(node, CallNode) or node.in_place:
+        return None
+    if not is_quick(node, buffers, is_captured=definition.stages[0].is_captured):
+        return None
+    if (node.arguments, node.results) != (definition.inputs, definition.outputs):
+        return None
+    if not (detours.inputs >= {*node.arguments} and detours.results >= {*node.results}):
+        return None
+    return get_quick_call(node.executable)
+
+
+def find_detours(
     definition: GraphDefinition, buffers: Mapping[str, Any], fresh: Sequence[str]
-) -> list[str]:
-    """Marks results that leave the graph as XLA made them, and returns inputs to be rebound.
+) -> Detours:
+    """Returns what need not go through the arena.
 
     Args:
         definition: the whole capture.
         buffers: every buffer of the arena, by name.
         fresh: results that users get as immutable values.
-
-    Returns:
-        Names of the inputs that only quick calls read; see Note [Rebinding].
     """
     quick: list[Node] = []
     slow: list[Node] = []
@@ -87,13 +96,12 @@ def mark_buffers(
             (slow if is_slow else quick).append(node)
     read = {name for node in (*quick, *slow) for name in node.arguments}
     made = {name for node in quick for name in node.results}
-    for name in fresh:
-        # Two results that are one value are two arrays: donating one must not delete the other.
-        is_only = fresh.count(name) == 1
-        buffers[name].is_handed_out = is_only and name in made and name not in read
+    # Two results that are one value are two arrays: donating one must not delete the other.
+    single = {name for name in fresh if fresh.count(name) == 1}
     kept = {name for node in slow for name in node.arguments} | set(definition.outputs)
     kept |= {slot.name for slot in definition.slots if slot.is_resident}
-    return [name for name in definition.inputs if name in read and name not in kept]
+    inputs = (name for name in definition.inputs if name in read and name not in kept)
+    return Detours(frozenset(inputs), frozenset(single & (made - read)))
 
 
 def find_in_place(definition: GraphDefinition, buffers: Mapping[str, Any]) -> list[str]:
@@ -123,19 +131,17 @@ def _chain(launches: list[Callable[[], None]]) -> Callable[[], None]:
 
 
 def _bind_node(
-    node: Node,
-    buffers: Mapping[str, Any],
-    rebindable: Collection[str] | None,
+    node: Node, buffers: Mapping[str, Any], detours: Detours, is_captured: bool
 ) -> Callable[[], None]:
-    """Returns what runs one node; ``rebindable`` is None for eager ones."""
+    """Returns what runs one node."""
     arguments = [buffers[name] for name in node.arguments]
     results = [buffers[name] for name in node.results]
     if isinstance(node, CopyNode):
         return _bind_copy(node, arguments[0], results[0])
     # The other kinds of node are a GPU's.
     assert isinstance(node, CallNode)
-    if rebindable is not None and is_quick(node, buffers, is_captured=True):
-        return _bind_call(node, arguments, results, rebindable)
+    if is_quick(node, buffers, is_captured=is_captured):
+        return _bind_call(node, arguments, results, detours)
     return _bind_isolated_call(node.executable, arguments, results)
 
 
@@ -151,10 +157,7 @@ def _bind_copy(node: CopyNode, source: HostBuffer, target: HostBuffer) -> Callab
 
 
 def _bind_call(
-    node: CallNode,
-    arguments: list[Any],
-    results: list[Any],
-    rebindable: Collection[str],
+    node: CallNode, arguments: list[Any], results: list[Any], detours: Detours
 ) -> Callable[[], None]:
     """Binds a call that reads the arena in place."""
     call = get_quick_call(node.executable)
@@ -162,16 +165,17 @@ def _bind_call(
     for index, buffer in enumerate(arguments):
         if isinstance(buffer, OwnedBuffer):
             buffer.bind(inputs, index)
-        elif buffer.name in rebindable:
+        elif buffer.name in detours.inputs:
             buffer.sites.append((inputs, index))
-    if len(results) == 1 and results[0].is_handed_out:
+    is_handed_out = [name in detours.results for name in node.results]
+    if is_handed_out == [True]:
         return _bind_single_result(call, inputs, arguments, results[0])
     clock = results[0].clock
     reads_arena = _reads_arena(arguments)
     in_place = node.in_place
     is_single = len(results) == 1
-    handed_out = [(buffer, i) for i, buffer in enumerate(results) if buffer.is_handed_out]
-    kept = [i for i, b in enumerate(results) if i >= in_place and not b.is_handed_out]
+    handed_out = [(buffer, i) for i, buffer in enumerate(results) if is_handed_out[i]]
+    kept = [i for i in range(in_place, len(results)) if not is_handed_out[i]]
     copy_kept = _bind_result_copies(results, kept) if kept else None
 
     def launch() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import is_default_device, make_aval, to_immutable
-from tracegraph.runtime.stream import Stream
 
 
 class OwnedBuffer:
@@ -46,14 +44,13 @@ class OwnedBuffer:
         "nbytes",
         "shape",
     )
+    context = None
     memory = None
-    is_handed_out = False
-    holder = None
 
     def __init__(self, slot: BufferSlot, arena: Arena, jax_device: Any, clock: ReplayClock) -> None:
         self.name, self.shape, self.dtype = slot.name, slot.shape, slot.dtype
         self.arena, self.jax_device, self.clock = arena, jax_device, clock
-        self.nbytes = slot.dtype.itemsize * int(np.prod(slot.shape, dtype=np.int64))
+        self.nbytes = slot.nbytes
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self._arguments: list[Any] = [self._make_array()]
         self._argument_index = 0
@@ -69,16 +66,6 @@ class OwnedBuffer:
         return self._arguments[self._argument_index]
 
     @property
-    def generation(self) -> int:
-        """Number of the last replay."""
-        return self.clock.generation
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held by whoever reads or writes the buffer."""
-        return self.clock.lock
-
-    @property
     def address(self) -> int:
         """Address of the first byte."""
         return self.alias.unsafe_buffer_pointer()
@@ -87,13 +74,6 @@ class OwnedBuffer:
     def view(self) -> np.ndarray[Any, Any]:
         """A copy of the present bytes, see Note [In place]."""
         return self.snapshot()
-
-    def record_stream(self, stream: Stream) -> None:
-        """Does nothing: on the host no work is left when a call returns."""
-
-    def take_result(self) -> Any:
-        """Is never called: a resident value is not handed out."""
-        raise AssertionError(f"{self.name} is resident")
 
     def snapshot(self) -> np.ndarray[Any, Any]:
         """Returns a private copy of the present bytes."""
@@ -108,17 +88,6 @@ class OwnedBuffer:
     def make_writer(self) -> Callable[[Any], None]:
         """Returns `write`: resident state is always copied in."""
         return self.write
-
-    def wait(self) -> None:
-        """Returns at once: whoever writes holds the lock until the bytes are there."""
-
-    def is_ready(self) -> bool:
-        """Returns True, see `wait`."""
-        return True
-
-    def drop_leaf(self) -> None:
-        """Counts a deleted resident leaf, so that no tree with it is taken for unchanged."""
-        self.clock.dropped_leaves += 1
 
     def fill_bytes(self, byte: int) -> None:
         """Sets every byte, to make a premature read visible."""

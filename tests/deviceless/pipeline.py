@@ -51,7 +51,7 @@ def make_capture_request(
 
 def lower_for_gpu(request: CaptureRequest, device: Any) -> Lowered:
     """Compiles a request for a GPU, decodes, plans and builds it."""
-    return lower_request(request, device, on_stage=lambda stage, name: None, target="gpu")
+    return lower_request(request, device, on_stage=lambda stage, name: None, takes_kernels=True)
 
 
 def compile_whole(program: Program, device: Any) -> bytes:

@@ -26,7 +26,15 @@ STREAM = 0x5555
 SHAPE = LaunchShape((1, 1, 1), (32, 1, 1))
 
 
-def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaDevice:
+class CudaOnHost(CudaDevice):
+    """A CudaDevice whose driver is a MemoryDriver."""
+
+    def __init__(self, driver: MemoryDriver) -> None:
+        super().__init__(jax.devices("cpu")[0], driver, STREAM)
+        self.driver = driver
+
+
+def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaOnHost:
     """Returns a device over JAX's CPU device; options are those of MemoryDriver.
 
     As on a GPU, what JAX computes comes behind all work on the stream, and memory that JAX frees is
@@ -63,7 +71,7 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaDevice:
         "add": on_floats(np.add),
         "compare_pieces": compare_pieces,
     }
-    return CudaDevice(jax.devices("cpu")[0], driver, STREAM)
+    return CudaOnHost(driver)
 
 
 def on_floats(function: Callable[..., Any]) -> Callable[[tuple[bytes, ...]], None]:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import tracegraph as tg
+from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.runtime import allocators, default_device, stream
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.host.device import HostDevice
 
 # What TRACEGRAPH_ALLOC_CONF says for each provider of a GPU.
@@ -34,7 +34,7 @@ def forget_other_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocators._choice, "opened", pairs)
 
 
-def use_device(monkeypatch: pytest.MonkeyPatch, kind: str) -> CudaDevice | None:
+def use_device(monkeypatch: pytest.MonkeyPatch, kind: str) -> CudaOnHost | None:
     """Makes captures and tg.memory use a device; returns the one of a GPU, None for the host.
 
     Args:

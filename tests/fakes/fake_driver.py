@@ -13,6 +13,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tests.fakes.fake_memory import FakeMemory
 from tests.fakes.fake_state import FakeExecutable, FakeNode, check, check_fill
@@ -22,13 +23,21 @@ from tracegraph.runtime.cuda.driver.calls import (
     FillRange,
     KernelLaunch,
 )
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch, PackedParameters
 from tracegraph.runtime.nodes import TensorMap
 
 MAX_SHARED_BYTES = 227 * 1024
 
 
-class FakeDriver(FakeMemory):
+if TYPE_CHECKING:
+    # For type checkers it is the real one, whose methods it must have as they are.
+    class Base(FakeMemory, CudaDriver): ...
+else:
+    Base = FakeMemory
+
+
+class FakeDriver(Base):
     """Has the public methods of CudaDriver, and those of EXTRAS for tests.
 
     See `FakeState` and `FakeMemory` for arguments and attributes.
@@ -206,7 +215,7 @@ class FakeDriver(FakeMemory):
     ) -> int:
         self._enter("add_kernel_node", graph, dependencies, launch)
         self._check_launch(launch)
-        return self._add(graph, "kernel", launch, dependencies)
+        return self._add_node(graph, "kernel", launch, dependencies)
 
     def add_copy_node(
         self, graph: int, dependencies: Sequence[Dependency], copy: CopyRange, context: int
@@ -214,7 +223,7 @@ class FakeDriver(FakeMemory):
         self._enter("add_copy_node", graph, dependencies, copy, context)
         self._check_live("context", context)
         check(copy.nbytes > 0, "a copy of no bytes")
-        return self._add(graph, "copy", copy, dependencies)
+        return self._add_node(graph, "copy", copy, dependencies)
 
     def add_fill_node(
         self, graph: int, dependencies: Sequence[Dependency], fill: FillRange, context: int
@@ -222,16 +231,16 @@ class FakeDriver(FakeMemory):
         self._enter("add_fill_node", graph, dependencies, fill, context)
         self._check_live("context", context)
         check_fill(fill)
-        return self._add(graph, "fill", fill, dependencies)
+        return self._add_node(graph, "fill", fill, dependencies)
 
     def add_child_node(self, graph: int, dependencies: Sequence[Dependency], child: int) -> int:
         self._enter("add_child_node", graph, dependencies, child)
         self._check_live("graph", child)
-        return self._add(graph, "child", tuple(self.graphs[child].values()), dependencies)
+        return self._add_node(graph, "child", tuple(self.graphs[child].values()), dependencies)
 
     def add_empty_node(self, graph: int, dependencies: Sequence[Dependency]) -> int:
         self._enter("add_empty_node", graph, dependencies)
-        return self._add(graph, "empty", None, dependencies)
+        return self._add_node(graph, "empty", None, dependencies)
 
     def count_nodes(self, graph: int) -> int:
         self._enter("count_nodes", graph)

@@ -175,7 +175,9 @@ class FakeState:
         if isinstance(action, KernelLaunch):
             self.kernels[self.functions[action.function]](action.parameters)
 
-    def _add(self, graph: int, kind: str, action: Any, dependencies: Sequence[Dependency]) -> int:
+    def _add_node(
+        self, graph: int, kind: str, action: Any, dependencies: Sequence[Dependency]
+    ) -> int:
         self._check_live("graph", graph)
         nodes = self.graphs[graph]
         for before, port in dependencies:

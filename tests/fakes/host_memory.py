@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import jax
 import numpy as np
 
 from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.graph import ReplayClock
 from tracegraph.runtime.jax_interop import make_aval
 
 
@@ -19,15 +19,14 @@ class NumpyBuffer:
         self.view = np.array(value)
         self.aval = make_aval(self.view.shape, self.view.dtype, weak_type=weak_type)
         self.jax_device = jax.devices()[0]
-        self.lock = threading.RLock()
+        self.clock = ReplayClock()
+        self.clock.generation = 1
         self.name = name
-        self.arena = object()
-        self.generation = 1
+        self.arena: Any = object()
         self.snapshot_count = 0
-        self.dropped_leaves = 0
 
+    context = None
     memory = None
-    holder = None
 
     @property
     def address(self) -> int:
@@ -40,40 +39,16 @@ class NumpyBuffer:
     def write(self, value: Any) -> None:
         np.copyto(self.view, np.asarray(value))
 
-    is_handed_out = False
-
-    def take_result(self) -> Any:
-        return None
-
-    def make_writer(self) -> Any:
-        return self.write
-
-    def restore(self) -> bool:
-        return False
-
-    def wait(self) -> None:
-        """Returns at once, as on the host."""
-
-    def is_ready(self) -> bool:
-        return True
-
-    def record_stream(self, stream: Any) -> None:
-        """Has nothing to note."""
-
-    def drop_leaf(self) -> None:
-        """Counts deleted resident leaves."""
-        self.dropped_leaves += 1
-
     def replay(self, value: Any, *settled: Array) -> None:
         """Settles the given arrays, then puts a new value in the buffer."""
-        with self.lock:
+        with self.clock.lock:
             for array in settled:
                 array.settle()
             self.view[...] = value
-            self.generation += 1
+            self.clock.generation += 1
 
 
 def make_array(value: Any, lifetime: Lifetime = Lifetime.FRESH, **options: Any) -> Array:
     """Returns an array in a buffer of its own."""
     buffer = NumpyBuffer(value, **options)
-    return Array(buffer, buffer.generation, lifetime)
+    return Array(buffer, buffer.clock.generation, lifetime)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.fakes.cuda_on_host import SHAPE, make_device
+from tests.fakes.cuda_on_host import SHAPE, CudaOnHost, make_device
 from tracegraph import graphed_function
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.beside import Beside
@@ -22,14 +22,13 @@ from tracegraph.lowering.compile import compile_region
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode
 
 
 def capture_for_gpu(
     monkeypatch: pytest.MonkeyPatch, *, float_atomics: Sequence[str] = ()
-) -> CudaDevice:
+) -> CudaOnHost:
     """Makes captures use a CudaDevice over host memory; its driver has one kernel per region.
 
     Args:

@@ -27,6 +27,8 @@ def test_one_changed_byte_is_found_wherever_it_is(nbytes: int) -> None:
         jax.block_until_ready((one, same, other))
         pairs = [(one, same), (one, other), (other, one), (other, other)]
         ranges = [(a.unsafe_buffer_pointer(), b.unsafe_buffer_pointer(), nbytes) for a, b in pairs]
-        assert device.find_unequal([*ranges, (0, 0, 0)]) == [1, 2]
-        read = device.read_range(other.unsafe_buffer_pointer(), (nbytes,), np.dtype(np.uint8))
+        assert device.comparison.find_unequal([*ranges, (0, 0, 0)]) == [1, 2]
+        read = device.comparison.read_range(
+            other.unsafe_buffer_pointer(), (nbytes,), np.dtype(np.uint8)
+        )
         np.testing.assert_array_equal(read, changed)

@@ -27,7 +27,7 @@ def cuda(gpu):
 
 @pytest.fixture
 def kernels(cuda):
-    return KernelLoader(cuda.driver, cuda.context.order.primary)
+    return KernelLoader(cuda.context.driver, cuda.context.order.primary)
 
 
 def use(buffer, nbytes=SIZE * 4, offset=0):
@@ -47,7 +47,7 @@ def make_arrays(**values):
 
 
 def launch_and_wait(cuda, graph):
-    driver = cuda.driver
+    driver = cuda.context.driver
     with driver.use_context(cuda.context.order.primary):
         stream = driver.create_stream()
         try:
@@ -70,7 +70,7 @@ def test_copies_and_fills_are_patched(cuda, kernels):
     )
     arrays = make_arrays(source=3, other=5, target=-1, elsewhere=-1)
     locate = make_locate(arrays)
-    graph = CudaGraph(cuda.driver, Stage(nodes, ((0, 1),)), locate, kernels, {}, "patched")
+    graph = CudaGraph(cuda.context.driver, Stage(nodes, ((0, 1),)), locate, kernels, {}, "patched")
     handles = graph.handles
     launch_and_wait(cuda, graph)
     wanted = make_halves(3)
@@ -92,7 +92,9 @@ def test_only_the_nodes_of_a_moved_buffer_change(cuda, kernels):
         CopyNode("second", use("b"), use("y")),
     )
     arrays = make_arrays(a=1, b=2, c=3, x=0, y=0)
-    graph = CudaGraph(cuda.driver, Stage(nodes, ()), make_locate(arrays), kernels, {}, "partly")
+    graph = CudaGraph(
+        cuda.context.driver, Stage(nodes, ()), make_locate(arrays), kernels, {}, "partly"
+    )
     moved = {**arrays, "b": arrays["c"]}
     assert graph.update(make_locate(moved), ["b"]) == 1
     launch_and_wait(cuda, graph)

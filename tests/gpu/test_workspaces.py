@@ -34,7 +34,7 @@ def measure_bytes_outside_jax():
     """Returns the bytes in use on the GPU without those that JAX's allocator holds, used or not."""
     device = find_gpu()
     with device.context.order.use_context():
-        free_bytes, total_bytes = device.driver.read_memory()
+        free_bytes, total_bytes = device.context.driver.read_memory()
     return total_bytes - free_bytes - device.jax_device.memory_stats()["pool_bytes"]
 
 
@@ -69,7 +69,7 @@ def test_repeat_graph_capture_cublas_workspace_memory():
 
 def test_events_are_recorded_on_the_stream_of_jax():
     device = find_gpu()
-    events = CudaEvents(device.driver)
+    events = CudaEvents(device.context.driver)
     with device.context.order.use_context():
         event = events.record(device.context.order.stream)
         events.synchronize(event)

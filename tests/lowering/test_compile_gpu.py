@@ -248,7 +248,7 @@ def test_a_request_is_lowered_for_its_target(reader: FakeReader):
     reader.in_place = {"update": 1}
     wanted = request(region("update", update, "x s", "n"))
     device = jax.devices()[0]
-    gpu = lower_request(wanted, device, on_stage=lambda stage, name: None, target="gpu")
+    gpu = lower_request(wanted, device, on_stage=lambda stage, name: None, takes_kernels=True)
     host = lower_request(wanted, device, on_stage=lambda stage, name: None)
     assert [node.kind for node in gpu.definition.stages[0].nodes] == ["kernel"]
     assert [node.kind for node in host.definition.stages[0].nodes] == ["call"]
@@ -269,7 +269,7 @@ def h200() -> Any:
 
 
 def lower(wanted: CaptureRequest, device: Any) -> Any:
-    return lower_request(wanted, device, on_stage=lambda stage, name: None, target="gpu")
+    return lower_request(wanted, device, on_stage=lambda stage, name: None, takes_kernels=True)
 
 
 def test_regions_without_inputs_and_undefined_results(h200: Any):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.fakes.cuda_on_host import floats, kernel, make_cuda_replay, make_device
+from tests.fakes.cuda_on_host import CudaOnHost, floats, kernel, make_cuda_replay, make_device
 from tests.fakes.definitions import make_definition, make_stage
 from tests.fakes.fake_nvmath import FakeLt, make_nvmath
 from tracegraph.lowering.device_program import DeviceStep
@@ -17,7 +17,6 @@ from tracegraph.lowering.limit_workspaces import limit_workspaces
 from tracegraph.lowering.planning.split_temporaries import split_allocations
 from tracegraph.lowering.workspaces import measure_workspaces
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.nodes import BufferUse, Matmul, MatmulNode, MatrixLayout
@@ -140,7 +139,7 @@ def lt() -> FakeLt:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, lt: FakeLt) -> CudaDevice:
+def device(monkeypatch: pytest.MonkeyPatch, lt: FakeLt) -> CudaOnHost:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     device = make_device(monkeypatch)
     nvmath = make_nvmath()
@@ -150,14 +149,14 @@ def device(monkeypatch: pytest.MonkeyPatch, lt: FakeLt) -> CudaDevice:
     return device
 
 
-def capture(device: CudaDevice) -> Any:
+def capture(device: CudaOnHost) -> Any:
     replay = make_cuda_replay(device, define(make_product("dot", "x x y w")))
     replay.load([(0, floats([1, 2, 3, 4]))])
     replay.launch()
     return replay
 
 
-def test_repeat_graph_capture_cublas_workspace_memory(device: CudaDevice, lt: FakeLt) -> None:
+def test_repeat_graph_capture_cublas_workspace_memory(device: CudaOnHost, lt: FakeLt) -> None:
     """As PyTorch tests it: a hundred captures of one product, each in a graph of its own."""
     capture(device)
     gc.collect()

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.runtime.cuda import buffer
-from tracegraph.runtime.cuda.device import CudaDevice
 
 N = 8
 
 
 @pytest.fixture(params=["host", "cuda"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CudaDevice | None:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CudaOnHost | None:
     # Host memory of JAX is on borders of 64 bytes; what is not on one of XLA's is copied.
     monkeypatch.setattr(buffer, "ALIGNMENT", 64)
     return capture_for_gpu(monkeypatch) if request.param == "cuda" else None
@@ -28,7 +28,7 @@ def assert_value(array: jax.Array, value: float) -> None:
     np.testing.assert_array_equal(np.asarray(array), np.full(N, value, np.float32))
 
 
-def count_copies(device: CudaDevice | None) -> int:
+def count_copies(device: CudaOnHost | None) -> int:
     return device.driver.count_calls("copy_async") if device is not None else 0
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import pytest
 
 import tracegraph as tg
+from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.public import test_capture_outputs, test_capture_state, test_capture_threads
-from tracegraph.runtime.cuda.device import CudaDevice
 
 
 @pytest.fixture(autouse=True)
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
     return capture_for_gpu(monkeypatch)
 
 
@@ -30,7 +30,7 @@ for module in (test_capture_outputs, test_capture_state, test_capture_threads):
 del module, found
 
 
-def test_the_device_is_used(device: CudaDevice) -> None:
+def test_the_device_is_used(device: CudaOnHost) -> None:
     tg.capture(lambda x: x + 1)(1.0)
     # Two for the verification, one for the call.
     assert device.driver.count_calls("launch") == 3

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tests.fakes.cuda_on_host import place
+from tests.fakes.cuda_on_host import CudaOnHost, place
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.replaying.dict_watch import has_watchers
 from tracegraph.replaying.tree_watch import TreeWatch
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.stream import thread_state
 
 HOUSE = pathlib.Path(__file__).resolve().parents[2]
@@ -31,7 +30,7 @@ FAKED = str(HOUSE / "runtime" / "cuda" / "driver" / "parameters.py")
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
     # Another test of this process may have chosen a stream for its thread.
     monkeypatch.setattr(thread_state, "streams", [])
     return capture_for_gpu(monkeypatch)
@@ -86,7 +85,7 @@ def count_calls(action: Callable[[], Any]) -> Counter[str]:
     return found
 
 
-def test_a_call_enters_few_functions_however_many_leaves_there_are(device: CudaDevice) -> None:
+def test_a_call_enters_few_functions_however_many_leaves_there_are(device: CudaOnHost) -> None:
     small, large = Loop(1), Loop(8)
     few, many = count_calls(small.advance), count_calls(large.advance)
     assert few == many
@@ -95,7 +94,7 @@ def test_a_call_enters_few_functions_however_many_leaves_there_are(device: CudaD
     assert "_call_generally" not in few
 
 
-def test_a_call_asks_the_driver_for_pointers_and_a_launch(device: CudaDevice) -> None:
+def test_a_call_asks_the_driver_for_pointers_and_a_launch(device: CudaOnHost) -> None:
     loop, driver = Loop(2), device.driver
     before = len(driver.calls)
     loop.advance()
@@ -105,7 +104,7 @@ def test_a_call_asks_the_driver_for_pointers_and_a_launch(device: CudaDevice) ->
 
 
 def test_the_dicts_of_a_state_are_not_compared(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, compared = Loop(2), []
     compare = TreeWatch._has_same_dicts
@@ -129,7 +128,7 @@ def test_the_dicts_of_a_state_are_not_compared(
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_the_loop_computes_what_jit_does(device: CudaDevice, blocks: int) -> None:
+def test_the_loop_computes_what_jit_does(device: CudaOnHost, blocks: int) -> None:
     loop, state, jitted = Loop(blocks), make_state(blocks), jax.jit(step)
     losses = []
     for index in range(loop.calls):

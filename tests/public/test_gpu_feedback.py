@@ -18,11 +18,10 @@ import pytest
 
 import tracegraph as tg
 from tests.fakes import regions_as_kernels
-from tests.fakes.cuda_on_host import make_device
+from tests.fakes.cuda_on_host import CudaOnHost, make_device
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.runtime.cuda import buffer, jax_order
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.cuda.results import ResultPort
 from tracegraph.runtime.errors import CaptureError, CudaError
 
@@ -30,7 +29,7 @@ X = np.arange(4, dtype=np.float32)
 
 
 @pytest.fixture(params=["at once", "late"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
     make = functools.partial(make_device, is_deferred=request.param == "late")
     monkeypatch.setattr(regions_as_kernels, "make_device", make)
     # That of host memory.
@@ -58,7 +57,7 @@ class Work:
 
     NAMES = ("send", "launch", "copy_async", "synchronize_stream")
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: CudaOnHost) -> None:
         self._count_calls = device.driver.count_calls
         self._before = [self._count_calls(name) for name in self.NAMES]
 
@@ -80,7 +79,7 @@ def compute(x: Any, steps: int) -> Any:
 
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_loop_over_its_own_result_copies_nothing(
-    device: CudaDevice, is_held: bool, stay_fast: Callable[[], None]
+    device: CudaOnHost, is_held: bool, stay_fast: Callable[[], None]
 ) -> None:
     step, kept = capture(advance), []
     x = step(step(X))
@@ -96,7 +95,7 @@ def test_a_loop_over_its_own_result_copies_nothing(
         np.testing.assert_array_equal(result, compute(X, 3 + index))
 
 
-def test_a_loop_alternates_between_two_pieces_of_memory(device: CudaDevice) -> None:
+def test_a_loop_alternates_between_two_pieces_of_memory(device: CudaOnHost) -> None:
     step = capture(advance)
     x, addresses = step(X), []
     for _ in range(12):
@@ -108,7 +107,7 @@ def test_a_loop_alternates_between_two_pieces_of_memory(device: CudaDevice) -> N
 
 @pytest.mark.parametrize("is_held", [False, True])
 def test_two_graphs_feed_each_other(
-    device: CudaDevice, is_held: bool, stay_fast: Callable[[], None]
+    device: CudaOnHost, is_held: bool, stay_fast: Callable[[], None]
 ) -> None:
     double, increment, kept = capture(lambda x: x * 2), capture(lambda x: x + 1), []
     x = increment(double(increment(double(X))))
@@ -126,7 +125,7 @@ def test_two_graphs_feed_each_other(
         np.testing.assert_array_equal(result, value)
 
 
-def test_a_result_that_was_read_is_not_copied_either(device: CudaDevice) -> None:
+def test_a_result_that_was_read_is_not_copied_either(device: CudaOnHost) -> None:
     step = capture(advance)
     x, wanted = step(X), compute(X, 1)
     step(x)
@@ -138,7 +137,7 @@ def test_a_result_that_was_read_is_not_copied_either(device: CudaDevice) -> None
     np.testing.assert_array_equal(x, wanted)
 
 
-def test_results_in_trees_and_more_than_once(device: CudaDevice) -> None:
+def test_results_in_trees_and_more_than_once(device: CudaOnHost) -> None:
     mix = capture(lambda tree, y: {"a": tree["a"] + y, "b": [tree["b"][0] * 0.5]})
     tree, wanted = {"a": X, "b": [X]}, {"a": X, "b": X}
     y = capture(advance)(X)
@@ -155,7 +154,7 @@ def test_results_in_trees_and_more_than_once(device: CudaDevice) -> None:
     np.testing.assert_array_equal(tree["b"][0], wanted["b"])
 
 
-def test_the_same_result_as_every_argument(device: CudaDevice) -> None:
+def test_the_same_result_as_every_argument(device: CudaOnHost) -> None:
     add = capture(lambda x, y: x + y)
     x = add(X, X)
     for _ in range(5):
@@ -163,7 +162,7 @@ def test_the_same_result_as_every_argument(device: CudaDevice) -> None:
     np.testing.assert_array_equal(x, X * 2**6)
 
 
-def test_typed_keys_come_back(device: CudaDevice) -> None:
+def test_typed_keys_come_back(device: CudaOnHost) -> None:
     draw = capture(lambda key: (jax.random.split(key, 1)[0], jax.random.uniform(key)))
     # Kept: memory that work waits for is freed in that order on a GPU, here at once.
     key = wanted = kept = jax.random.key(3)
@@ -184,7 +183,7 @@ def test_typed_keys_come_back(device: CudaDevice) -> None:
 
 
 def test_an_input_that_cannot_be_rebound_is_copied_in_one_step(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch, stay_fast: Callable[[], None]
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch, stay_fast: Callable[[], None]
 ) -> None:
     step = capture(advance)
     x = step(step(X))
@@ -198,7 +197,7 @@ def test_an_input_that_cannot_be_rebound_is_copied_in_one_step(
     np.testing.assert_array_equal(x, compute(X, 12))
 
 
-def test_a_donated_result_is_consumed(device: CudaDevice) -> None:
+def test_a_donated_result_is_consumed(device: CudaOnHost) -> None:
     update = capture(lambda state, x: (state + x, state.sum()), donate_argnums=0)
     state = first = capture(advance)(X)
     for _ in range(3):
@@ -207,7 +206,7 @@ def test_a_donated_result_is_consumed(device: CudaDevice) -> None:
     np.testing.assert_array_equal(state, compute(X, 1) + 3 * X)
 
 
-def test_a_deleted_result_is_refused_and_the_graph_goes_on(device: CudaDevice) -> None:
+def test_a_deleted_result_is_refused_and_the_graph_goes_on(device: CudaOnHost) -> None:
     step = capture(advance)
     x = step(step(X))
     unread, read = step(x), step(x)
@@ -219,7 +218,7 @@ def test_a_deleted_result_is_refused_and_the_graph_goes_on(device: CudaDevice) -
     np.testing.assert_array_equal(step(x), compute(X, 3))
 
 
-def test_a_failed_launch_leaves_the_value_as_it_was(device: CudaDevice) -> None:
+def test_a_failed_launch_leaves_the_value_as_it_was(device: CudaOnHost) -> None:
     step = capture(advance)
     x = step(step(X))
     for name in ("send", "launch"):
@@ -231,7 +230,7 @@ def test_a_failed_launch_leaves_the_value_as_it_was(device: CudaDevice) -> None:
 
 
 def test_no_memory_is_asked_for_in_a_loop(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = capture(advance)
     x = step(step(X))
@@ -248,7 +247,7 @@ def test_no_memory_is_asked_for_in_a_loop(
     assert x.shape == (4,)
 
 
-def test_loops_in_several_threads(device: CudaDevice) -> None:
+def test_loops_in_several_threads(device: CudaOnHost) -> None:
     step, found = capture(advance), {}
     step(step(X))
 
@@ -268,7 +267,7 @@ def test_loops_in_several_threads(device: CudaDevice) -> None:
         np.testing.assert_array_equal(value, compute(np.float32(number) + X, 31))
 
 
-def test_key_data_is_rebound_too(device: CudaDevice, stay_fast: Callable[[], None]) -> None:
+def test_key_data_is_rebound_too(device: CudaOnHost, stay_fast: Callable[[], None]) -> None:
     draw = capture(lambda key, x: x + jax.random.uniform(key, (4,)))
     keys = list(jax.random.split(jax.random.key(5), 6))
     x = draw(keys[0], draw(keys[0], X))
@@ -281,7 +280,7 @@ def test_key_data_is_rebound_too(device: CudaDevice, stay_fast: Callable[[], Non
     np.testing.assert_allclose(x, X + total, rtol=1e-6)
 
 
-def test_results_of_jax_and_of_graphs_in_turn(device: CudaDevice) -> None:
+def test_results_of_jax_and_of_graphs_in_turn(device: CudaOnHost) -> None:
     step, x, wanted, kept = capture(advance), X, X, []
     for index in range(12):
         # Kept, see above.

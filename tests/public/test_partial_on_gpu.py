@@ -15,16 +15,16 @@ import pytest
 from jax import lax
 
 import tracegraph as tg
+from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.lowering import compile_gpu
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.errors import RefusedWork, UnsupportedError
 
 X = jnp.linspace(0.5, 2.0, 16).reshape(4, 4)
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
     return capture_for_gpu(monkeypatch)
 
 
@@ -90,7 +90,7 @@ def list_stages(captured: Any, *arguments: Any) -> list[bool]:
 
 
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
-def test_captures_equal_jit(device: CudaDevice, function: Callable[..., Any]) -> None:
+def test_captures_equal_jit(device: CudaOnHost, function: Callable[..., Any]) -> None:
     captured = tg.capture(function, mode="partial")
     for x in (X, X * 3, X):
         got, wanted = captured(x), jax.jit(function)(x)
@@ -98,7 +98,7 @@ def test_captures_equal_jit(device: CudaDevice, function: Callable[..., Any]) ->
     assert captured.cache_info() == (2, 1, 64, 1)
 
 
-def test_runs_of_such_ops_are_one_call(device: CudaDevice) -> None:
+def test_runs_of_such_ops_are_one_call(device: CudaOnHost) -> None:
     def twice(x: jax.Array) -> jax.Array:
         return jnp.fft.ifft(jnp.fft.fft(x.astype(complex))).real
 
@@ -106,13 +106,13 @@ def test_runs_of_such_ops_are_one_call(device: CudaDevice) -> None:
     assert list_stages(tg.capture(callback_between, mode="partial"), X)[:3] == [True, False, False]
 
 
-def test_whole_mode_cuts_nothing(device: CudaDevice) -> None:
+def test_whole_mode_cuts_nothing(device: CudaOnHost) -> None:
     # Kernels on the host hold what no graph on a GPU does.
     assert list_stages(tg.capture(spectrum), X) == [True]
 
 
 def test_what_lowering_refuses_is_cut_out(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = refuse_regions(monkeypatch, find_sine)
     captured = tg.capture(lambda x: jnp.sin(x * 2) + 1, mode="partial", name="step")
@@ -127,7 +127,7 @@ def test_what_lowering_refuses_is_cut_out(
 
 
 def test_a_region_runs_eagerly_where_xla_names_no_op(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_regions(monkeypatch, lambda text: "")
     captured = tg.capture(lambda x: jnp.sin(x * 2) + 1, mode="partial", verify=False)
@@ -137,7 +137,7 @@ def test_a_region_runs_eagerly_where_xla_names_no_op(
 
 
 def test_an_op_that_is_named_in_vain_ends_in_an_eager_region(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The name of another op each time: the sine is cut out with its whole region at last.
     names = iter(f"jit(region0)/tracegraph_op{index}/mul" for index in (0, 2, 3, 4, 5))
@@ -148,7 +148,7 @@ def test_an_op_that_is_named_in_vain_ends_in_an_eager_region(
 
 
 def test_a_refusal_that_lies_in_no_op_is_raised(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*rest: Any, **named: Any) -> Any:
         raise UnsupportedError("no plugin", where="w", why="y", fix="f", anchor="unsupported-jax")
@@ -162,7 +162,7 @@ def test_a_refusal_that_lies_in_no_op_is_raised(
         assert "violations\n  no plugin\n    where: w\n" in report
 
 
-def test_a_donated_state_passes_an_eager_part(device: CudaDevice) -> None:
+def test_a_donated_state_passes_an_eager_part(device: CudaOnHost) -> None:
     def step(state: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
         w = jnp.fft.fft(state["w"] + x).real
         return {"w": w * 0.1}, w.sum()
@@ -176,7 +176,7 @@ def test_a_donated_state_passes_an_eager_part(device: CudaDevice) -> None:
     np.testing.assert_allclose(state["w"], wanted["w"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_report_for_a_gpu(device: CudaDevice) -> None:
+def test_a_report_for_a_gpu(device: CudaOnHost) -> None:
     captured = tg.capture(spectrum, mode="partial", name="step")
     report = captured.explain(X)
     for text in (

@@ -26,7 +26,7 @@ FRESH, RESIDENT, STATIC = Lifetime.FRESH, Lifetime.RESIDENT, Lifetime.STATIC
 
 def make_pair(lifetime: Lifetime, value=(1.0, 2.0, 3.0)) -> tuple[NumpyBuffer, Array]:
     buffer = NumpyBuffer(np.array(value, np.float32))
-    return buffer, Array(buffer, buffer.generation, lifetime)
+    return buffer, Array(buffer, buffer.clock.generation, lifetime)
 
 
 # Note [States of an Array]: every arrow.
@@ -360,11 +360,11 @@ def test_a_read_waits_for_the_replay_that_holds_the_lock():
     buffer, array = make_pair(RESIDENT)
     seen = []
     reader = threading.Thread(target=lambda: seen.append(array.tolist()))
-    with buffer.lock:
+    with buffer.clock.lock:
         assert array.is_ready()
         reader.start()
         buffer.view[...] = 4
-        buffer.generation += 1
+        buffer.clock.generation += 1
     reader.join()
     assert seen == [[4, 4, 4]]
 
@@ -372,7 +372,7 @@ def test_a_read_waits_for_the_replay_that_holds_the_lock():
 def test_is_ready_is_false_while_another_thread_holds_the_lock():
     buffer, array = make_pair(FRESH)
     answers = []
-    with buffer.lock:
+    with buffer.clock.lock:
         asker = threading.Thread(target=lambda: answers.append(array.is_ready()))
         asker.start()
         asker.join()
@@ -393,7 +393,7 @@ def test_readers_and_an_owner_agree_in_many_threads():
                 mixed.append(value)
 
     for number in range(1, 60):
-        array = Array(buffer, buffer.generation, FRESH)
+        array = Array(buffer, buffer.clock.generation, FRESH)
         live.append(array)
         readers = [threading.Thread(target=read) for _ in range(3)]
         for reader in readers:

@@ -230,7 +230,7 @@ def test_a_function_that_jit_has_seen_is_not_traced_again():
 
 def test_what_jax_keeps_does_not_change_with_the_buffer():
     buffer = NumpyBuffer(MATRIX)
-    array = Array(buffer, buffer.generation, Lifetime.RESIDENT)
+    array = Array(buffer, buffer.clock.generation, Lifetime.RESIDENT)
     _, pull_back = jax.vjp(lambda x: x * x, array)
     jaxpr = jax.make_jaxpr(lambda y: y + array)(1.0)
     jitted = jax.jit(lambda y: y + array)
@@ -341,7 +341,7 @@ def test_dtypes_and_shapes(dtype, shape):
     assert_alike(lambda x: x.real.astype(np.float32), value)
     assert_alike(lambda x: np.asarray(x), value)
     buffer = NumpyBuffer(value)
-    array = Array(buffer, buffer.generation, Lifetime.FRESH)
+    array = Array(buffer, buffer.clock.generation, Lifetime.FRESH)
     buffer.replay(np.zeros(shape, dtype), array)
     assert_same(array.jax(), jnp.asarray(value))
     assert array.data_ptr() == array.unsafe_buffer_pointer()

@@ -19,7 +19,6 @@ from tracegraph.lowering.compile_gpu import prepare_reading
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.warm_memory import warm_memory
 from tracegraph.options import Options
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace, make_request
@@ -66,7 +65,7 @@ def lower_capture(
     )
     lower = functools.partial(_lower, options, prepared, device, progress, first.call, beside)
     try:
-        if options.mode == "partial" and device.target == "gpu":
+        if options.mode == "partial" and device.takes_kernels:
             lowered = _lower_cut(first.checked, lower)
         else:
             lowered = first.checked, lower(first.checked)
@@ -82,7 +81,7 @@ def lower_capture(
 
 def _list_preparations(device: Device, options: Options, graph: Graph) -> list[Preparation]:
     """Returns what a capture on a GPU does once per process or type: better while XLA compiles."""
-    if not isinstance(device, CudaDevice):
+    if not device.takes_kernels:
         return []
     preparations: list[Preparation] = [
         ("lower", prepare_reading),
@@ -164,7 +163,7 @@ def _lower(
         device.jax_device,
         on_stage=lambda stage, name: progress.enter(stage, f"{name} of {count}" if name else ""),
         updates_in_place=device.updates_in_place,
-        target=device.target,
+        takes_kernels=device.takes_kernels,
         beside=beside,
-        on_planned=device.prepare_arena if isinstance(device, CudaDevice) else None,
+        on_planned=device.prepare_arena,
     )

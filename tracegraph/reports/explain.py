@@ -42,17 +42,17 @@ def explain_capture(
         device: that it is captured for.
         verification: of the graph, if it was captured already.
     """
-    is_gpu = device.target == "gpu"
+    takes_kernels = device.takes_kernels
     sections = [_title("signature", _list_signature(signature, names))]
-    if is_gpu:
+    if takes_kernels:
         sections.append(_title("device", [describe_device(device)]))
     try:
         checked, lowered = lower()
     except (CaptureError, UnsupportedError) as error:
         sections.append(_title("violations", str(error).splitlines()))
         return _join(options, "cannot be captured", sections)
-    counts = [count_nodes(lowered)] if is_gpu else []
-    workspaces = [str(measure_workspaces(lowered.definition))] if is_gpu else []
+    counts = [count_nodes(lowered)] if takes_kernels else []
+    workspaces = [str(measure_workspaces(lowered.definition))] if takes_kernels else []
     pool_bytes = lowered.definition.arena_size.reserved_bytes
     sections += [
         _title("graph", str(checked).splitlines()),
@@ -63,7 +63,7 @@ def explain_capture(
         _title("per call", _list_copies(lowered)),
         _title("pool", [f"{pool_bytes:,} bytes, known before the first run", *workspaces]),
     ]
-    if is_gpu:
+    if takes_kernels:
         text = describe_verification(options, checked, lowered, verification)
         sections.append(_title("verification", [text]))
     if checked.notes:
@@ -104,9 +104,9 @@ def _list_regions(checked: CheckedGraph, lowered: Lowered) -> list[str]:
 
 
 def _list_calls(lowered: Lowered) -> list[str]:
-    lines = []
+    lines, eager = [], lowered.eager_regions
     for step in lowered.program.steps:
-        how = "captured" if getattr(step, "is_captured", True) else "eager"
+        how = "eager" if step.name in eager else "captured"
         reads = sum(use.nbytes for use in step.reads)
         writes = sum(use.nbytes for use in step.writes)
         lines.append(

@@ -12,8 +12,6 @@ serves others only after the last copy.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import weakref
 from typing import Any
 
@@ -21,14 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.default_device import find_device
-from tracegraph.runtime.device import Device
-from tracegraph.runtime.environment import read_alloc_conf
 from tracegraph.runtime.errors import TracegraphError
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator, find_host_block
 from tracegraph.runtime.memory.pinned.host_block import HostBlock
-from tracegraph.runtime.memory.pinned.host_pages import PlainPages
 
 
 class _PinnedBytes:
@@ -71,12 +65,12 @@ def pin_memory(tree: Any, *, non_blocking: bool = False) -> Any:
         >>> is_pinned(batch["x"]), is_pinned(np.arange(3.0))
         (True, False)
     """
-    device = find_device(is_checking=False)
+    allocator = find_host_allocator()
 
     def pin(leaf: Any) -> Any:
         if not isinstance(leaf, np.ndarray | jax.Array) or _is_pinned_so(leaf, non_blocking):
             return leaf
-        return _copy_to_pinned(leaf, device, non_blocking)
+        return _copy_to_pinned(leaf, allocator, non_blocking)
 
     return jax.tree_util.tree_map(pin, tree)
 
@@ -111,40 +105,21 @@ def synchronize_copies(tree: Any) -> None:
 def find_host_allocator() -> CachingHostAllocator:
     """Returns the allocator of the pinned memory of JAX's default device.
 
-    Its statistics count what is staged on the way to a GPU as well. Call `empty_host_cache` rather
-    than its own `empty_cache`, which needs the driver's context.
+    Its statistics count what is staged on the way to a GPU as well.
     """
-    return _find_allocator(find_device(is_checking=False))
+    return find_device(is_checking=False).host_allocator
 
 
 def empty_host_cache() -> None:
     """Gives back the page-locked memory that no array and no copy uses."""
-    device = find_device(is_checking=False)
-    allocator = _find_allocator(device)
-    with _use_context(device):
-        allocator.empty_cache()
+    find_host_allocator().empty_cache()
 
 
-def _find_allocator(device: Device) -> CachingHostAllocator:
-    return device.context.staging.allocator if isinstance(device, CudaDevice) else _find_plain()
-
-
-@functools.cache
-def _find_plain() -> CachingHostAllocator:
-    return CachingHostAllocator(PlainPages(), config=read_alloc_conf())
-
-
-def _use_context(device: Device) -> contextlib.AbstractContextManager[None]:
-    """Makes a GPU's context current: page-locking needs one."""
-    is_gpu = isinstance(device, CudaDevice)
-    return device.context.order.use_context() if is_gpu else contextlib.nullcontext()
-
-
-def _copy_to_pinned(array: Any, device: Device, non_blocking: bool) -> np.ndarray[Any, Any]:
+def _copy_to_pinned(
+    array: Any, allocator: CachingHostAllocator, non_blocking: bool
+) -> np.ndarray[Any, Any]:
     source = _read_on_host(array)
-    allocator = _find_allocator(device)
-    with _use_context(device):
-        block = allocator.allocate(source.nbytes, is_direct=non_blocking)
+    block = allocator.allocate(source.nbytes, is_direct=non_blocking)
     owner = _PinnedBytes(block, source.nbytes)
     # The finaliser runs anywhere, also inside the allocator, and must not wait for it.
     weakref.finalize(owner, allocator.free_later, block).atexit = False

@@ -1,4 +1,4 @@
-"""Verification at capture: which reference a new graph is compared with, by its device."""
+"""Verification at capture: which reference a new graph is compared with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import jax
 from tracegraph.jax_internals import has_data_effects
 from tracegraph.options import Options
 from tracegraph.replaying.captured_graph import CapturedGraph
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -32,8 +31,8 @@ def verify_capture(
         options: how it is captured.
         prepared: the call.
         captured: its new graph.
-        device: that the graph is on. The reference of a GPU's graph is the XLA executable that it
-            was made from, that of a graph on the host `jax.jit`.
+        device: that the graph is on. The reference of a graph of kernels is the XLA executable that
+            they come from, that of compiled calls `jax.jit`.
 
     Raises:
         VerificationError: a result differs; all are named.
@@ -47,8 +46,8 @@ def verify_capture(
         "result" + jax.tree_util.keystr(path)
         for path, _ in jax.tree_util.tree_leaves_with_path(numbered)
     ]
-    if isinstance(device, CudaDevice):
-        return verify_on_device(device, captured, prepared.leaves, paths)
+    if device.comparison is not None:
+        return verify_on_device(device.comparison, captured, prepared.leaves, paths)
     with jax.default_device(device.jax_device):
         expected = _run_jit(function, prepared)
     replayed = captured.replay_once(prepared.leaves)

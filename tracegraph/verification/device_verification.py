@@ -19,7 +19,7 @@ import numpy as np
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.reference import run_regions
 from tracegraph.replaying.captured_graph import CapturedGraph
-from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.device import MemoryComparison
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
 from tracegraph.verification.difference import is_large
@@ -29,12 +29,15 @@ REFERENCE = "XLA's executable"
 
 
 def verify_on_device(
-    device: CudaDevice, captured: CapturedGraph, leaves: Sequence[Any], paths: Sequence[str]
+    comparison: MemoryComparison,
+    captured: CapturedGraph,
+    leaves: Sequence[Any],
+    paths: Sequence[str],
 ) -> VerificationReport:
     """Replays twice and compares with XLA's own executables.
 
     Args:
-        device: that the graph is on.
+        comparison: of the device that the graph is on.
         captured: the graph, with the executables that it was made from.
         leaves: one value per dynamic leaf.
         paths: one name per result.
@@ -44,7 +47,7 @@ def verify_on_device(
         OutOfMemoryError: there is no room for the copies that the comparison needs.
     """
     try:
-        return _compare_twice(device, captured, leaves, paths)
+        return _compare_twice(comparison, captured, leaves, paths)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -58,26 +61,29 @@ def verify_on_device(
 
 
 def _compare_twice(
-    device: CudaDevice, captured: CapturedGraph, leaves: Sequence[Any], paths: Sequence[str]
+    comparison: MemoryComparison,
+    captured: CapturedGraph,
+    leaves: Sequence[Any],
+    paths: Sequence[str],
 ) -> VerificationReport:
     lowered = captured.lowered
-    values = _place_values(device, captured, leaves)
+    values = _place_values(captured, leaves)
     close: set[str] = set()
     for is_other in (False, True):
         # Constants are what they are; only arguments can be others.
-        given = device.copy_arrays(values[: len(leaves)], is_rotated=is_other)
+        given = comparison.copy_arrays(values[: len(leaves)], is_rotated=is_other)
         with captured.lock:
             # XLA's executable comes second, for it uses up what is donated. The graph may only read
             # what it does not own: if it writes there, the executable gets other inputs.
             got = captured.replay_arrays(given, is_rebound=is_other)
             expected = _run_reference(lowered, [*given, *values[len(leaves) :]])
-            suspects = device.find_unequal(
+            suspects = comparison.find_unequal(
                 [
                     (address, array.unsafe_buffer_pointer(), array.nbytes)
                     for (address, _), array in zip(got, expected, strict=True)
                 ]
             )
-            replayed = [_read(device, *got[index], expected[index]) for index in suspects]
+            replayed = [_read(comparison, *got[index], expected[index]) for index in suspects]
         part = compare_results(
             captured.name,
             [paths[index] for index in suspects],
@@ -93,25 +99,23 @@ def _compare_twice(
 
 
 def _read(
-    device: CudaDevice, address: int, read_value: Callable[[], Any], wanted: jax.Array
+    comparison: MemoryComparison, address: int, read_value: Callable[[], Any], wanted: jax.Array
 ) -> Any:
     """Returns a result of the graph, a small one as a copy on the host: JAX compiles for others."""
-    return (
-        read_value() if is_large(wanted) else device.read_range(address, wanted.shape, wanted.dtype)
-    )
+    if is_large(wanted):
+        return read_value()
+    return comparison.read_range(address, wanted.shape, wanted.dtype)
 
 
-def _place_values(
-    device: CudaDevice, captured: CapturedGraph, leaves: Sequence[Any]
-) -> list[jax.Array]:
+def _place_values(captured: CapturedGraph, leaves: Sequence[Any]) -> list[jax.Array]:
     """Returns a plain array on the device for every static input, constants included."""
     specs = [spec.buffer for spec in captured.lowered.program.inputs]
     values = [*(to_plain(unwrap_key(leaf)) for leaf in leaves), *captured.constants]
-    here = {device.jax_device}
+    here = captured.replay.jax_device
     arrays = [
         value
-        if isinstance(value, jax.Array) and value.devices() == here
-        else jax.device_put(np.asarray(value, spec.dtype), device.jax_device)
+        if isinstance(value, jax.Array) and value.devices() == {here}
+        else jax.device_put(np.asarray(value, spec.dtype), here)
         for value, spec in zip(values, specs, strict=True)
     ]
     return [to_row_major(array) for array in arrays]

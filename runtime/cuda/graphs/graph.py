@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch
 from tracegraph.runtime.cuda.graphs.graph_builder import (
     GraphBuilder,
@@ -37,7 +38,9 @@ from tracegraph.runtime.nodes import BufferUse, KernelNode, TensorMap
 class _Executable:
     """Owns the handles of a graph; destroys them when graph and launchers are gone."""
 
-    def __init__(self, driver: Any, graph: int, executable: int, kernels: list[LoadedKernel]):
+    def __init__(
+        self, driver: CudaDriver, graph: int, executable: int, kernels: list[LoadedKernel]
+    ):
         self.graph, self.executable = graph, executable
         # The kernels are held until after the graph that launches them.
         weakref.finalize(self, _destroy, driver, graph, executable, kernels).atexit = False
@@ -61,7 +64,7 @@ class CudaGraph:
 
     def __init__(
         self,
-        driver: Any,
+        driver: CudaDriver,
         stage: Stage,
         locate: Locate,
         kernels: KernelLoader,
@@ -298,7 +301,7 @@ class CudaGraph:
         self._actions[index] = action
 
 
-def _destroy(driver: Any, graph: int, executable: int, kernels: list[LoadedKernel]) -> None:
+def _destroy(driver: CudaDriver, graph: int, executable: int, kernels: list[LoadedKernel]) -> None:
     try:
         driver.destroy_executable(executable)
     finally:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from tracegraph.runtime.cuda.driver.calls import (
     CopyRange,
@@ -28,6 +28,7 @@ from tracegraph.runtime.cuda.driver.calls import (
     KernelLaunch,
     Port,
 )
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.cuda.graphs.node_actions import Action, Locate, make_action
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
@@ -47,7 +48,7 @@ class GraphBuilder:
     """Builds one graph; what it has made is destroyed again when a step fails."""
 
     def __init__(
-        self, driver: Any, stage: Stage, locate: Locate, kernels: KernelLoader, name: str
+        self, driver: CudaDriver, stage: Stage, locate: Locate, kernels: KernelLoader, name: str
     ) -> None:
         self.driver, self.stage, self.locate, self.name = driver, stage, locate, name
         self.kernels = kernels
@@ -101,7 +102,7 @@ class _Capture:
     """Captures library calls, all on one stream that is made for the first of them."""
 
     def __init__(
-        self, driver: Any, scratch: contextlib.ExitStack, libraries: Mapping[str, Library]
+        self, driver: CudaDriver, scratch: contextlib.ExitStack, libraries: Mapping[str, Library]
     ) -> None:
         self._driver, self._scratch, self._libraries = driver, scratch, libraries
         self._stream = 0

@@ -6,8 +6,8 @@ import dataclasses
 import math
 import threading
 import weakref
-from typing import Any
 
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.graph_calls import PORTABLE_CLUSTER_SIZE
 from tracegraph.runtime.nodes import KernelCode, LaunchShape
 
@@ -20,7 +20,7 @@ class LoadedLibrary:
         cubin: the image.
     """
 
-    def __init__(self, driver: Any, cubin: bytes) -> None:
+    def __init__(self, driver: CudaDriver, cubin: bytes) -> None:
         self.handle = driver.load_library(cubin)
         self.functions: dict[str, int] = {}
         self.shared_bytes: dict[str, int] = {}
@@ -45,7 +45,7 @@ class KernelLoader:
         context: of the device.
     """
 
-    def __init__(self, driver: Any, context: int) -> None:
+    def __init__(self, driver: CudaDriver, context: int) -> None:
         self.driver = driver
         self.context = context
         self._lock = threading.Lock()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.nodes import (
     BufferUse,
@@ -37,7 +38,7 @@ class Empty:
 Action: TypeAlias = KernelLaunch | CopyRange | FillRange | Child | Empty
 
 
-def make_action(driver: Any, node: Node, function: int, locate: Locate) -> Action:
+def make_action(driver: CudaDriver, node: Node, function: int, locate: Locate) -> Action:
     """Returns what a node does at the addresses of its byte ranges.
 
     Args:
@@ -101,7 +102,7 @@ def move_action(node: Node, action: Action, buffer: str, address: int) -> Action
     return action
 
 
-def _make_parameter(driver: Any, parameter: KernelParameter, locate: Locate) -> bytes:
+def _make_parameter(driver: CudaDriver, parameter: KernelParameter, locate: Locate) -> bytes:
     if isinstance(parameter, bytes):
         return parameter
     if isinstance(parameter, TensorMap):

@@ -28,35 +28,36 @@ class CudaStage:
         launch_graph: puts the graph on JAX's stream, and does nothing else.
     """
 
-    direct = None
-
     def __init__(self, graph: CudaGraph, ports: Sequence[ResultPort], order: JaxOrder) -> None:
         self.graph = graph
-        self._order = order
         self.launch_graph = graph.launcher(order.stream)
-        self.launch = self._make_launch(tuple(ports))
+        self.launch = _make_launch(graph, tuple(ports), order)
 
-    def _make_launch(self, ports: tuple[ResultPort, ...]) -> Callable[[], None]:
-        launch_graph = self.launch_graph
-        enter_thread, thread, streams = self._order.enter_thread, self._order.thread, thread_state
 
-        def launch() -> None:
-            if not thread.has_context:
-                enter_thread()
-            for port in ports:
-                if port.is_taken:
-                    port.renew()
-            if streams.streams and current_stream() is not default_stream():
-                self._launch_beside()
-            else:
-                launch_graph()
+def _make_launch(
+    graph: CudaGraph, ports: tuple[ResultPort, ...], order: JaxOrder
+) -> Callable[[], None]:
+    launch_graph = graph.launcher(order.stream)
+    enter_thread, thread, streams = order.enter_thread, order.thread, thread_state
 
-        return launch
+    def launch() -> None:
+        if not thread.has_context:
+            enter_thread()
+        for port in ports:
+            if port.is_taken:
+                port.renew()
+        if streams.streams and current_stream() is not default_stream():
+            _launch_beside(graph, order)
+        else:
+            launch_graph()
 
-    def _launch_beside(self) -> None:
-        side = self._order.find_stream(current_stream())
-        with self._order.beside(side):
-            self.graph.launcher(side)()
+    return launch
+
+
+def _launch_beside(graph: CudaGraph, order: JaxOrder) -> None:
+    side = order.find_stream(current_stream())
+    with order.beside(side):
+        graph.launcher(side)()
 
 
 class EagerStage:
@@ -66,8 +67,6 @@ class EagerStage:
         stage: one call.
         buffers: every buffer of the graph, by name.
     """
-
-    direct = None
 
     def __init__(self, stage: Stage, buffers: Mapping[str, CudaBuffer]) -> None:
         self._calls = [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.providers.owned_memory import OwnedMemory
 from tracegraph.runtime.memory.providers.segment import Segment
@@ -19,7 +19,7 @@ class _DriverProvider:
 
     name = ""
 
-    def __init__(self, driver: Any, context: int) -> None:
+    def __init__(self, driver: CudaDriver, context: int) -> None:
         self._driver, self._context = driver, context
         self._segments = SegmentSet(self.name)
 
@@ -109,7 +109,7 @@ class CudaAsyncProvider(_DriverProvider):
     name = "cuda_async"
 
     def __init__(
-        self, driver: Any, context: int, ordinal: int, find_stream: Callable[[int], int]
+        self, driver: CudaDriver, context: int, ordinal: int, find_stream: Callable[[int], int]
     ) -> None:
         super().__init__(driver, context)
         self._find_stream = find_stream
@@ -143,11 +143,11 @@ class CudaAsyncProvider(_DriverProvider):
             self._driver.trim_memory_pool(self._pool, 0)
 
 
-def _free_memory(driver: Any, context: int, address: int) -> None:
+def _free_memory(driver: CudaDriver, context: int, address: int) -> None:
     with driver.use_context(context):
         driver.free_memory(address)
 
 
-def _free_async(driver: Any, context: int, address: int, stream: int) -> None:
+def _free_async(driver: CudaDriver, context: int, address: int, stream: int) -> None:
     with driver.use_context(context):
         driver.free_async(address, stream)

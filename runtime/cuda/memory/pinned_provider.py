@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
 
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.events import CudaEvents
 from tracegraph.runtime.environment import read_alloc_conf
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
@@ -17,17 +17,17 @@ _lock = threading.Lock()
 
 
 class CudaPages:
-    """Page-locks memory for all contexts of the process.
+    """Page-locks memory for all contexts of the process, in any thread.
 
     Args:
-        driver: the CUDA driver. The thread that allocates or registers needs a current context.
+        driver: the CUDA driver.
+        context: of a GPU, through which it is done.
     """
 
     name = "cuda"
 
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
-        self._context = 0
+    def __init__(self, driver: CudaDriver, context: int) -> None:
+        self._driver, self._context = driver, context
 
     def allocate(self, nbytes: int) -> Segment:
         """Returns a fresh page-locked segment.
@@ -35,11 +35,11 @@ class CudaPages:
         Raises:
             OutOfMemoryError: the machine has no more memory that can be locked.
         """
-        self._context = self._context or self._driver.get_current()
-        return Segment(self._driver.allocate_host(nbytes), nbytes, None)
+        with self._driver.use_context(self._context):
+            return Segment(self._driver.allocate_host(nbytes), nbytes, None)
 
     def free(self, segment: Segment) -> None:
-        """Takes back a segment, in a thread with a context or without."""
+        """Takes back a segment."""
         with self._driver.use_context(self._context):
             self._driver.free_host(segment.address)
 
@@ -49,19 +49,23 @@ class CudaPages:
         Raises:
             CudaError: the driver refused.
         """
-        self._context = self._context or self._driver.get_current()
-        self._driver.register_host(segment.address, segment.nbytes)
+        with self._driver.use_context(self._context):
+            self._driver.register_host(segment.address, segment.nbytes)
 
     def unregister(self, segment: Segment) -> None:
-        """Makes the memory ordinary again, in a thread with a context or without."""
+        """Makes the memory ordinary again."""
         with self._driver.use_context(self._context):
             self._driver.unregister_host(segment.address)
 
 
-def find_pinned_allocator(driver: Any) -> CachingHostAllocator:
-    """Returns the allocator of page-locked memory that all users of a driver share.
+def find_pinned_allocator(driver: CudaDriver, context: int) -> CachingHostAllocator:
+    """Returns the allocator of page-locked memory that all GPUs of a driver share.
 
-    It lives while somebody holds it or an array in its memory.
+    It lives while a GPU or an array in its memory does.
+
+    Args:
+        driver: the CUDA driver.
+        context: of a GPU; that of the first one serves all.
 
     Raises:
         ConfigError: ``TRACEGRAPH_ALLOC_CONF`` is wrong.
@@ -71,6 +75,8 @@ def find_pinned_allocator(driver: Any) -> CachingHostAllocator:
         allocator = _allocators.get(id(driver))
         if allocator is None:
             config, events = read_alloc_conf(), CudaEvents(driver)
-            allocator = CachingHostAllocator(CudaPages(driver), config=config, events=events)
+            allocator = CachingHostAllocator(
+                CudaPages(driver, context), config=config, events=events
+            )
             _allocators[id(driver)] = allocator
         return allocator

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tracegraph.runtime.cuda.memory.pinned_provider import find_pinned_allocator
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.pinned.host_block import HostBlock
 
@@ -28,14 +28,11 @@ class Staging:
     Args:
         driver: the CUDA driver.
         stream: handle of the stream that the copies are put on.
-        allocator: of page-locked memory; None for the one that all GPUs share.
+        allocator: of page-locked memory.
     """
 
-    def __init__(
-        self, driver: Any, stream: int, allocator: CachingHostAllocator | None = None
-    ) -> None:
-        self._driver, self._stream = driver, stream
-        self.allocator = allocator or find_pinned_allocator(driver)
+    def __init__(self, driver: CudaDriver, stream: int, allocator: CachingHostAllocator) -> None:
+        self._driver, self._stream, self.allocator = driver, stream, allocator
 
     @property
     def reserved_bytes(self) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.memory.driver_providers import CudaProvider
 from tracegraph.runtime.errors import OutOfMemoryError
 
@@ -20,7 +20,7 @@ class CudaVirtualProvider(CudaProvider):
 
     name = "cuda_vmm"
 
-    def __init__(self, driver: Any, context: int, ordinal: int) -> None:
+    def __init__(self, driver: CudaDriver, context: int, ordinal: int) -> None:
         super().__init__(driver, context)
         self._ordinal = ordinal
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.devices import add_in_two_regions, ones, use_device
 from tracegraph.memory import MemPool, empty_cache, memory_allocated, memory_reserved, use_mem_pool
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.default_device import find_any_device
 from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pinned.host_block import HostBlock
@@ -27,7 +27,7 @@ N = 1000
 
 
 @pytest.fixture(params=KINDS)
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CudaDevice | None:
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CudaOnHost | None:
     """Each device in turn; None for the host."""
     return use_device(monkeypatch, request.param)
 
@@ -83,7 +83,7 @@ ORDERS = list(itertools.permutations(("captured", "state", "y", "other")))
 
 
 @pytest.mark.parametrize("order", ORDERS[::5], ids=" ".join)
-def test_in_any_order(order: tuple[str, ...], gpu: CudaDevice | None) -> None:
+def test_in_any_order(order: tuple[str, ...], gpu: CudaOnHost | None) -> None:
     alive = make_all(None)
     del alive["z"]
     for name in order:
@@ -95,7 +95,7 @@ def test_in_any_order(order: tuple[str, ...], gpu: CudaDevice | None) -> None:
 
 
 @pytest.mark.parametrize("place", range(5))
-def test_a_mem_pool_in_any_place(place: int, gpu: CudaDevice | None) -> None:
+def test_a_mem_pool_in_any_place(place: int, gpu: CudaOnHost | None) -> None:
     pools = [MemPool()]
     alive = make_all(pools[0])
     order = ["other", "z", "state", "captured"]
@@ -113,7 +113,7 @@ def test_a_mem_pool_in_any_place(place: int, gpu: CudaDevice | None) -> None:
     assert memory_reserved() == 0
 
 
-def test_an_array_alone_keeps_its_pool(gpu: CudaDevice | None) -> None:
+def test_an_array_alone_keeps_its_pool(gpu: CudaOnHost | None) -> None:
     pool = MemPool()
     alive = make_all(pool)
     state, pool_id = alive["state"], pool.id
@@ -127,7 +127,7 @@ def test_an_array_alone_keeps_its_pool(gpu: CudaDevice | None) -> None:
     empty_cache()
 
 
-def test_200_graphs_of_one_function(gpu: CudaDevice | None) -> None:
+def test_200_graphs_of_one_function(gpu: CudaOnHost | None) -> None:
     """The function keeps the memory of a graph that is dropped for its next one."""
     captured = tg.capture(add_in_two_regions(1.0), verify=False)
     lowered = captured.lower(ones(N))
@@ -166,7 +166,7 @@ def test_captures_and_drops(baseline: tuple[int, int]) -> None:
 def test_the_provider_fails_at_a_call(
     number: int,
     error: type[BaseException],
-    gpu: CudaDevice | None,
+    gpu: CudaOnHost | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A capture with scratch, and one that shares its pool, need four segments altogether."""
@@ -224,7 +224,7 @@ def test_the_driver_fails_at_any_call_of_a_capture(monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(np.asarray(lowered.instantiate()(ones(N))), np.full(N, 2.0))
 
 
-def test_a_failing_verification(gpu: CudaDevice | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_verification(gpu: CudaOnHost | None, monkeypatch: pytest.MonkeyPatch) -> None:
     captured = tg.capture(add_in_two_regions(1.0))
 
     def refuse(*_: Any) -> Any:
@@ -240,7 +240,7 @@ def test_a_failing_verification(gpu: CudaDevice | None, monkeypatch: pytest.Monk
     np.testing.assert_array_equal(np.asarray(captured(ones(N))), np.full(N, 2.0))
 
 
-def test_a_failing_trace(gpu: CudaDevice | None) -> None:
+def test_a_failing_trace(gpu: CudaOnHost | None) -> None:
     def fail(x: Any) -> Any:
         raise ValueError(f"stopped at {jnp.sort(x).shape}")
 
@@ -253,7 +253,7 @@ def test_a_failing_trace(gpu: CudaDevice | None) -> None:
     assert pool.use_count() == 1
 
 
-def test_a_context_that_an_exception_leaves_in_a_capture(gpu: CudaDevice | None) -> None:
+def test_a_context_that_an_exception_leaves_in_a_capture(gpu: CudaOnHost | None) -> None:
     pool = MemPool()
     addresses: list[int] = []
 
@@ -292,7 +292,7 @@ def make_garbage(count: int) -> None:
 
 @pytest.mark.parametrize("point", ["allocate", "free"])
 def test_the_collector_runs_inside_the_provider(
-    point: str, gpu: CudaDevice | None, monkeypatch: pytest.MonkeyPatch
+    point: str, gpu: CudaOnHost | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = find_any_device().allocator.provider
     inner, found = getattr(provider, point), []
@@ -355,7 +355,7 @@ def test_the_collector_runs_all_the_time() -> None:
     empty_cache()
 
 
-def test_threads_drop_what_others_made(gpu: CudaDevice | None) -> None:
+def test_threads_drop_what_others_made(gpu: CudaOnHost | None) -> None:
     def drop(alive: list[Any]) -> None:
         while alive:
             alive.pop()
@@ -370,7 +370,7 @@ def test_threads_drop_what_others_made(gpu: CudaDevice | None) -> None:
     assert memory_reserved() == 0
 
 
-def test_a_pool_goes_without_the_collector(gpu: CudaDevice | None) -> None:
+def test_a_pool_goes_without_the_collector(gpu: CudaOnHost | None) -> None:
     gc.collect()
     gc.disable()
     try:

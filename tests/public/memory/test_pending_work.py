@@ -22,14 +22,20 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tests.fakes.cuda_on_host import STREAM, floats, kernel, make_cuda_replay, make_device
+from tests.fakes.cuda_on_host import (
+    STREAM,
+    CudaOnHost,
+    floats,
+    kernel,
+    make_cuda_replay,
+    make_device,
+)
 from tests.fakes.definitions import make_definition, make_stage
 from tests.fakes.devices import PROVIDERS
 from tests.fakes.fake_driver import FakeDriver
 from tests.fakes.fake_memory import FakeMemory
 from tests.fakes.memory_driver import MemoryDriver
 from tracegraph.runtime.array import Lifetime
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.memory.caching.block import Block
 from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
@@ -52,7 +58,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def late(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
+def late(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnHost]:
     monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", PROVIDERS[name])
     device = make_device(monkeypatch, is_deferred=True)
     assert device.allocator.provider.name == name
@@ -87,11 +93,11 @@ def call(replay: Replay, value: float) -> Any:
     return replay.make_taker(0)()
 
 
-def has_work(device: CudaDevice, stream: int = STREAM) -> bool:
+def has_work(device: CudaOnHost, stream: int = STREAM) -> bool:
     return not device.driver.query_stream(stream)
 
 
-def note(device: CudaDevice, stream: int, log: list[str], word: str) -> None:
+def note(device: CudaOnHost, stream: int, log: list[str], word: str) -> None:
     """Enqueues work that says when it is done."""
     device.driver._enqueue(stream, functools.partial(log.append, word))
 
@@ -106,7 +112,7 @@ def check_releases(name: str, releases: list[tuple[str, set[int]]]) -> None:
 
 @pytest.mark.parametrize("order", ["graph first", "result first"])
 def test_everything_is_dropped_while_the_stream_holds_it(
-    order: str, name: str, late: CudaDevice, releases: list[tuple[str, set[int]]]
+    order: str, name: str, late: CudaOnHost, releases: list[tuple[str, set[int]]]
 ) -> None:
     replay = make_cuda_replay(late, TWO_STEPS)
     kept, dropped = call(replay, 3), call(replay, 4)
@@ -127,7 +133,7 @@ def test_everything_is_dropped_while_the_stream_holds_it(
 
 
 def test_state_is_dropped_while_the_stream_holds_it(
-    name: str, late: CudaDevice, releases: list[tuple[str, set[int]]]
+    name: str, late: CudaOnHost, releases: list[tuple[str, set[int]]]
 ) -> None:
     replay = make_cuda_replay(late, STATE)
     state = call(replay, 3)
@@ -139,7 +145,7 @@ def test_state_is_dropped_while_the_stream_holds_it(
     np.testing.assert_array_equal(np.asarray(copy.to_jax()), [4] * 4)
 
 
-def test_the_memory_serves_the_next_graph_of_the_pool(name: str, late: CudaDevice) -> None:
+def test_the_memory_serves_the_next_graph_of_the_pool(name: str, late: CudaOnHost) -> None:
     pool = PrivatePool(new_pool_id(), late.allocator)
     make = functools.partial(Replay, TWO_STEPS, late, pool, Lifetime.FRESH)
     results = []
@@ -157,7 +163,7 @@ def test_the_memory_serves_the_next_graph_of_the_pool(name: str, late: CudaDevic
     assert values == [2 * value + 1 for value in range(5)]
 
 
-def test_a_block_is_not_handed_to_another_stream(late: CudaDevice) -> None:
+def test_a_block_is_not_handed_to_another_stream(late: CudaOnHost) -> None:
     side = late.number_stream(tg.Stream())
     log: list[str] = []
     block = late.allocator.allocate(MIB)
@@ -168,7 +174,7 @@ def test_a_block_is_not_handed_to_another_stream(late: CudaDevice) -> None:
     late.allocator.free(other)
 
 
-def free_all(device: CudaDevice, block: Block) -> None:
+def free_all(device: CudaOnHost, block: Block) -> None:
     device.allocator.free(block)
     device.allocator.empty_cache()
     assert device.allocator.statistics.all.reserved_bytes.current == 0
@@ -176,7 +182,7 @@ def free_all(device: CudaDevice, block: Block) -> None:
 
 @pytest.mark.parametrize("forth", [True, False])
 def test_memory_that_changes_streams_waits_for_its_work(
-    forth: bool, name: str, late: CudaDevice
+    forth: bool, name: str, late: CudaOnHost
 ) -> None:
     """Freed, given back, and reserved again for another stream."""
     if name == "cuda_async":
@@ -196,7 +202,7 @@ def test_memory_that_changes_streams_waits_for_its_work(
 
 
 def test_pages_are_unmapped_when_all_streams_are_done(
-    late: CudaDevice, name: str, releases: list[tuple[str, set[int]]]
+    late: CudaOnHost, name: str, releases: list[tuple[str, set[int]]]
 ) -> None:
     number = late.number_stream(tg.Stream())
     log: list[str] = []

@@ -11,12 +11,18 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tests.fakes.cuda_on_host import STREAM, floats, kernel, make_cuda_replay, make_device
+from tests.fakes.cuda_on_host import (
+    STREAM,
+    CudaOnHost,
+    floats,
+    kernel,
+    make_cuda_replay,
+    make_device,
+)
 from tests.fakes.definitions import make_definition, make_stage
 from tests.fakes.devices import ones
 from tests.oracles import error_lines
 from tracegraph.runtime.array import Array, Lifetime
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.replay import Replay
@@ -28,7 +34,7 @@ STATE = make_definition(
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnHost]:
     """A GPU whose streams do nothing until somebody waits for them."""
     device = make_device(monkeypatch, is_deferred=True)
     yield device
@@ -48,7 +54,7 @@ def call(replay: Replay, value: float) -> Any:
     return replay.make_taker(0)()
 
 
-def read_on(device: CudaDevice, stream: tg.Stream, address: int) -> list[bytes]:
+def read_on(device: CudaOnHost, stream: tg.Stream, address: int) -> list[bytes]:
     """Enqueues a read of four floats by a stream of the user, behind all that is on JAX's.
 
     Returns:
@@ -65,14 +71,14 @@ def read_on(device: CudaDevice, stream: tg.Stream, address: int) -> list[bytes]:
     return found
 
 
-def finish(device: CudaDevice, stream: tg.Stream) -> None:
+def finish(device: CudaOnHost, stream: tg.Stream) -> None:
     device.driver.finish(device.context.order.find_stream(stream))
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_the_memory_of_a_result(
-    is_recorded: bool, is_settled: bool, late: CudaDevice, side: tg.Stream
+    is_recorded: bool, is_settled: bool, late: CudaOnHost, side: tg.Stream
 ) -> None:
     """Planted: without the record, an unread result gives its memory to the next replay."""
     replay = make_cuda_replay(late, DOUBLE)
@@ -98,7 +104,7 @@ def test_the_memory_of_a_result(
         assert address in addresses
 
 
-def test_the_memory_goes_when_the_stream_is_done(late: CudaDevice, side: tg.Stream) -> None:
+def test_the_memory_goes_when_the_stream_is_done(late: CudaOnHost, side: tg.Stream) -> None:
     held = late.context.held
     result = call(make_cuda_replay(late, DOUBLE), 1)
     read_on(late, side, result.data_ptr())
@@ -118,7 +124,7 @@ def test_the_memory_goes_when_the_stream_is_done(late: CudaDevice, side: tg.Stre
     np.testing.assert_array_equal(plain, [2] * 4)
 
 
-def test_held_memory_is_looked_at_when_memory_is_needed(late: CudaDevice, side: tg.Stream) -> None:
+def test_held_memory_is_looked_at_when_memory_is_needed(late: CudaOnHost, side: tg.Stream) -> None:
     replay = make_cuda_replay(late, DOUBLE)
     kept = []
     for value in range(40):
@@ -133,7 +139,7 @@ def test_held_memory_is_looked_at_when_memory_is_needed(late: CudaDevice, side: 
     assert values == [2.0 * value for value in range(40)]
 
 
-def test_several_streams(late: CudaDevice) -> None:
+def test_several_streams(late: CudaOnHost) -> None:
     held, streams = late.context.held, [tg.Stream(), tg.Stream()]
     result = call(make_cuda_replay(late, DOUBLE), 1)
     for stream in streams:
@@ -149,7 +155,7 @@ def test_several_streams(late: CudaDevice) -> None:
     assert len(held) == 0
 
 
-def test_what_the_stream_holds_at_the_end_counts(late: CudaDevice, side: tg.Stream) -> None:
+def test_what_the_stream_holds_at_the_end_counts(late: CudaOnHost, side: tg.Stream) -> None:
     """Work that comes after the record, but before the array is gone, is waited for too."""
     result = call(make_cuda_replay(late, DOUBLE), 1)
     result.record_stream(side)
@@ -162,7 +168,7 @@ def test_what_the_stream_holds_at_the_end_counts(late: CudaDevice, side: tg.Stre
     assert found == [floats([2] * 4).tobytes()]
 
 
-def test_the_stream_of_jax_needs_no_record(late: CudaDevice) -> None:
+def test_the_stream_of_jax_needs_no_record(late: CudaOnHost) -> None:
     replay = make_cuda_replay(late, DOUBLE)
     result, state = call(replay, 1), call(make_cuda_replay(late, STATE), 1)
     before = late.driver.count_calls("record_event")
@@ -177,7 +183,7 @@ def test_the_stream_of_jax_needs_no_record(late: CudaDevice) -> None:
 @pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize("lifetime", [Lifetime.FRESH, Lifetime.STATIC])
 def test_the_memory_of_an_arena(
-    is_recorded: bool, lifetime: Lifetime, late: CudaDevice, side: tg.Stream
+    is_recorded: bool, lifetime: Lifetime, late: CudaOnHost, side: tg.Stream
 ) -> None:
     """Planted: without the record, the next graph of the pool gets the memory at once."""
     pool = PrivatePool(new_pool_id(), late.allocator)
@@ -209,7 +215,7 @@ def test_the_memory_of_an_arena(
     assert arena in addresses
 
 
-def test_a_pool_that_goes_waits_for_the_stream(late: CudaDevice, side: tg.Stream) -> None:
+def test_a_pool_that_goes_waits_for_the_stream(late: CudaOnHost, side: tg.Stream) -> None:
     replay = make_cuda_replay(late, STATE)
     state = call(replay, 1)
     state.record_stream(side)
@@ -220,7 +226,7 @@ def test_a_pool_that_goes_waits_for_the_stream(late: CudaDevice, side: tg.Stream
     assert late.allocator.statistics.all.reserved_bytes.current == 0
 
 
-def test_scratch_waits_like_the_kept_part(late: CudaDevice, side: tg.Stream) -> None:
+def test_scratch_waits_like_the_kept_part(late: CudaOnHost, side: tg.Stream) -> None:
     pool = PrivatePool(new_pool_id(), late.allocator)
     scratch = pool.allocate(512)
     replay = Replay(DOUBLE, late, pool, Lifetime.STATIC)
@@ -232,7 +238,7 @@ def test_scratch_waits_like_the_kept_part(late: CudaDevice, side: tg.Stream) -> 
     assert replay.arena.block.stream_uses == {number}
 
 
-def test_from_another_thread_and_inside_a_cycle(late: CudaDevice, side: tg.Stream) -> None:
+def test_from_another_thread_and_inside_a_cycle(late: CudaOnHost, side: tg.Stream) -> None:
     result = call(make_cuda_replay(late, DOUBLE), 1)
     result.record_stream(side)
     read_on(late, side, result.data_ptr())
@@ -244,7 +250,7 @@ def test_from_another_thread_and_inside_a_cycle(late: CudaDevice, side: tg.Strea
     assert len(late.context.held) == 1
 
 
-def test_a_deleted_array_is_refused(late: CudaDevice, side: tg.Stream) -> None:
+def test_a_deleted_array_is_refused(late: CudaOnHost, side: tg.Stream) -> None:
     result = call(make_cuda_replay(late, DOUBLE), 1)
     result.delete()
     with pytest.raises(RuntimeError, match="deleted"):

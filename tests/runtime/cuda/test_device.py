@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes.cuda_on_host import (
     STREAM,
+    CudaOnHost,
     floats,
     kernel,
     make_cuda_replay,
@@ -26,7 +27,7 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Lifetime
 from tracegraph.runtime.cuda import comparison, jax_order
 from tracegraph.runtime.cuda import device as device_module
-from tracegraph.runtime.cuda.device import CudaDevice, find_cuda_device
+from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, ReplayClock
@@ -40,7 +41,7 @@ DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
     return make_device(monkeypatch)
 
 
@@ -62,12 +63,12 @@ def call(replay: Any, value: Any) -> Any:
     return replay.make_taker(0)()
 
 
-def test_names(device: CudaDevice) -> None:
-    assert (device.name, device.target, device.updates_in_place) == ("cuda:0", "gpu", True)
+def test_names(device: CudaOnHost) -> None:
+    assert (device.name, device.takes_kernels, device.updates_in_place) == ("cuda:0", True, True)
     assert device.allocator.provider.name == "jax"
 
 
-def test_the_arena_is_poisoned_and_constants_are_loaded(device: CudaDevice) -> None:
+def test_the_arena_is_poisoned_and_constants_are_loaded(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, with_constant())
     buffers = replay.buffers
     assert view_floats(buffers["c"].address).tolist() == [10, 20, 30, 40]
@@ -76,20 +77,22 @@ def test_the_arena_is_poisoned_and_constants_are_loaded(device: CudaDevice) -> N
     np.testing.assert_array_equal(call(replay, 1), [11, 21, 31, 41])
 
 
-def test_graphs_are_uploaded_on_the_stream_of_jax(device: CudaDevice) -> None:
-    make_cuda_replay(device, DOUBLE)
+def test_graphs_are_uploaded_on_the_stream_of_jax(device: CudaOnHost) -> None:
+    replay = make_cuda_replay(device, DOUBLE)
     (executable,) = device.driver.executables.values()
     assert executable.uploads == [STREAM]
     assert executable.launches == []
+    del replay
+    assert not device.driver.executables
 
 
-def test_static_outputs_stay_in_the_arena(device: CudaDevice) -> None:
+def test_static_outputs_stay_in_the_arena(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, DOUBLE, Lifetime.STATIC)
     addresses = {call(replay, value).data_ptr() for value in range(3)}
     assert addresses == {replay.buffers["y"].address}
 
 
-def test_where_results_are_and_how_they_are_read(device: CudaDevice) -> None:
+def test_where_results_are_and_how_they_are_read(device: CudaOnHost) -> None:
     definition = make_definition(
         make_stage(kernel("double", "x", "y"), kernel("increment", "s", "s")),
         inputs="x s",
@@ -154,7 +157,7 @@ def test_any_failing_call_of_a_replay_leaves_the_next_one_right(
     assert [float(result[0]) for result in kept] == [2.0 * n for n in range(1, count + 3)]
 
 
-def test_a_pool_that_cannot_grow(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_cannot_grow(device: CudaOnHost, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
@@ -176,7 +179,7 @@ def test_a_pool_that_cannot_grow(device: CudaDevice, monkeypatch: pytest.MonkeyP
 
 
 def test_other_failures_of_jax_are_not_taken_for_full_memory(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: planted")
@@ -186,7 +189,7 @@ def test_other_failures_of_jax_are_not_taken_for_full_memory(
         device.allocator.provider.allocate(8)
 
 
-def test_segments_are_counted_and_taken_back_once(device: CudaDevice) -> None:
+def test_segments_are_counted_and_taken_back_once(device: CudaOnHost) -> None:
     provider = JaxProvider(device.jax_device)
     one, other = provider.allocate(1000), provider.allocate(24)
     assert provider.reserved_bytes == 1024
@@ -217,44 +220,44 @@ def test_free_bytes_are_those_of_the_allocator() -> None:
     assert JaxProvider(Counting()).available_bytes() == 70
 
 
-def pair(device: CudaDevice, one: Any, other: Any) -> tuple[int, int, int]:
+def pair(device: CudaOnHost, one: Any, other: Any) -> tuple[int, int, int]:
     return one.unsafe_buffer_pointer(), other.unsafe_buffer_pointer(), one.nbytes
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 127, 128, 129, 200])
 def test_ranges_are_compared_to_the_last_bit(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch, nbytes: int
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
     monkeypatch.setattr(comparison, "PIECE_BYTES", 64)
     bytes_of = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     one, equal = place(bytes_of, dtype=np.uint8), place(bytes_of, dtype=np.uint8)
-    assert device.find_unequal([pair(device, one, equal)]) == []
+    assert device.comparison.find_unequal([pair(device, one, equal)]) == []
     for index in {0, nbytes // 2, nbytes - 1} if nbytes else ():
         changed = bytes_of.copy()
         changed[index] ^= 1
         other = place(changed, dtype=np.uint8)
-        assert device.find_unequal([pair(device, one, other)]) == [0]
+        assert device.comparison.find_unequal([pair(device, one, other)]) == [0]
         pairs = [pair(device, one, each) for each in (equal, other, equal, other, equal)]
-        assert device.find_unequal(pairs) == [1, 3]
+        assert device.comparison.find_unequal(pairs) == [1, 3]
 
 
-def test_nan_equals_the_same_nan_only(device: CudaDevice) -> None:
+def test_nan_equals_the_same_nan_only(device: CudaOnHost) -> None:
     nan = place(np.asarray([0x7FC00000] * 4, np.uint32).view(np.float32))
     other = place(np.asarray([0x7FC00001] * 4, np.uint32).view(np.float32))
-    assert device.find_unequal([pair(device, nan, nan), pair(device, nan, other)]) == [1]
-    assert device.find_unequal([]) == []
+    assert device.comparison.find_unequal([pair(device, nan, nan), pair(device, nan, other)]) == [1]
+    assert device.comparison.find_unequal([]) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16", "bool", "float64", "complex64"])
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (4, 3), (0, 2)])
 def test_copies_are_private_and_rotated(
-    device: CudaDevice, dtype: str, shape: tuple[int, ...]
+    device: CudaOnHost, dtype: str, shape: tuple[int, ...]
 ) -> None:
     size = int(np.prod(shape))
     values = (np.arange(size) % 7).reshape(shape).astype(jax.numpy.dtype(dtype))
     array = place(values, dtype=values.dtype)
-    (same,) = device.copy_arrays([array], is_rotated=False)
-    (rotated,) = device.copy_arrays([array], is_rotated=True)
+    (same,) = device.comparison.copy_arrays([array], is_rotated=False)
+    (rotated,) = device.comparison.copy_arrays([array], is_rotated=True)
     assert (same.dtype, same.shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(np.asarray(same), values)
     expected = np.roll(values.ravel(), -(size // 2)).reshape(shape)
@@ -265,26 +268,26 @@ def test_copies_are_private_and_rotated(
 
 
 def test_copies_and_comparisons_compile_nothing(
-    device: CudaDevice, caplog: pytest.LogCaptureFixture
+    device: CudaOnHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     arrays = [place(np.full(3 + index, index, np.float32)) for index in range(40)]
     with jax.log_compiles():
-        copies = device.copy_arrays(arrays, is_rotated=True)
+        copies = device.comparison.copy_arrays(arrays, is_rotated=True)
         pairs = [pair(device, *both) for both in zip(arrays, copies, strict=True)]
-        assert device.find_unequal(pairs) == []
+        assert device.comparison.find_unequal(pairs) == []
         assert "ompil" not in caplog.text
         # What is logged is seen.
         jax.jit(lambda x: x + 41)(1.0)
         assert "ompil" in caplog.text
     assert len({copy.unsafe_buffer_pointer() for copy in copies}) == len(arrays)
-    assert device.copy_arrays([], is_rotated=True) == []
+    assert device.comparison.copy_arrays([], is_rotated=True) == []
 
 
-def test_copies_keep_the_weak_type(device: CudaDevice) -> None:
+def test_copies_keep_the_weak_type(device: CudaOnHost) -> None:
     weak = jax.numpy.asarray(2.0)
     assert weak.aval.weak_type
     strong = place([1, 2, 3, 4])
-    copies = device.copy_arrays([weak, strong], is_rotated=False)
+    copies = device.comparison.copy_arrays([weak, strong], is_rotated=False)
     assert [copy.aval for copy in copies] == [weak.aval, strong.aval]
 
 
@@ -316,18 +319,18 @@ def test_without_cuda_the_error_comes_before_any_work_of_jax(
             find_cuda_device(object())
 
 
-def test_binding_twice_gives_two_sets_of_buffers(device: CudaDevice) -> None:
+def test_binding_twice_gives_two_sets_of_buffers(device: CudaOnHost) -> None:
     one, other = make_cuda_replay(device, DOUBLE), make_cuda_replay(device, DOUBLE)
     assert one.buffers["x"].address != other.buffers["x"].address
     np.testing.assert_array_equal(call(one, 1), [2] * 4)
     np.testing.assert_array_equal(call(other, 3), [6] * 4)
     clock = ReplayClock()
     again = device.bind_buffers(DOUBLE, one.arena, clock)
-    assert again["x"].lock is clock.lock
+    assert again["x"].clock is clock
     assert again["x"].view.address == one.buffers["x"].address
 
 
-def test_a_copy_node_is_rebound_too(device: CudaDevice) -> None:
+def test_a_copy_node_is_rebound_too(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, make_definition(make_stage(make_copy("x", "y"))))
     for value in (1, 2):
         replay.inputs[0].make_writer()(x := place([value] * 4))
@@ -336,7 +339,7 @@ def test_a_copy_node_is_rebound_too(device: CudaDevice) -> None:
 
 
 def test_an_arena_is_prepared_in_threads_and_compiled_once(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jax_order, "_make_allocator", MAKE_ALLOCATOR)
     monkeypatch.setattr(jax_order, "_allocators", {})

@@ -13,15 +13,21 @@ import jax
 import numpy as np
 import pytest
 
-from tests.fakes.cuda_on_host import floats, kernel, make_cuda_replay, make_device, place
+from tests.fakes.cuda_on_host import (
+    CudaOnHost,
+    floats,
+    kernel,
+    make_cuda_replay,
+    make_device,
+    place,
+)
 from tests.fakes.definitions import make_copy, make_definition, make_stage
 from tests.fakes.fake_state import MisuseError
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Lifetime
 from tracegraph.runtime.cuda import jax_order
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
-from tracegraph.runtime.cuda.results import MAX_SPARES, STOCK
+from tracegraph.runtime.cuda.results import MAX_SPARES, STOCK, ResultPort
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.jax_interop import make_aval
 from tracegraph.runtime.replay import Replay
@@ -30,18 +36,24 @@ DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
     return make_device(monkeypatch)
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnHost]:
     """A device that does nothing before the host waits; memory it works on must be kept."""
     device = make_device(monkeypatch, is_deferred=True)
     yield device
     # What keeps the memory of pending work goes with the test.
     with device.context.order.use_context():
         device.driver.synchronize_context()
+
+
+def find_port(replay: Replay) -> ResultPort:
+    """Returns the port of `DOUBLE`'s result."""
+    taker: Any = replay.takers["y"]
+    return taker.__self__
 
 
 def call(replay: Replay, value: float) -> Any:
@@ -51,14 +63,14 @@ def call(replay: Replay, value: float) -> Any:
     return replay.make_taker(0)()
 
 
-def test_results_that_are_kept_keep_their_values(late: CudaDevice) -> None:
+def test_results_that_are_kept_keep_their_values(late: CudaOnHost) -> None:
     replay = make_cuda_replay(late, DOUBLE)
     results = [call(replay, value) for value in range(40)]
     assert len({result.data_ptr() for result in results}) == 40
     assert [float(result[0]) for result in results] == [2 * value for value in range(40)]
 
 
-def test_a_loop_alternates_between_two_pieces_of_memory(device: CudaDevice) -> None:
+def test_a_loop_alternates_between_two_pieces_of_memory(device: CudaOnHost) -> None:
     replay, result, addresses = make_cuda_replay(device, DOUBLE), None, []
     for value in range(10):
         result = call(replay, value)
@@ -68,7 +80,7 @@ def test_a_loop_alternates_between_two_pieces_of_memory(device: CudaDevice) -> N
     assert all(one != other for one, other in itertools.pairwise(addresses))
 
 
-def test_the_memory_of_a_result_that_is_dropped_unread_serves_again(device: CudaDevice) -> None:
+def test_the_memory_of_a_result_that_is_dropped_unread_serves_again(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, DOUBLE)
     first = call(replay, 1).data_ptr()
     sends = device.driver.count_calls("send")
@@ -76,7 +88,7 @@ def test_the_memory_of_a_result_that_is_dropped_unread_serves_again(device: Cuda
     assert device.driver.count_calls("send") == sends
 
 
-def test_a_result_that_was_read_survives_later_replays(device: CudaDevice) -> None:
+def test_a_result_that_was_read_survives_later_replays(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, DOUBLE)
     result = call(replay, 1)
     plain = result.jax()
@@ -86,7 +98,7 @@ def test_a_result_that_was_read_survives_later_replays(device: CudaDevice) -> No
     np.testing.assert_array_equal(plain, [2] * 4)
 
 
-def test_a_copy_of_a_result_leaves_it_readable(late: CudaDevice) -> None:
+def test_a_copy_of_a_result_leaves_it_readable(late: CudaOnHost) -> None:
     replay = make_cuda_replay(late, DOUBLE)
     result = call(replay, 3)
     copy = result.peek().copy()
@@ -96,24 +108,24 @@ def test_a_copy_of_a_result_leaves_it_readable(late: CudaDevice) -> None:
     np.testing.assert_array_equal(copy.to_jax(), [6] * 4)
 
 
-def test_dropping_a_result_changes_nothing_that_a_launch_decides(device: CudaDevice) -> None:
+def test_dropping_a_result_changes_nothing_that_a_launch_decides(device: CudaOnHost) -> None:
     # Another thread may drop it between any two lines of a launch.
     replay = make_cuda_replay(device, DOUBLE)
-    port, result = replay.buffers["y"].port, call(replay, 1)
+    port, result = find_port(replay), call(replay, 1)
     before = (port.is_taken, port._piece)
     del result
     assert (port.is_taken, port._piece) == before
 
 
-def test_spares_are_few(device: CudaDevice) -> None:
+def test_spares_are_few(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, DOUBLE)
     results = [call(replay, value) for value in range(3 * STOCK)]
     results.clear()
-    assert len(replay.buffers["y"].port.spares) <= MAX_SPARES
+    assert len(find_port(replay).spares) <= MAX_SPARES
     assert float(call(replay, 5)[0]) == 10
 
 
-def test_a_large_result_has_no_stock(device: CudaDevice) -> None:
+def test_a_large_result_has_no_stock(device: CudaOnHost) -> None:
     kind = jax.ShapeDtypeStruct((1 << 15,), np.float32)
     definition = make_definition(
         make_stage(make_copy("x", "y", 1 << 17)),
@@ -125,11 +137,11 @@ def test_a_large_result_has_no_stock(device: CudaDevice) -> None:
     replay.load([(0, np.ones(1 << 15, np.float32))])
     replay.launch()
     result = replay.make_taker(0)()
-    assert replay.buffers["y"].port.spares == []
+    assert find_port(replay).spares == []
     assert float(result.sum()) == 1 << 15
 
 
-def test_results_of_several_threads(device: CudaDevice) -> None:
+def test_results_of_several_threads(device: CudaOnHost) -> None:
     replay, wrong = make_cuda_replay(device, DOUBLE), []
 
     def work(number: int) -> None:
@@ -150,7 +162,7 @@ def test_results_of_several_threads(device: CudaDevice) -> None:
     assert wrong == []
 
 
-def test_a_result_does_not_keep_the_arena(device: CudaDevice) -> None:
+def test_a_result_does_not_keep_the_arena(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, DOUBLE)
     result, arena = call(replay, 4), weakref.ref(replay.arena)
     assert device.allocator.statistics.all.reserved_bytes.current > 0
@@ -162,7 +174,7 @@ def test_a_result_does_not_keep_the_arena(device: CudaDevice) -> None:
     np.testing.assert_array_equal(result, [8] * 4)
 
 
-def test_everything_goes_with_the_last_result(device: CudaDevice) -> None:
+def test_everything_goes_with_the_last_result(device: CudaOnHost) -> None:
     before = device.driver.live_handles()
     replay = make_cuda_replay(device, DOUBLE)
     result = call(replay, 4)
@@ -176,7 +188,7 @@ def test_everything_goes_with_the_last_result(device: CudaDevice) -> None:
 
 
 def test_a_read_that_fails_may_be_tried_again(
-    late: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    late: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = call(make_cuda_replay(late, DOUBLE), 4)
     define = jax_order._define_anew
@@ -191,7 +203,7 @@ def test_a_read_that_fails_may_be_tried_again(
     np.testing.assert_array_equal(result, [8] * 4)
 
 
-def test_a_failed_launch_hands_out_nothing_old(device: CudaDevice) -> None:
+def test_a_failed_launch_hands_out_nothing_old(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, DOUBLE)
     kept = call(replay, 1)
     for name in ("send", "launch"):
@@ -202,7 +214,7 @@ def test_a_failed_launch_hands_out_nothing_old(device: CudaDevice) -> None:
     np.testing.assert_array_equal(kept, [2] * 4)
 
 
-def test_two_results_of_one_value_stay_apart(device: CudaDevice) -> None:
+def test_two_results_of_one_value_stay_apart(device: CudaOnHost) -> None:
     definition = make_definition(make_stage(kernel("double", "x", "y")), outputs="y y")
     replay = make_cuda_replay(device, definition)
     replay.load([(0, floats([1] * 4))])
@@ -213,7 +225,7 @@ def test_two_results_of_one_value_stay_apart(device: CudaDevice) -> None:
     np.testing.assert_array_equal(other, [2] * 4)
 
 
-def test_a_result_that_an_input_is_stands_in_the_arena(device: CudaDevice) -> None:
+def test_a_result_that_an_input_is_stands_in_the_arena(device: CudaOnHost) -> None:
     definition = make_definition(make_stage(kernel("double", "x", "y")), outputs="x y")
     replay = make_cuda_replay(device, definition)
     replay.inputs[0].make_writer()(place([1] * 4))
@@ -250,10 +262,10 @@ def test_memory_of_weak_type() -> None:
     assert not arrays[0].committed
 
 
-def test_a_result_says_what_it_is(late: CudaDevice) -> None:
+def test_a_result_says_what_it_is(late: CudaOnHost) -> None:
     result = call(make_cuda_replay(late, DOUBLE), 1)
     buffer = result._buffer
-    assert (buffer.name, buffer.arena, buffer.is_handed_out) == ("y", None, False)
+    assert (buffer.name, buffer.arena) == ("y", None)
     assert (result.shape, result.dtype, result.devices()) == (
         (4,),
         np.float32,
@@ -277,7 +289,7 @@ def test_copies_are_not_pointed_at_memory_of_another_origin(
         make_stage(kernel("double", "x", "y"), make_copy("y", "z"), edges=[(0, 1)]), outputs="y z"
     )
     replay = make_cuda_replay(device, definition)
-    assert [replay.buffers[name].is_handed_out for name in "yz"] == [provider == "jax"] * 2
+    assert (replay.takers.keys() == {*"yz"}) is (provider == "jax")
     write = replay.inputs[0].make_writer()
     kept = []
     for value in range(5):

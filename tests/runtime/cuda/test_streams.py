@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.fakes.cuda_on_host import STREAM, make_device
+from tests.fakes.cuda_on_host import STREAM, CudaOnHost, make_device
 from tracegraph.runtime import stream as stream_module
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.stream import (
     Event,
@@ -25,7 +24,7 @@ from tracegraph.runtime.stream import (
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnHost]:
     device = make_device(monkeypatch, is_deferred=True)
     before = list(stream_module._finders)
     register_backend(lambda: device.streams)
@@ -33,18 +32,18 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
     stream_module._finders[:] = before
 
 
-def fill(device: CudaDevice, array: np.ndarray, value: int, on: Stream) -> None:
+def fill(device: CudaOnHost, array: np.ndarray, value: int, on: Stream) -> None:
     order = device.context.order
     with order.use_context():
         device.driver.fill_async(array.ctypes.data, value, 1, array.nbytes, order.find_stream(on))
 
 
-def test_the_default_stream_is_that_of_jax(device: CudaDevice) -> None:
+def test_the_default_stream_is_that_of_jax(device: CudaOnHost) -> None:
     assert device.context.order.find_stream(default_stream()) == STREAM
     assert device.driver.count_calls("create_stream") == 0
 
 
-def test_a_stream_of_the_user_is_made_once_with_its_priority(device: CudaDevice) -> None:
+def test_a_stream_of_the_user_is_made_once_with_its_priority(device: CudaOnHost) -> None:
     side, find = Stream(priority=-1), device.context.order.find_stream
     assert find(side) == find(side) != STREAM
     assert find(Stream()) != find(side)
@@ -53,7 +52,7 @@ def test_a_stream_of_the_user_is_made_once_with_its_priority(device: CudaDevice)
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_stream_waits_for_another(device: CudaDevice, waits: bool) -> None:
+def test_a_stream_waits_for_another(device: CudaOnHost, waits: bool) -> None:
     one, other, array = Stream(), Stream(), np.zeros(4, np.uint8)
     fill(device, array, 1, one)
     if waits:
@@ -65,7 +64,7 @@ def test_a_stream_waits_for_another(device: CudaDevice, waits: bool) -> None:
     assert array[0] == (2 if waits else 1)
 
 
-def test_queries(device: CudaDevice) -> None:
+def test_queries(device: CudaOnHost) -> None:
     array, event = np.zeros(4, np.uint8), Event()
     assert event.query()
     fill(device, array, 1, default_stream())
@@ -78,7 +77,7 @@ def test_queries(device: CudaDevice) -> None:
     assert default_stream().query()
 
 
-def test_an_event_that_was_never_recorded_is_over(device: CudaDevice) -> None:
+def test_an_event_that_was_never_recorded_is_over(device: CudaOnHost) -> None:
     event = Event()
     event.wait(Stream())
     event.synchronize()
@@ -86,7 +85,7 @@ def test_an_event_that_was_never_recorded_is_over(device: CudaDevice) -> None:
     assert device.driver.count_calls("create_event") == 0
 
 
-def test_an_event_is_recorded_again(device: CudaDevice) -> None:
+def test_an_event_is_recorded_again(device: CudaOnHost) -> None:
     array, event = np.zeros(4, np.uint8), Event(blocking=True)
     event.record()
     handle = event.handle
@@ -98,7 +97,7 @@ def test_an_event_is_recorded_again(device: CudaDevice) -> None:
     assert device.driver.count_calls("create_event") == 1
 
 
-def test_an_event_goes_with_its_last_holder(device: CudaDevice) -> None:
+def test_an_event_goes_with_its_last_holder(device: CudaOnHost) -> None:
     event = Event(enable_timing=True)
     event.record()
     handle = event.handle
@@ -108,7 +107,7 @@ def test_an_event_goes_with_its_last_holder(device: CudaDevice) -> None:
     assert handle not in device.driver.live_handles()
 
 
-def test_the_time_between_two_events(device: CudaDevice) -> None:
+def test_the_time_between_two_events(device: CudaOnHost) -> None:
     start, end = Event(enable_timing=True), Event(enable_timing=True)
     start.record()
     end.record()
@@ -119,7 +118,7 @@ def test_the_time_between_two_events(device: CudaDevice) -> None:
     ]
 
 
-def test_a_refused_event_is_not_there(device: CudaDevice) -> None:
+def test_a_refused_event_is_not_there(device: CudaOnHost) -> None:
     event = Event()
     device.driver.fail_on = "create_event"
     with pytest.raises(CudaError, match="create_event"):
@@ -129,7 +128,7 @@ def test_a_refused_event_is_not_there(device: CudaDevice) -> None:
     assert event.handle in device.driver.live_handles()
 
 
-def test_synchronize_waits_for_every_stream(device: CudaDevice) -> None:
+def test_synchronize_waits_for_every_stream(device: CudaOnHost) -> None:
     arrays = np.zeros((3, 4), np.uint8)
     for array in arrays:
         fill(device, array, 1, Stream())
@@ -137,7 +136,7 @@ def test_synchronize_waits_for_every_stream(device: CudaDevice) -> None:
     assert arrays.all()
 
 
-def test_a_thread_without_a_context(device: CudaDevice) -> None:
+def test_a_thread_without_a_context(device: CudaOnHost) -> None:
     seen = []
 
     def work() -> None:
@@ -155,7 +154,7 @@ def test_a_thread_without_a_context(device: CudaDevice) -> None:
     assert seen[1] == 0
 
 
-def test_work_beside_jax_is_between_its_earlier_and_later_work(device: CudaDevice) -> None:
+def test_work_beside_jax_is_between_its_earlier_and_later_work(device: CudaOnHost) -> None:
     order, side, found = device.context.order, Stream(), []
     array = np.zeros(4, np.uint8)
     fill(device, array, 1, default_stream())
@@ -172,7 +171,7 @@ def test_work_beside_jax_is_between_its_earlier_and_later_work(device: CudaDevic
 
 
 @pytest.mark.parametrize("name", ["create_event", "record_event", "wait_event"])
-def test_nothing_leaks_when_a_fork_fails(device: CudaDevice, name: str) -> None:
+def test_nothing_leaks_when_a_fork_fails(device: CudaOnHost, name: str) -> None:
     order = device.context.order
     side = order.find_stream(Stream())
     before = device.driver.live_handles()

@@ -13,17 +13,16 @@ import pytest
 from jax.experimental.layout import Format, Layout
 
 import tracegraph as tg
-from tests.fakes.cuda_on_host import view_floats
+from tests.fakes.cuda_on_host import CudaOnHost, view_floats
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.oracles import error_lines
 from tracegraph.runtime.cuda import buffer
-from tracegraph.runtime.cuda.device import CudaDevice
 
 X = jnp.arange(1.0, 5.0)
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
     return capture_for_gpu(monkeypatch)
 
 
@@ -38,7 +37,7 @@ def read_report(captured: Any) -> str:
 
 
 def spoil(
-    device: CudaDevice, change: Callable[[list[np.ndarray], int], None], turns: range
+    device: CudaOnHost, change: Callable[[list[np.ndarray], int], None], turns: range
 ) -> list[int]:
     """Lets `change` see the float32[4] ranges of each new kernel after some of its launches.
 
@@ -61,14 +60,14 @@ def spoil(
     return launches
 
 
-def test_right_kernels_pass_bit_for_bit(device: CudaDevice) -> None:
+def test_right_kernels_pass_bit_for_bit(device: CudaOnHost) -> None:
     captured = tg.capture(two)
     assert np.array_equal(captured(X)["double"], X * 2)
     assert "2 of 2 results equal XLA's executable bit for bit" in read_report(captured)
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_a_wrong_kernel_is_named_and_leaves_nothing(device: CudaDevice, turn: int) -> None:
+def test_a_wrong_kernel_is_named_and_leaves_nothing(device: CudaOnHost, turn: int) -> None:
     before = device.driver.live_handles()
 
     def change(ranges: list[np.ndarray], _: int) -> None:
@@ -95,7 +94,7 @@ def test_a_wrong_kernel_is_named_and_leaves_nothing(device: CudaDevice, turn: in
     assert np.array_equal(captured(X)["double"], X * 2)
 
 
-def test_a_read_of_memory_that_nothing_has_written(device: CudaDevice) -> None:
+def test_a_read_of_memory_that_nothing_has_written(device: CudaOnHost) -> None:
     def change(ranges: list[np.ndarray], _: int) -> None:
         # As if the kernel had missed one element.
         ranges[1][2] = np.asarray([0xFFFFFFFF], np.uint32).view(np.float32)[0]
@@ -105,7 +104,7 @@ def test_a_read_of_memory_that_nothing_has_written(device: CudaDevice) -> None:
         tg.capture(lambda x: x + 1)(X)
 
 
-def test_only_other_arguments_show_a_kernel_that_ignores_its_input(device: CudaDevice) -> None:
+def test_only_other_arguments_show_a_kernel_that_ignores_its_input(device: CudaOnHost) -> None:
     seen: list[np.ndarray] = []
 
     def change(ranges: list[np.ndarray], _: int) -> None:
@@ -119,7 +118,7 @@ def test_only_other_arguments_show_a_kernel_that_ignores_its_input(device: CudaD
 
 
 def test_a_kernel_that_writes_into_an_argument(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Arrays on the host are aligned to less than those on a GPU, and would be copied.
     monkeypatch.setattr(buffer, "ALIGNMENT", 4)
@@ -134,22 +133,22 @@ def test_a_kernel_that_writes_into_an_argument(
 
 
 def test_arguments_are_copied_once_for_each_replay(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[int] = []
-    copy_arrays = device.copy_arrays
+    copy_arrays = device.comparison.copy_arrays
 
     def count(arrays: Any, *, is_rotated: bool) -> list[Any]:
         copied.append(len(arrays))
         return copy_arrays(arrays, is_rotated=is_rotated)
 
-    monkeypatch.setattr(device, "copy_arrays", count)
+    monkeypatch.setattr(device.comparison, "copy_arrays", count)
     constant = jnp.arange(4.0)
     tg.capture(lambda s, x: (s + x + constant, s), donate_argnums=0)(jnp.ones(4), X)
     assert copied == [2, 2]
 
 
-def test_every_wrong_result_is_named(device: CudaDevice) -> None:
+def test_every_wrong_result_is_named(device: CudaOnHost) -> None:
     def change(ranges: list[np.ndarray], _: int) -> None:
         for each in ranges[1:]:
             each[0] += 1
@@ -185,7 +184,7 @@ def test_float_atomics_are_the_one_reason_for_a_tolerance(
         captured(X)
 
 
-def test_without_verification_nothing_is_compared(device: CudaDevice) -> None:
+def test_without_verification_nothing_is_compared(device: CudaOnHost) -> None:
     def change(ranges: list[np.ndarray], _: int) -> None:
         ranges[1][0] += 1
 
@@ -195,13 +194,13 @@ def test_without_verification_nothing_is_compared(device: CudaDevice) -> None:
     assert len(launches) == 1
 
 
-def test_no_memory_for_the_comparison(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_the_comparison(device: CudaOnHost, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore")
 
     captured = tg.capture(two)
     with monkeypatch.context() as patch:
-        patch.setattr(device, "copy_arrays", refuse)
+        patch.setattr(device.comparison, "copy_arrays", refuse)
         with pytest.raises(tg.OutOfMemoryError) as caught:
             captured(X)
     error_lines.match(
@@ -215,17 +214,17 @@ def test_no_memory_for_the_comparison(device: CudaDevice, monkeypatch: pytest.Mo
 
 
 def test_other_errors_of_jax_come_as_they_are(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: planted")
 
-    monkeypatch.setattr(device, "copy_arrays", refuse)
+    monkeypatch.setattr(device.comparison, "copy_arrays", refuse)
     with pytest.raises(jax.errors.JaxRuntimeError, match="planted"):
         tg.capture(two)(X)
 
 
-def test_arguments_are_left_as_they_were(device: CudaDevice) -> None:
+def test_arguments_are_left_as_they_were(device: CudaOnHost) -> None:
     state, x = {"w": jnp.ones(4)}, jnp.full(4, 2.0)
     plain = state["w"]
     captured = tg.capture(lambda s, x: ({"w": s["w"] + x}, s["w"].sum()), donate_argnums=0)
@@ -239,7 +238,7 @@ def test_arguments_are_left_as_they_were(device: CudaDevice) -> None:
     assert np.array_equal(x, [2] * 4)
 
 
-def test_state_whose_old_value_is_a_result(device: CudaDevice) -> None:
+def test_state_whose_old_value_is_a_result(device: CudaOnHost) -> None:
     captured = tg.capture(lambda s: (s + 1, s), donate_argnums=0)
     new, old = captured(jnp.ones(4))
     assert np.array_equal(new, [2] * 4)
@@ -250,7 +249,7 @@ def test_state_whose_old_value_is_a_result(device: CudaDevice) -> None:
     assert np.array_equal(old, [1] * 4)
 
 
-def test_arguments_of_every_sort(device: CudaDevice) -> None:
+def test_arguments_of_every_sort(device: CudaOnHost) -> None:
     constant = jnp.arange(4.0)
     key = jax.random.key(7)
 
@@ -266,7 +265,7 @@ def test_arguments_of_every_sort(device: CudaDevice) -> None:
             assert bool((one == reference).all())
 
 
-def test_a_matrix_of_another_layout_is_verified_and_replayed(device: CudaDevice) -> None:
+def test_a_matrix_of_another_layout_is_verified_and_replayed(device: CudaOnHost) -> None:
     values = np.arange(16.0, dtype=np.float32).reshape(4, 4)
     other = jax.device_put(values, Format(Layout((1, 0)), X.sharding))
     captured = tg.capture(lambda x: x - x.T)

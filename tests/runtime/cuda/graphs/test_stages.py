@@ -11,9 +11,16 @@ import jax
 import numpy as np
 import pytest
 
-from tests.fakes.cuda_on_host import STREAM, floats, kernel, make_cuda_replay, make_device, place
+from tests.fakes.cuda_on_host import (
+    STREAM,
+    CudaOnHost,
+    floats,
+    kernel,
+    make_cuda_replay,
+    make_device,
+    place,
+)
 from tests.fakes.definitions import make_call, make_definition, make_stage
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.cuda.graphs.stages import CudaStage, EagerStage
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.graph import Stage
@@ -52,12 +59,12 @@ def make_mixed() -> Any:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
     return make_device(monkeypatch)
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def late(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
     return make_device(monkeypatch, is_deferred=True)
 
 
@@ -68,18 +75,18 @@ def call(replay: Replay, value: Any) -> Any:
     return replay.make_taker(0)()
 
 
-def read_launches(device: CudaDevice) -> list[int]:
+def read_launches(device: CudaOnHost) -> list[int]:
     return [call.arguments[1] for call in device.driver.calls if call.name == "launch"]
 
 
-def test_a_graph_is_launched_on_the_stream_of_jax(late: CudaDevice) -> None:
+def test_a_graph_is_launched_on_the_stream_of_jax(late: CudaOnHost) -> None:
     result = call(make_cuda_replay(late, DOUBLE), floats([1] * 4))
     np.testing.assert_array_equal(result, [2] * 4)
     assert read_launches(late) == [STREAM]
     assert late.driver.count_calls("create_event") == 1  # of the staging memory
 
 
-def test_a_graph_on_a_side_stream_forks_and_joins(late: CudaDevice) -> None:
+def test_a_graph_on_a_side_stream_forks_and_joins(late: CudaOnHost) -> None:
     replay, side = make_cuda_replay(late, DOUBLE), Stream()
     before = late.driver.live_handles()
     for value in (1, 2):
@@ -94,14 +101,14 @@ def test_a_graph_on_a_side_stream_forks_and_joins(late: CudaDevice) -> None:
     assert {kind for _, kind in left} <= {"stream", "host memory", "event"}
 
 
-def test_the_default_stream_by_name_is_no_side_stream(device: CudaDevice) -> None:
+def test_the_default_stream_by_name_is_no_side_stream(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, DOUBLE)
     with stream(Stream()), stream(default_stream()):
         call(replay, floats([1] * 4))
     assert read_launches(device) == [STREAM]
 
 
-def test_threads_get_the_context_once(device: CudaDevice) -> None:
+def test_threads_get_the_context_once(device: CudaOnHost) -> None:
     replay, seen = make_cuda_replay(device, DOUBLE), []
     replay.inputs[0].make_writer()(place([4] * 4))
 
@@ -129,7 +136,7 @@ def test_an_eager_call_stands_between_two_graphs(name: str, request: pytest.Fixt
         np.testing.assert_array_equal(replay.make_taker(1)(), [2 * value - 3] * 4)
 
 
-def test_an_eager_call_first_and_of_several_results(device: CudaDevice) -> None:
+def test_an_eager_call_first_and_of_several_results(device: CudaOnHost) -> None:
     definition = make_definition(
         make_eager(lambda x: (x + 1, x - 1), "x", "y z"),
         make_stage(kernel("add", "y z", "w")),
@@ -138,17 +145,17 @@ def test_an_eager_call_first_and_of_several_results(device: CudaDevice) -> None:
     replay = make_cuda_replay(device, definition)
     np.testing.assert_array_equal(call(replay, floats([4] * 4)), [8] * 4)
     np.testing.assert_array_equal(replay.make_taker(1)(), [5] * 4)
-    assert [stage.direct for stage in replay.stages] == [None, None]
+    assert replay.find_direct_call() is None
 
 
-def test_eager_calls_alone(device: CudaDevice) -> None:
+def test_eager_calls_alone(device: CudaOnHost) -> None:
     definition = make_definition(make_eager(lambda x: x + 1, "x", "y"))
     replay = make_cuda_replay(device, definition)
     np.testing.assert_array_equal(call(replay, floats([4] * 4)), [5] * 4)
     assert read_launches(device) == []
 
 
-def test_an_eager_call_that_raises_leaves_the_next_call_right(device: CudaDevice) -> None:
+def test_an_eager_call_that_raises_leaves_the_next_call_right(device: CudaOnHost) -> None:
     is_broken = [True]
 
     def function(y: Any) -> Any:
@@ -166,7 +173,7 @@ def test_an_eager_call_that_raises_leaves_the_next_call_right(device: CudaDevice
 
 
 @pytest.mark.parametrize("name", ["record_event", "wait_event", "launch", "create_stream"])
-def test_a_failed_launch_on_a_side_stream(device: CudaDevice, name: str) -> None:
+def test_a_failed_launch_on_a_side_stream(device: CudaOnHost, name: str) -> None:
     replay, side = make_cuda_replay(device, DOUBLE), Stream()
     replay.inputs[0].make_writer()(x := place([4] * 4))
     before = device.driver.live_handles()
@@ -180,7 +187,7 @@ def test_a_failed_launch_on_a_side_stream(device: CudaDevice, name: str) -> None
     np.testing.assert_array_equal(replay.make_taker(0)(), 2 * x)
 
 
-def test_a_result_of_another_graph_is_an_argument_of_an_eager_call(device: CudaDevice) -> None:
+def test_a_result_of_another_graph_is_an_argument_of_an_eager_call(device: CudaOnHost) -> None:
     first, second = make_cuda_replay(device, DOUBLE), make_cuda_replay(device, make_mixed())
     result = call(first, floats([2] * 4))
     np.testing.assert_array_equal(call(second, result.jax()), [9] * 4)

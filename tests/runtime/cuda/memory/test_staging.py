@@ -12,6 +12,7 @@ import pytest
 
 from tests.fakes.memory_driver import MemoryDriver
 from tracegraph.runtime.cuda.memory import staging
+from tracegraph.runtime.cuda.memory.pinned_provider import find_pinned_allocator
 from tracegraph.runtime.cuda.memory.staging import SMALLEST_CHUNK_BYTES, Staging
 from tracegraph.runtime.errors import CaptureError, CudaError
 from tracegraph.runtime.memory.pool_id import new_pool_id
@@ -26,8 +27,13 @@ def driver() -> MemoryDriver:
     return driver
 
 
+def open_staging(driver: MemoryDriver, stream: int = STREAM) -> Staging:
+    pinned = find_pinned_allocator(driver, driver.retain_primary_context(0))
+    return Staging(driver, stream, pinned)
+
+
 def test_the_source_may_change_right_after_the_call(driver: MemoryDriver) -> None:
-    stage, source, target = Staging(driver, STREAM), np.arange(100.0), np.zeros(100)
+    stage, source, target = open_staging(driver), np.arange(100.0), np.zeros(100)
     stage.copy(source, target.ctypes.data)
     source[:] = -1
     assert not target.any()
@@ -36,7 +42,7 @@ def test_the_source_may_change_right_after_the_call(driver: MemoryDriver) -> Non
 
 
 def test_a_chunk_serves_again_only_once_its_copy_is_done(driver: MemoryDriver) -> None:
-    stage, targets = Staging(driver, STREAM), np.zeros((4, 16))
+    stage, targets = open_staging(driver), np.zeros((4, 16))
     for index in range(2):
         stage.copy(np.full(16, index + 1.0), targets[index].ctypes.data)
     assert stage.reserved_bytes == 2 * SMALLEST_CHUNK_BYTES
@@ -49,7 +55,7 @@ def test_a_chunk_serves_again_only_once_its_copy_is_done(driver: MemoryDriver) -
 
 
 def test_the_oldest_chunk_that_is_free_and_big_enough(driver: MemoryDriver) -> None:
-    stage, target = Staging(driver, STREAM), np.zeros(1 << 18, np.uint8)
+    stage, target = open_staging(driver), np.zeros(1 << 18, np.uint8)
     for nbytes in (10, 200_000, 10, 150_000):
         stage.copy(np.ones(nbytes, np.uint8), target.ctypes.data)
         driver.finish(STREAM)
@@ -58,7 +64,7 @@ def test_the_oldest_chunk_that_is_free_and_big_enough(driver: MemoryDriver) -> N
 
 
 def test_nothing_is_staged_for_no_bytes(driver: MemoryDriver) -> None:
-    stage = Staging(driver, STREAM)
+    stage = open_staging(driver)
     stage.copy(np.zeros((0, 3)), 0)
     assert stage.reserved_bytes == 0
     assert driver.count_calls("copy_async") == 0
@@ -72,7 +78,7 @@ def test_a_large_array_goes_piece_by_piece(
     nbytes = 3 * SMALLEST_CHUNK_BYTES + extra
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     target = np.zeros(nbytes + 8, np.uint8)
-    stage = Staging(driver, STREAM)
+    stage = open_staging(driver)
     stage.copy(source, target.ctypes.data)
     # Page-locked memory is given back only after the copies from it.
     del stage
@@ -87,7 +93,7 @@ def test_after_a_failure_nothing_leaks_and_the_next_copy_works(
     driver: MemoryDriver, name: str
 ) -> None:
     before, target = driver.live_handles(), np.zeros(16)
-    stage = Staging(driver, STREAM)
+    stage = open_staging(driver)
     driver.fail_on = name
     with pytest.raises(CudaError, match=name):
         stage.copy(np.full(16, 1.0), target.ctypes.data)
@@ -113,7 +119,7 @@ def pin(stage: Staging, values: Any, *, is_direct: bool = True) -> np.ndarray[An
 
 
 def test_an_array_that_nobody_changes_is_copied_from_where_it_is(driver: MemoryDriver) -> None:
-    stage, target = Staging(driver, STREAM), np.zeros(8)
+    stage, target = open_staging(driver), np.zeros(8)
     source = pin(stage, np.arange(16.0))
     stage.copy(source[8:], target.ctypes.data)
     assert driver.count_calls("allocate_host") == 1
@@ -126,7 +132,7 @@ def test_an_array_that_nobody_changes_is_copied_from_where_it_is(driver: MemoryD
 
 
 def test_its_memory_serves_again_only_after_the_copy(driver: MemoryDriver) -> None:
-    stage, target = Staging(driver, STREAM), np.zeros(16)
+    stage, target = open_staging(driver), np.zeros(16)
     source = pin(stage, np.arange(16.0))
     stage.copy(source, target.ctypes.data)
     block = stage.allocator.find_block(source.ctypes.data)
@@ -139,7 +145,7 @@ def test_its_memory_serves_again_only_after_the_copy(driver: MemoryDriver) -> No
 
 
 def test_a_pinned_array_without_the_promise_may_change_at_once(driver: MemoryDriver) -> None:
-    stage, target = Staging(driver, STREAM), np.zeros(16)
+    stage, target = open_staging(driver), np.zeros(16)
     pin(stage, np.zeros(1))
     source = pin(stage, np.arange(16.0), is_direct=False)
     stage.copy(source, target.ctypes.data)
@@ -149,7 +155,7 @@ def test_a_pinned_array_without_the_promise_may_change_at_once(driver: MemoryDri
 
 
 def test_a_direct_copy_whose_event_fails_is_waited_for(driver: MemoryDriver) -> None:
-    stage, target = Staging(driver, STREAM), np.zeros(16)
+    stage, target = open_staging(driver), np.zeros(16)
     source = pin(stage, np.arange(16.0))
     driver.fail_on = "record_event"
     with pytest.raises(CudaError, match="record_event"):
@@ -159,7 +165,7 @@ def test_a_direct_copy_whose_event_fails_is_waited_for(driver: MemoryDriver) -> 
 
 
 def test_two_streams_share_the_page_locked_memory(driver: MemoryDriver) -> None:
-    first, second = Staging(driver, STREAM), Staging(driver, STREAM + 1)
+    first, second = open_staging(driver), open_staging(driver, STREAM + 1)
     target = np.zeros(16)
     for stage in (first, second):
         stage.copy(np.ones(16), target.ctypes.data)
@@ -171,11 +177,11 @@ def test_two_streams_share_the_page_locked_memory(driver: MemoryDriver) -> None:
 
 def test_each_driver_has_memory_of_its_own(driver: MemoryDriver) -> None:
     other = MemoryDriver()
-    assert Staging(driver, STREAM).allocator is not Staging(other, STREAM).allocator
+    assert open_staging(driver).allocator is not open_staging(other).allocator
 
 
 def test_while_the_stream_is_captured_ordinary_memory_is_refused(driver: MemoryDriver) -> None:
-    stage, target, pool_id = Staging(driver, STREAM), np.zeros(16), new_pool_id()
+    stage, target, pool_id = open_staging(driver), np.zeros(16), new_pool_id()
     source = pin(stage, np.arange(16.0), is_direct=False)
     stage.allocator.begin_allocate_to_pool(pool_id, lambda stream: stream == STREAM)
     with pytest.raises(CaptureError, match="ordinary host memory is captured"):
@@ -193,7 +199,7 @@ def test_the_options_reach_the_page_locked_memory(
     driver: MemoryDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", "pinned_reserve_segment_size_mb:1")
-    stage, target = Staging(driver, STREAM), np.zeros(16)
+    stage, target = open_staging(driver), np.zeros(16)
     for _ in range(3):
         stage.copy(np.ones(16), target.ctypes.data)
     assert [call.arguments for call in driver.calls if call.name == "allocate_host"] == [(1 << 20,)]
@@ -203,7 +209,7 @@ def test_the_options_reach_the_page_locked_memory(
 def test_registered_memory(driver: MemoryDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", "pinned_use_cuda_host_register:True")
     before, target = driver.live_handles(), np.zeros(16)
-    stage = Staging(driver, STREAM)
+    stage = open_staging(driver)
     stage.copy(np.ones(16), target.ctypes.data)
     driver.finish(STREAM)
     assert target.tolist() == [1.0] * 16
@@ -218,7 +224,7 @@ def test_registered_memory(driver: MemoryDriver, monkeypatch: pytest.MonkeyPatch
 
 def test_memory_goes_back_from_a_thread_without_a_context(driver: MemoryDriver) -> None:
     before, target = driver.live_handles(), np.zeros(16)
-    stages = [Staging(driver, STREAM)]
+    stages = [open_staging(driver)]
     stages[0].copy(np.ones(16), target.ctypes.data)
     thread = threading.Thread(target=stages.clear)
     thread.start()
@@ -228,7 +234,7 @@ def test_memory_goes_back_from_a_thread_without_a_context(driver: MemoryDriver) 
 
 
 def test_several_threads(driver: MemoryDriver) -> None:
-    stage, targets = Staging(driver, STREAM), np.zeros((8, 50, 4))
+    stage, targets = open_staging(driver), np.zeros((8, 50, 4))
     context = driver.get_current()
 
     def work(index: int) -> None:

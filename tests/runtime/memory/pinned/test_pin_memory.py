@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tests.fakes.cuda_on_host import STREAM, kernel, make_cuda_replay, make_device
+from tests.fakes.cuda_on_host import STREAM, CudaOnHost, kernel, make_cuda_replay, make_device
 from tests.fakes.definitions import SIZE, make_definition, make_stage
 from tests.fakes.memory_driver import MemoryDriver
-from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.user_memory import pinned_memory
 from tracegraph.user_memory.pinned_memory import (
     empty_host_cache,
@@ -35,12 +34,12 @@ DTYPES = (
 
 
 @pytest.fixture
-def driver(gpu: CudaDevice) -> MemoryDriver:
+def driver(gpu: CudaOnHost) -> MemoryDriver:
     return gpu.driver
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
     """A GPU whose copies wait for `finish`; pinned memory is its own."""
     device = make_device(monkeypatch, is_deferred=True)
     monkeypatch.setattr(pinned_memory, "find_device", lambda *, is_checking: device)
@@ -199,7 +198,7 @@ def floats(*values: float) -> np.ndarray[Any, Any]:
     return np.array(values, np.float32)
 
 
-def test_on_a_gpu_the_caller_may_change_it_at_once(gpu: CudaDevice) -> None:
+def test_on_a_gpu_the_caller_may_change_it_at_once(gpu: CudaOnHost) -> None:
     replay = make_cuda_replay(gpu, DOUBLE)
     pinned = pin_memory(floats(*range(SIZE)))
     replay.load([(0, pinned)])
@@ -208,7 +207,7 @@ def test_on_a_gpu_the_caller_may_change_it_at_once(gpu: CudaDevice) -> None:
     assert np.asarray(replay.make_taker(0)()).tolist() == [2.0 * i for i in range(SIZE)]
 
 
-def test_on_a_gpu_nothing_is_staged_with_the_promise(gpu: CudaDevice, driver: MemoryDriver) -> None:
+def test_on_a_gpu_nothing_is_staged_with_the_promise(gpu: CudaOnHost, driver: MemoryDriver) -> None:
     replay = make_cuda_replay(gpu, DOUBLE)
     pinned = pin_memory(floats(*range(SIZE)), non_blocking=True)
     allocated = driver.count_calls("allocate_host")
@@ -221,7 +220,7 @@ def test_on_a_gpu_nothing_is_staged_with_the_promise(gpu: CudaDevice, driver: Me
 
 
 def test_on_a_gpu_a_dropped_array_keeps_its_memory_until_the_copy_is_over(
-    gpu: CudaDevice, driver: MemoryDriver
+    gpu: CudaOnHost, driver: MemoryDriver
 ) -> None:
     replay = make_cuda_replay(gpu, DOUBLE)
     pinned = pin_memory(floats(*range(SIZE)), non_blocking=True)
@@ -237,7 +236,7 @@ def test_on_a_gpu_a_dropped_array_keeps_its_memory_until_the_copy_is_over(
 
 
 def test_on_a_gpu_the_finaliser_does_not_call_the_driver(
-    gpu: CudaDevice, driver: MemoryDriver
+    gpu: CudaOnHost, driver: MemoryDriver
 ) -> None:
     pinned = pin_memory(floats(1), non_blocking=True)
     gpu.context.stage(pinned, np.zeros(1, np.float32).ctypes.data)
@@ -261,7 +260,7 @@ def test_the_finaliser_does_not_wait_for_the_allocator(monkeypatch: pytest.Monke
 
 
 def test_on_a_gpu_pinned_arrays_and_staging_are_counted_once(
-    gpu: CudaDevice, driver: MemoryDriver
+    gpu: CudaOnHost, driver: MemoryDriver
 ) -> None:
     pinned = pin_memory(np.zeros(1 << 14, np.float32))
     target = np.zeros(1 << 14, np.float32)
