@@ -26,6 +26,11 @@ CLEAN_TREE = {
     "runtime/__init__.py": "",
     "runtime/errors.py": "class Bad(Exception): pass\n",
     "runtime/cuda/driver/driver.py": "from cuda.bindings import driver\n",
+    "runtime/cuda/device.py": "from tracegraph.runtime.cuda.driver import driver\n",
+    "runtime/host/device.py": "from tracegraph.runtime import errors\n",
+    "runtime/default_device.py": (
+        "from tracegraph.runtime.cuda.device import find\nfrom tracegraph.runtime.host import device\n"
+    ),
     "runtime/memory/pool.py": (
         "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Pool:\n    a: int\n"
     ),
@@ -52,6 +57,10 @@ FAULTS = [
             (rules.check_driver, "runtime/cuda/graphs/graph.py", "from cuda.bindings import driver", "graph.py:1: imports `cuda.bindings.driver`"),
             (rules.check_driver, "runtime/cuda/graphs/graph.py", "from cuda.bindings.driver import cuInit", "only runtime/cuda/driver/driver.py may"),
             (rules.check_driver, "runtime/cuda/graphs/graph.py", "import cuda.bindings as b", "only runtime/cuda/driver/driver.py may"),
+            (rules.check_devices, "tracegraph/x.py", "\nfrom tracegraph.runtime.cuda.device import CudaDevice", "x.py:2: imports `tracegraph.runtime.cuda.device.CudaDevice`"),
+            (rules.check_devices, "lowering/x.py", "from tracegraph.runtime import host", "imports `tracegraph.runtime.host`"),
+            (rules.check_devices, "runtime/x.py", "import tracegraph.runtime.cuda.driver.driver", "only runtime/default_device.py knows"),
+            (rules.check_devices, "runtime/cuda/x.py", "from tracegraph.runtime.host.device import HostDevice", "cuda/x.py:1: imports"),
             (rules.check_private_jax, "tracegraph/x.py", "from jax._src import core", "`jax._src.core`"),
             (rules.check_private_jax, "lowering/x.py", "import jax.extend.core", "`jax.extend.core`"),
             (rules.check_private_jax, "lowering/x.py", "import jax\njax.extend.core.Literal", "x.py:2: touches private"),
@@ -78,6 +87,8 @@ LEGAL_NEIGHBOURS = [
             (rules.check_local_imports, "tracegraph/x.py", "def f():\n  import numpy"),
             (rules.check_cycles, "tracegraph/x.py", "from tracegraph.decorator import capture"),
             (rules.check_driver, "runtime/cuda/x.py", "from cuda.bindings import nvrtc"),
+            (rules.check_devices, "tracegraph/x.py", "from tracegraph.runtime import hosts, default_device"),
+            (rules.check_devices, "runtime/cuda/graphs/x.py", "from tracegraph.runtime.cuda.buffer import CudaBuffer"),
             (rules.check_private_jax, "lowering/x.py", "import jax\njax.numpy.sin, jax.__version__, a._b"),
             (rules.check_private_jax, "lowering/x.py", "import jaxlib\njaxlib.__file__"),
             (rules.check_pure_places, "runtime/array.py", "import jax"),

@@ -1,1 +1,1 @@
-"""The CUDA device: driver, graphs, memory and order with JAX."""
+"""The CUDA device: its buffers, its results and its order with JAX's work."""

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.runtime.cuda.buffer import CudaContext
+from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.driver.calls import KernelLaunch
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.jax_interop import ArrayImpl

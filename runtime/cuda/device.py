@@ -14,18 +14,20 @@ import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext
+from tracegraph.runtime.cuda.buffer import CudaBuffer
 from tracegraph.runtime.cuda.comparison import CudaComparison
+from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.driver.driver import CudaDriver, load_driver
-from tracegraph.runtime.cuda.events import CudaEvents
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.cuda.graphs.stages import CudaStage, EagerStage
-from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream, prepare_allocation
+from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
+from tracegraph.runtime.cuda.memory.events import CudaEvents
+from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
-from tracegraph.runtime.cuda.memory.virtual_memory import CudaVirtualProvider
+from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
 from tracegraph.runtime.graph import (

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import buffer_callback
 
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
-from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, is_default_device
+from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.stream import Stream, default_stream
 
 _is_ready = ArrayImpl.is_ready
@@ -153,89 +153,3 @@ def find_compute_stream(jax_device: Any) -> int:
     ask = buffer_callback.buffer_callback(read_stream, jax.ShapeDtypeStruct((), jnp.uint8))
     jax.block_until_ready(jax.jit(ask)(operand))
     return found[0]
-
-
-def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
-    """Returns what `_compile_allocator` gives; who comes while another compiles it waits."""
-    once = _Once(_compile_allocator, shapes, jax_device)
-    return _allocators.setdefault((shapes, jax_device), once).find()
-
-
-class _Once:
-    """The result of a call that is made when it is first asked for, and again if it failed."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self._call = functools.partial(function, *arguments)
-        # Re-entrant: a finaliser may run inside of the call.
-        self._lock = threading.RLock()
-        self._result: Any = None
-
-    def find(self) -> Any:
-        with self._lock:
-            if self._result is None:
-                self._result = self._call()
-            return self._result
-
-
-_allocators: dict[Any, _Once] = {}
-
-
-def _compile_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
-    """Returns a compiled function that gives fresh arrays with undefined contents."""
-
-    def allocate() -> tuple[Any, ...]:
-        return tuple(jnp.empty(shape, dtype) for shape, dtype in shapes)
-
-    # On the default device arrays are uncommitted, as the results of `jax.jit`.
-    sharding = None if is_default_device(jax_device) else find_sharding(jax_device)
-    with jax.default_device(jax_device), jax.enable_x64(True):
-        return jax.jit(allocate, out_shardings=sharding).lower().compile()
-
-
-def allocate_all(
-    shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any
-) -> tuple[Any, ...]:
-    """Returns one plain array per shape and dtype, with undefined contents.
-
-    Raises:
-        jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
-    """
-    arrays = tuple(_make_allocator(shapes, jax_device)())
-    for array in arrays:
-        # Without memory JAX returns an array all the same, whose address is no address: it is ready
-        # at once and raises when it is waited for. Memory is not ready before the stream is idle.
-        if _is_ready(array):
-            array.block_until_ready()
-    return arrays
-
-
-def prepare_allocation(shape: tuple[int, ...], dtype: Any, jax_device: Any, count: int) -> None:
-    """Compiles beforehand what `allocate_arrays` runs: JAX takes 20 ms or more for it, once.
-
-    In any thread; `allocate_arrays` of another one waits for it.
-    """
-    _make_allocator(((shape, dtype),) * count, jax_device)
-
-
-def allocate_arrays(
-    shape: tuple[int, ...], dtype: Any, weak_type: bool, jax_device: Any, count: int
-) -> list[Any]:
-    """Returns plain arrays in memory of XLA's own, with undefined contents.
-
-    Args:
-        shape: of each.
-        dtype: of each.
-        weak_type: whether they adopt the dtype of what they meet.
-        jax_device: the GPU.
-        count: how many; several at once cost little more than one.
-    """
-    arrays = list(allocate_all(((shape, dtype),) * count, jax_device))
-    if not weak_type:
-        return arrays
-    return [make_weak(array) for array in arrays]
-
-
-def make_weak(array: Any) -> Any:
-    """Returns the same memory as an array of weak type."""
-    aval = array.aval.update(weak_type=True)
-    return ArrayImpl(aval, array.sharding, [array], committed=array.committed)

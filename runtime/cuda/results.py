@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from tracegraph.runtime.array import Array, Lifetime
-from tracegraph.runtime.cuda.buffer import CudaBuffer, CudaContext, DeviceValue, DeviceView
-from tracegraph.runtime.cuda.jax_order import allocate_arrays
+from tracegraph.runtime.cuda.buffer import CudaBuffer, DeviceValue, DeviceView
+from tracegraph.runtime.cuda.context import CudaContext
+from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays
 from tracegraph.runtime.graph import ReplayClock
 from tracegraph.runtime.jax_interop import ArrayImpl
 

@@ -15,6 +15,7 @@ from tests.fakes.memory_driver import MemoryDriver
 from tracegraph.runtime.array import Lifetime
 from tracegraph.runtime.cuda import jax_order
 from tracegraph.runtime.cuda.device import CudaDevice
+from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.jax_interop import make_aval, to_immutable
 from tracegraph.runtime.memory.caching.private_pool import PrivatePool
@@ -42,7 +43,7 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaOnHost:
     """
     driver = MemoryDriver(**options)
     kept: list[Any] = []
-    allocator, define = jax_order._make_allocator, jax_order._define_anew
+    allocator, define = jax_arrays._make_allocator, jax_order._define_anew
 
     def compute(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arrays: Any) -> Any:
@@ -63,7 +64,7 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaOnHost:
 
         return allocate
 
-    monkeypatch.setattr(jax_order, "_make_allocator", make_allocator)
+    monkeypatch.setattr(jax_arrays, "_make_allocator", make_allocator)
     monkeypatch.setattr(jax_order, "_define_anew", compute(define))
     driver.kernels |= {
         "double": on_floats(lambda x: 2 * x),

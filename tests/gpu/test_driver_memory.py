@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.pluggable_library import compile_library
 from tracegraph.runtime.cuda.driver.driver import load_driver
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
-from tracegraph.runtime.cuda.memory.virtual_memory import CudaVirtualProvider
+from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.caching.direct_allocator import DirectAllocator

@@ -10,7 +10,7 @@ import tracegraph as tg
 from tests.gpu.device_memory import measure_used_bytes
 from tracegraph.lowering.workspaces import measure_workspaces
 from tracegraph.runtime.cuda.device import CudaDevice
-from tracegraph.runtime.cuda.events import CudaEvents
+from tracegraph.runtime.cuda.memory.events import CudaEvents
 from tracegraph.runtime.default_device import find_device
 
 pytestmark = pytest.mark.usefixtures("gpu")

@@ -21,6 +21,8 @@ ALLOWED_LAYERS = {
 }
 DRIVER_FILE = "runtime/cuda/driver/driver.py"
 DRIVER_MODULES = ("cuda", "cuda.bindings", "cuda.cuda", "cuda.bindings.driver")
+DEVICE_PACKAGES = ("tracegraph.runtime.cuda", "tracegraph.runtime.host")
+DEVICE_DOOR = "runtime/default_device.py"
 JAX_DOORS = ("tracegraph/jax_internals.py", "runtime/jax_interop.py")
 PURE_PLACES = ("runtime/memory/", "lowering/planning/memory_plan.py")
 IMPURE_MODULES = ("jax", "jaxlib", "cuda")
@@ -209,6 +211,19 @@ def check_driver(root: pathlib.Path) -> list[str]:
     ]
 
 
+def check_devices(root: pathlib.Path) -> list[str]:
+    """Section 10: a device is known by its protocol; one file chooses which, and none mixes two."""
+    return [
+        f"{source.path}:{each.line}: imports `{each.name}`; only {DEVICE_DOOR} knows which devices "
+        "there are"
+        for source in read_sources(root)
+        if source.path != DEVICE_DOOR
+        for each in find_imports(source.tree)
+        for package in DEVICE_PACKAGES
+        if _is_inside(each.name, package) and not _is_inside(source.module, package)
+    ]
+
+
 def check_private_jax(root: pathlib.Path) -> list[str]:
     """Law 4: private names of JAX are touched in one file per layer only."""
     return [
@@ -350,6 +365,7 @@ RULES: tuple[Rule, ...] = (
     check_local_imports,
     check_cycles,
     check_driver,
+    check_devices,
     check_private_jax,
     check_pure_places,
     check_file_lengths,

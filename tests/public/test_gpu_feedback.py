@@ -21,7 +21,8 @@ from tests.fakes import regions_as_kernels
 from tests.fakes.cuda_on_host import CudaOnHost, make_device
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.graphed_function import GraphedFunction
-from tracegraph.runtime.cuda import buffer, jax_order
+from tracegraph.runtime.cuda import buffer
+from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.results import ResultPort
 from tracegraph.runtime.errors import CaptureError, CudaError
 
@@ -239,8 +240,7 @@ def test_no_memory_is_asked_for_in_a_loop(
         raise AssertionError("memory was allocated")
 
     monkeypatch.setattr(ResultPort, "allocate", fail)
-    monkeypatch.setattr(jax_order, "allocate_arrays", fail)
-    monkeypatch.setattr(buffer, "allocate_arrays", fail)
+    monkeypatch.setattr(jax_arrays, "_make_allocator", fail)
     for _ in range(20):
         x = step(x)
     monkeypatch.undo()

@@ -1,1 +1,1 @@
-"""The CUDA driver: its bindings and its calls."""
+"""The CUDA driver: its bindings, as small typed calls."""

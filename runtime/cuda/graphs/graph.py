@@ -14,7 +14,7 @@ from typing import Any
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch
-from tracegraph.runtime.cuda.graphs.graph_builder import (
+from tracegraph.runtime.cuda.graphs.builder import (
     GraphBuilder,
     Library,
     label_node,

@@ -6,8 +6,8 @@ import collections
 import weakref
 from typing import Any
 
-from tracegraph.runtime.cuda.events import CudaEvents
 from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.cuda.memory.events import CudaEvents
 from tracegraph.runtime.stream import Stream
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.runtime.cuda.jax_order import JaxOrder, allocate_arrays
+from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.providers.segment import Segment
 from tracegraph.runtime.memory.providers.segment_set import SegmentSet

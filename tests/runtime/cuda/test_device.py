@@ -25,9 +25,10 @@ from tests.fakes.definitions import make_copy, make_definition, make_stage
 from tests.oracles import error_lines
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Lifetime
-from tracegraph.runtime.cuda import comparison, jax_order
+from tracegraph.runtime.cuda import comparison
 from tracegraph.runtime.cuda import device as device_module
 from tracegraph.runtime.cuda.device import find_cuda_device
+from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, ReplayClock
@@ -36,7 +37,7 @@ from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.providers.segment import Segment
 
 # The fixture puts another in its place.
-MAKE_ALLOCATOR = jax_order._make_allocator
+MAKE_ALLOCATOR = jax_arrays._make_allocator
 DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
 
 
@@ -341,11 +342,11 @@ def test_a_copy_node_is_rebound_too(device: CudaOnHost) -> None:
 def test_an_arena_is_prepared_in_threads_and_compiled_once(
     device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax_order, "_make_allocator", MAKE_ALLOCATOR)
-    monkeypatch.setattr(jax_order, "_allocators", {})
+    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
+    monkeypatch.setattr(jax_arrays, "_allocators", {})
     compiled: list[int] = []
     has_begun, may_end = threading.Event(), threading.Event()
-    compile_allocator = jax_order._compile_allocator
+    compile_allocator = jax_arrays._compile_allocator
 
     def compile_late(shapes: Any, jax_device: Any) -> Any:
         compiled.append(shapes[0][0][0])
@@ -354,7 +355,7 @@ def test_an_arena_is_prepared_in_threads_and_compiled_once(
         assert may_end.wait(30)
         return compile_allocator(shapes, jax_device)
 
-    monkeypatch.setattr(jax_order, "_compile_allocator", compile_late)
+    monkeypatch.setattr(jax_arrays, "_compile_allocator", compile_late)
     device.prepare_arena(ArenaSize(1000, 3000))
     # Both at the same time, and not in this thread.
     assert has_begun.wait(30)
@@ -372,7 +373,7 @@ def list_ends(arena: Arena) -> list[tuple[int, int]]:
 def test_an_allocation_whose_preparation_failed_is_compiled_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(jax_order, "_allocators", {})
+    monkeypatch.setattr(jax_arrays, "_allocators", {})
     outcomes: list[Any] = [RuntimeError("XLA"), "allocator"]
 
     def compile_once(shapes: Any, jax_device: Any) -> Any:
@@ -381,8 +382,8 @@ def test_an_allocation_whose_preparation_failed_is_compiled_again(
             raise outcome
         return outcome
 
-    monkeypatch.setattr(jax_order, "_compile_allocator", compile_once)
+    monkeypatch.setattr(jax_arrays, "_compile_allocator", compile_once)
     shapes = (((8,), np.dtype(np.uint8)),)
     with pytest.raises(RuntimeError, match="XLA"):
-        jax_order._make_allocator(shapes, None)
-    assert [jax_order._make_allocator(shapes, None) for _ in range(2)] == ["allocator"] * 2
+        jax_arrays._make_allocator(shapes, None)
+    assert [jax_arrays._make_allocator(shapes, None) for _ in range(2)] == ["allocator"] * 2

@@ -26,6 +26,7 @@ from tests.fakes.fake_state import MisuseError
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Lifetime
 from tracegraph.runtime.cuda import jax_order
+from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.results import MAX_SPARES, STOCK, ResultPort
 from tracegraph.runtime.errors import CudaError
@@ -238,7 +239,7 @@ def test_a_result_that_an_input_is_stands_in_the_arena(device: CudaOnHost) -> No
 def test_the_array_between_a_value_and_its_readers_keeps_the_memory() -> None:
     # Others may be copying from the address while a read makes the array that JAX knows.
     device = jax.devices("cpu")[0]
-    (raw,) = jax_order.allocate_arrays((4,), np.dtype(np.float32), False, device, 1)
+    (raw,) = jax_arrays.allocate_arrays((4,), np.dtype(np.float32), False, device, 1)
     address = raw.unsafe_buffer_pointer()
     defined = jax_order._define_anew(raw)
     assert defined is not raw
@@ -255,7 +256,7 @@ def test_defining_anew_keeps_the_type(dtype: str) -> None:
 
 def test_memory_of_weak_type() -> None:
     device = jax.devices("cpu")[0]
-    arrays = jax_order.allocate_arrays((3,), np.dtype(np.float32), True, device, 2)
+    arrays = jax_arrays.allocate_arrays((3,), np.dtype(np.float32), True, device, 2)
     assert [array.aval for array in arrays] == [make_aval((3,), np.float32, weak_type=True)] * 2
     assert (arrays[0] + np.int8(1)).aval.weak_type
     assert len({array.unsafe_buffer_pointer() for array in arrays}) == 2

@@ -16,7 +16,7 @@ from tracegraph.runtime.cuda.memory.driver_providers import (
     CudaAsyncProvider,
     CudaProvider,
 )
-from tracegraph.runtime.cuda.memory.virtual_memory import CudaVirtualProvider
+from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
 
 MIB = 1 << 20

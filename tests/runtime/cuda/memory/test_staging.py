@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.memory_driver import MemoryDriver
 from tracegraph.runtime.cuda.memory import staging
-from tracegraph.runtime.cuda.memory.pinned_provider import find_pinned_allocator
+from tracegraph.runtime.cuda.memory.pinned_pages import find_pinned_allocator
 from tracegraph.runtime.cuda.memory.staging import SMALLEST_CHUNK_BYTES, Staging
 from tracegraph.runtime.errors import CaptureError, CudaError
 from tracegraph.runtime.memory.pool_id import new_pool_id

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.memory_driver import MemoryDriver
 from tests.fakes.virtual_bytes_provider import VirtualBytesProvider
 from tests.runtime.memory.caching.test_allocator_graph_memory import Capture
-from tracegraph.runtime.cuda.memory.virtual_memory import CudaVirtualProvider
+from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.errors import ConfigError, OutOfMemoryError
 from tracegraph.runtime.memory.caching.block import Block
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator

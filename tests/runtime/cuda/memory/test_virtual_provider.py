@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.fake_state import MisuseError
 from tests.fakes.memory_driver import MemoryDriver
-from tracegraph.runtime.cuda.memory.virtual_memory import CudaVirtualProvider
+from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider

@@ -6,7 +6,7 @@ import threading
 import weakref
 
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
-from tracegraph.runtime.cuda.events import CudaEvents
+from tracegraph.runtime.cuda.memory.events import CudaEvents
 from tracegraph.runtime.environment import read_alloc_conf
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.providers.segment import Segment

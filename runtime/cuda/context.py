@@ -1,0 +1,66 @@
+"""CudaContext: what buffers of one GPU share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.cuda.memory.held_memory import HeldMemory
+from tracegraph.runtime.cuda.memory.pinned_pages import find_pinned_allocator
+from tracegraph.runtime.cuda.memory.staging import Staging
+from tracegraph.runtime.stream import Stream
+
+
+class CudaContext:
+    """The driver, the order with JAX's work, the staging memory and what is held for streams.
+
+    Args:
+        jax_device: a GPU of JAX.
+        order: of JAX's work on it and ours.
+    """
+
+    def __init__(self, jax_device: Any, order: JaxOrder) -> None:
+        self.jax_device, self.order = jax_device, order
+        self.driver = order.driver
+        pinned = find_pinned_allocator(self.driver, order.primary)
+        self.staging = Staging(self.driver, order.stream, pinned)
+        self.held = HeldMemory(order)
+
+    def synchronize(self) -> None:
+        """Blocks the host until all work that was enqueued so far is done."""
+        self.order.synchronize()
+
+    def is_idle(self) -> bool:
+        """True when all work that was enqueued so far is done."""
+        return self.order.is_idle()
+
+    def number_stream(self, stream: Stream) -> int:
+        """Returns how the allocator calls a stream, of which the driver knows from then on."""
+        return self.order.number_stream(stream)
+
+    def hold(self, array: Any, memory: Any, stream: Stream) -> None:
+        """Keeps memory of JAX's own for a stream of the user, see `HeldMemory`."""
+        self.held.record(array, memory, stream)
+
+    def load(self, content: bytes, target: int) -> None:
+        """Enqueues a copy of host bytes to a device address."""
+        self.stage(np.frombuffer(content, np.uint8), target)
+
+    def stage(self, array: np.ndarray[Any, Any], target: int) -> None:
+        """Enqueues a copy of a contiguous host array, which the caller may change at once."""
+        with self.order.use_context():
+            self.staging.copy(array, target)
+
+    def fill(self, target: int, value: int, nbytes: int) -> None:
+        """Enqueues setting every byte of a device range behind all work so far."""
+        with self.order.use_context():
+            self.driver.fill_async(target, value, 1, nbytes, self.order.stream)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Enqueues a copy between device addresses behind all work so far."""
+        if not nbytes:
+            return
+        with self.order.use_context():
+            self.driver.copy_async(target, source, nbytes, self.order.stream)

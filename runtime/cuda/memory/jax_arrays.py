@@ -1,0 +1,93 @@
+"""Arrays of JAX with undefined contents: memory of JAX's own that our work writes.
+
+A compiled program gives them, one per shape, dtype and count: it runs nothing on the GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, is_default_device
+
+_is_ready = ArrayImpl.is_ready
+
+
+def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
+    """Returns what `_compile_allocator` gives; who comes while another compiles it waits."""
+    once = _Once(_compile_allocator, shapes, jax_device)
+    return _allocators.setdefault((shapes, jax_device), once).find()
+
+
+class _Once:
+    """The result of a call that is made when it is first asked for, and again if it failed."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._call = functools.partial(function, *arguments)
+        # Re-entrant: a finaliser may run inside of the call.
+        self._lock = threading.RLock()
+        self._result: Any = None
+
+    def find(self) -> Any:
+        with self._lock:
+            if self._result is None:
+                self._result = self._call()
+            return self._result
+
+
+_allocators: dict[Any, _Once] = {}
+
+
+def _compile_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
+    """Returns a compiled function that gives fresh arrays with undefined contents."""
+
+    def allocate() -> tuple[Any, ...]:
+        return tuple(jnp.empty(shape, dtype) for shape, dtype in shapes)
+
+    # On the default device arrays are uncommitted, as the results of `jax.jit`.
+    sharding = None if is_default_device(jax_device) else find_sharding(jax_device)
+    with jax.default_device(jax_device), jax.enable_x64(True):
+        return jax.jit(allocate, out_shardings=sharding).lower().compile()
+
+
+def prepare_allocation(shape: tuple[int, ...], dtype: Any, jax_device: Any, count: int) -> None:
+    """Compiles beforehand what `allocate_arrays` runs: JAX takes 20 ms or more for it, once.
+
+    In any thread; `allocate_arrays` of another one waits for it.
+    """
+    _make_allocator(((shape, dtype),) * count, jax_device)
+
+
+def allocate_arrays(
+    shape: tuple[int, ...], dtype: Any, weak_type: bool, jax_device: Any, count: int
+) -> list[Any]:
+    """Returns plain arrays in memory of XLA's own, with undefined contents.
+
+    Args:
+        shape: of each.
+        dtype: of each.
+        weak_type: whether they adopt the dtype of what they meet.
+        jax_device: the GPU.
+        count: how many; several at once cost little more than one.
+
+    Raises:
+        jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
+    """
+    arrays = list(_make_allocator(((shape, dtype),) * count, jax_device)())
+    for array in arrays:
+        # Without memory JAX returns an array all the same, whose address is no address: it is ready
+        # at once and raises when it is waited for. Memory is not ready before the stream is idle.
+        if _is_ready(array):
+            array.block_until_ready()
+    return [_make_weak(array) for array in arrays] if weak_type else arrays
+
+
+def _make_weak(array: Any) -> Any:
+    """Returns the same memory as an array of weak type."""
+    aval = array.aval.update(weak_type=True)
+    return ArrayImpl(aval, array.sharding, [array], committed=array.committed)
