@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-import jax
-
-from tracegraph.lowering.beside import Beside, run_beside
+from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import (
     BufferUse,
     Copy,
@@ -20,26 +17,15 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, OutputSpec, Region, Role
-from tracegraph.runtime.jax_interop import carry_settings, is_default_device
 
 
-def compile_request(
-    request: CaptureRequest,
-    jax_device: Any,
-    *,
-    on_stage: Callable[[str, str], None],
-    updates_in_place: bool = False,
-    beside: Beside | None = None,
-) -> DeviceProgram:
+def compile_request(request: CaptureRequest, compiler: Compiler) -> DeviceProgram:
     """Compiles every captured region and places donated results in their inputs' buffers.
 
     Args:
         request: what to capture.
-        jax_device: the device that the regions are compiled for.
-        on_stage: called with ``compile`` or ``lower``, and a region's name, where that begins.
-        updates_in_place: True when the device gives XLA memory that it may overwrite: then a region
-            that computes the new value of a donated input gets the old one donated.
-        beside: work for this thread while XLA compiles.
+        compiler: for the device. Where that gives XLA memory that it may overwrite, a region that
+            computes the new value of a donated input gets the old one donated.
 
     Returns:
         The steps in program order, with the order that the streams declare.
@@ -51,8 +37,8 @@ def compile_request(
     calls: list[Step] = []
     for region in request.regions:
         arranged, count = arrange_in_place(region, request.regions, renamed)
-        donated = count if updates_in_place else 0
-        executable = compile_region(arranged, jax_device, donated, on_stage=on_stage, beside=beside)
+        donated = count if compiler.target.updates_in_place else 0
+        executable = compiler.compile(arranged, donated, count=len(request.regions))
         calls.append(make_call(arranged, executable, renamed, in_place=donated))
     frame = frame_program(request, renamed, copies)
     edges = list(declared_edges(request.regions))
@@ -205,68 +191,6 @@ def arrange_in_place(
 def _move_first(first: Sequence[int], count: int) -> list[int]:
     rest = sorted(set(range(count)) - set(first))
     return [*first, *rest]
-
-
-def compile_region(
-    region: Region,
-    jax_device: Any,
-    donated: int,
-    *,
-    on_stage: Callable[[str, str], None],
-    options: Mapping[str, bool | str] | None = None,
-    beside: Beside | None = None,
-) -> Callable[..., Any]:
-    """Returns the compiled region, or for an eager one its function as it is.
-
-    A region of one result returns it bare: a tuple would cost every call its unpacking.
-
-    Args:
-        region: flat function and specs.
-        jax_device: a device of this process, or one of a topology that is only compiled for.
-        donated: how many of the first inputs are donated.
-        on_stage: told of ``compile`` where JAX begins to compile, and of ``lower`` when it is done.
-        options: XLA's options, over its defaults, for this compilation alone.
-        beside: work for this thread while XLA compiles.
-    """
-    function = region.function if len(region.outputs) != 1 else _return_bare(region.function)
-    if not region.place.is_captured:
-        return function
-    # On the default device results are uncommitted, as those of `jax.jit` on plain arguments.
-    is_default = is_default_device(jax_device)
-    sharding = None if is_default else jax.sharding.SingleDeviceSharding(jax_device)
-    arguments = [
-        jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
-        for spec in region.inputs
-    ]
-    on_stage("compile", region.name)
-    with _use_by_default(jax_device, is_default=is_default):
-        jitted = jax.jit(function, keep_unused=True, donate_argnums=range(donated))
-        lowered = jitted.lower(*arguments)
-        compile_program = functools.partial(lowered.compile, compiler_options=dict(options or {}))
-        compile_program = carry_settings(compile_program)
-    compiled = run_beside(compile_program, beside, on_stage)
-    on_stage("lower", region.name)
-    return compiled
-
-
-def _use_by_default(
-    jax_device: Any, *, is_default: bool
-) -> contextlib.AbstractContextManager[None]:
-    """Returns what makes JAX use a device; nothing where it does so by itself.
-
-    JAX takes a default that was set for another than its own, also where both are one device, and
-    would trace again what it has traced before.
-    """
-    is_set = jax.config.jax_default_device is not None  # pyright: ignore[reportAttributeAccessIssue]
-    return contextlib.nullcontext() if is_default and not is_set else jax.default_device(jax_device)
-
-
-def _return_bare(function: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*arrays: Any) -> Any:
-        return function(*arrays)[0]
-
-    return run
 
 
 def make_call(

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracegraph.lowering.assemble import RegionSteps, XlaRegion, assemble
-from tracegraph.lowering.beside import Beside
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compile import (
     arrange_in_place,
-    compile_region,
     declared_edges,
     frame_program,
     make_call,
     place_donated_results,
 )
+from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.limit_workspaces import limit_workspaces
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
@@ -84,20 +83,12 @@ class CompiledForGpu:
     regions: tuple[CompiledRegion, ...]
 
 
-def compile_for_gpu(
-    request: CaptureRequest,
-    jax_device: Any,
-    *,
-    on_stage: Callable[[str, str], None],
-    beside: Beside | None = None,
-) -> CompiledForGpu:
+def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForGpu:
     """Compiles every captured region, reads the kernels that XLA wrote, and plans their memory.
 
     Args:
         request: what to capture.
-        jax_device: a GPU of this process, or one of a topology that is only compiled for.
-        on_stage: called with ``compile`` or ``lower``, and a region's name, where that begins.
-        beside: work for this thread while XLA compiles.
+        compiler: for the GPU.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile a region.
@@ -111,13 +102,13 @@ def compile_for_gpu(
     for region in request.regions:
         arranged, count = arrange_in_place(region, request.regions, renamed, is_shared=True)
         if not region.place.is_captured:
-            function = compile_region(arranged, jax_device, 0, on_stage=on_stage)
+            function = compiler.compile(arranged)
             compiled.append(_record(arranged, function, 0, ()))
             pieces.append(make_call(arranged, function, renamed))
             continue
         try:
             executable, program, options = _compile_to_kernels(
-                arranged, jax_device, count, on_stage=on_stage, beside=beside
+                arranged, compiler, in_place=count, count=len(request.regions)
             )
         except UnsupportedError as error:
             if not error.refused:
@@ -188,19 +179,14 @@ def plan_smallest(
 
 
 def _compile_to_kernels(
-    region: Region,
-    jax_device: Any,
-    in_place: int,
-    *,
-    on_stage: Callable[[str, str], None],
-    beside: Beside | None,
+    region: Region, compiler: Compiler, *, in_place: int, count: int
 ) -> tuple[Any, XlaProgram, tuple[tuple[str, bool | str], ...]]:
     """Returns the executable, its steps, and the options that it took.
 
     XLA's defaults first. Where it calls what no graph can hold although it has plain kernels for
     the same, it compiles once more.
     """
-    executable: Any = compile_region(region, jax_device, in_place, on_stage=on_stage, beside=beside)
+    executable: Any = compiler.compile(region, in_place, count=count)
     try:
         return executable, _read(executable, region), ()
     except UnsupportedError as refusal:
@@ -211,9 +197,7 @@ def _compile_to_kernels(
         )
         if not options:
             raise
-    executable = compile_region(
-        region, jax_device, in_place, on_stage=on_stage, options=dict(options)
-    )
+    executable = compiler.compile(region, in_place, count=count, options=dict(options))
     return executable, _read(executable, region), options
 
 

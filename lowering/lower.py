@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
-from tracegraph.lowering.beside import Beside
 from tracegraph.lowering.build_graph import build_graph
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compile import compile_request
 from tracegraph.lowering.compile_gpu import CompiledRegion, compile_for_gpu
+from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram, ExecutableCall
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.request import CaptureRequest
-from tracegraph.runtime.graph import ArenaSize, GraphDefinition
+from tracegraph.runtime.graph import GraphDefinition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,50 +49,27 @@ class Lowered:
         return (*sums, *(eager if self.regions else ()))
 
 
-def lower_request(
-    request: CaptureRequest,
-    jax_device: Any,
-    *,
-    on_stage: Callable[[str, str], None],
-    updates_in_place: bool = False,
-    takes_kernels: bool = False,
-    beside: Beside | None = None,
-    on_planned: Callable[[ArenaSize], None] | None = None,
-) -> Lowered:
+def lower_request(request: CaptureRequest, compiler: Compiler) -> Lowered:
     """Compiles, plans and builds a request; touches no memory of the device.
 
     Args:
         request: what to capture.
-        jax_device: the device to compile for.
-        on_stage: called with ``compile`` or ``lower``, and a region's name, where that begins.
-        updates_in_place: True when the device gives XLA memory that it may overwrite (host only: a
-            GPU graph always may).
-        takes_kernels: True when the device's graphs are made of the kernels inside of XLA's
-            programs; False when a region stays one compiled call.
-        beside: work for this thread while XLA compiles. Where nothing is compiled, or an error
-            comes before that, it is left to the caller.
-        on_planned: told what memory a graph of kernels will need, as soon as that is known.
+        compiler: for the device. A region stays one compiled call where the device takes no
+            kernels; else it is taken apart into them.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile a region.
         UnsupportedError: XLA's program for a region holds steps that this version cannot lower.
         CaptureError: the streams leave two steps that touch the same bytes unordered.
     """
-    if takes_kernels:
-        compiled = compile_for_gpu(request, jax_device, on_stage=on_stage, beside=beside)
-        if on_planned is not None:
-            on_planned(compiled.plan.arena_size)
+    if compiler.target.takes_kernels:
+        compiled = compile_for_gpu(request, compiler)
+        compiler.target.prepare_arena(compiled.plan.arena_size)
         with hold_collector():
             definition = build_graph(compiled.program, compiled.plan)
         results = tuple(output.buffer.name for output in request.outputs)
         return Lowered(compiled.program, compiled.plan, definition, compiled.regions, results)
-    program = compile_request(
-        request,
-        jax_device,
-        on_stage=on_stage,
-        updates_in_place=updates_in_place,
-        beside=beside,
-    )
+    program = compile_request(request, compiler)
     verify_order(program)
     plan = plan_memory(request.name, find_lifetimes(program))
     return Lowered(program, plan, build_graph(program, plan))

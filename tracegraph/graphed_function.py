@@ -10,30 +10,25 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tracegraph.capturing.capture_lowering import lower_capture
 from tracegraph.capturing.lowered_capture import LoweredCapture
+from tracegraph.capturing.pipeline import CapturePipeline
 from tracegraph.capturing.progress import Progress
 from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
-from tracegraph.constraints.mismatch import LeafSpec
 from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, refuse_staged
 from tracegraph.jax_internals import eval_trace, read_settings, trace_state
-from tracegraph.lowering.lower import Lowered
 from tracegraph.options import Options, read_options
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.live_plans import watch_plan
 from tracegraph.reports.explain import explain_capture
-from tracegraph.runtime.array import Lifetime
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.memory.caching.private_pool import PrivatePool, find_pool, join_pool
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
-from tracegraph.runtime.replay import Replay
-from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check, trace_once
+from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.tracing.signature import Signature
-from tracegraph.verification.capture_verification import verify_capture
 
 MAX_SIGNATURES = 64
 # Graphs that a call tries before it works out its signature, which costs more.
@@ -185,8 +180,7 @@ class GraphedFunction:
             *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
             **kwargs: the same.
         """
-        prepared = self._prepare(args, kwargs)
-        return trace_and_check(self._function, self._options, prepared.call, prepared.signature)
+        return trace_and_check(self._prepare(args, kwargs))
 
     @hides_own_frames
     def lower(self, *args: Any, **kwargs: Any) -> LoweredCapture:
@@ -196,10 +190,9 @@ class GraphedFunction:
             *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
             **kwargs: the same.
         """
-        prepared = self._prepare(args, kwargs)
+        prepared = self._prepare(args, kwargs).drop_values()
         with Progress(f"capturing `{self._options.name}`") as progress:
-            checked, lowered = self._lower(prepared, progress)
-        return LoweredCapture(checked, lowered, functools.partial(self.instantiate, prepared))
+            return self._make_pipeline(prepared, progress).run_to_lowered()
 
     @hides_own_frames
     def explain(self, *args: Any, **kwargs: Any) -> str:
@@ -214,14 +207,9 @@ class GraphedFunction:
         prepared = self._prepare(args, kwargs)
         with self._lock:
             captured = self._cache.get(prepared.signature)
-        return explain_capture(
-            self._options,
-            prepared.signature,
-            prepared.names,
-            lambda: self._lower(prepared, Progress("explain")),
-            self._device,
-            None if captured is None else captured.verification,
-        )
+        pipeline = self._make_pipeline(prepared, Progress("explain"))
+        verification = None if captured is None else captured.verification
+        return explain_capture(prepared, self._device, pipeline.run_to_lowered, verification)
 
     def cache_info(self) -> CacheInfo:
         """Returns counts of hits, misses and kept signatures."""
@@ -260,22 +248,6 @@ class GraphedFunction:
         """Bytes that the private pool holds from the device."""
         return self._pool.reserved_bytes
 
-    def instantiate(
-        self, prepared: PreparedCall, checked: CheckedGraph, lowered: Lowered
-    ) -> CapturedGraph:
-        """Returns an executable graph with an arena of its own."""
-        lifetime = Lifetime.STATIC if self._options.outputs == "static" else Lifetime.FRESH
-        return CapturedGraph(
-            checked=checked,
-            lowered=lowered,
-            replay=Replay(lowered.definition, self._device, self._pool, lifetime),
-            options=self._options,
-            call=prepared.call,
-            signature=prepared.signature,
-            names=prepared.names,
-            inspect=self._inspect,
-        )
-
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
         refuse_nested(self._options.name)
@@ -299,14 +271,7 @@ class GraphedFunction:
     def _capture(self, prepared: PreparedCall) -> CapturedGraph:
         refuse_staged(self._options.name)
         with Progress(f"capturing `{self._options.name}`") as progress:
-            checked, lowered = self._lower(prepared, progress)
-            progress.enter("instantiate")
-            captured = self.instantiate(prepared, checked, lowered)
-            if self._options.verify:
-                progress.enter("verify")
-                captured.verification = verify_capture(
-                    self._function, self._options, prepared, captured, self._device
-                )
+            captured = self._make_pipeline(prepared, progress).capture()
         captured.seconds = dict(progress.seconds)
         watch_plan(captured)
         self._misses += 1
@@ -315,14 +280,6 @@ class GraphedFunction:
             _, dropped = self._cache.popitem(last=False)
             self._retired_calls += dropped.calls
         return captured
-
-    def _inspect(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LeafSpec]:
-        """Checks a call and returns path and type of each dynamic leaf."""
-        prepared = self._prepare(args, kwargs, has_values=True)
-        return [
-            (name, leaf.shape, leaf.dtype, leaf.weak_type)
-            for name, leaf in zip(prepared.names, prepared.signature.leaves, strict=True)
-        ]
 
     def _prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_values: bool = False
@@ -337,16 +294,8 @@ class GraphedFunction:
             has_values=has_values,
         )
 
-    def _lower(self, prepared: PreparedCall, progress: Progress) -> tuple[CheckedGraph, Lowered]:
-        progress.enter("trace")
-        first = trace_once(
-            self._function,
-            self._options,
-            prepared.call,
-            prepared.signature,
-            on_traced=lambda: progress.enter("check"),
-        )
-        return lower_capture(first, self._options, prepared, self._device, progress)
+    def _make_pipeline(self, prepared: PreparedCall, progress: Progress) -> CapturePipeline:
+        return CapturePipeline(prepared, self._device, self._pool, progress)
 
     # Devices are looked for at the first use, not when a module with a decorator is imported.
     @functools.cached_property

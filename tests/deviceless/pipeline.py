@@ -11,11 +11,13 @@ import jax
 import numpy as np
 
 from tests.deviceless.programs import Program
+from tests.fakes.compilers import make_compiler
+from tracegraph.capturing.capture_lowering import make_request
 from tracegraph.decorator import capture
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.request import CaptureRequest
-from tracegraph.tracing.checked_graph import make_request, trace_once
-from tracegraph.tracing.signature import bind_call, make_signature, name_leaves
+from tracegraph.tracing.checked_graph import check_trace, finish_checks, trace_call
+from tracegraph.tracing.prepared_call import prepare_call
 
 
 @contextlib.contextmanager
@@ -41,17 +43,15 @@ def make_capture_request(
         CaptureError: the function cannot be captured.
     """
     options = capture(function, donate_argnums=tuple(donate_argnums))._options
-    call = bind_call(function, options, tuple(arguments), {})
-    leaves, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
-    names, _ = name_leaves(function, options, call)
-    first = trace_once(function, options, call, make_signature(call, leaves, tree))
-    first.trace_again()
-    return make_request(first.checked, options, call, names, traced=first.call)
+    prepared = prepare_call(function, options, tuple(arguments), {}, device=None, has_values=False)
+    first = check_trace(prepared, trace_call(prepared))
+    finish_checks(prepared, first)
+    return make_request(prepared, first.checked, bind=first.traced.bind)
 
 
 def lower_for_gpu(request: CaptureRequest, device: Any) -> Lowered:
     """Compiles a request for a GPU, decodes, plans and builds it."""
-    return lower_request(request, device, on_stage=lambda stage, name: None, takes_kernels=True)
+    return lower_request(request, make_compiler(device, takes_kernels=True))
 
 
 def compile_whole(program: Program, device: Any) -> bytes:

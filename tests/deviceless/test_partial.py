@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +12,12 @@ import pytest
 from jax import lax
 
 import tracegraph as tg
+from tests.fakes.compilers import make_compiler
 from tracegraph.capturing import capture_lowering
-from tracegraph.capturing.capture_lowering import lower_capture
-from tracegraph.capturing.progress import Progress
+from tracegraph.capturing.capture_lowering import lower_checked
 from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.tracing.checked_graph import CheckedGraph, trace_once
+from tracegraph.tracing.checked_graph import CheckedGraph, check_trace, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
 
 SQUARE = np.ones((64, 64), np.float32)
@@ -26,15 +25,6 @@ IMAGES = np.ones((1, 8, 16, 16), np.float32)
 FILTERS = np.ones((8, 8, 3, 3), np.float32)
 # Captured stages are True.
 CUT = [True, False, True]
-
-
-@dataclasses.dataclass(frozen=True)
-class DescribedGpu:
-    """What lowering asks a device for."""
-
-    jax_device: Any
-    target: Literal["host", "gpu"] = "gpu"
-    updates_in_place: bool = True
 
 
 def convolve(x: Any, k: Any) -> Any:
@@ -102,9 +92,8 @@ def lower(
 ) -> tuple[CheckedGraph, Lowered]:
     options = tg.capture(function, mode=mode, name="step")._options
     prepared = prepare_call(function, options, tuple(arguments), {}, device=None, has_values=False)
-    first = trace_once(function, options, prepared.call, prepared.signature)
-    gpu: Any = DescribedGpu(device)
-    return lower_capture(first, options, prepared, gpu, Progress("test"))
+    first = check_trace(prepared, trace_call(prepared))
+    return lower_checked(prepared, first, make_compiler(device, takes_kernels=True))
 
 
 def list_stages(lowered: Lowered) -> list[bool]:

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 import pytest
 
+from tests.fakes.compilers import make_compiler
 from tests.fakes.cuda_on_host import SHAPE, CudaOnHost, make_device
 from tracegraph import graphed_function
 from tracegraph.lowering import compile_gpu
-from tracegraph.lowering.beside import Beside
-from tracegraph.lowering.compile import compile_region
+from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
@@ -39,22 +39,13 @@ def capture_for_gpu(
     # Captures in several threads must not take one name twice.
     numbers = itertools.count()
 
-    def compile_to_kernels(
-        region: Region,
-        jax_device: Any,
-        in_place: int,
-        *,
-        on_stage: Callable[[str, str], None],
-        beside: Beside | None,
-    ) -> Any:
-        executable: Any = compile_region(
-            region, jax_device, in_place, on_stage=on_stage, beside=beside
-        )
+    def compile_to_kernels(region: Region, compiler: Compiler, *, in_place: int, count: int) -> Any:
+        executable: Any = compiler.compile(region, in_place, count=count)
         symbol = f"{region.name}_{next(numbers)}"
         compute = executable
         if in_place:
             # A kernel gives nothing up that the host's compiler could take for its results.
-            compute = compile_region(region, jax_device, 0, on_stage=lambda stage, name: None)
+            compute = make_compiler(compiler.target.jax_device).compile(region)
         device.driver.kernels[symbol] = make_kernel(region, compute, in_place)
         return executable, write_program(region, symbol, in_place, tuple(float_atomics)), ()
 

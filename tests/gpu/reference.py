@@ -15,12 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import tracegraph as tg
-from tracegraph.capturing.partition import read_constants
+from tracegraph.capturing.capture_lowering import make_request
 from tracegraph.lowering.reference import run_regions
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.jax_interop import unwrap_key
-from tracegraph.tracing.checked_graph import make_request
 from tracegraph.verification.report import ATOMICS_TOLERANCE, flatten_results, measure_difference
 
 
@@ -60,8 +59,8 @@ def run_reference(function: tg.GraphedFunction, *args: Any) -> Any:
     captured = find_captured(function)
     prepared = function._prepare(args, {})
     # Made as at the capture, so that its names are those of the compiled regions.
-    request = make_request(captured.checked, function._options, prepared.call, prepared.names)
-    leaves = [*prepared.leaves, *read_constants(captured.checked.graph.constants)]
+    request = make_request(prepared, captured.checked)
+    leaves = [*prepared.leaves, *captured.constants]
     inputs = {
         spec.buffer.name: jnp.array(unwrap_key(leaf), spec.buffer.dtype)
         for spec, leaf in zip(request.inputs, leaves, strict=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.core import Tracer
 
+from tests.fakes.compilers import NotedStages, make_compiler
 from tracegraph.lowering.compile import compile_request, declared_edges, place_donated_results
 from tracegraph.lowering.device_program import Copy, ExecutableCall
 from tracegraph.lowering.lower import lower_request
@@ -61,7 +62,7 @@ def request(*regions: Region, donated: str = "s", outputs: Any = (("n", "s"),)) 
 
 
 def compile_it(wanted: CaptureRequest) -> Any:
-    return compile_request(wanted, jax.devices()[0], on_stage=lambda stage, name: None)
+    return compile_request(wanted, make_compiler())
 
 
 EAGER = Place(is_captured=False)
@@ -127,16 +128,19 @@ def test_an_input_that_comes_back_as_it_is_moves_nothing():
 
 
 def test_program_names_steps_buffers_and_outputs():
-    stages: list[tuple[str, ...]] = []
+    stages = NotedStages()
     wanted = request(
         region("a", "x s", "t", Place(7)),
         region("b", "t", "n y", Place(0, ("a",))),
         outputs=(("n", "s"), ("y", None)),
     )
-    program = compile_request(
-        wanted, jax.devices()[0], on_stage=lambda *stage: stages.append(stage)
-    )
-    assert stages == [("compile", "a"), ("lower", "a"), ("compile", "b"), ("lower", "b")]
+    program = compile_request(wanted, make_compiler(stages=stages))
+    assert stages == [
+        ("compile", "a of 2"),
+        ("lower", "a of 2"),
+        ("compile", "b of 2"),
+        ("lower", "b of 2"),
+    ]
     assert [buffer.name for buffer in program.buffers] == ["x", "s", "t", "y"]
     first, second = program.steps
     assert isinstance(first, ExecutableCall)

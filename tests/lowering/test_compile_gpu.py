@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from tests.deviceless import topology
+from tests.fakes.compilers import NotedStages, make_compiler
 from tests.fakes.gpu_programs import allocation, kernel
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.compile_gpu import compile_for_gpu
+from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import Copy, DeviceStep, ExecutableCall
 from tracegraph.lowering.lower import lower_request
 from tracegraph.lowering.request import (
@@ -88,7 +90,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> FakeReader:
 
 
 def compile_it(wanted: CaptureRequest) -> compile_gpu.CompiledForGpu:
-    return compile_for_gpu(wanted, jax.devices()[0], on_stage=lambda stage, name: None)
+    return compile_for_gpu(wanted, make_compiler())
 
 
 def show(compiled: compile_gpu.CompiledForGpu) -> list[str]:
@@ -109,19 +111,17 @@ def make(x: Any) -> tuple[Any]:
 
 def test_state_is_updated_in_place_and_regions_are_kept_as_references(reader: FakeReader):
     reader.in_place = {"update": 1}
-    stages: list[tuple[str, ...]] = []
+    stages = NotedStages()
     wanted = request(
         region("make", make, "x", "t", Place(3)),
         region("update", update, "t s", "n", Place(0, ("make",))),
     )
-    compiled = compile_for_gpu(
-        wanted, jax.devices()[0], on_stage=lambda *stage: stages.append(stage)
-    )
+    compiled = compile_for_gpu(wanted, make_compiler(stages=stages))
     assert stages == [
-        ("compile", "make"),
-        ("lower", "make"),
-        ("compile", "update"),
-        ("lower", "update"),
+        ("compile", "make of 2"),
+        ("lower", "make of 2"),
+        ("compile", "update of 2"),
+        ("lower", "update of 2"),
     ]
     assert show(compiled) == ["make(x) -> t", "update(s t) -> s"]
     assert [step.stream for step in compiled.program.steps] == [3, 0]
@@ -211,14 +211,12 @@ def test_xla_is_asked_for_plain_kernels_where_it_has_them(
 ):
     tried: list[Any] = []
 
-    def compile_region(
-        *arguments: Any, on_stage: Any, options: Any = None, beside: Any = None
-    ) -> Any:
+    def compile_with(compiler: Any, *arguments: Any, count: int, options: Any = None) -> Any:
         tried.append(options)
-        return original(*arguments, on_stage=on_stage)
+        return original(compiler, *arguments, count=count)
 
-    original = compile_gpu.compile_region
-    monkeypatch.setattr(compile_gpu, "compile_region", compile_region)
+    original = Compiler.compile
+    monkeypatch.setattr(Compiler, "compile", compile_with)
     reader.refusals = [refusal]
     compiled = compile_it(request(region("update", update, "x s", "n")))
     assert tried == [None, options]
@@ -247,9 +245,8 @@ def test_options_that_this_xla_does_not_know_are_not_used(
 def test_a_request_is_lowered_for_its_target(reader: FakeReader):
     reader.in_place = {"update": 1}
     wanted = request(region("update", update, "x s", "n"))
-    device = jax.devices()[0]
-    gpu = lower_request(wanted, device, on_stage=lambda stage, name: None, takes_kernels=True)
-    host = lower_request(wanted, device, on_stage=lambda stage, name: None)
+    gpu = lower_request(wanted, make_compiler(takes_kernels=True))
+    host = lower_request(wanted, make_compiler())
     assert [node.kind for node in gpu.definition.stages[0].nodes] == ["kernel"]
     assert [node.kind for node in host.definition.stages[0].nodes] == ["call"]
     assert [region.name for region in gpu.regions] == ["update"]
@@ -269,7 +266,7 @@ def h200() -> Any:
 
 
 def lower(wanted: CaptureRequest, device: Any) -> Any:
-    return lower_request(wanted, device, on_stage=lambda stage, name: None, takes_kernels=True)
+    return lower_request(wanted, make_compiler(device, takes_kernels=True))
 
 
 def test_regions_without_inputs_and_undefined_results(h200: Any):

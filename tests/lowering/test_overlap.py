@@ -1,4 +1,4 @@
-"""Work beside a compilation: in which thread, in which order, and whose error is raised."""
+"""Work that overlaps with a compilation: in which thread and order, and whose error is raised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tracegraph.lowering.beside import Beside, run_beside
+from tracegraph.lowering.overlap import Overlap
 
 SECONDS = 30.0
 
@@ -31,7 +31,7 @@ class Compilation:
         return "program"
 
 
-def ignore(stage: str, name: str) -> None:
+def ignore(stage: str) -> None:
     """Is told of a stage."""
 
 
@@ -51,39 +51,38 @@ def test_the_work_goes_on_in_the_calling_thread_while_the_other_compiles():
         assert not compilation.has_ended.is_set()
         compilation.may_end.set()
 
-    beside = Beside("trace", work)
-    assert run_beside(compilation, beside, ignore) == "program"
+    overlap = Overlap("trace", work)
+    assert overlap.run(compilation, ignore) == "program"
     assert threads == [threading.current_thread()]
     assert compilation.thread not in (None, threading.current_thread())
-    assert beside.is_done
+    assert overlap.is_done
 
 
 @pytest.mark.parametrize("has_work", [False, True])
 def test_without_work_there_is_no_other_thread(has_work: bool):
-    beside = Beside("trace", lambda: None) if has_work else None
-    if beside is not None:
-        beside.finish()
+    overlap = Overlap("trace", lambda: None) if has_work else Overlap()
+    overlap.finish()
     compilation = Compilation()
     compilation.may_end.set()
-    assert run_beside(compilation, beside, ignore) == "program"
+    assert overlap.run(compilation, ignore) == "program"
     assert compilation.thread is threading.current_thread()
 
 
 def test_work_is_done_once():
     count: list[int] = []
-    beside = Beside("trace", lambda: count.append(1))
+    overlap = Overlap("trace", lambda: count.append(1))
     for _ in range(2):
-        assert run_beside(lambda: "program", beside, ignore) == "program"
-    beside.finish()
+        assert overlap.run(lambda: "program", ignore) == "program"
+    overlap.finish()
     assert count == [1]
 
 
 def test_work_that_failed_is_not_done_again():
-    beside = Beside("trace", fail(ValueError("differs")))
+    overlap = Overlap("trace", fail(ValueError("differs")))
     with pytest.raises(ValueError, match="differs"):
-        beside.finish()
-    beside.finish()
-    assert beside.is_done
+        overlap.finish()
+    overlap.finish()
+    assert overlap.is_done
 
 
 @pytest.mark.parametrize("has_failed_compilation", [False, True])
@@ -97,7 +96,7 @@ def test_the_error_of_the_work_comes_first_and_waits_for_the_compilation(
         raise ValueError("differs")
 
     with pytest.raises(ValueError, match="differs") as caught:
-        run_beside(compilation, Beside("trace", work), ignore)
+        Overlap("trace", work).run(compilation, ignore)
     assert caught.value.__context__ is None
     assert compilation.has_ended.is_set()
     assert compilation.thread is not None
@@ -114,7 +113,7 @@ def test_the_error_of_the_compilation_is_raised_when_the_work_is_done():
         done.append(1)
 
     with pytest.raises(RuntimeError, match="XLA"):
-        run_beside(compilation, Beside("trace", work), ignore)
+        Overlap("trace", work).run(compilation, ignore)
     assert done == [1]
 
 
@@ -124,11 +123,11 @@ def test_the_time_after_the_compilation_belongs_to_the_work():
     compilation = Compilation()
     compilation.may_end.set()
 
-    def tell(stage: str, name: str) -> None:
+    def tell(stage: str) -> None:
         told.append(stage)
         is_told.set()
 
-    run_beside(compilation, Beside("trace", lambda: _await(is_told)), tell)
+    Overlap("trace", lambda: _await(is_told)).run(compilation, tell)
     assert told == ["trace"]
 
 
@@ -136,8 +135,8 @@ def test_the_time_before_its_end_belongs_to_the_compilation():
     told: list[str] = []
     compilation = Compilation()
     ended = threading.Timer(0.3, compilation.may_end.set)
-    beside = Beside("trace", ended.start)
-    run_beside(compilation, beside, lambda stage, name: told.append(stage))
+    overlap = Overlap("trace", ended.start)
+    overlap.run(compilation, told.append)
     assert told == []
 
 
@@ -151,7 +150,7 @@ def test_preparations_are_begun_only_while_the_other_compiles():
         assert compilation.thread is not None
         compilation.thread.join(SECONDS)
 
-    beside = Beside(
+    overlap = Overlap(
         "trace",
         lambda: done.append("work"),
         [
@@ -160,7 +159,7 @@ def test_preparations_are_begun_only_while_the_other_compiles():
             ("verify", lambda: done.append("third")),
         ],
     )
-    assert run_beside(compilation, beside, ignore) == "program"
+    assert overlap.run(compilation, ignore) == "program"
     assert done == ["work", "first", "second"]
 
 
@@ -169,7 +168,7 @@ def test_the_time_of_a_preparation_belongs_to_its_stage():
     is_told = threading.Event()
     compilation = Compilation()
 
-    def tell(stage: str, name: str) -> None:
+    def tell(stage: str) -> None:
         told.append(stage)
         is_told.set()
 
@@ -177,18 +176,18 @@ def test_the_time_of_a_preparation_belongs_to_its_stage():
         compilation.may_end.set()
         _await(is_told)
 
-    run_beside(compilation, Beside("trace", lambda: None, [("verify", prepare)]), tell)
+    Overlap("trace", lambda: None, [("verify", prepare)]).run(compilation, tell)
     assert told == ["verify"]
 
 
 def test_a_thread_that_outlives_the_main_one_may_compile():
     text = """
 import threading
-from tracegraph.lowering.beside import Beside, run_beside
+from tracegraph.lowering.overlap import Overlap
 
 def compile_late():
     threading.main_thread().join()
-    print(run_beside(lambda: "compiled", Beside("trace", lambda: None), print))
+    print(Overlap("trace", lambda: None).run(lambda: "compiled", print))
 
 threading.Thread(target=compile_late).start()
 """

@@ -157,7 +157,7 @@ def test_all_frames_are_shown_when_jax_shows_all():
     finally:
         jax.config.update("jax_traceback_filtering", "auto")
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert "trace_once" in names
+    assert "trace_call" in names
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])

@@ -15,7 +15,7 @@ import pytest
 import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.capturing import capture_lowering
-from tracegraph.lowering import compile as compile_module
+from tracegraph.lowering import compiler
 
 SECONDS = 30.0
 X = np.arange(4, dtype=np.float32)
@@ -32,9 +32,9 @@ def replace_compilation(
     monkeypatch: pytest.MonkeyPatch, compile_program: Callable[[Callable[[], Any]], Any]
 ) -> None:
     """Puts a function in the place of XLA; it gets the real compilation."""
-    carry = compile_module.carry_settings
+    carry = compiler.carry_settings
     monkeypatch.setattr(
-        compile_module,
+        compiler,
         "carry_settings",
         lambda function: lambda: compile_program(carry(function)),
     )
@@ -142,10 +142,8 @@ def test_settings_of_the_calling_thread_hold_in_both(target: str, monkeypatch: p
         traced.append(jax.dtypes.canonicalize_dtype(np.float64))
         return x * 2
 
-    carry = compile_module.carry_settings
-    monkeypatch.setattr(
-        compile_module, "carry_settings", lambda function: carry(lambda: look(function))
-    )
+    carry = compiler.carry_settings
+    monkeypatch.setattr(compiler, "carry_settings", lambda function: carry(lambda: look(function)))
     with jax.enable_x64(True):
         result = tg.capture(function, verify=False)(np.arange(4, dtype=np.float64))
     assert traced == [np.float64] * 2

@@ -9,19 +9,22 @@ from typing import Any
 
 import jax
 
-from tracegraph.capturing.progress import Progress
+from tracegraph.capturing.partition import partition_graph
 from tracegraph.capturing.unlowered import find_refused, find_unlowered
 from tracegraph.constraints.violation import Violation
 from tracegraph.ir.graph import Graph
 from tracegraph.jax_internals import describe_physical
-from tracegraph.lowering.beside import Beside, Preparation
+from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compile_gpu import prepare_reading
+from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
+from tracegraph.lowering.overlap import Preparation
+from tracegraph.lowering.request import CaptureRequest
 from tracegraph.lowering.warm_memory import warm_memory
 from tracegraph.options import Options
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace, make_request
+from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.verification.difference import is_large, prepare_difference
 
@@ -31,56 +34,70 @@ WARM_BYTES = 16 << 10
 MAX_PRECISE_CUTS = 3
 
 
-def lower_capture(
-    first: FirstTrace,
-    options: Options,
-    prepared: PreparedCall,
-    device: Device,
-    progress: Progress,
+def lower_checked(
+    prepared: PreparedCall, first: FirstTrace, compiler: Compiler
 ) -> tuple[CheckedGraph, Lowered]:
-    """Lowers a function for a device, and checks by its second trace what the first left open.
+    """Lowers a function for the compiler's device.
 
     In partial mode on a GPU, ops that become work that no graph holds run eagerly: those that are
     known by name, then those that lowering refuses. They are added to ``uncapturable``, each with
     its reason, so that `explain` lists them.
 
     Args:
-        first: the function; its second trace is made while XLA compiles, and in any case before
-            this returns.
-        options: how it is captured.
         prepared: the call that is captured.
-        device: to lower for.
-        progress: is told of each region.
+        first: the function.
+        compiler: for the device.
 
     Returns:
         What was lowered, and its lowering.
 
     Raises:
-        CaptureError: the second trace differs from the first.
         UnsupportedError: XLA's program holds what no graph holds; in partial mode, for a reason
             that lies in no op.
     """
-    beside = Beside(
-        "check", first.trace_again, _list_preparations(device, options, first.checked.graph)
+    if prepared.options.mode == "partial" and compiler.target.takes_kernels:
+        return _lower_cut(prepared, first, compiler)
+    request = make_request(prepared, first.checked, bind=first.traced.bind)
+    return first.checked, lower_request(request, compiler)
+
+
+@hold_collector()
+def make_request(
+    prepared: PreparedCall,
+    checked: CheckedGraph,
+    *,
+    bind: Callable[..., list[Any]] | None = None,
+    is_marked: bool = False,
+) -> CaptureRequest:
+    """Returns the regions of a checked graph.
+
+    Args:
+        prepared: the call that is captured.
+        checked: the graph.
+        bind: of its trace, to bind it as one call where one region is all of it.
+        is_marked: see `partition_graph`.
+    """
+    return partition_graph(
+        checked.graph,
+        input_names=prepared.names,
+        donated=prepared.donated,
+        uncapturable=checked.uncapturable,
+        is_marked=is_marked,
+        bind=bind,
     )
-    lower = functools.partial(_lower, options, prepared, device, progress, first.call, beside)
-    try:
-        if options.mode == "partial" and device.takes_kernels:
-            lowered = _lower_cut(first.checked, lower)
-        else:
-            lowered = first.checked, lower(first.checked)
-    except Exception:
-        # What differs from trace to trace may be the reason, and is told first.
-        beside.finish()
-        raise
-    if not beside.is_done:
-        progress.enter(beside.stage)
-        beside.finish()
-    return lowered
 
 
-def _list_preparations(device: Device, options: Options, graph: Graph) -> list[Preparation]:
-    """Returns what a capture on a GPU does once per process or type: better while XLA compiles."""
+def list_preparations(device: Device, options: Options, graph: Graph) -> list[Preparation]:
+    """Returns what a capture on a GPU does once per process or type: better while XLA compiles.
+
+    Args:
+        device: that the graph is for.
+        options: how it is captured.
+        graph: what is captured.
+
+    Returns:
+        Functions, each with the stage that would have to do it otherwise.
+    """
     if not device.takes_kernels:
         return []
     preparations: list[Preparation] = [
@@ -115,14 +132,15 @@ def _has_op(graph: Graph, name: str) -> bool:
 
 
 def _lower_cut(
-    checked: CheckedGraph, lower: Callable[..., Lowered]
+    prepared: PreparedCall, first: FirstTrace, compiler: Compiler
 ) -> tuple[CheckedGraph, Lowered]:
     """Lowers with all that no graph holds cut out."""
-    checked = _cut(checked, find_unlowered(checked.graph))
+    checked = _cut(first.checked, find_unlowered(first.checked.graph))
     cuts = 0
     while True:
+        request = make_request(prepared, checked, bind=first.traced.bind, is_marked=True)
         try:
-            return checked, lower(checked, is_marked=True)
+            return checked, lower_request(request, compiler)
         except UnsupportedError as error:
             found = find_refused(
                 checked.graph,
@@ -140,30 +158,3 @@ def _cut(checked: CheckedGraph, found: Mapping[int, Violation]) -> CheckedGraph:
     # The reason that was found first stays.
     reasons = dict(sorted({**found, **checked.uncapturable}.items()))
     return dataclasses.replace(checked, uncapturable=reasons)
-
-
-def _lower(
-    options: Options,
-    prepared: PreparedCall,
-    device: Device,
-    progress: Progress,
-    call: Callable[..., list[Any]],
-    beside: Beside,
-    checked: CheckedGraph,
-    *,
-    is_marked: bool = False,
-) -> Lowered:
-    progress.enter("lower")
-    request = make_request(
-        checked, options, prepared.call, prepared.names, is_marked=is_marked, traced=call
-    )
-    count = len(request.regions)
-    return lower_request(
-        request,
-        device.jax_device,
-        on_stage=lambda stage, name: progress.enter(stage, f"{name} of {count}" if name else ""),
-        updates_in_place=device.updates_in_place,
-        takes_kernels=device.takes_kernels,
-        beside=beside,
-        on_planned=device.prepare_arena,
-    )

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.memory.caching.private_pool import PrivatePool
+from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.checked_graph import CheckedGraph
+from tracegraph.tracing.prepared_call import PreparedCall
 
 
+@dataclasses.dataclass(frozen=True)
 class LoweredCapture:
     """A function lowered for one signature: everything is known, nothing is allocated.
 
     Attributes:
+        prepared: the call that it was lowered for.
         checked: the traced and optimised graph.
         lowered: device program, memory plan and graph definition.
+        device: that it was lowered for.
+        pool: that the memory of its graphs comes from.
     """
 
-    def __init__(
-        self,
-        checked: CheckedGraph,
-        lowered: Lowered,
-        instantiate: Callable[[CheckedGraph, Lowered], CapturedGraph],
-    ) -> None:
-        self.checked, self.lowered, self._instantiate = checked, lowered, instantiate
+    prepared: PreparedCall = dataclasses.field(repr=False)
+    checked: CheckedGraph = dataclasses.field(repr=False)
+    lowered: Lowered
+    device: Device
+    pool: PrivatePool
 
     @property
     def plan(self) -> MemoryPlan:
@@ -47,7 +54,9 @@ class LoweredCapture:
         Raises:
             OutOfMemoryError: the pool cannot hold the arena.
         """
-        return self._instantiate(self.checked, self.lowered)
+        kind = Lifetime.STATIC if self.prepared.options.outputs == "static" else Lifetime.FRESH
+        replay = Replay(self.lowered.definition, self.device, self.pool, kind)
+        return CapturedGraph(self.prepared, self.checked, self.lowered, replay)
 
     def __str__(self) -> str:
         return f"{self.lowered.definition}\n\n{self.lowered.plan}"

@@ -17,7 +17,7 @@ import jax
 
 from tracegraph.capturing.whole_function import make_whole_function
 from tracegraph.constraints.callbacks import has_callback
-from tracegraph.ir.graph import Constant, Graph, Op, Operand, Value
+from tracegraph.ir.graph import Graph, Op, Operand, Value
 from tracegraph.jax_internals import bind_op, describe_physical, to_logical, to_physical
 from tracegraph.lowering.request import (
     BufferSpec,
@@ -57,7 +57,7 @@ def partition_graph(
     donated: Collection[int],
     uncapturable: Collection[int] = (),
     is_marked: bool = False,
-    call: Callable[..., list[Any]] | None = None,
+    bind: Callable[..., list[Any]] | None = None,
 ) -> CaptureRequest:
     """Cuts a graph into regions.
 
@@ -67,7 +67,7 @@ def partition_graph(
         donated: indices of the inputs that the caller gives up.
         uncapturable: indices of the ops that run eagerly between two graphs.
         is_marked: let XLA's program name the op behind each instruction; see `find_marked_op`.
-        call: of the trace that the graph was made from, for a region that is all of it.
+        bind: of the trace that the graph was made from, for a region that is all of it.
 
     Returns:
         The request, with inputs in the order of the graph's inputs, then its constants.
@@ -84,9 +84,9 @@ def partition_graph(
     reads = [_list_reads(draft) for draft in drafts]
     used = _find_values_used_outside(graph, reads)
     marks = {id(op): f"{_MARK}{i}" for i, op in enumerate(graph.ops)} if is_marked else {}
-    call = None if graph.constants or is_marked else call
+    bind = None if graph.constants or is_marked else bind
     regions = tuple(
-        _finish(draft, inputs, graph, used, specs, marks, call)
+        _finish(draft, inputs, graph, used, specs, marks, bind)
         for draft, inputs in zip(drafts, reads, strict=True)
     )
     roles = [Role.DONATED if i in donated else Role.COPIED for i in range(len(graph.inputs))]
@@ -325,7 +325,7 @@ def _finish(
     used: set[int],
     specs: dict[int, BufferSpec],
     marks: Mapping[int, str],
-    call: Callable[..., list[Any]] | None,
+    bind: Callable[..., list[Any]] | None,
 ) -> Region:
     own = [value for op in draft.ops for value in op.results]
     returned: list[tuple[str, Operand]] = [
@@ -334,8 +334,8 @@ def _finish(
     returned += draft.extra.items()
     results = [operand for _, operand in returned]
     function = make_flat_function(draft.name, draft.ops, inputs, results, marks=marks)
-    if call is not None and draft.place.is_captured and len(draft.ops) == len(graph.ops):
-        function = make_whole_function(call, graph, inputs, results, function)
+    if bind is not None and draft.place.is_captured and len(draft.ops) == len(graph.ops):
+        function = make_whole_function(bind, graph, inputs, results, function)
     # Lowering compiles what is captured; what runs eagerly is compiled at its first call.
     is_jitted = draft.is_compiled and not draft.place.is_captured
     return Region(
@@ -386,8 +386,3 @@ def make_flat_function(
 
     run.__name__ = name
     return run
-
-
-def read_constants(constants: Sequence[Constant]) -> list[Any]:
-    """Returns the physical arrays of the constants, in order."""
-    return [to_physical(constant.array, constant.value.aval) for constant in constants]

@@ -21,7 +21,7 @@ from tracegraph.tracing.trace import LostTraceError
 
 
 def make_whole_function(
-    call: Callable[..., list[Any]],
+    bind: Callable[..., list[Any]],
     graph: Graph,
     inputs: Sequence[Value],
     outputs: Sequence[Operand],
@@ -30,7 +30,7 @@ def make_whole_function(
     """Returns a traceable function of physical arrays that binds a function as one call.
 
     Args:
-        call: of the trace that the graph was made from; see `Traced`.
+        bind: of the trace that the graph was made from; see `JaxTrace`.
         graph: without constants.
         inputs: those of the graph's inputs that the arguments stand for.
         outputs: those of its outputs that are returned.
@@ -48,7 +48,7 @@ def make_whole_function(
             for index, value in enumerate(graph.inputs)
         ]
         try:
-            results = call(*leaves)
+            results = bind(*leaves)
         except LostTraceError:
             return bind_ops(*arrays)
         return tuple(to_physical(results[i], graph.outputs[i].aval) for i in indices)

@@ -8,19 +8,19 @@ from typing import Any
 
 import jax
 
-from tracegraph.capturing.partition import read_constants
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.mismatch import LeafSpec, describe_mismatch
+from tracegraph.jax_internals import to_physical
 from tracegraph.lowering.lower import Lowered
-from tracegraph.options import Options
 from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
 from tracegraph.replaying.result_builder import ResultBuilder
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import ReplayError
 from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.runtime.replay import Replay
-from tracegraph.tracing.checked_graph import CheckedGraph, find_donated, list_arguments
-from tracegraph.tracing.signature import BoundCall, Signature, is_leaf_tree
+from tracegraph.tracing.checked_graph import CheckedGraph
+from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
+from tracegraph.tracing.signature import Signature, is_leaf_tree
 from tracegraph.verification.report import VerificationReport
 
 MISS: Any = object()
@@ -34,39 +34,30 @@ class CapturedGraph:
     types and the writer of its slot for arrays that can be taken at once, the slot's `collect`).
 
     Args:
+        prepared: the call that it was captured from; its values are not kept.
         checked: the traced graph.
         lowered: its device program, plan and definition.
         replay: the instantiated definition.
-        options: how it was captured.
-        call: the call that it was captured from.
-        signature: trees and types that it accepts.
-        names: one name per dynamic leaf.
-        inspect: checks the arguments of a call and returns path and type of each dynamic leaf.
     """
 
     # Constructed once per signature; each argument is a stage of the way of the data.
     def __init__(
         self,
-        *,
+        prepared: PreparedCall,
         checked: CheckedGraph,
         lowered: Lowered,
         replay: Replay,
-        options: Options,
-        call: BoundCall,
-        signature: Signature,
-        names: Sequence[str],
-        inspect: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[LeafSpec]],
     ) -> None:
         self.checked, self.lowered, self.replay = checked, lowered, replay
-        self.signature, self.names, self.name = signature, list(names), options.name
-        self.settings = signature.settings
-        self._inspect = inspect
+        self.signature, self.names = prepared.signature, prepared.names
+        self.name, self.settings = prepared.options.name, prepared.signature.settings
+        self._function, self._options = prepared.function, prepared.options
         self._uncounted = 0
         self.clock, self.launch_stages = replay.clock, replay.launch_stages
         self.lock, self.pending = replay.clock.lock, replay.pending
         self.verification = VerificationReport(skipped="verify=False")
         self.seconds: dict[str, float] = {}
-        self._donated = find_donated(options, call)
+        self._donated = prepared.donated
         avals = [operand.aval for operand in checked.graph.outputs]
         self._results = ResultBuilder(replay, checked.out_tree, avals)
         self.build_result = self._results.build
@@ -74,11 +65,11 @@ class CapturedGraph:
         self.direct: Callable[..., Any] | None = None
         self.direct_calls = itertools.count()
         self._direct_reads = 0
-        self._build_slots(options, call)
+        self._build_slots(prepared)
         if self._results.is_plain_leaf and all(type(s) is LeafSlot for s in self._slots):
             self.direct = replay.find_direct_call()
-        self.constants = read_constants(checked.graph.constants)
-        first = len(names)
+        self.constants = [to_physical(c.array, c.value.aval) for c in checked.graph.constants]
+        first = len(prepared.names)
         replay.load([(first + i, array) for i, array in enumerate(self.constants)])
 
     @property
@@ -152,7 +143,14 @@ class CapturedGraph:
         if result is not MISS:
             return result
         # What is wrong with the arguments themselves comes before what is wrong for this graph.
-        found = self._inspect(args, kwargs)
+        found = prepare_call(
+            self._function,
+            self._options,
+            args,
+            kwargs,
+            device=self.replay.jax_device,
+            has_values=True,
+        )
         result = self.try_call(args, kwargs, is_checked=True)
         if result is MISS:
             raise self._explain_mismatch(found)
@@ -245,13 +243,13 @@ class CapturedGraph:
         for slot in (*self._slots, *self._keyword_slots.values()):
             slot.forget()
 
-    def _build_slots(self, options: Options, call: BoundCall) -> None:
-        slots: dict[int | str, Slot] = {key: StaticSlot(value) for key, value in call.statics}
-        keys: list[int | str] = [*call.positions, *sorted(call.kwargs)]
+    def _build_slots(self, prepared: PreparedCall) -> None:
+        bound = prepared.bound
+        slots: dict[int | str, Slot] = {key: StaticSlot(value) for key, value in bound.statics}
+        keys: list[int | str] = [*bound.positions, *sorted(bound.kwargs)]
         spans: dict[int, tuple[int, TreeSlot]] = {}
         start = 0
-        for key, (is_donated, tree) in zip(keys, list_arguments(options, call), strict=True):
-            structure = jax.tree_util.tree_structure(tree)
+        for key, (is_donated, structure) in zip(keys, prepared.list_arguments(), strict=True):
             leaves = self.signature.leaves[start : start + structure.num_leaves]
             if is_leaf_tree(structure):
                 slots[key] = LeafSlot(self.replay, start, leaves[0], is_donated=is_donated)
@@ -280,19 +278,26 @@ class CapturedGraph:
             if slot is not None and inputs == list(range(inputs[0], inputs[0] + count)):
                 tree.remember = slot.remember
 
-    def _explain_mismatch(self, found: Sequence[LeafSpec]) -> ReplayError:
+    def _explain_mismatch(self, found: PreparedCall) -> ReplayError:
         """Returns an error that shows wanted and got side by side where they differ."""
-        wanted = [
-            (name, leaf.shape, leaf.dtype, leaf.weak_type)
-            for name, leaf in zip(self.names, self.signature.leaves, strict=True)
-        ]
+        difference = describe_mismatch(
+            _list_leaf_specs(self.names, self.signature),
+            _list_leaf_specs(found.names, found.signature),
+        )
         return ReplayError(
             f"the graph of `{self.name}` is called with another signature",
-            where=f"{locate_caller()}: {describe_mismatch(wanted, found)}",
+            where=f"{locate_caller()}: {difference}",
             why="a graph has static shapes: its kernels and buffers fit one signature only",
             fix=f"pass what it was captured with, or call `{self.name}`, which captures anew",
             anchor="signature",
         )
+
+
+def _list_leaf_specs(names: Sequence[str], signature: Signature) -> list[LeafSpec]:
+    return [
+        (name, leaf.shape, leaf.dtype, leaf.weak_type)
+        for name, leaf in zip(names, signature.leaves, strict=True)
+    ]
 
 
 def copy_together(arrays: Iterable[Array]) -> dict[int, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.ir.printer import print_dtype
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.request import Role
@@ -18,39 +19,38 @@ from tracegraph.reports.explain_gpu import (
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import CaptureError, UnsupportedError
 from tracegraph.tracing.checked_graph import CheckedGraph
-from tracegraph.tracing.signature import LeafType, Signature
+from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.signature import LeafType
 from tracegraph.verification.report import VerificationReport
 
 _MAX_LEAVES = 40
 
 
 def explain_capture(
-    options: Options,
-    signature: Signature,
-    names: Sequence[str],
-    lower: Callable[[], tuple[CheckedGraph, Lowered]],
+    prepared: PreparedCall,
     device: Device,
+    lower: Callable[[], LoweredCapture],
     verification: VerificationReport | None = None,
 ) -> str:
     """Returns the report of one capture.
 
     Args:
-        options: how it is captured.
-        signature: trees and types of its arguments.
-        names: one name per dynamic leaf.
-        lower: traces, checks, compiles and plans it.
+        prepared: the call.
         device: that it is captured for.
+        lower: traces, checks, compiles and plans it.
         verification: of the graph, if it was captured already.
     """
+    options = prepared.options
     takes_kernels = device.takes_kernels
-    sections = [_title("signature", _list_signature(signature, names))]
+    sections = [_title("signature", _list_signature(prepared))]
     if takes_kernels:
         sections.append(_title("device", [describe_device(device)]))
     try:
-        checked, lowered = lower()
+        capture = lower()
     except (CaptureError, UnsupportedError) as error:
         sections.append(_title("violations", str(error).splitlines()))
         return _join(options, "cannot be captured", sections)
+    checked, lowered = capture.checked, capture.lowered
     counts = [count_nodes(lowered)] if takes_kernels else []
     workspaces = [str(measure_workspaces(lowered.definition))] if takes_kernels else []
     pool_bytes = lowered.definition.arena_size.reserved_bytes
@@ -80,7 +80,8 @@ def _title(title: str, lines: Sequence[str]) -> str:
     return "\n".join([title, *(f"  {line}" if line else "" for line in lines)])
 
 
-def _list_signature(signature: Signature, names: Sequence[str]) -> list[str]:
+def _list_signature(prepared: PreparedCall) -> list[str]:
+    signature, names = prepared.signature, prepared.names
     lines = [
         f"{name}: {_print_leaf(leaf)}"
         for name, leaf in zip(names[:_MAX_LEAVES], signature.leaves, strict=False)

@@ -1,14 +1,18 @@
-"""From a function and a call to a checked graph and a capture request; touches no device."""
+"""From a prepared call to a checked graph; touches no device.
+
+Tracing twice shows Python work that changes from call to call. The second trace needs nothing of
+the first but its graph, so that it can run while XLA compiles: `trace_call`, `check_trace`, and
+later `finish_checks`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from tracegraph.capturing.partition import partition_graph
 from tracegraph.constraints.check import check_graph, find_uncapturable
 from tracegraph.constraints.constants import find_large_constants
 from tracegraph.constraints.leaks import check_leaks
@@ -19,13 +23,11 @@ from tracegraph.constraints.violation import Violation, to_error
 from tracegraph.ir.graph import Graph
 from tracegraph.ir.printer import print_graph
 from tracegraph.lowering.collector import hold_collector
-from tracegraph.lowering.request import CaptureRequest
-from tracegraph.options import Options
 from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, Rewritten, rewrite_graph
 from tracegraph.passes.resolve_donation import ResolveDonation
 from tracegraph.runtime.stream import tracing
-from tracegraph.tracing.signature import BoundCall, LeafType, Signature, is_leaf_tree
-from tracegraph.tracing.trace import Traced, trace_function
+from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.trace import JaxTrace, Traced, build_traced, trace_jaxpr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,200 +57,92 @@ class FirstTrace:
     """A function that was traced once.
 
     Attributes:
-        checked: the graph, as far as one trace shows that it can be captured.
-        call: binds the trace as one call; see `Traced`.
-        trace_again: does what is left: it traces a second time, compares the two traces and
-            verifies the passes. Nothing is captured before. Raises as `trace_once`.
+        traced: what was traced.
+        rewritten: its graph after each pass.
+        checked: the last graph, as far as one trace shows that it can be captured.
     """
 
+    traced: Traced
+    rewritten: Rewritten
     checked: CheckedGraph
-    call: Callable[..., list[Any]]
-    trace_again: Callable[[], None]
 
 
-def trace_and_check(
-    function: Callable[..., Any], options: Options, call: BoundCall, signature: Signature
-) -> CheckedGraph:
-    """Traces a function twice, compares the traces, optimises the graph and checks it.
-
-    Args:
-        function: the user's function.
-        options: how it is captured.
-        call: the call that is captured; only its static values are read.
-        signature: trees and types of its dynamic arguments.
+def trace_call(prepared: PreparedCall) -> JaxTrace:
+    """Lets JAX trace the user's function once, on abstract values of a call's signature.
 
     Raises:
-        CaptureError: capture constraints are broken; all of them are named.
+        CaptureError: the function asked for what a traced value does not have.
         Exception: the user's function raised; the exception passes as it is.
     """
-    first = trace_once(function, options, call, signature)
-    first.trace_again()
-    return first.checked
-
-
-def trace_once(
-    function: Callable[..., Any],
-    options: Options,
-    call: BoundCall,
-    signature: Signature,
-    on_traced: Callable[[], None] | None = None,
-) -> FirstTrace:
-    """Traces a function, optimises the graph and checks what one trace shows.
-
-    Args:
-        function: the user's function.
-        options: how it is captured.
-        call: the call that is captured; only its static values are read.
-        signature: trees and types of its dynamic arguments.
-        on_traced: called when JAX has traced it.
-
-    Raises:
-        CaptureError: capture constraints are broken; all of them are named.
-        Exception: the user's function raised; the exception passes as it is.
-    """
-    traced = _trace(function, options, call, signature, on_traced)
-    with hold_collector():
-        _refuse_all(check_leaks(traced.graph, len(signature.leaves)), traced.graph)
-        donated, pairs = find_donated(options, call), match_trees(options, call, traced.out_tree)
-        rewritten = rewrite_graph(traced.graph, (*DEFAULT_PASSES, ResolveDonation(donated, pairs)))
-        checked = _check(rewritten, traced.out_tree, options)
-
-    def trace_again() -> None:
-        second = _trace(function, options, call, signature)
-        _refuse_all(compare_traces(traced.graph, second.graph), traced.graph)
-        rewritten.verify()
-
-    return FirstTrace(checked, traced.call, trace_again)
-
-
-def _check(rewritten: Rewritten, out_tree: Any, options: Options) -> CheckedGraph:
-    graph = rewritten.graph
-    uncapturable = find_uncapturable(graph) if options.mode == "partial" else {}
-    eager_ops = {id(graph.ops[index]) for index in uncapturable}
-    _refuse_all([v for v in check_graph(graph) if not _is_inside(v, graph, eager_ops)], graph)
-    notes = find_large_constants(graph)
-    return CheckedGraph(graph, out_tree, uncapturable, rewritten.reports, notes)
-
-
-@hold_collector()
-def make_request(
-    checked: CheckedGraph,
-    options: Options,
-    call: BoundCall,
-    names: Sequence[str],
-    *,
-    is_marked: bool = False,
-    traced: Callable[..., list[Any]] | None = None,
-) -> CaptureRequest:
-    """Returns the regions of a checked graph.
-
-    Args:
-        checked: the graph.
-        options: how it is captured.
-        call: the call that is captured.
-        names: one unique name per dynamic leaf.
-        is_marked: see `partition_graph`.
-        traced: of the first trace, to bind it as one call where one region is all of it.
-    """
-    return partition_graph(
-        checked.graph,
-        input_names=names,
-        donated=find_donated(options, call),
-        uncapturable=checked.uncapturable,
-        is_marked=is_marked,
-        call=traced,
-    )
-
-
-def find_donated(options: Options, call: BoundCall) -> frozenset[int]:
-    """Returns the indices of the flat dynamic leaves that the caller gives up."""
-    donated: list[int] = []
-    start = 0
-    for is_donated, tree in list_arguments(options, call):
-        count = jax.tree_util.tree_structure(tree).num_leaves
-        donated += range(start, start + count) if is_donated else ()
-        start += count
-    return frozenset(donated)
-
-
-def list_arguments(options: Options, call: BoundCall) -> list[tuple[bool, Any]]:
-    """Returns each dynamic argument in flat order, and whether it is donated."""
-    positional = [
-        (position in options.donate_argnums, tree)
-        for position, tree in zip(call.positions, call.args, strict=True)
+    options, signature = prepared.options, prepared.signature
+    leaves = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+        for leaf in signature.leaves
     ]
-    keyword = [(key in options.donate_argnames, call.kwargs[key]) for key in sorted(call.kwargs)]
-    return positional + keyword
-
-
-def match_trees(options: Options, call: BoundCall, out_tree: Any) -> tuple[tuple[int, int], ...]:
-    """Pairs results with donated inputs where a whole donated argument comes back.
-
-    By shape alone a scalar loss could take the buffer of a scalar in the state; the tree tells that
-    the state is what comes back as the state.
-
-    Returns:
-        Pairs (output index, input index).
-    """
-    free = _list_subtrees(out_tree, 0)
-    pairs: list[tuple[int, int]] = []
-    start = 0
-    for is_donated, tree in list_arguments(options, call):
-        structure = jax.tree_util.tree_structure(tree)
-        if is_donated and not is_leaf_tree(structure):
-            place = next((p for p in free if p[0] == structure), None)
-            if place is not None:
-                free.remove(place)
-                pairs += [(place[1] + i, start + i) for i in range(structure.num_leaves)]
-        start += structure.num_leaves
-    return tuple(pairs)
-
-
-def _list_subtrees(tree: Any, start: int) -> list[tuple[Any, int]]:
-    """Returns the result itself and its direct children, each with its first flat index."""
-    found = [(tree, start)]
-    for child in tree.children():
-        found.append((child, start))
-        start += child.num_leaves
-    return found
-
-
-def _trace(
-    function: Callable[..., Any],
-    options: Options,
-    call: BoundCall,
-    signature: Signature,
-    on_traced: Callable[[], None] | None = None,
-) -> Traced:
-    """Traces once, on abstract values of the signature."""
-    leaves = [_make_abstract(leaf) for leaf in signature.leaves]
     args, kwargs = jax.tree_util.tree_unflatten(signature.tree, leaves)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        positional, keywords = call.restore(args, kwargs)
-        return function(*positional, **keywords)
+        positional, keywords = prepared.bound.restore(args, kwargs)
+        return prepared.function(*positional, **keywords)
 
     run.__name__ = run.__qualname__ = options.name
-    vars(run)["__wrapped__"] = function
+    vars(run)["__wrapped__"] = prepared.function
     with tracing(options.name, options.stream), watch_print(options.name):
         try:
-            return trace_function(
-                run,
-                args,
-                kwargs,
-                name=options.name,
-                capturing_stream=options.stream.number,
-                on_traced=on_traced,
-            )
+            return trace_jaxpr(run, args, kwargs, name=options.name)
         except Exception as error:
-            translated = translate_trace_error(error, function=function, name=options.name)
+            translated = translate_trace_error(error, function=prepared.function, name=options.name)
             if translated is None:
                 raise
             raise translated from None
 
 
-def _make_abstract(leaf: LeafType) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+@hold_collector()
+def check_trace(prepared: PreparedCall, trace: JaxTrace) -> FirstTrace:
+    """Builds the graph of a trace, optimises it and checks what one trace shows.
+
+    Raises:
+        CaptureError: capture constraints are broken; all of them are named.
+    """
+    traced = _build(prepared, trace)
+    _refuse_all(check_leaks(traced.graph, len(prepared.names)), traced.graph)
+    donation = ResolveDonation(prepared.donated, prepared.match_trees(traced.out_tree))
+    rewritten = rewrite_graph(traced.graph, (*DEFAULT_PASSES, donation))
+    graph = rewritten.graph
+    uncapturable = find_uncapturable(graph) if prepared.options.mode == "partial" else {}
+    eager_ops = {id(graph.ops[index]) for index in uncapturable}
+    _refuse_all([v for v in check_graph(graph) if not _is_inside(v, graph, eager_ops)], graph)
+    notes = find_large_constants(graph)
+    checked = CheckedGraph(graph, traced.out_tree, uncapturable, rewritten.reports, notes)
+    return FirstTrace(traced, rewritten, checked)
+
+
+def finish_checks(prepared: PreparedCall, first: FirstTrace) -> None:
+    """Does what is left: traces again, compares the two traces and verifies the passes.
+
+    Raises:
+        CaptureError: the second trace differs, or a pass broke the graph.
+        Exception: the user's function raised; the exception passes as it is.
+    """
+    second = _build(prepared, trace_call(prepared))
+    _refuse_all(compare_traces(first.traced.graph, second.graph), first.traced.graph)
+    first.rewritten.verify()
+
+
+def trace_and_check(prepared: PreparedCall) -> CheckedGraph:
+    """Traces a function twice, compares the traces, optimises the graph and checks it.
+
+    Raises:
+        CaptureError: capture constraints are broken; all of them are named.
+        Exception: the user's function raised; the exception passes as it is.
+    """
+    first = check_trace(prepared, trace_call(prepared))
+    finish_checks(prepared, first)
+    return first.checked
+
+
+def _build(prepared: PreparedCall, trace: JaxTrace) -> Traced:
+    return build_traced(trace, capturing_stream=prepared.options.stream.number)
 
 
 def _refuse_all(violations: Sequence[Violation], graph: Graph) -> None:

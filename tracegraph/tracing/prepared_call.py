@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -14,25 +16,96 @@ from tracegraph.tracing.signature import (
     BoundCall,
     Signature,
     bind_call,
+    is_leaf_tree,
     make_signature,
     name_leaves,
 )
 
 
-class PreparedCall(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PreparedCall:
     """A call on its way to a capture.
 
     Attributes:
-        call: its arguments, static and dynamic apart.
+        function: the user's function.
+        options: how it is captured.
+        bound: the arguments of the call, static and dynamic apart.
         signature: trees and types of its dynamic arguments.
-        leaves: one value per dynamic leaf.
+        leaves: one value per dynamic leaf; none after `drop_values`.
         names: one unique name per dynamic leaf.
     """
 
-    call: BoundCall
+    function: Callable[..., Any]
+    options: Options
+    bound: BoundCall
     signature: Signature
-    leaves: list[Any]
-    names: list[str]
+    leaves: tuple[Any, ...]
+    names: tuple[str, ...]
+
+    @functools.cached_property
+    def donated(self) -> frozenset[int]:
+        """The indices of the dynamic leaves that the caller gives up."""
+        donated: list[int] = []
+        start = 0
+        for is_donated, structure in self.list_arguments():
+            donated += range(start, start + structure.num_leaves) if is_donated else ()
+            start += structure.num_leaves
+        return frozenset(donated)
+
+    def list_arguments(self) -> list[tuple[bool, Any]]:
+        """Returns for each dynamic argument, in flat order, if it is donated, and its structure."""
+        options, bound = self.options, self.bound
+        positional = [
+            (position in options.donate_argnums, tree)
+            for position, tree in zip(bound.positions, bound.args, strict=True)
+        ]
+        keyword = [
+            (key in options.donate_argnames, bound.kwargs[key]) for key in sorted(bound.kwargs)
+        ]
+        return [
+            (is_donated, jax.tree_util.tree_structure(tree))
+            for is_donated, tree in positional + keyword
+        ]
+
+    def match_trees(self, out_tree: Any) -> tuple[tuple[int, int], ...]:
+        """Pairs results with donated inputs where a whole donated argument comes back.
+
+        By shape alone a scalar loss could take the buffer of a scalar in the state; the tree tells
+        that the state is what comes back as the state.
+
+        Args:
+            out_tree: structure of the results.
+
+        Returns:
+            Pairs (output index, input index).
+        """
+        free = _list_subtrees(out_tree, 0)
+        pairs: list[tuple[int, int]] = []
+        start = 0
+        for is_donated, structure in self.list_arguments():
+            if is_donated and not is_leaf_tree(structure):
+                place = next((p for p in free if p[0] == structure), None)
+                if place is not None:
+                    free.remove(place)
+                    pairs += [(place[1] + i, start + i) for i in range(structure.num_leaves)]
+            start += structure.num_leaves
+        return tuple(pairs)
+
+    def run(self, *leaves: Any) -> Any:
+        """Calls the user's function on other dynamic leaves."""
+        args, kwargs = jax.tree_util.tree_unflatten(self.signature.tree, leaves)
+        positional, keywords = self.bound.restore(args, kwargs)
+        return self.function(*positional, **keywords)
+
+    def drop_values(self) -> PreparedCall:
+        """Returns the same call with types for values, to be kept without keeping memory alive."""
+        types = [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+            for leaf in self.signature.leaves
+        ]
+        args, kwargs = jax.tree_util.tree_unflatten(self.signature.tree, types)
+        bound = dataclasses.replace(self.bound, args=args, kwargs=kwargs)
+        return dataclasses.replace(self, bound=bound, leaves=())
 
 
 def prepare_call(
@@ -57,8 +130,8 @@ def prepare_call(
     Raises:
         CaptureError: an argument cannot be an input of a graph; all such arguments are named.
     """
-    call = bind_call(function, options, args, kwargs)
-    names, argument_leaves = name_leaves(function, options, call)
+    bound = bind_call(function, options, args, kwargs)
+    names, argument_leaves = name_leaves(function, options, bound)
     abstract = jax.ShapeDtypeStruct
     violations = check_arguments(
         [x for x in argument_leaves if has_values or not isinstance(x.value, abstract)],
@@ -66,5 +139,15 @@ def prepare_call(
     )
     if violations:
         raise to_error(violations, graph_name=options.name)
-    leaves, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
-    return PreparedCall(call, make_signature(call, leaves, tree), leaves, names)
+    leaves, tree = jax.tree_util.tree_flatten((bound.args, bound.kwargs))
+    signature = make_signature(bound, leaves, tree)
+    return PreparedCall(function, options, bound, signature, tuple(leaves), tuple(names))
+
+
+def _list_subtrees(tree: Any, start: int) -> list[tuple[Any, int]]:
+    """Returns the result itself and its direct children, each with its first flat index."""
+    found = [(tree, start)]
+    for child in tree.children():
+        found.append((child, start))
+        start += child.num_leaves
+    return found

@@ -31,36 +31,49 @@ _count = 0
 
 
 @dataclasses.dataclass(frozen=True)
+class JaxTrace:
+    """A function that JAX has traced, before it is a Graph.
+
+    Attributes:
+        jaxpr: JAX's form of it.
+        out_tree: the tree that its flat results make.
+        bind: binds the traced function in another trace, on one value per input, and returns its
+            flat results. It never runs the function's Python: where JAX would trace again, it
+            raises `LostTraceError`.
+        name: the graph's name.
+        origin: the function's own line.
+    """
+
+    jaxpr: Any
+    out_tree: Any
+    bind: Callable[..., list[Any]]
+    name: str
+    origin: Origin
+
+
+@dataclasses.dataclass(frozen=True)
 class Traced:
     """A function as a Graph.
 
     Attributes:
         graph: the dataflow.
         out_tree: the tree that its flat results make.
-        call: binds the traced function in another trace, on one value per input of the graph, and
-            returns its flat results. It never runs the function's Python: where JAX would trace
-            again, it raises `LostTraceError`.
+        bind: as of the `JaxTrace` that it was made from.
     """
 
     graph: Graph
     out_tree: Any
-    call: Callable[..., list[Any]]
+    bind: Callable[..., list[Any]]
 
 
 class LostTraceError(Exception):
     """JAX no longer holds a trace, or not for the present types and settings."""
 
 
-def trace_function(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    name: str,
-    capturing_stream: int | None = None,
-    on_traced: Callable[[], None] | None = None,
-) -> Traced:
-    """Runs a function once on abstract values.
+def trace_jaxpr(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, name: str
+) -> JaxTrace:
+    """Lets JAX run a function once on abstract values.
 
     The function's own Python runs at every call of this one, also on the same arguments; functions
     that it calls and that are wrapped in ``jax.jit`` are cached by JAX as always. JAX's own errors
@@ -71,8 +84,40 @@ def trace_function(
         args: trees of arrays, ``jax.ShapeDtypeStruct``, NumPy arrays or Python scalars.
         kwargs: the same, by name.
         name: the graph's name.
+    """
+    jitted = jax.jit(_make_fresh(function))
+    traced = jitted.trace(*args, **kwargs)
+    in_tree = jax.tree.structure((args, kwargs))
+
+    def bind(*leaves: Any) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(in_tree, leaves)
+        return jax.tree.leaves(jitted(*args, **kwargs))
+
+    origin = Origin(_describe_function(function))
+    return JaxTrace(traced.jaxpr, traced.out_tree, bind, name, origin)
+
+
+@hold_collector()
+def build_traced(trace: JaxTrace, *, capturing_stream: int | None = None) -> Traced:
+    """Returns the graph of a trace, its inputs in the order of the leaves that were traced.
+
+    Args:
+        trace: what JAX traced.
         capturing_stream: number of the stream that counts as the capturing one (0).
-        on_traced: called when JAX is done and the graph is still to be made.
+    """
+    graph = _GraphBuilder(capturing_stream).build(trace.jaxpr, trace.name, trace.origin)
+    return Traced(graph, trace.out_tree, trace.bind)
+
+
+def trace_function(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    name: str,
+    capturing_stream: int | None = None,
+) -> Traced:
+    """Traces a function and builds its graph; see `trace_jaxpr` and `build_traced`.
 
     Returns:
         The graph, its inputs in the order of ``jax.tree.leaves((args, kwargs))``, and the tree of
@@ -83,20 +128,8 @@ def trace_function(
         >>> [op.name for op in trace_function(jnp.sin, (1.0,), {}, name="f").graph.ops]
         ['sin']
     """
-    jitted = jax.jit(_make_fresh(function))
-    traced = jitted.trace(*args, **kwargs)
-    in_tree = jax.tree.structure((args, kwargs))
-
-    def call(*leaves: Any) -> list[Any]:
-        args, kwargs = jax.tree.unflatten(in_tree, leaves)
-        return jax.tree.leaves(jitted(*args, **kwargs))
-
-    enclosing = Origin(_describe_function(function))
-    if on_traced is not None:
-        on_traced()
-    with hold_collector():
-        graph = _GraphBuilder(capturing_stream).build(traced.jaxpr, name, enclosing)
-    return Traced(graph, traced.out_tree, call)
+    trace = trace_jaxpr(function, args, kwargs, name=name)
+    return build_traced(trace, capturing_stream=capturing_stream)
 
 
 def trace_count() -> int:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 
 from tracegraph.jax_internals import has_data_effects
-from tracegraph.options import Options
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import CheckedGraph
@@ -18,17 +14,11 @@ from tracegraph.verification.report import VerificationReport, compare_results, 
 
 
 def verify_capture(
-    function: Callable[..., Any],
-    options: Options,
-    prepared: PreparedCall,
-    captured: CapturedGraph,
-    device: Device,
+    prepared: PreparedCall, captured: CapturedGraph, device: Device
 ) -> VerificationReport:
     """Compares replays on a call's own arguments with what XLA gives.
 
     Args:
-        function: the user's function.
-        options: how it is captured.
         prepared: the call.
         captured: its new graph.
         device: that the graph is on. The reference of a graph of kernels is the XLA executable that
@@ -49,9 +39,9 @@ def verify_capture(
     if device.comparison is not None:
         return verify_on_device(device.comparison, captured, prepared.leaves, paths)
     with jax.default_device(device.jax_device):
-        expected = _run_jit(function, prepared)
+        expected = jax.jit(prepared.run)(*prepared.leaves)
     replayed = captured.replay_once(prepared.leaves)
-    return compare_results(options.name, paths, replayed, flatten_results(expected))
+    return compare_results(captured.name, paths, replayed, flatten_results(expected))
 
 
 def find_skip_reason(checked: CheckedGraph) -> str:
@@ -60,12 +50,3 @@ def find_skip_reason(checked: CheckedGraph) -> str:
     if any(has_data_effects(ops[index]) for index in checked.uncapturable):
         return "eager parts have effects, which must happen once"
     return ""
-
-
-def _run_jit(function: Callable[..., Any], prepared: PreparedCall) -> Any:
-    def run(*leaves: Any) -> Any:
-        args, kwargs = jax.tree_util.tree_unflatten(prepared.signature.tree, leaves)
-        positional, keywords = prepared.call.restore(args, kwargs)
-        return function(*positional, **keywords)
-
-    return jax.jit(run)(*prepared.leaves)

@@ -231,7 +231,7 @@ def test_a_failing_verification(gpu: CudaOnHost | None, monkeypatch: pytest.Monk
         raise tg.VerificationError("p", where="p", why="p", fix="p", anchor="verification")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tracegraph.graphed_function.verify_capture", refuse)
+        patch.setattr("tracegraph.capturing.pipeline.verify_capture", refuse)
         with pytest.raises(tg.VerificationError):
             captured(ones(N))
     gc.collect()

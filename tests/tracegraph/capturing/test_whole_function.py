@@ -26,7 +26,7 @@ def find_region(function: Callable[..., Any], *args: Any, **options: Any) -> Reg
     traced = trace_function(function, args, {}, name="step")
     graph, _ = run_passes(traced.graph, DEFAULT_PASSES)
     names = [f"i{index}" for index in range(len(graph.inputs))]
-    request = partition_graph(graph, input_names=names, donated=(), call=traced.call, **options)
+    request = partition_graph(graph, input_names=names, donated=(), bind=traced.bind, **options)
     (region,) = request.regions
     return region
 
@@ -99,7 +99,7 @@ def test_a_function_on_two_streams_is_bound_op_by_op():
 
     traced = trace_function(function, (X,), {}, name="step")
     graph, _ = run_passes(traced.graph, DEFAULT_PASSES)
-    request = partition_graph(graph, input_names=["x"], donated=(), call=traced.call)
+    request = partition_graph(graph, input_names=["x"], donated=(), bind=traced.bind)
     for region in request.regions:
         assert "jit" not in list_calls(region, *[X] * len(region.inputs))
 
@@ -116,9 +116,9 @@ def test_a_lost_trace_is_bound_op_by_op():
 
 def test_a_trace_never_runs_the_function_again():
     traced = trace_function(lambda x: x + 1, (X,), {}, name="step")
-    assert np.array_equal(traced.call(X)[0], X + 1)
+    assert np.array_equal(traced.bind(X)[0], X + 1)
     with pytest.raises(LostTraceError):
-        traced.call(X[:2])
+        traced.bind(X[:2])
 
 
 def test_python_runs_twice_in_a_capture_also_with_other_settings():

@@ -1,0 +1,137 @@
+"""Compiler: XLA compiles a region for one device while the calling thread does other work."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+
+from tracegraph.lowering.overlap import Overlap
+from tracegraph.lowering.request import Region
+from tracegraph.runtime.graph import ArenaSize
+from tracegraph.runtime.jax_interop import carry_settings, is_default_device
+
+
+class CompileTarget(Protocol):
+    """What lowering needs to know of a device; every `runtime.device.Device` is one."""
+
+    @property
+    def jax_device(self) -> Any:
+        """A device of this process, or one of a topology that is only compiled for."""
+        ...
+
+    @property
+    def takes_kernels(self) -> bool:
+        """True when its graphs are made of the kernels that XLA wrote."""
+        ...
+
+    @property
+    def updates_in_place(self) -> bool:
+        """True when compiled regions may overwrite the memory of resident state."""
+        ...
+
+    def prepare_arena(self, size: ArenaSize) -> None:
+        """Hears what memory the graph will need, as soon as that is known."""
+        ...
+
+
+class StageProgress(Protocol):
+    """Hears which stage of a capture begins."""
+
+    def enter(self, stage: str, detail: str = "") -> None:
+        """Says which stage begins, and what of it."""
+        ...
+
+
+class Compiler:
+    """Compiles the regions of one capture.
+
+    Args:
+        target: the device that they are compiled for.
+        progress: hears of ``compile`` where JAX begins to compile, and of ``lower`` when it is
+            done.
+        overlap: work for the calling thread while XLA compiles. Where nothing is compiled, or an
+            error comes before that, it is left to the caller.
+    """
+
+    def __init__(
+        self, target: CompileTarget, progress: StageProgress, overlap: Overlap | None = None
+    ) -> None:
+        self.target, self._progress = target, progress
+        self._overlap = overlap if overlap is not None else Overlap()
+
+    def compile(
+        self,
+        region: Region,
+        donated: int = 0,
+        *,
+        count: int = 1,
+        options: Mapping[str, bool | str] | None = None,
+    ) -> Callable[..., Any]:
+        """Returns the compiled region, or for an eager one its function as it is.
+
+        A region of one result returns it bare: a tuple would cost every call its unpacking.
+
+        Args:
+            region: flat function and specs.
+            donated: how many of the first inputs are donated.
+            count: how many regions the capture has, for the progress line.
+            options: XLA's options, over its defaults, for this compilation alone.
+
+        Raises:
+            jax.errors.JaxRuntimeError: XLA cannot compile it.
+        """
+        function = region.function if len(region.outputs) != 1 else _return_bare(region.function)
+        if not region.place.is_captured:
+            return function
+        jax_device = self.target.jax_device
+        # On the default device results are uncommitted, as those of `jax.jit` on plain arguments.
+        is_default = is_default_device(jax_device)
+        sharding = None if is_default else jax.sharding.SingleDeviceSharding(jax_device)
+        arguments = [
+            jax.ShapeDtypeStruct(
+                spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type
+            )
+            for spec in region.inputs
+        ]
+        detail = f"{region.name} of {count}"
+        self._progress.enter("compile", detail)
+        with _use_by_default(jax_device, is_default=is_default):
+            jitted = jax.jit(function, keep_unused=True, donate_argnums=range(donated))
+            lowered = jitted.lower(*arguments)
+            compile_program = functools.partial(
+                lowered.compile, compiler_options=dict(options or {})
+            )
+            compile_program = carry_settings(compile_program)
+        compiled = self._overlap.run(compile_program, on_late=self._progress.enter)
+        self._progress.enter("lower", detail)
+        return compiled
+
+    def finish_overlap(self) -> None:
+        """Does what was to overlap with XLA, unless it has been begun before."""
+        if not self._overlap.is_done:
+            self._progress.enter(self._overlap.stage)
+            self._overlap.finish()
+
+
+def _use_by_default(
+    jax_device: Any, *, is_default: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Returns what makes JAX use a device; nothing where it does so by itself.
+
+    JAX takes a default that was set for another than its own, also where both are one device, and
+    would trace again what it has traced before.
+    """
+    is_set = jax.config.jax_default_device is not None  # pyright: ignore[reportAttributeAccessIssue]
+    return contextlib.nullcontext() if is_default and not is_set else jax.default_device(jax_device)
+
+
+def _return_bare(function: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*arrays: Any) -> Any:
+        return function(*arrays)[0]
+
+    return run

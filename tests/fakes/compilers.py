@@ -1,0 +1,44 @@
+"""Compilers for tests: for any device, and their progress noted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from tracegraph.lowering.compiler import Compiler
+from tracegraph.runtime.graph import ArenaSize
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A device that is only compiled for."""
+
+    jax_device: Any
+    takes_kernels: bool = False
+    updates_in_place: bool = False
+    arenas: list[ArenaSize] = dataclasses.field(default_factory=list)
+
+    def prepare_arena(self, size: ArenaSize) -> None:
+        self.arenas.append(size)
+
+
+class NotedStages(list[tuple[str, str]]):
+    """Progress that notes what it is told."""
+
+    def enter(self, stage: str, detail: str = "") -> None:
+        self.append((stage, detail))
+
+
+def make_compiler(
+    jax_device: Any = None,
+    *,
+    takes_kernels: bool = False,
+    updates_in_place: bool = False,
+    stages: NotedStages | None = None,
+) -> Compiler:
+    """Returns a compiler, by default for JAX's first device, which overlaps with nothing."""
+    device = jax.devices()[0] if jax_device is None else jax_device
+    target = Target(device, takes_kernels, updates_in_place)
+    return Compiler(target, NotedStages() if stages is None else stages)

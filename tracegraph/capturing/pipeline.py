@@ -1,0 +1,90 @@
+"""The pipeline: a prepared call becomes a captured graph, one method a stage."""
+
+from __future__ import annotations
+
+from tracegraph.capturing.capture_lowering import list_preparations, lower_checked
+from tracegraph.capturing.lowered_capture import LoweredCapture
+from tracegraph.capturing.progress import Progress
+from tracegraph.lowering.compiler import Compiler
+from tracegraph.lowering.overlap import Overlap
+from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.memory.caching.private_pool import PrivatePool
+from tracegraph.tracing.checked_graph import FirstTrace, check_trace, finish_checks, trace_call
+from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.trace import JaxTrace
+from tracegraph.verification.capture_verification import verify_capture
+
+
+class CapturePipeline:
+    """The stages of one capture, in their order: what one returns, the next one takes.
+
+    Args:
+        prepared: the call that is captured.
+        device: that it is captured for.
+        pool: that the memory of the graph comes from.
+        progress: hears of each stage, and counts its seconds.
+    """
+
+    def __init__(
+        self, prepared: PreparedCall, device: Device, pool: PrivatePool, progress: Progress
+    ) -> None:
+        self._prepared, self._device, self._pool = prepared, device, pool
+        self._progress = progress
+
+    def capture(self) -> CapturedGraph:
+        """Goes through all stages.
+
+        Raises:
+            CaptureError: the function cannot be captured; all reasons are named.
+            UnsupportedError: XLA's program holds what no graph holds.
+            VerificationError: the new graph differs from its reference.
+            OutOfMemoryError: the pool cannot hold the graph.
+        """
+        captured = self.instantiate(self.run_to_lowered())
+        if self._prepared.options.verify:
+            self.verify(captured)
+        return captured
+
+    def run_to_lowered(self) -> LoweredCapture:
+        """Goes through the stages that take no memory of the device."""
+        return self.lower(self.check(self.trace()))
+
+    def trace(self) -> JaxTrace:
+        """Lets JAX run the function once on abstract values."""
+        self._progress.enter("trace")
+        return trace_call(self._prepared)
+
+    def check(self, trace: JaxTrace) -> FirstTrace:
+        """Makes the graph, optimises it, and checks what one trace shows."""
+        self._progress.enter("check")
+        return check_trace(self._prepared, trace)
+
+    def lower(self, first: FirstTrace) -> LoweredCapture:
+        """Compiles, plans and builds; the checks are finished while XLA compiles, or at the end."""
+        preparations = list_preparations(self._device, self._prepared.options, first.checked.graph)
+        overlap = Overlap("check", lambda: self.finish_checks(first), preparations)
+        compiler = Compiler(self._device, self._progress, overlap)
+        self._progress.enter("lower")
+        try:
+            checked, lowered = lower_checked(self._prepared, first, compiler)
+        except Exception:
+            # What differs from trace to trace may be the reason, and is told first.
+            overlap.finish()
+            raise
+        compiler.finish_overlap()
+        return LoweredCapture(self._prepared, checked, lowered, self._device, self._pool)
+
+    def finish_checks(self, first: FirstTrace) -> None:
+        """Traces a second time, compares the two traces and verifies what the passes made."""
+        finish_checks(self._prepared, first)
+
+    def instantiate(self, lowered: LoweredCapture) -> CapturedGraph:
+        """Allocates the arena and makes the graph executable."""
+        self._progress.enter("instantiate")
+        return lowered.instantiate()
+
+    def verify(self, captured: CapturedGraph) -> None:
+        """Compares the new graph with its reference; the graph gets the report."""
+        self._progress.enter("verify")
+        captured.verification = verify_capture(self._prepared, captured, self._device)
