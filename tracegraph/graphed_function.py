@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.pipeline import CapturePipeline
 from tracegraph.capturing.progress import Progress
@@ -24,8 +25,7 @@ from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.jax_interop import ArrayImpl
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool, find_pool, join_pool
-from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
+from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.tracing.signature import Signature
@@ -69,8 +69,7 @@ class GraphedFunction:
     def __init__(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
         self._function = function
         self._options: Options = read_options(function, given)
-        # Held from now on, whatever becomes of the captures that share it.
-        self._shared_pool = find_pool(self._options.pool) if self._options.pool else None
+        self._pool = FunctionPool(self._options.pool)
         self._cache: collections.OrderedDict[Signature, CapturedGraph] = collections.OrderedDict()
         self._latest: CapturedGraph | None = None
         self._retired_calls = 0
@@ -225,11 +224,11 @@ class GraphedFunction:
             self._retired_calls += sum(graph.calls for graph in self._cache.values())
             self._cache.clear()
             self._latest = None
-            vars(self).pop("_pool", None)
+            self._pool.leave()
 
     def pool(self) -> PoolId:
         """Returns the id of the private pool, which another capture may share by ``pool=``."""
-        return self._pool.pool_id
+        return self._pool.join(self._device).pool_id
 
     def timings(self) -> dict[str, float]:
         """Returns the seconds that each stage of the latest graph's capture took.
@@ -246,7 +245,7 @@ class GraphedFunction:
     @property
     def pool_bytes(self) -> int:
         """Bytes that the private pool holds from the device."""
-        return self._pool.reserved_bytes
+        return self._pool.join(self._device).reserved_bytes
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
@@ -301,8 +300,3 @@ class GraphedFunction:
     @functools.cached_property
     def _device(self) -> Device:
         return find_device(is_checking=read_check_replay())
-
-    @functools.cached_property
-    def _pool(self) -> PrivatePool:
-        pool_id = self._options.pool
-        return join_pool(pool_id if pool_id is not None else new_pool_id(), self._device.allocator)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.array import Lifetime
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -31,7 +31,7 @@ class LoweredCapture:
     checked: CheckedGraph = dataclasses.field(repr=False)
     lowered: Lowered
     device: Device
-    pool: PrivatePool
+    pool: FunctionPool
 
     @property
     def plan(self) -> MemoryPlan:
@@ -55,7 +55,7 @@ class LoweredCapture:
             OutOfMemoryError: the pool cannot hold the arena.
         """
         kind = Lifetime.STATIC if self.prepared.options.outputs == "static" else Lifetime.FRESH
-        replay = Replay(self.lowered.definition, self.device, self.pool, kind)
+        replay = Replay(self.lowered.definition, self.device, self.pool.join(self.device), kind)
         return CapturedGraph(self.prepared, self.checked, self.lowered, replay)
 
     def __str__(self) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tracegraph.capturing.capture_lowering import list_preparations, lower_checked
+from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.progress import Progress
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.tracing.checked_graph import FirstTrace, check_trace, finish_checks, trace_call
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.trace import JaxTrace
@@ -27,7 +27,7 @@ class CapturePipeline:
     """
 
     def __init__(
-        self, prepared: PreparedCall, device: Device, pool: PrivatePool, progress: Progress
+        self, prepared: PreparedCall, device: Device, pool: FunctionPool, progress: Progress
     ) -> None:
         self._prepared, self._device, self._pool = prepared, device, pool
         self._progress = progress

@@ -77,7 +77,7 @@ def test_while_threads_wait_in_the_middle() -> None:
             inside.wait()
             time.sleep(100)
 
-    allocator = step._pool.allocator
+    allocator = step._pool.join(step._device).allocator
     contexts = tg.memory.use_mem_pool(tg.memory.MemPool()), allocator.lock, step._latest.lock
     for context in contexts:
         threading.Thread(target=hold, args=(context,), daemon=True).start()
@@ -119,7 +119,7 @@ def test_while_daemons_allocate() -> None:
         + """
     started = threading.Barrier(4)
 
-    allocator = step._pool.allocator
+    allocator = step._pool.join(step._device).allocator
 
     def work():
         started.wait()

@@ -1,0 +1,41 @@
+"""FunctionPool: the private pool of a captured function, joined when it is first needed."""
+
+from __future__ import annotations
+
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.memory.caching.private_pool import PrivatePool, find_pool, join_pool
+from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
+
+
+class FunctionPool:
+    """The private pool of one captured function.
+
+    A function that was never captured, or whose tracing failed, is no user of a pool.
+
+    Args:
+        pool_id: of the pool to share; None for one of its own.
+    """
+
+    def __init__(self, pool_id: PoolId | None) -> None:
+        self._pool_id = pool_id
+        # Held from now on, whatever becomes of the captures that share it.
+        self._shared = find_pool(pool_id) if pool_id is not None else None
+        self._joined: PrivatePool | None = None
+
+    def join(self, device: Device) -> PrivatePool:
+        """Returns the pool; the first call joins it.
+
+        Args:
+            device: that the graphs are on.
+
+        Raises:
+            TracegraphError: the pool is one of another device, or has lost its last user.
+        """
+        if self._joined is None:
+            pool_id = self._pool_id if self._pool_id is not None else new_pool_id()
+            self._joined = join_pool(pool_id, device.allocator)
+        return self._joined
+
+    def leave(self) -> None:
+        """Drops the pool; the next call of `join` joins it again, or a new one."""
+        self._joined = None
