@@ -39,11 +39,13 @@ PRIVATE_NAMES = {
 }
 
 
-def load_private(path: str) -> Any:
+def load_private(path: str, reason: str, *, door: str = "runtime/jax_interop.py") -> Any:
     """Returns a private JAX name.
 
     Args:
         path: module and attribute, as ``jax._src.core.ShapedArray``.
+        reason: what it is needed for.
+        door: the file that needs it.
 
     Raises:
         UnsupportedError: this JAX has no such name.
@@ -54,14 +56,16 @@ def load_private(path: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(
             f"JAX {jax.__version__} has no `{path}`",
-            where="runtime/jax_interop.py, at `import tracegraph`",
-            why="an array type that is not JAX's own can be registered through this name only",
+            where=f"{door}, at `import tracegraph`",
+            why=f"no public name of JAX stands for it: {reason}",
             fix=f'install a supported version: pip install "{SUPPORTED_JAX}"',
             anchor="unsupported-jax",
         ) from error
 
 
-_private = {path.rpartition(".")[2]: load_private(path) for path in PRIVATE_NAMES}
+_private = {
+    path.rpartition(".")[2]: load_private(path, reason) for path, reason in PRIVATE_NAMES.items()
+}
 ArrayImpl: Any = _private["ArrayImpl"]
 PRNGKeyArray: Any = _private["PRNGKeyArray"]
 KeyTy: Any = _private["KeyTy"]

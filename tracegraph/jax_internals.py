@@ -1,19 +1,10 @@
 """The front end's one door to the parts of JAX that are not public.
 
-Each private name, and why the public API is not enough:
-
-* ``jax._src.source_info_util``: the public API never tells which line an equation comes from
-  (``user_frame``), excludes no folder from that search (``register_exclusion``), and cannot give a
-  primitive that is bound again its old line and scope (``user_context``, ``current_name_stack``).
-* ``jax._src.config.trace_context``: the settings under which ``jax.jit`` keeps a program apart from
-  others; the public API names none of them as such.
-* ``jax._src.traceback_util.register_exclusion``: no public way to hide a library's frames.
-* ``jax._src.core.NamedAxisEffect``, ``ShapedArray``: an effect that moves no data, and the type of
-  an array's abstract value; neither is exported.
-* ``dtype._impl`` of a typed key's dtype: ``jax.random.key_impl`` wants an array, not a dtype.
-* ``Primitive.get_bind_params``, ``Primitive.abstract_eval``, ``JaxprEqn.ctx`` and its ``manager``:
-  members of exported classes, but undocumented; without them an op cannot be bound again as
-  JAX's own evaluation of a jaxpr binds it.
+A table says for each private name why the public API is not enough; a JAX without one of them is
+refused when tracegraph is imported, by name. Members of exported classes are used too, which are
+not documented: ``dtype._impl`` of a typed key's dtype, because ``jax.random.key_impl`` wants an
+array, and ``Primitive.get_bind_params``, ``Primitive.abstract_eval``, ``JaxprEqn.ctx`` and its
+``manager``, without which an op cannot be bound again as JAX's own evaluation of a jaxpr binds it.
 """
 
 from __future__ import annotations
@@ -27,18 +18,31 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src import source_info_util as _source_info_util
-from jax._src import traceback_util as _traceback_util
 from jax.extend import core as extend_core
 
 from tracegraph.ir.graph import Op
+from tracegraph.runtime.jax_interop import load_private
 from tracegraph.runtime.own_folders import OWN_FOLDERS
 
+PRIVATE_NAMES = {
+    "jax._src.config.trace_context": "the settings under which `jax.jit` keeps programs apart",
+    "jax._src.core.NamedAxisEffect": "an effect that moves no data",
+    "jax._src.core.ShapedArray": "the type of an array's abstract value",
+    "jax._src.core.eval_trace": "what computes an op at once; see `trace_state`",
+    "jax._src.core.trace_state_strong_ref": "whether this thread traces, at every call",
+    "jax._src.source_info_util": "the user's line of an equation, and the line of an op bound anew",
+    "jax._src.traceback_util": "hides the frames of a library in tracebacks",
+}
+_private = {
+    path.rpartition(".")[2]: load_private(path, reason, door="tracegraph/jax_internals.py")
+    for path, reason in PRIVATE_NAMES.items()
+}
+_ShapedArray: Any = _private["ShapedArray"]
+_NamedAxisEffect: Any = _private["NamedAxisEffect"]
+_source_info_util: Any = _private["source_info_util"]
 for _folder in OWN_FOLDERS:
     _source_info_util.register_exclusion(_folder)
-    _traceback_util.register_exclusion(_folder)
+    _private["traceback_util"].register_exclusion(_folder)
 
 
 _JAXPRS = (extend_core.Jaxpr, extend_core.ClosedJaxpr)
@@ -63,10 +67,10 @@ class EquationContext(NamedTuple):
 
 
 # JAX's own function, without a frame around it: it runs at every call of a captured function.
-read_settings = _config.trace_context
+read_settings: Any = _private["trace_context"]
 # What JAX does with an op in this thread: it computes it when `trace_state.value` is `eval_trace`.
-trace_state: Any = _core.trace_state_strong_ref
-eval_trace: Any = _core.eval_trace
+trace_state: Any = _private["trace_state_strong_ref"]
+eval_trace: Any = _private["eval_trace"]
 
 
 def equation_context(equation: Any) -> EquationContext:
@@ -191,7 +195,7 @@ def find_effects(op: Op) -> frozenset[Any]:
 
 def has_data_effects(op: Op) -> bool:
     """True when the op does more than compute its results (naming an axis does not count)."""
-    return any(not isinstance(effect, _core.NamedAxisEffect) for effect in find_effects(op))
+    return any(not isinstance(effect, _NamedAxisEffect) for effect in find_effects(op))
 
 
 def has_plain_placement(op: Op) -> bool:
@@ -216,7 +220,7 @@ def is_key_dtype(dtype: Any) -> bool:
 
 def is_array_aval(aval: Any) -> bool:
     """True for the abstract value of an array; references and tokens have others."""
-    return type(aval) is _core.ShapedArray
+    return type(aval) is _ShapedArray
 
 
 def _enter_context(stack: contextlib.ExitStack, context: EquationContext | None) -> None:
@@ -230,7 +234,7 @@ def _enter_context(stack: contextlib.ExitStack, context: EquationContext | None)
 
 def _has_rule(primitive: Any) -> bool:
     rule = getattr(primitive.abstract_eval, "__func__", None)
-    return rule is not _core.Primitive.abstract_eval
+    return rule is not extend_core.Primitive.abstract_eval
 
 
 def describe_physical(aval: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -13,6 +13,7 @@ import pytest
 from jax.experimental.layout import Format, Layout
 
 from tests.fakes.host_memory import NumpyBuffer, make_array
+from tracegraph import jax_internals
 from tracegraph.runtime import array_forwarding
 from tracegraph.runtime.array import Array, Lifetime
 from tracegraph.runtime.errors import UnsupportedError
@@ -51,19 +52,19 @@ def make_key_array(seed: int, implementation: str, lifetime: Lifetime = Lifetime
 
 
 def test_every_private_name_exists_and_has_a_reason():
-    for path, reason in PRIVATE_NAMES.items():
-        assert load_private(path) is not None
+    for path, reason in {**PRIVATE_NAMES, **jax_internals.PRIVATE_NAMES}.items():
+        assert load_private(path, reason) is not None
         assert reason
 
 
 @pytest.mark.parametrize("path", ["jax._src.core.no_such_name", "jax._src.no_such_module.name"])
 def test_a_missing_private_name_is_refused_by_name(path):
     with pytest.raises(UnsupportedError) as caught:
-        load_private(path)
+        load_private(path, "the type of an array", door="runtime/x.py")
     lines = str(caught.value).splitlines()
     assert lines[0] == f"JAX {jax.__version__} has no `{path}`"
-    assert lines[1].startswith("  where: runtime/jax_interop.py")
-    assert lines[2].startswith("  why:   an array type")
+    assert lines[1].startswith("  where: runtime/x.py, at `import tracegraph`")
+    assert lines[2] == "  why:   no public name of JAX stands for it: the type of an array"
     assert 'pip install "jax>=0.10,<0.13"' in lines[3]
     assert lines[3].endswith("docs/errors.md#unsupported-jax")
 
@@ -71,7 +72,7 @@ def test_a_missing_private_name_is_refused_by_name(path):
 def test_importing_on_an_unknown_jax_raises_only_where_a_name_is_missing(monkeypatch):
     monkeypatch.setattr(jax, "__version__", "99.0")
     module = importlib.import_module("tracegraph.runtime.jax_interop")
-    assert [module.load_private(path) for path in PRIVATE_NAMES]
+    assert [module.load_private(path, reason) for path, reason in PRIVATE_NAMES.items()]
 
 
 def test_every_public_name_of_a_jax_array_is_answered():
