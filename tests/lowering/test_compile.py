@@ -206,4 +206,4 @@ def test_an_error_while_compiling_passes_as_it_is():
 def test_a_missing_wait_is_found_before_memory_is_planned():
     wanted = request(region("a", "x", "t"), region("b", "t s", "n", Place(1)))
     with pytest.raises(CaptureError, match="`b` on stream 1 reads `t` without waiting for `a`"):
-        lower_request(wanted, jax.devices("cpu")[0], on_stage=lambda stage, name: None)
+        lower_request(wanted, make_compiler())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tracegraph.runtime.errors import CaptureError, RefusedWork, UnsupportedError
 
-LINES = {"where": "a.py:3 in f", "why": "no graph holds it", "fix": "leave it out"}
+LINES: dict[str, Any] = {"where": "a.py:3 in f", "why": "no graph holds it", "fix": "leave it out"}
 WORK = (RefusedWork("region0", "fft"), RefusedWork("region1", "program", "is unknown", "jit(f)/a"))
 
 
