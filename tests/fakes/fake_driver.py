@@ -120,12 +120,17 @@ class FakeDriver(Base):
         return 0, -5
 
     def create_event(self, *, timing: bool = False, blocking: bool = False) -> int:
-        return self._create("event", "create_event", timing, blocking, needs_context=True)
+        event = self._create("event", "create_event", timing, blocking, needs_context=True)
+        self._event_contexts[event] = self._thread.context
+        return event
 
     def record_event(self, event: int, stream: int) -> None:
         self._enter("record_event", event, stream)
         self._check_stream(stream)
         self._check_live("event", event)
+        current = getattr(self._thread, "context", 0)
+        is_same = current in (0, self._event_contexts[event])
+        check(is_same, "record_event on a stream of another context")
 
     def query_event(self, event: int) -> bool:
         self._enter("query_event", event)

@@ -101,6 +101,7 @@ class FakeState:
         self._dead: dict[int, str] = {}
         self._captures: dict[int, list[str]] = {}
         self._contexts: dict[int, list[int]] = {}
+        self._event_contexts: dict[int, int] = {}
         self._libraries: dict[int, int] = {}
         self._limits: dict[int, tuple[int, bool]] = {}
         self._numbers = itertools.count(0x7000_0000, 0x100)

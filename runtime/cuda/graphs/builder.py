@@ -68,10 +68,10 @@ class GraphBuilder:
                 capture = _Capture(driver, scratch, libraries)
                 for index, node in enumerate(self.stage.nodes):
                     waits = [(self.handles[i], port) for i, port in dependencies[index]]
-                    with locate_errors(label_node(self.name, index, node)):
+                    with ErrorPlace(label_node(self.name, index, node)):
                         self._add(graph, node, waits, capture)
             labels = (label_node(self.name, i, node) for i, node in enumerate(self.stage.nodes))
-            with locate_errors(f"graph `{self.name}`"):
+            with ErrorPlace(f"graph `{self.name}`"):
                 executable = driver.instantiate(graph, dict(zip(self.handles, labels, strict=True)))
             undo.pop_all()
         return graph, executable
@@ -186,15 +186,26 @@ def _make_edge_error(name: str, edge: tuple[int, int], rule: str) -> CudaError:
     )
 
 
-@contextlib.contextmanager
-def locate_errors(label: str) -> Iterator[None]:
-    """Puts the place in the user's graph before the failed call of a driver error."""
-    try:
-        yield
-    except (CudaError, OutOfMemoryError) as error:
+class ErrorPlace(contextlib.AbstractContextManager[None]):
+    """Puts the place in the user's graph before the failed call of a driver error.
+
+    No generator: an error that replaces another in a generator leaves frames in a cycle, and these
+    hold the memory of the capture.
+
+    Args:
+        label: what errors call the place.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Raises the same error with another place."""
+        if not isinstance(error, CudaError | OutOfMemoryError):
+            return
         raise type(error)(
             error.what,
-            where=f"{label}: {error.where}",
+            where=f"{self._label}: {error.where}",
             why=error.why,
             fix=error.fix,
             anchor=error.anchor,

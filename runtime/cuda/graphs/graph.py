@@ -15,10 +15,10 @@ from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLau
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch
 from tracegraph.runtime.cuda.graphs.builder import (
+    ErrorPlace,
     GraphBuilder,
     Library,
     label_node,
-    locate_errors,
 )
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.cuda.graphs.node_actions import (
@@ -283,7 +283,7 @@ class CudaGraph:
         with contextlib.ExitStack() as undo:
             for index, action in changes:
                 before = self._read_action(index)
-                with locate_errors(label_node(self.name, index, self.stage.nodes[index])):
+                with ErrorPlace(label_node(self.name, index, self.stage.nodes[index])):
                     self._set(index, action)
                 undo.callback(self._set, index, before)
             undo.pop_all()

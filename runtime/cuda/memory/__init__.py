@@ -1,1 +1,1 @@
-"""Memory of a GPU: where segments come from, and memory held for pending work."""
+"""Memory of a GPU: where segments come from, staging, and what is held for pending work."""

@@ -10,7 +10,10 @@ from tracegraph.runtime.cuda.driver.driver import CudaDriver
 
 
 class CudaEvents:
-    """Records events on streams and keeps those that were given back. Safe from several threads.
+    """Records events on streams and keeps those that were released. Safe from several threads.
+
+    The driver records an event only on streams of the context that it was made in; the allocator of
+    page-locked memory serves the streams of all GPUs.
 
     Args:
         driver: the CUDA driver. The thread that records an event needs a current context.
@@ -19,7 +22,10 @@ class CudaEvents:
 
     def __init__(self, driver: CudaDriver, find_stream: Callable[[int], int] = int) -> None:
         self._driver, self._find_stream = driver, find_stream
-        self._free: collections.deque[int] = collections.deque()
+        # Free events by context, found by the stream, and the place of each event among them.
+        self._free: dict[int, collections.deque[int]] = {}
+        self._free_of_stream: dict[int, collections.deque[int]] = {}
+        self._homes: dict[int, collections.deque[int]] = {}
         # At interpreter exit the process gives all events back by itself.
         weakref.finalize(self, _destroy, driver, self._free).atexit = False
 
@@ -29,19 +35,26 @@ class CudaEvents:
         Raises:
             CudaError: the driver refused.
         """
-        handle, event = self._find_stream(stream), self._take()
+        handle = self._find_stream(stream)
+        event = self._take(handle)
         try:
             self._driver.record_event(event, handle)
         except BaseException:
-            self._free.append(event)
+            self.release(event)
             raise
         return event
 
-    def _take(self) -> int:
+    def _take(self, handle: int) -> int:
+        free = self._free_of_stream.get(handle)
+        if free is None:
+            free = self._free.setdefault(self._driver.get_current(), collections.deque())
+            self._free_of_stream[handle] = free
         try:
-            return self._free.popleft()
+            return free.popleft()
         except IndexError:
-            return self._driver.create_event(timing=False, blocking=False)
+            event = self._driver.create_event(timing=False, blocking=False)
+            self._homes[event] = free
+            return event
 
     def is_done(self, event: int) -> bool:
         """Says whether the work before the event is over, without waiting."""
@@ -52,10 +65,11 @@ class CudaEvents:
         self._driver.synchronize_event(event)
 
     def release(self, event: int) -> None:
-        """Takes back an event that nobody asks for any more; it may still be pending."""
-        self._free.append(event)
+        """Takes back an event that is not asked for any more; it may still be pending."""
+        self._homes[event].append(event)
 
 
-def _destroy(driver: CudaDriver, events: collections.deque[int]) -> None:
-    while events:
-        driver.destroy_event(events.popleft())
+def _destroy(driver: CudaDriver, free: dict[int, collections.deque[int]]) -> None:
+    for events in free.values():
+        while events:
+            driver.destroy_event(events.popleft())
