@@ -46,7 +46,7 @@ class DeviceValue:
         self.address = _get_pointer(raw)
 
     def copy(self) -> DeviceValue:
-        """Returns itself: nobody writes it again."""
+        """Returns itself: it is not written again."""
         return self
 
     def block_until_ready(self) -> None:

@@ -147,7 +147,7 @@ class CudaDevice:
                 ports[name] = ResultPort(buffers[name], patchers)
         for index, graph in graphs.items():
             graph.upload(order.stream)
-            # Every port is renewed before the first stage, whoever writes it.
+            # Every port is renewed before the first stage, whichever stage writes it.
             renewed = tuple(ports.values()) if index == min(graphs) else ()
             stages.insert(index, CudaStage(graph, renewed, order))
         return Instance(tuple(stages), {name: port.hand_out for name, port in ports.items()})

@@ -1,7 +1,7 @@
 """Results of a replay in memory of JAX's own: immutable values that nothing has to be copied for.
 
 A result that the user still holds keeps its memory, and the next replay writes elsewhere; one that
-was dropped unread gives its memory back for the next. So a loop alternates between two pieces of
+was dropped unread leaves its memory to the next. So a loop alternates between two pieces of
 memory, and pays one changed node parameter a call.
 """
 
@@ -75,7 +75,7 @@ class ResultPort:
         self.is_taken = True
 
     def renew(self) -> None:
-        """Points the graph at memory that nobody holds; called before a launch."""
+        """Points the graph at memory that no result holds; called before a launch."""
         piece = self.spares.pop() if self.spares else self._stock_up()
         if piece is not self._piece:
             # None until the driver has accepted it at every node.
@@ -113,11 +113,11 @@ class Result:
     Note [Results as inputs]. A graph reads the result of another graph, or of its own, where it is.
     Dropped unread, the memory goes back to its port, and the next launch of that port's graph may
     write it: behind all that is on the stream by then. The caller holds what he gives to a graph
-    until that is launched. And a graph never writes what it reads, because memory that somebody
-    holds is not among the spares.
+    until that is launched. And a graph never writes what it reads, because memory that is
+    held is not among the spares.
 
     Args:
-        port: takes the memory back if nobody has seen it.
+        port: takes the memory back if it was never read.
         piece: of memory.
 
     Attributes:

@@ -27,7 +27,7 @@ class CudaStreams:
         return self._driver.query_stream(self._order.find_stream(stream))
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Marks the present end of the stream."""
+        """Marks the end of the stream's work so far."""
         if not event.handle:
             with self._order.use_context():
                 event.handle = self._driver.create_event(

@@ -66,7 +66,7 @@ class HostBuffer:
         self.result: Any = None
 
     def take_result(self) -> Any:
-        """Returns the result that is handed out, and lets go of it."""
+        """Returns the result that is handed out, and drops it."""
         result, self.result = self.result, None
         return result
 

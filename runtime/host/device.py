@@ -44,7 +44,7 @@ class HostDevice:
 
     @property
     def allocator(self) -> CachingAllocator:
-        """The one allocator of this device, whoever asks."""
+        """The one allocator of this JAX device."""
         return _find_allocator(self.jax_device)
 
     @property

@@ -22,8 +22,8 @@ class OwnedBuffer:
     Note [In place]. XLA:CPU updates an argument in place only if the memory is its own; bytes of
     the arena it would copy, at every call. So where one call alone reads and updates a resident
     value, the value lives in an array that XLA made, which is donated to the call and comes back as
-    its result: the same memory, at the same address, whatever the number of leaves. Nobody else may
-    hold a view of it, or the donation fails; so readers get copies and writers go by the address.
+    its result: the same memory, at the same address, whatever the number of leaves. Another view of
+    it would make the donation fail; so readers get copies and writers go by the address.
 
     Args:
         slot: name, shape and dtype.

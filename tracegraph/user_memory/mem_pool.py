@@ -18,7 +18,7 @@ from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator
 
 
 class MemPool:
-    """A private pool of a device's allocator. Its memory serves nobody outside the pool.
+    """A private pool of a device's allocator. Its memory is used inside of the pool only.
 
     Captures share it by ``pool=``; `use_mem_pool` sends what a thread allocates there. What lives
     in it may outlive this object, and is given back with the next `empty_cache` after it was freed.
@@ -79,7 +79,7 @@ class MemPool:
             self.id, provider=provider, no_split=no_split, use_on_oom=use_on_oom
         )
         announce_pool(self.id, self._owner)
-        # At interpreter exit the process gives all memory back by itself.
+        # At interpreter exit the system frees all memory by itself.
         weakref.finalize(self, _leave, self._owner, self.id).atexit = False
 
     def __repr__(self) -> str:

@@ -111,7 +111,7 @@ def find_host_allocator() -> CachingHostAllocator:
 
 
 def empty_host_cache() -> None:
-    """Gives back the page-locked memory that no array and no copy uses."""
+    """Frees the page-locked memory that no array and no copy uses."""
     find_host_allocator().empty_cache()
 
 

@@ -26,7 +26,7 @@ class CudaDriver(StreamCalls, MemoryCalls, GraphCalls):
     """The driver, as small typed calls over plain ints.
 
     Every failing call raises CudaError, or OutOfMemoryError, with its name and arguments. Handles
-    are not owned: whoever made one destroys it.
+    are not owned: the code that made one destroys it.
 
     Args:
         api: the module ``cuda.bindings.driver``, initialised.
@@ -41,7 +41,7 @@ class CudaDriver(StreamCalls, MemoryCalls, GraphCalls):
         return int(self._call("cuDevicePrimaryCtxRetain", self._get_device(ordinal)))
 
     def release_primary_context(self, ordinal: int) -> None:
-        """Gives back what `retain_primary_context` took, once for each call of it."""
+        """Releases what `retain_primary_context` retained, once for each call of it."""
         self._call("cuDevicePrimaryCtxRelease", self._get_device(ordinal))
 
     def set_current(self, context: int) -> None:

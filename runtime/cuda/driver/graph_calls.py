@@ -138,7 +138,7 @@ class GraphCalls(DriverCalls):
         return self._add("cuGraphAddChildGraphNode", graph, dependencies, child)
 
     def add_empty_node(self, graph: int, dependencies: Sequence[Dependency]) -> int:
-        """Returns a new node that does nothing but hand on order."""
+        """Returns a new node that does nothing but keep others in order."""
         return self._add("cuGraphAddEmptyNode", graph, dependencies)
 
     def count_nodes(self, graph: int) -> int:
@@ -265,7 +265,7 @@ class GraphCalls(DriverCalls):
         return graph
 
     def abort_capture(self, stream: int) -> None:
-        """Ends a capture whose graph nobody wants, whatever state it is in."""
+        """Ends a capture and drops its graph, whatever state it is in."""
         result, graph = self._api.cuStreamEndCapture(stream)
         if not result and int(graph):
             self.destroy_graph(int(graph))

@@ -25,7 +25,7 @@ class MemoryCalls(DriverCalls):
         """Returns the address of new device memory.
 
         Raises:
-            OutOfMemoryError: the device has not that many bytes.
+            OutOfMemoryError: the device does not have that many free bytes.
         """
         with self._allow_during_capture():
             return int(self._call("cuMemAlloc", nbytes))
@@ -39,12 +39,12 @@ class MemoryCalls(DriverCalls):
         """Returns the address of memory from the driver's pool, to be used after a stream's work.
 
         Raises:
-            OutOfMemoryError: the device has not that many bytes.
+            OutOfMemoryError: the device does not have that many free bytes.
         """
         return int(self._call("cuMemAllocAsync", nbytes, stream))
 
     def free_async(self, address: int, stream: int) -> None:
-        """Gives memory back to the driver's pool once a stream's present work is done."""
+        """Returns memory to the driver's pool once a stream's work so far is done."""
         self._call("cuMemFreeAsync", address, stream)
 
     def find_memory_pool(self, ordinal: int) -> int:
@@ -57,7 +57,7 @@ class MemoryCalls(DriverCalls):
         self._call("cuMemPoolSetAttribute", pool, attribute, self._api.cuuint64_t(nbytes))
 
     def trim_memory_pool(self, pool: int, nbytes: int) -> None:
-        """Gives free bytes of a pool of the driver back to the device, but for so many."""
+        """Returns the free memory of a pool of the driver to the device, except ``nbytes``."""
         self._call("cuMemPoolTrimTo", pool, nbytes)
 
     def allocate_host(self, nbytes: int) -> int:
@@ -91,25 +91,25 @@ class MemoryCalls(DriverCalls):
         return int(self._call("cuMemAddressReserve", nbytes, 0, 0, 0))
 
     def release_addresses(self, address: int, nbytes: int) -> None:
-        """Gives a whole range of addresses back; nothing is mapped there any more."""
+        """Frees a whole range of addresses; nothing is mapped there any more."""
         self._call("cuMemAddressFree", address, nbytes)
 
     def create_memory(self, ordinal: int, nbytes: int) -> int:
         """Returns the handle of new memory of a device, without an address.
 
         Raises:
-            OutOfMemoryError: the device has not that many bytes.
+            OutOfMemoryError: the device does not have that many free bytes.
         """
         shown = (nbytes, f"device {ordinal}")
         properties = self._make_properties(ordinal)
         return int(self._call("cuMemCreate", nbytes, properties, 0, shown=shown))
 
     def release_memory(self, handle: int) -> None:
-        """Lets go of memory; it goes back to the device when it is mapped nowhere any more."""
+        """Releases memory; the device has it back when it is mapped nowhere any more."""
         self._call("cuMemRelease", handle)
 
     def map_memory(self, address: int, nbytes: int, handle: int) -> None:
-        """Puts memory at a reserved address; nobody may touch it before `allow_access`."""
+        """Puts memory at a reserved address; not to be touched before `allow_access`."""
         self._call("cuMemMap", address, nbytes, 0, handle, 0)
 
     def unmap_memory(self, address: int, nbytes: int) -> None:

@@ -11,7 +11,7 @@ Note [Early starts]
     waiting blocks hold places on the GPU that blocks with work may need. So it is done only where
     both kernels have places at the same time: each has at most half as many threads as the GPU
     holds. On an H200 it takes 4 % off a step of 717 small kernels; without the limit it costs
-    others 1 to 2 %. Nothing can lock up: whoever waits, waits for blocks that have their places.
+    others 1 to 2 %. Nothing can lock up: what waits, waits for blocks that have their places.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class CudaGraph:
         self._launchers: dict[int, Callable[[], None]] = {}
         builder = GraphBuilder(driver, stage, locate, kernels, name)
         with driver.use_context(self._context):
-            # Owned at once: giving the thread its old context back can fail too.
+            # Owned at once: making the thread's old context current again can fail too.
             self._executable = _Executable(driver, *builder.build(libraries), builder.loaded)
         self._actions = builder.actions
         self._handles = builder.handles
@@ -193,7 +193,7 @@ class CudaGraph:
             for each in others:
                 each(address)
 
-        # The executable graph lives as long as somebody can change it.
+        # The executable graph lives as long as it can be changed.
         patch.__dict__["owner"] = self._executable
         return patch
 

@@ -13,7 +13,7 @@ from tracegraph.runtime.nodes import KernelCode, LaunchShape
 
 
 class LoadedLibrary:
-    """One image of kernels on one device; unloaded when nobody holds it any more.
+    """One image of kernels on one device; unloaded when it is not held any more.
 
     Args:
         driver: the CUDA driver.

@@ -32,7 +32,7 @@ class Child:
 
 @dataclasses.dataclass(frozen=True)
 class Empty:
-    """Nothing, because no byte would change; the node only hands on order."""
+    """Nothing, because no byte would change; the node only keeps others in order."""
 
 
 Action: TypeAlias = KernelLaunch | CopyRange | FillRange | Child | Empty

@@ -29,7 +29,7 @@ class _DriverProvider:
         return self._segments.nbytes
 
     def available_bytes(self) -> int:
-        """Returns the free bytes of the GPU, whoever else uses it; less may fit in one piece."""
+        """Returns the free bytes of the GPU, beside all of its users; less may fit in one piece."""
         with self._driver.use_context(self._context):
             return self._driver.read_memory()[0]
 
@@ -79,7 +79,7 @@ class CudaProvider(_DriverProvider):
             stream: of no importance here.
 
         Raises:
-            OutOfMemoryError: the GPU has not that much in one piece.
+            OutOfMemoryError: the GPU does not have that much in one piece.
         """
         del stream
         with self._driver.use_context(self._context):
@@ -124,7 +124,7 @@ class CudaAsyncProvider(_DriverProvider):
             stream: number of the stream on which it is used and freed.
 
         Raises:
-            OutOfMemoryError: the GPU has not that much.
+            OutOfMemoryError: the GPU does not have that much.
         """
         handle = self._find_stream(stream)
         with self._driver.use_context(self._context):
@@ -138,7 +138,7 @@ class CudaAsyncProvider(_DriverProvider):
         return segment
 
     def trim(self) -> None:
-        """Gives what is free in the driver's pool back to the GPU."""
+        """Returns what is free in the driver's pool to the GPU."""
         with self._driver.use_context(self._context):
             self._driver.trim_memory_pool(self._pool, 0)
 

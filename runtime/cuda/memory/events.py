@@ -26,7 +26,7 @@ class CudaEvents:
         self._free: dict[int, collections.deque[int]] = {}
         self._free_of_stream: dict[int, collections.deque[int]] = {}
         self._homes: dict[int, collections.deque[int]] = {}
-        # At interpreter exit the process gives all events back by itself.
+        # At interpreter exit the driver frees all events by itself.
         weakref.finalize(self, _destroy, driver, self._free).atexit = False
 
     def record(self, stream: int) -> int:

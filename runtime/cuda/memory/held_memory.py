@@ -14,9 +14,9 @@ from tracegraph.runtime.stream import Stream
 class HeldMemory:
     """Keeps plain arrays until streams are done with them. Safe from several threads.
 
-    JAX gives the memory of a dropped array to whoever asks next, and knows only its own stream. So
+    JAX gives the memory of a dropped array to the next array, and knows only its own stream. So
     what another stream uses is kept here: when the tg.Array that stood for it dies, an event is
-    recorded on each of its streams, and `poll` lets go of it when all of them are over.
+    recorded on each of its streams, and `poll` drops it when all of them are over.
 
     Args:
         order: of the streams of one GPU.
@@ -46,12 +46,12 @@ class HeldMemory:
             return
         streams = self._streams.setdefault(id(array), set())
         if not streams:
-            # At interpreter exit the process gives all memory back by itself.
+            # At interpreter exit the system frees all memory by itself.
             weakref.finalize(array, self._keep, id(array), memory, streams).atexit = False
         streams.add(number)
 
     def poll(self) -> None:
-        """Lets go of what no stream uses any more; never waits, and is not for finalisers."""
+        """Drops what no stream uses any more; never waits, and is not for finalisers."""
         for _ in range(len(self._held)):
             try:
                 events, memory = self._held.popleft()

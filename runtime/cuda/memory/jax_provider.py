@@ -18,7 +18,7 @@ from tracegraph.runtime.memory.providers.segment_set import SegmentSet
 class JaxProvider:
     """Hands out segments that are ``uint8`` arrays of JAX, aligned to 256 bytes.
 
-    JAX hands freed memory out at once, because whoever gets it computes on JAX's stream, after all
+    JAX hands freed memory out at once, because its next user computes on JAX's stream, after all
     that is there already. Graphs are launched there too. A segment for another stream is the one
     exception: that stream waits for JAX's when the segment comes from JAX, and JAX's stream waits
     for it when the segment goes back. Safe from several threads.

@@ -1,4 +1,4 @@
-"""The cuda_vmm provider: addresses and memory apart from each other, for segments that grow."""
+"""The cuda_vmm provider: addresses and memory apart from each other, for expandable segments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CudaVirtualProvider(CudaProvider):
         """Puts fresh memory behind reserved addresses, for this GPU to read and write.
 
         Raises:
-            OutOfMemoryError: the GPU has not that much.
+            OutOfMemoryError: the GPU does not have that much.
         """
         with self._driver.use_context(self._context):
             try:
@@ -73,6 +73,6 @@ class CudaVirtualProvider(CudaProvider):
             self._driver.unmap_memory(address, nbytes)
 
     def release(self, address: int, nbytes: int) -> None:
-        """Gives a range that `reserve` returned back; nothing is mapped there any more."""
+        """Frees a range that `reserve` returned; nothing is mapped there any more."""
         with self._driver.use_context(self._context):
             self._driver.release_addresses(address, nbytes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -23,11 +25,12 @@ def test_what_it_is() -> None:
 
 def test_nothing_is_prepared() -> None:
     device = make_device()
-    before = device.allocator.provider.reserved_bytes
+    provider: Any = device.allocator.provider
+    before = provider.reserved_bytes
     device.prepare_arena(ArenaSize(1 << 30, 1 << 30))
     device.prepare_result((1 << 20,), np.dtype(np.float32))
     device.preload_libraries()
-    assert device.allocator.provider.reserved_bytes == before
+    assert provider.reserved_bytes == before
 
 
 def test_all_hosts_share_their_allocators() -> None:
