@@ -177,15 +177,15 @@ def _move_step(
     region: Region,
 ) -> DeviceStep:
     part_of = split.steps[index]
-    placed: dict[BufferUse, BufferUse] = {}
+    moved: dict[BufferUse, BufferUse] = {}
 
-    def place(use: BufferUse) -> BufferUse:
-        found = placed.get(use)
+    def relocate(use: BufferUse) -> BufferUse:
+        found = moved.get(use)
         if found is None:
-            found = placed[use] = find_place(use)
+            found = moved[use] = find_range(use)
         return found
 
-    def find_place(use: BufferUse) -> BufferUse:
+    def find_range(use: BufferUse) -> BufferUse:
         if use.buffer in fixed:
             return BufferUse(fixed[use.buffer], use.offset, use.nbytes)
         if not use.nbytes:
@@ -197,8 +197,8 @@ def _move_step(
             )
         return BufferUse(part_names[part], use.offset - split.parts[part].offset, use.nbytes)
 
-    reads, writes = tuple(map(place, step.reads)), tuple(map(place, step.writes))
-    return DeviceStep(step.node.move(place), reads, writes, region.place.stream)
+    reads, writes = tuple(map(relocate, step.reads)), tuple(map(relocate, step.writes))
+    return DeviceStep(step.node.move(relocate), reads, writes, region.place.stream)
 
 
 def _name_empty(region: Region) -> str:
@@ -313,7 +313,7 @@ def _internal_error(what: str, region: Region) -> TracegraphError:
     return CaptureError(
         what,
         where=f"assembly of `{region.name}`",
-        why="every byte that a step touches must have a place in the arena",
+        why="every byte that a step touches must have an offset in the arena",
         fix="internal error in tracegraph: please report this text",
         anchor="internal",
     )

@@ -45,7 +45,7 @@ from tracegraph.runtime.nodes import CallNode, CopyNode, KernelNode, Node
 
 
 def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
-    """Returns the nodes, edges and buffer places of a program.
+    """Returns the nodes, edges and buffer offsets of a program.
 
     Args:
         program: the steps, in program order; their declared order is verified, see `verify_order`.
@@ -108,9 +108,9 @@ def _build_stages(program: DeviceProgram, plan: MemoryPlan) -> tuple[Stage, ...]
 def _find_stage_edges(
     program: DeviceProgram, plan: MemoryPlan, first: int, steps: Sequence[Step]
 ) -> tuple[tuple[int, int], ...]:
-    """Returns the fewest edges among the steps of one stage, by their place in it.
+    """Returns the fewest edges among the steps of one stage, by their index in it.
 
-    Device nodes wait for what shares bytes with them. A compiled call is placed by the order that
+    Device nodes wait for what shares bytes with them. A compiled call keeps the order that
     the streams declare: what it touches besides its buffers is its own affair.
     """
     if any(isinstance(step, ExecutableCall) for step in steps):

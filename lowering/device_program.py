@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec
-from tracegraph.runtime.nodes import BufferUse, DeviceNode
+from tracegraph.runtime.nodes import BufferUse, DeviceNode, Relocate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +76,12 @@ class DeviceStep:
         """The node's name."""
         return self.node.name
 
-    def move(self, place: Callable[[BufferUse], BufferUse]) -> DeviceStep:
+    def move(self, relocate: Relocate) -> DeviceStep:
         """Returns the step with each of its byte ranges replaced."""
         return DeviceStep(
-            self.node.move(place),
-            tuple(place(use) for use in self.reads),
-            tuple(place(use) for use in self.writes),
+            self.node.move(relocate),
+            tuple(relocate(use) for use in self.reads),
+            tuple(relocate(use) for use in self.writes),
             self.stream,
         )
 

@@ -1,6 +1,6 @@
-"""Limit the workspace that a program's matrix products hold to what the user permits.
+"""Limit the workspace that a program's matmuls hold to what the user permits.
 
-XLA gives each product of cublasLt a workspace of a size of its own choice. What
+XLA gives each matmul of cublasLt a workspace of a size of its own choice. What
 ``CUBLAS_WORKSPACE_CONFIG`` does not permit is never used, so nothing is planned for it.
 """
 
@@ -18,7 +18,7 @@ def limit_workspaces(program: XlaProgram, permitted_bytes: int | None) -> XlaPro
 
     Args:
         program: over XLA's allocations, which keep their sizes.
-        permitted_bytes: the most that one product may use; None for no limit.
+        permitted_bytes: the most that one matmul may use; None for no limit.
     """
     if permitted_bytes is None:
         return program
@@ -34,7 +34,7 @@ def _limit_step(step: DeviceStep, permitted_bytes: int) -> DeviceStep:
         return step
     limited = workspace._replace(nbytes=permitted_bytes)
 
-    def place(use: BufferUse) -> BufferUse:
+    def relocate(use: BufferUse) -> BufferUse:
         return limited if use == workspace else use
 
-    return step.move(place)
+    return step.move(relocate)

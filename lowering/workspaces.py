@@ -13,9 +13,9 @@ class Workspaces:
     """The workspaces of one graph.
 
     Attributes:
-        count: products that have one.
-        largest_bytes: of one product.
-        arena_bytes: bytes of the arena that hold one at some time; products that do not run side by
+        count: matmuls that have one.
+        largest_bytes: of one matmul.
+        arena_bytes: bytes of the arena that hold one at some time; matmuls that do not run side by
             side share them, and other temporaries have them before and after.
     """
 
@@ -26,15 +26,15 @@ class Workspaces:
     def __str__(self) -> str:
         if not self.count:
             return "no workspace"
-        products = "matrix product" if self.count == 1 else "matrix products"
+        matmuls = "matmul" if self.count == 1 else "matmuls"
         return (
-            f"workspace of {self.count} {products}: {self.largest_bytes:,} bytes at most, together "
+            f"workspace of {self.count} {matmuls}: {self.largest_bytes:,} bytes at most, together "
             f"{self.arena_bytes:,} bytes of the arena"
         )
 
 
 def measure_workspaces(definition: GraphDefinition) -> Workspaces:
-    """Returns what the matrix products of a graph hold as workspace; all of it is in the arena.
+    """Returns what the matmuls of a graph hold as workspace; all of it is in the arena.
 
     ``CUBLAS_WORKSPACE_CONFIG`` limits it when a capture is lowered.
 

@@ -24,7 +24,7 @@ class BufferUse(NamedTuple):
         )
 
 
-Place: TypeAlias = Callable[[BufferUse], BufferUse]
+Relocate: TypeAlias = Callable[[BufferUse], BufferUse]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +69,9 @@ class CopyNode:
         """The target."""
         return (self.target.buffer,)
 
-    def move(self, place: Place) -> CopyNode:
+    def move(self, relocate: Relocate) -> CopyNode:
         """Returns the node with each of its byte ranges replaced."""
-        return CopyNode(self.name, place(self.source), place(self.target))
+        return CopyNode(self.name, relocate(self.source), relocate(self.target))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +98,9 @@ class FillNode:
         """The target."""
         return (self.target.buffer,)
 
-    def move(self, place: Place) -> FillNode:
+    def move(self, relocate: Relocate) -> FillNode:
         """Returns the node with its byte range replaced."""
-        return FillNode(self.name, place(self.target), self.value, self.element_bytes)
+        return FillNode(self.name, relocate(self.target), self.value, self.element_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,9 +208,9 @@ class KernelNode:
             if not isinstance(parameter, bytes)
         )
 
-    def move(self, place: Place) -> KernelNode:
+    def move(self, relocate: Relocate) -> KernelNode:
         """Returns the node with each of its byte ranges replaced."""
-        parameters = tuple([_move_parameter(p, place) for p in self.parameters])
+        parameters = tuple([_move_parameter(p, relocate) for p in self.parameters])
         return KernelNode(
             self.name, self.code, self.shape, parameters, self.written, self.begins_with_wait
         )
@@ -303,9 +303,9 @@ class MatmulNode:
         """Names of the buffers that it writes, each once."""
         return _name_once(use for role, use in self.operands if role in self.WRITTEN)
 
-    def move(self, place: Place) -> MatmulNode:
+    def move(self, relocate: Relocate) -> MatmulNode:
         """Returns the node with each of its byte ranges replaced."""
-        operands = tuple((role, place(use)) for role, use in self.operands)
+        operands = tuple((role, relocate(use)) for role, use in self.operands)
         return MatmulNode(self.name, self.matmul, operands)
 
 
@@ -313,10 +313,10 @@ DeviceNode: TypeAlias = KernelNode | CopyNode | FillNode | MatmulNode
 Node: TypeAlias = CallNode | DeviceNode
 
 
-def _move_parameter(parameter: KernelParameter, place: Place) -> KernelParameter:
+def _move_parameter(parameter: KernelParameter, relocate: Relocate) -> KernelParameter:
     if isinstance(parameter, TensorMap):
-        return dataclasses.replace(parameter, use=place(parameter.use))
-    return place(parameter) if isinstance(parameter, BufferUse) else parameter
+        return dataclasses.replace(parameter, use=relocate(parameter.use))
+    return relocate(parameter) if isinstance(parameter, BufferUse) else parameter
 
 
 def _name_once(uses: Any) -> tuple[str, ...]:

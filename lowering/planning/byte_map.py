@@ -18,11 +18,11 @@ class ByteMap(Generic[T]):
         value: what holds for all bytes at first.
 
     Example:
-        >>> owners = ByteMap("nobody")
+        >>> owners = ByteMap("free")
         >>> owners.replace(4, 8, "me")
-        ['nobody']
+        ['free']
         >>> owners.read(0, 6)
-        ['nobody', 'me']
+        ['free', 'me']
     """
 
     def __init__(self, value: T) -> None:

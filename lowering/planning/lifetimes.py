@@ -1,7 +1,7 @@
 """Lifetimes: the steps during which the bytes of a buffer must not be touched by another.
 
 Note [Lifetimes and streams]
-Steps of different streams run side by side, so step indices alone do not say who comes first. A
+Steps of different streams run side by side, so step indices alone do not say which comes first. A
 lifetime is therefore extended at its end: it lasts until the greatest step that is *not* ordered
 after all uses of the buffer. Every later step waits for all of them. If the lifetimes of ``a`` and
 ``b`` are disjoint and ``b`` starts later, every step that touches ``b`` lies after the end of
@@ -27,12 +27,8 @@ class Lifetime:
         name: of the buffer.
         nbytes: its size.
         first: step at which it gets its value.
-        last: step after which nobody needs the value.
+        last: step after which no step needs the value.
         is_kept: True when the value outlives a replay, or is there before it.
-
-    Example:
-        >>> Lifetime("a", 512, 0, 2).overlaps(Lifetime("b", 256, 2, 5))
-        True
     """
 
     name: str
@@ -40,10 +36,6 @@ class Lifetime:
     first: int
     last: int
     is_kept: bool = False
-
-    def overlaps(self, other: Lifetime) -> bool:
-        """True when some step lies in both."""
-        return self.first <= other.last and other.first <= self.last
 
 
 def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
@@ -122,7 +114,7 @@ def _internal_error(what: str, program_name: str) -> CaptureError:
     return CaptureError(
         what,
         where=f"lifetimes of `{program_name}`",
-        why="a buffer can only be given a place when all steps that touch it are known",
+        why="a buffer can only get an offset when all steps that touch it are known",
         fix="internal error in tracegraph: please report this text",
         anchor="internal",
     )

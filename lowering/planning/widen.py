@@ -3,7 +3,7 @@
 Note [Levels]
 XLA's serial order is one for a device that runs a step at a time: a buffer may take the bytes of
 another as soon as the steps that use it are over *in that order*. In a graph each such reuse is an
-edge, often from a step that nobody waits for to one on the longest chain, and makes the chain
+edge, often from a step that no other waits for to one on the longest chain, and makes the chain
 longer. So the steps are put into levels: a step stands in a later level than all that it depends
 on, and as early as the memory allows. Buffers share bytes only if the uses of one lie in earlier
 levels than those of the other. Then no edge of reuse goes within a level, and the graph's longest
@@ -42,7 +42,7 @@ def widen(program: DeviceProgram, budget_bytes: int) -> DeviceProgram:
     needed = find_edges(program.steps, lay_apart(program.buffers))
     levels = _fill_levels(program, needed, budget_bytes)
     order = [index for level in levels for index in level]
-    position = {index: place for place, index in enumerate(order)}
+    position = {index: number for number, index in enumerate(order)}
     edges = [
         (position[first], position[second])
         for before, after in itertools.pairwise(levels)
@@ -60,7 +60,7 @@ def _fill_levels(
     count = len(program.steps)
     followers: list[list[int]] = [[] for _ in range(count)]
     missing, depth = [0] * count, [0] * count
-    # Sorted by their ends, so that a step's depth is final before it is handed on.
+    # Sorted by their ends, so that a step's depth is final before its followers read it.
     for first, second in sorted(edges, key=lambda edge: edge[1]):
         followers[first].append(second)
         missing[second] += 1
@@ -112,17 +112,17 @@ class _Memory:
         self._uses_left.update(spec.buffer.name for spec in program.outputs)
 
     def find_need(self, index: int) -> int:
-        """Returns the bytes that are alive when a step joins the present level."""
+        """Returns the bytes that are alive when a step joins the level that is being filled."""
         return self._live_bytes + sum(self._unborn.get(name, 0) for name in self._names[index])
 
     def take(self, index: int) -> None:
-        """Makes a step part of the present level."""
+        """Makes a step part of the level that is being filled."""
         self._live_bytes = self.find_need(index)
         for name in self._names[index]:
             self._unborn.pop(name, None)
 
     def release(self, level: Sequence[int]) -> None:
-        """Ends the present level: what only its steps still used is dead."""
+        """Ends the level that is being filled: what only its steps still used is dead."""
         for name in (name for index in level for name in self._names[index]):
             self._uses_left[name] -= 1
             if not self._uses_left[name]:

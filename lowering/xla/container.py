@@ -20,7 +20,7 @@ from tracegraph.lowering.xla.varint import count_varint_bytes, read_varint
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-# Functions import protobuf themselves: who reads no program need not load it.
+# Functions import protobuf themselves: a process that reads no program need not load it.
 
 _HEADER = "IFRT header"
 _HEADER_VERSION = 3

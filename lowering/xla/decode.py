@@ -21,7 +21,7 @@ from tracegraph.lowering.xla.program import Allocation, XlaProgram
 from tracegraph.lowering.xla.refusal import Refusal, make_refused_error
 from tracegraph.lowering.xla.schema import load_schema
 from tracegraph.lowering.xla.scope import Scope
-from tracegraph.lowering.xla.thunks import RefusedThunk, count_kinds, decode_sequence
+from tracegraph.lowering.xla.thunks import RefusedThunk, decode_sequence
 from tracegraph.runtime.errors import RefusedWork, UnsupportedError
 
 if TYPE_CHECKING:
@@ -80,19 +80,6 @@ def read_program(serialized: bytes, *, name: str) -> XlaProgram:
     return decode_executable(read_executable(serialized, load_schema()), name=name)
 
 
-def count_thunk_kinds(executable: Message) -> dict[str, int]:
-    """Returns how many thunks of each kind a program has, those inside of others included.
-
-    Args:
-        executable: an ``xla.gpu.GpuExecutableProto``.
-
-    Returns:
-        Counts by XLA's word for the kind, as ``custom_kernel``, most frequent first.
-    """
-    program: Any = executable
-    return dict(count_kinds(program.thunks).most_common())
-
-
 def _check_schema(program: Any) -> None:
     refuse_schema(program.DESCRIPTOR)
     refuse_unlisted(program)
@@ -140,7 +127,7 @@ def _make_thunks_error(
     if len(refused) > _NAMED_THUNKS:
         lines.append(f"and {len(refused) - _NAMED_THUNKS} more")
     reasons = list(dict.fromkeys(f"{each.kind} {each.reason}" for each in refused if each.reason))
-    rule = "a CUDA graph is built here from kernels, copies, fills and matrix products"
+    rule = "a CUDA graph is built here from kernels, memcpys, memsets and matmuls"
     return make_refused_error(
         f"`{name}` has work that cannot be lowered: {kinds}",
         where="; ".join(lines),

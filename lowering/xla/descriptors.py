@@ -89,7 +89,7 @@ def _read_description(library: mmap.mmap, begin: int, name_end: int) -> FileDesc
     Nothing says where it ends: it is the longest run of fields in ascending order, as protobuf
     writes them, that is read and written again without a change.
     """
-    # Loaded by who reads a program, not by `import tracegraph`.
+    # Loaded where a program is read, not by `import tracegraph`.
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 

@@ -2,8 +2,8 @@
 
 Note [Overwritten arguments]
 XLA says which arguments a kernel writes, not which of them it also reads. Read and written is
-always right, but it makes the step depend on whoever wrote those bytes before. An argument counts
-as only written when that is proven:
+always right, but it makes the step depend on the one that wrote those bytes before. An argument
+counts as only written when that is proven:
 
 * the instruction that the kernel computes stands in the entry computation,
 * the kernel has one argument for each operand (equal ones may share one), and after them one for

@@ -1,6 +1,6 @@
-"""cublasLt products: from XLA's description of one to the arguments of one cublasLtMatmul call.
+"""Matmuls of cublasLt: from XLA's description of one to the arguments of one cublasLtMatmul call.
 
-cublasLt writes columns first. Where XLA wants rows first, the product is turned around: instead of
+cublasLt writes columns first. Where XLA wants rows first, the matmul is turned around: instead of
 D = A @ B it computes transpose(D) = transpose(B) @ transpose(A). No byte moves: A and B change
 places, and every layout is read the other way (rows for columns, the other order).
 
@@ -112,12 +112,12 @@ LAST_SCALE_MODE = 1
 ALGORITHM_COUNT = 128
 
 OPTIONAL_ROLES = ("bias", "aux", "a_scale", "b_scale", "c_scale", "d_scale", "d_amax", "workspace")
-# Which operand stands where, once the product is turned around.
+# Which operand stands where, once the matmul is turned around.
 EXCHANGED_ROLES = {"a": "b", "b": "a", "a_scale": "b_scale", "b_scale": "a_scale"}
 
 
 def decode_matmul(message: Any, name: str, use: Callable[[Message], BufferUse]) -> MatmulNode:
-    """Returns the product that a thunk describes.
+    """Returns the matmul that a thunk describes.
 
     Args:
         message: an ``xla.gpu.CublasLtMatmulThunkProto`` with listed fields only.
@@ -131,7 +131,7 @@ def decode_matmul(message: Any, name: str, use: Callable[[Message], BufferUse]) 
         Refusal: a value or a combination that cublasLt is not called with.
     """
     if not message.HasField("gemm_config"):
-        raise Refusal("has no `gemm_config`: the product's layouts are not given")
+        raise Refusal("has no `gemm_config`: the matmul's layouts are not given")
     config = message.gemm_config
     if config.scale_mode not in range(LAST_SCALE_MODE + 1):
         raise Refusal(f"has scale mode {config.scale_mode}: factors per block are not lowered")
@@ -155,7 +155,7 @@ def _read_operands(
         field = EXCHANGED_ROLES.get(role, role) if is_turned else role
         is_needed = role not in OPTIONAL_ROLES
         if is_needed and not message.HasField(field):
-            raise Refusal(f"has no operand `{field}`: a product has A, B, C and D")
+            raise Refusal(f"has no operand `{field}`: a matmul has A, B, C and D")
         if message.HasField(field) and (role != "c" or has_c):
             operands[role] = use(getattr(message, field))
     return operands
@@ -196,7 +196,7 @@ def _build_matmul(message: Any, is_turned: bool) -> Matmul:
 
 
 def _read_layouts(config: Any, is_turned: bool) -> tuple[MatrixLayout, ...]:
-    """Returns the layouts of A, B, C and D, turned around where the product is."""
+    """Returns the layouts of A, B, C and D, turned around where the matmul is."""
     a, b, c, d = (
         _read_layout(getattr(config, f"{part}_layout")) for part in ("lhs", "rhs", "c", "output")
     )

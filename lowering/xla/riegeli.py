@@ -157,7 +157,7 @@ def _decompress(compression: int, data: bytes, where: str) -> bytes:
     if inner != declared or declared > _SNAPPY_RATIO * len(data):
         problem = f"{len(data)} bytes of snappy claim to be {declared} and {inner} bytes"
         raise make_unreadable_error(problem, where)
-    # Loaded by who reads a program, not by `import tracegraph`.
+    # Loaded where a program is read, not by `import tracegraph`.
     import cramjam
 
     try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pool import DescriptorPool
     from google.protobuf.message import Message
 
-# Functions import protobuf themselves: who reads no program need not load it.
+# Functions import protobuf themselves: a process that reads no program need not load it.
 
 EXECUTABLE = "xla.gpu.GpuExecutableProto"
 OPTIONS = "xla.ExecutableAndOptionsProto"

@@ -7,8 +7,7 @@ error names them all.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tracegraph.lowering.device_program import DeviceStep
@@ -18,8 +17,6 @@ from tracegraph.lowering.xla.matmul import decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Scope
 from tracegraph.runtime.nodes import BufferUse, CopyNode, MatmulNode
-
-_SEQUENCES = ("xla.gpu.ThunkProto", "xla.gpu.ThunkSequenceProto")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,29 +64,6 @@ def read_kind(thunk: Any) -> str:
     return "unknown" if field is None else field.removesuffix("_thunk")
 
 
-def count_kinds(thunks: Iterable[Any]) -> Counter[str]:
-    """Returns how many thunks there are of each kind, those inside of others included."""
-    counts: Counter[str] = Counter()
-    for thunk in thunks:
-        counts[read_kind(thunk)] += 1
-        for nested in _list_nested(thunk):
-            counts += count_kinds(nested)
-    return counts
-
-
-def _list_nested(thunk: Any) -> Iterator[Iterable[Any]]:
-    """Yields the sequences that a thunk holds."""
-    field = thunk.WhichOneof("impl")
-    if field is None:
-        return
-    for descriptor, value in getattr(thunk, field).ListFields():
-        kind = None if descriptor.message_type is None else descriptor.message_type.full_name
-        if kind not in _SEQUENCES:
-            continue
-        values = value if descriptor.is_repeated else [value]
-        yield from ([values] if kind == _SEQUENCES[0] else (each.thunks for each in values))
-
-
 def _decode_thunk(
     thunk: Any, kind: str, name: str, scope: Scope, refused: list[RefusedThunk]
 ) -> list[DeviceStep]:
@@ -100,7 +74,7 @@ def _decode_thunk(
     message = getattr(thunk, thunk.WhichOneof("impl"))
     refuse_unlisted(message)
     if kind == "async_done":
-        # What follows waits for the bytes that it reads, whoever wrote them.
+        # What follows waits for the bytes that it reads, whichever step wrote them.
         return []
     if kind in _DECODERS:
         return _DECODERS[kind](message, name, scope)

@@ -18,8 +18,8 @@ from tests.deviceless import pipeline
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.xla.container import read_executable
-from tracegraph.lowering.xla.decode import count_thunk_kinds
 from tracegraph.lowering.xla.schema import load_schema
+from tracegraph.lowering.xla.thunks import read_kind
 from tracegraph.runtime.errors import CaptureError, UnsupportedError
 
 SAMPLE_CASES = 480
@@ -188,23 +188,24 @@ def _count_kinds(programs: Sequence[bytes]) -> dict[str, int]:
     counts: collections.Counter[str] = collections.Counter()
     for serialized in programs:
         executable: Any = read_executable(serialized, load_schema())
-        counts.update(count_thunk_kinds(executable))
-        counts.update(_list_targets(executable.thunks))
-    if any(kind.startswith(f"{CUSTOM_CALL} ") for kind in counts):
-        del counts[CUSTOM_CALL]
+        counts.update(list_kinds(executable.thunks))
     return dict(counts)
 
 
-def _list_targets(value: Any) -> Iterator[str]:
-    """Yields a kind of its own for every custom call in a message or in several."""
-    if hasattr(value, "target_name"):
-        yield f"{CUSTOM_CALL} {value.target_name}"
-    elif hasattr(value, "ListFields"):
-        for _, inner in value.ListFields():
-            yield from _list_targets(inner)
-    elif not isinstance(value, str | bytes | int | float):
+def list_kinds(value: Any) -> Iterator[str]:
+    """Yields the kind of every thunk in a message or in several; a custom call's has its target."""
+    if isinstance(value, str | bytes | int | float):
+        return
+    if not hasattr(value, "ListFields"):
         for inner in value:
-            yield from _list_targets(inner)
+            yield from list_kinds(inner)
+        return
+    if value.DESCRIPTOR.full_name == "xla.gpu.ThunkProto":
+        kind = read_kind(value)
+        is_call = kind == CUSTOM_CALL
+        yield f"{kind} {value.custom_call_thunk.target_name}" if is_call else kind
+    for _, inner in value.ListFields():
+        yield from list_kinds(inner)
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from tests.deviceless import __main__ as command
 from tests.deviceless import building, coverage
 from tests.deviceless.coverage import Figures, Outcome
+from tests.fakes.xla_programs import make_copy, make_kernel, make_program
 
 COMPILED_PER_SHARD = 50
 
@@ -37,6 +39,25 @@ def test_shards_are_the_sample() -> None:
     names = [case.name for shard in shards for case in shard]
     assert sorted(names) == sorted(case.name for case in coverage.draw_cases())
     assert len(set(names)) == coverage.SAMPLE_CASES >= 400
+
+
+def test_thunk_kinds_are_counted_with_those_inside():
+    inner = f"thunks {{ {make_copy((1, 0, 4), (3, 0, 4), 4)} }}"
+    loop = f"while_thunk {{ body_thunk_sequence {{ {inner} {inner} }} }}"
+    branch = f"conditional_thunk {{ branch_thunks {{ {inner} }} branch_thunks {{ {inner} }} }}"
+    several = f"sequential_thunk {{ {inner} thunks {{ memzero_thunk {{ }} }} }}"
+    call = 'custom_call_thunk { target_name: "lu" }'
+    program = make_program(loop, branch, several, call, make_kernel(), "")
+    assert collections.Counter(coverage.list_kinds(program.thunks)) == {
+        "device_to_device_copy": 5,
+        "while": 1,
+        "conditional": 1,
+        "sequential": 1,
+        "memzero": 1,
+        "custom_kernel": 1,
+        "custom_call lu": 1,
+        "unknown": 1,
+    }
 
 
 TABLE = """\

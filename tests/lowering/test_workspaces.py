@@ -1,4 +1,4 @@
-"""Workspaces of matrix products: what a graph holds, what is permitted, 100 captures."""
+"""Workspaces of matmuls: what a graph holds, what is permitted, 100 captures."""
 
 from __future__ import annotations
 
@@ -65,10 +65,9 @@ def define(*nodes: MatmulNode, offsets: dict[str, int] | None = None) -> GraphDe
         (
             ["x x y w"],
             {},
-            "workspace of 1 matrix product: 1,048,576 bytes at most, together 1,048,576 bytes of "
-            "the arena",
+            "workspace of 1 matmul: 1,048,576 bytes at most, together 1,048,576 bytes of the arena",
         ),
-        (["x x t w", "t t y w"], {}, "2 matrix products: 1,048,576 bytes at most, together 1,048"),
+        (["x x t w", "t t y w"], {}, "2 matmuls: 1,048,576 bytes at most, together 1,048"),
         (["x x t v", "t t y w"], {}, "at most, together 2,097,152 bytes of the arena"),
         (["x x t v", "t t y w"], {"w": (1 << 14) + 512}, "together 1,049,088 bytes of the arena"),
         (["x x t v", "t t y w"], {"w": 1 << 14}, "together 1,048,576 bytes of the arena"),

@@ -150,7 +150,7 @@ def _describe(op: Op, what: str) -> Violation:
         "unsupported",
         what,
         locate_op(op),
-        "a CUDA graph is built here from kernels, copies, fills and matrix products",
+        "a CUDA graph is built here from kernels, memcpys, memsets and matmuls",
         'move it outside `capture`; mode="partial" calls XLA for it between two graphs',
         op,
     )

@@ -92,7 +92,11 @@ def place_slowly(lifetimes: list[Lifetime]) -> dict[str, int]:
     blocks: dict[str, tuple[int, int, Lifetime]] = {}
     for new in lifetimes:
         size = -(-new.nbytes // ALIGNMENT)
-        others = [(a, b) for a, b, other in blocks.values() if other.overlaps(new)]
+        others = [
+            (a, b)
+            for a, b, other in blocks.values()
+            if other.first <= new.last and new.first <= other.last
+        ]
         taken = {block for a, b in others for block in range(a, b)}
         end = max(taken, default=-1) + 1
         rooms: dict[int, int] = {}

@@ -21,7 +21,7 @@ from tests.fakes.xla_recordings import read_recording, recorded_schema
 from tests.oracles import error_lines
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.xla import decode
-from tracegraph.lowering.xla.decode import count_thunk_kinds, decode_executable, read_program
+from tracegraph.lowering.xla.decode import decode_executable, read_program
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, KernelNode, LaunchShape, MatmulNode
@@ -69,23 +69,6 @@ def test_recorded_product():
     assert set(step.writes) == {operands["d"], operands["workspace"]}
     kinds = [each.kind.value for each in program.allocations]
     assert sorted(kinds) == ["output", "parameter", "parameter", "temporary"]
-
-
-def test_thunk_kinds_are_counted_with_those_inside():
-    inner = f"thunks {{ {make_copy((1, 0, 4), (3, 0, 4), 4)} }}"
-    loop = f"while_thunk {{ body_thunk_sequence {{ {inner} {inner} }} }}"
-    branch = f"conditional_thunk {{ branch_thunks {{ {inner} }} branch_thunks {{ {inner} }} }}"
-    several = f"sequential_thunk {{ {inner} thunks {{ memzero_thunk {{ }} }} }}"
-    program = make_program(loop, branch, several, make_kernel(), "")
-    assert count_thunk_kinds(program) == {
-        "device_to_device_copy": 5,
-        "while": 1,
-        "conditional": 1,
-        "sequential": 1,
-        "memzero": 1,
-        "custom_kernel": 1,
-        "unknown": 1,
-    }
 
 
 def test_allocations_by_what_they_hold():
@@ -149,7 +132,7 @@ def test_all_that_is_not_lowered_is_in_one_error():
         "`step` has work that cannot be lowered: custom_call (2), while (1), device_to_device_copy",
         "custom_call at train.py:7 in step, jit(step)/add, HLO `add`; while at HLO `elsewhere`; "
         "custom_call at HLO `square`; device_to_device_copy at HLO `too_far`",
-        "a CUDA graph is built here from kernels, copies, fills and matrix products; custom_call "
+        "a CUDA graph is built here from kernels, memcpys, memsets and matmuls; custom_call "
         "calls cusolver_potrf_ffi; device_to_device_copy names bytes 500 to 532 of allocation #3",
         'use mode="partial"',
     )
