@@ -61,7 +61,7 @@ class Comparing(threading.local):
 comparing = Comparing()
 
 
-class Lifetime(enum.Enum):
+class ArrayState(enum.Enum):
     """What an Array promises, see Note [States of an Array]."""
 
     FRESH = "fresh"
@@ -72,8 +72,8 @@ class Lifetime(enum.Enum):
 
 
 # A class attribute of an Enum is slow to look up, and `settle` runs once per result and replay.
-_FRESH, _RESIDENT = Lifetime.FRESH, Lifetime.RESIDENT
-_SETTLED, _DELETED = Lifetime.SETTLED, Lifetime.DELETED
+_FRESH, _RESIDENT = ArrayState.FRESH, ArrayState.RESIDENT
+_SETTLED, _DELETED = ArrayState.SETTLED, ArrayState.DELETED
 
 
 class Array(jax.Array):
@@ -82,7 +82,7 @@ class Array(jax.Array):
     Args:
         buffer: where the value stands.
         generation: number of the replay that made it.
-        lifetime: FRESH, RESIDENT or STATIC.
+        state: FRESH, RESIDENT or STATIC.
     """
 
     __slots__ = (
@@ -92,10 +92,10 @@ class Array(jax.Array):
         "_context",
         "_device",
         "_generation",
-        "_lifetime",
         "_lock",
         "_plain",
         "_snapshot",
+        "_state",
     )
     __hash__ = None  # type: ignore[assignment]
     # NumPy's operators give way to those of the type with the higher priority.
@@ -107,10 +107,10 @@ class Array(jax.Array):
     _snapshot: Any
     _lock: threading.RLock
 
-    def __init__(self, buffer: ReadableBuffer, generation: int, lifetime: Lifetime) -> None:
+    def __init__(self, buffer: ReadableBuffer, generation: int, state: ArrayState) -> None:
         self._buffer = buffer
         self._generation = generation
-        self._lifetime = lifetime
+        self._state = state
         self._plain = None
 
     # What the owner of the buffer calls.
@@ -118,7 +118,7 @@ class Array(jax.Array):
     def settle(self) -> None:
         """Takes a private copy if the array is FRESH; the owner calls this before overwriting."""
         buffer = self._buffer
-        if self._lifetime is not _FRESH or buffer is None:
+        if self._state is not _FRESH or buffer is None:
             return
         if buffer.clock.generation != self._generation:
             raise make_unsettled_error(buffer.name, self._generation, buffer.clock.generation)
@@ -127,7 +127,7 @@ class Array(jax.Array):
     def detach(self) -> None:
         """Turns a RESIDENT array into an immutable value: its slot gets another owner."""
         buffer = self._buffer
-        if self._lifetime is not _RESIDENT or buffer is None:
+        if self._state is not _RESIDENT or buffer is None:
             return
         with buffer.clock.lock:
             if self._generation != buffer.clock.generation:
@@ -138,10 +138,10 @@ class Array(jax.Array):
         """Marks the array as deleted, as donation to `jax.jit` does to its argument."""
         buffer = self._buffer
         if buffer is not None:
-            if self._lifetime is _RESIDENT:
+            if self._state is _RESIDENT:
                 buffer.clock.dropped_leaves += 1
             self._leave(buffer, None, _DELETED)
-        self._lifetime, self._plain, self._snapshot = _DELETED, None, None
+        self._state, self._plain, self._snapshot = _DELETED, None, None
 
     def is_in(self, arena: Any) -> bool:
         """True while the value stands in this arena."""
@@ -156,7 +156,7 @@ class Array(jax.Array):
         """
         buffer = self._buffer
         if buffer is None:
-            if self._lifetime is _SETTLED and self._plain is None:
+            if self._state is _SETTLED and self._plain is None:
                 return self._snapshot
             return np.asarray(self.jax()) if self._device.platform == "cpu" else self.jax()
         _check_generation(buffer, self)
@@ -171,14 +171,14 @@ class Array(jax.Array):
         buffer = self._buffer
         if buffer is not None:
             return buffer.memory
-        return self._plain if self._lifetime is _SETTLED else None
+        return self._plain if self._state is _SETTLED else None
 
     # What users call.
 
     @property
-    def lifetime(self) -> Lifetime:
+    def state(self) -> ArrayState:
         """State of the array, see Note [States of an Array]."""
-        return self._lifetime
+        return self._state
 
     def jax(self) -> PlainArray:
         """Returns the present value as a plain immutable `jax.Array`.
@@ -221,7 +221,7 @@ class Array(jax.Array):
         """
         self._check_if_deleted()
         buffer = self._buffer
-        if buffer is None or self._lifetime is _FRESH:
+        if buffer is None or self._state is _FRESH:
             raise make_immutable_error(self.aval.str_short())
         wanted, got = describe_array(self), describe_array(src)
         if wanted != got:
@@ -262,7 +262,7 @@ class Array(jax.Array):
 
     def is_deleted(self) -> bool:
         """True after deletion or donation, also of the plain array that `jax` returned."""
-        if self._lifetime is _DELETED:
+        if self._state is _DELETED:
             return True
         value, buffer = self._plain, self._buffer
         is_present = buffer is None or self._generation == buffer.clock.generation
@@ -344,10 +344,10 @@ class Array(jax.Array):
         if self.is_deleted():
             raise RuntimeError(f"Array has been deleted with shape={self.aval.str_short()}.")
 
-    def _leave(self, buffer: ReadableBuffer, snapshot: Any, lifetime: Lifetime) -> None:
+    def _leave(self, buffer: ReadableBuffer, snapshot: Any, state: ArrayState) -> None:
         """Gives up the buffer; everything that is needed later is kept here."""
         self._aval, self._device, self._lock = buffer.aval, buffer.jax_device, buffer.clock.lock
-        self._snapshot, self._lifetime, self._context = snapshot, lifetime, buffer.context
+        self._snapshot, self._state, self._context = snapshot, state, buffer.context
         # Last: another thread that finds no buffer finds all the rest.
         self._buffer = None
 
@@ -355,7 +355,7 @@ class Array(jax.Array):
         value = self._plain
         if value is not None:
             return value
-        if self._lifetime is _DELETED:
+        if self._state is _DELETED:
             self._check_if_deleted()
         with self._lock:
             if self._plain is None:
@@ -370,7 +370,7 @@ class Array(jax.Array):
             self._plain = make_plain(buffer.snapshot(), buffer.aval, buffer.jax_device)
             self._generation = buffer.clock.generation
         value = self._plain
-        if self._lifetime is _FRESH:
+        if self._state is _FRESH:
             self._leave(buffer, None, _SETTLED)
         return value
 
@@ -393,8 +393,8 @@ register_array_type(Array, Array.jax)
 def _check_generation(buffer: ReadableBuffer, array: Array) -> None:
     """Raises when the bytes are no longer those that the array stands for."""
     made, now = array._generation, buffer.clock.generation
-    if array._lifetime is _RESIDENT or made == now:
+    if array._state is _RESIDENT or made == now:
         return
-    if array._lifetime is _FRESH:
+    if array._state is _FRESH:
         raise make_unsettled_error(buffer.name, made, now)
     raise make_stale_error(buffer.name, made, now)

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.graph import GraphDefinition, ReplayClock
 from tracegraph.runtime.memory.caching.private_pool import PrivatePool
@@ -35,7 +35,7 @@ class Replay:
         definition: what to instantiate.
         device: where.
         pool: takes the arena; it is given back by `close` or when the last array in it is gone.
-        output_lifetime: what results promise, FRESH or STATIC.
+        output_state: what results promise, FRESH or STATIC.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Replay:
         definition: GraphDefinition,
         device: Device,
         pool: PrivatePool,
-        output_lifetime: Lifetime,
+        output_state: ArrayState,
     ) -> None:
         self.definition = definition
         self.jax_device = device.jax_device
@@ -56,14 +56,14 @@ class Replay:
         self.inputs = [self.buffers[name] for name in definition.inputs]
         self.pending: list[weakref.ref[Array]] = []
         self._leaves: dict[str, weakref.ref[Array]] = {}
-        self._lifetime = output_lifetime
+        self._output_state = output_state
         residents = {slot.name for slot in definition.slots if slot.is_resident}
         self._resident_inputs = [name if name in residents else "" for name in definition.inputs]
         self.is_resident_output = [name in residents for name in definition.outputs]
         self._outputs = [self.buffers[name] for name in definition.outputs]
         fresh = [name for name in definition.outputs if name not in residents]
         instance = device.instantiate(
-            definition, self.buffers, fresh if output_lifetime is Lifetime.FRESH else ()
+            definition, self.buffers, fresh if output_state is ArrayState.FRESH else ()
         )
         self.stages, self.takers = instance.stages, instance.takers
         self._consumed, self._direct = instance.consumed, instance.direct
@@ -157,8 +157,8 @@ class Replay:
         return functools.partial(self._make_array, buffer)
 
     def _make_array(self, buffer: StaticBuffer) -> Array:
-        array = Array(buffer, self.clock.generation, self._lifetime)
-        if self._lifetime is Lifetime.FRESH:
+        array = Array(buffer, self.clock.generation, self._output_state)
+        if self._output_state is ArrayState.FRESH:
             self.pending.append(weakref.ref(array))
         return array
 
@@ -167,7 +167,7 @@ class Replay:
         reference = self._leaves.get(buffer.name)
         leaf = reference() if reference is not None else None
         if leaf is None or leaf.is_deleted():
-            leaf = Array(buffer, self.clock.generation, Lifetime.RESIDENT)
+            leaf = Array(buffer, self.clock.generation, ArrayState.RESIDENT)
             self._leaves[buffer.name] = weakref.ref(leaf)
         return leaf
 
@@ -190,4 +190,4 @@ class Replay:
 
 
 def _read(buffer: StaticBuffer) -> Any:
-    return Array(buffer, buffer.clock.generation, Lifetime.RESIDENT).jax()
+    return Array(buffer, buffer.clock.generation, ArrayState.RESIDENT).jax()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.cuda.buffer import CudaBuffer, DeviceValue, DeviceView
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays
@@ -89,7 +89,7 @@ class ResultPort:
         """Returns the value that the last launch writes."""
         self.is_taken = True
         assert self._piece is not None
-        return Array(Result(self, self._piece), self.clock.generation, Lifetime.FRESH)
+        return Array(Result(self, self._piece), self.clock.generation, ArrayState.FRESH)
 
     def allocate(self, count: int) -> list[Any]:
         """Returns memory of JAX's own for results."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.definitions import SIZE
 from tests.fakes.memory_driver import MemoryDriver
-from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.cuda import jax_order
 from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.cuda.memory import jax_arrays
@@ -114,10 +114,10 @@ def kernel(symbol: str, reads: str, target: str) -> KernelNode:
 
 
 def make_cuda_replay(
-    device: CudaDevice, definition: GraphDefinition, lifetime: Lifetime = Lifetime.FRESH
+    device: CudaDevice, definition: GraphDefinition, state: ArrayState = ArrayState.FRESH
 ) -> Replay:
     """Returns the definition on a device, with a pool of its own."""
-    return Replay(definition, device, PrivatePool(new_pool_id(), device.allocator), lifetime)
+    return Replay(definition, device, PrivatePool(new_pool_id(), device.allocator), state)
 
 
 def place(values: Any, *, skip: int = 0, dtype: Any = np.float32) -> jax.Array:

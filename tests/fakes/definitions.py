@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.host.device import HostDevice
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
@@ -80,7 +80,7 @@ def make_copy(source: str, target: str, nbytes: int = 16) -> CopyNode:
 
 def make_replay(
     definition: GraphDefinition,
-    lifetime: Lifetime = Lifetime.FRESH,
+    state: ArrayState = ArrayState.FRESH,
     *,
     is_checking: bool = False,
     pool: PrivatePool | None = None,
@@ -91,7 +91,7 @@ def make_replay(
         definition,
         device,
         pool or PrivatePool(new_pool_id(), CachingAllocator(HostProvider())),
-        lifetime,
+        state,
     )
 
 

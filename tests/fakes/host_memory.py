@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.graph import ReplayClock
 from tracegraph.runtime.jax_interop import make_aval
 
@@ -48,7 +48,7 @@ class NumpyBuffer:
             self.clock.generation += 1
 
 
-def make_array(value: Any, lifetime: Lifetime = Lifetime.FRESH, **options: Any) -> Array:
+def make_array(value: Any, state: ArrayState = ArrayState.FRESH, **options: Any) -> Array:
     """Returns an array in a buffer of its own."""
     buffer = NumpyBuffer(value, **options)
-    return Array(buffer, buffer.clock.generation, lifetime)
+    return Array(buffer, buffer.clock.generation, state)

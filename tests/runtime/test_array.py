@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 
 from tests.fakes.host_memory import NumpyBuffer, make_array
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.errors import ReplayError, StaleOutputError
 from tracegraph.runtime.jax_interop import ArrayImpl
 
-FRESH, RESIDENT, STATIC = Lifetime.FRESH, Lifetime.RESIDENT, Lifetime.STATIC
+FRESH, RESIDENT, STATIC = ArrayState.FRESH, ArrayState.RESIDENT, ArrayState.STATIC
 
 
-def make_pair(lifetime: Lifetime, value=(1.0, 2.0, 3.0)) -> tuple[NumpyBuffer, Array]:
+def make_pair(state: ArrayState, value=(1.0, 2.0, 3.0)) -> tuple[NumpyBuffer, Array]:
     buffer = NumpyBuffer(np.array(value, np.float32))
-    return buffer, Array(buffer, buffer.clock.generation, lifetime)
+    return buffer, Array(buffer, buffer.clock.generation, state)
 
 
 # Note [States of an Array]: every arrow.
@@ -40,11 +40,11 @@ def test_fresh_is_read_lazily_and_once():
     assert len(array) == 3
     assert array.sharding == jnp.zeros(3).sharding
     assert buffer.snapshot_count == 0
-    assert array.lifetime is FRESH
+    assert array.state is FRESH
     value = array.jax()
     assert type(value) is ArrayImpl
     assert array.jax() is value
-    assert array.lifetime is Lifetime.SETTLED
+    assert array.state is ArrayState.SETTLED
     assert buffer.snapshot_count == 1
 
 
@@ -52,7 +52,7 @@ def test_fresh_keeps_its_value_when_it_is_settled():
     buffer, array = make_pair(FRESH)
     buffer.replay(9, array)
     array.settle()
-    assert array.lifetime is Lifetime.SETTLED
+    assert array.state is ArrayState.SETTLED
     assert array.tolist() == [1, 2, 3]
     assert buffer.snapshot_count == 1
 
@@ -66,8 +66,8 @@ def test_fresh_keeps_its_value_when_it_was_read_before():
 
 
 def test_a_value_read_from_a_buffer_does_not_change_with_it():
-    for lifetime in (FRESH, RESIDENT, STATIC):
-        buffer, array = make_pair(lifetime)
+    for state in (FRESH, RESIDENT, STATIC):
+        buffer, array = make_pair(state)
         value, seen = array.jax(), np.asarray(array)
         buffer.replay(9)
         assert value.tolist() == [1, 2, 3]
@@ -110,7 +110,7 @@ def test_a_detached_resident_keeps_its_value(is_read):
     array.detach()
     buffer.replay(9)
     assert array.tolist() == [5, 5, 5]
-    assert array.lifetime is Lifetime.SETTLED
+    assert array.state is ArrayState.SETTLED
 
 
 def test_detaching_does_not_reuse_the_value_of_an_older_replay():
@@ -121,15 +121,15 @@ def test_detaching_does_not_reuse_the_value_of_an_older_replay():
     assert array.tolist() == [5, 5, 5]
 
 
-def test_settle_and_detach_leave_the_other_lifetimes_alone():
-    for lifetime in (RESIDENT, STATIC):
-        _, array = make_pair(lifetime)
+def test_settle_and_detach_leave_the_other_states_alone():
+    for state in (RESIDENT, STATIC):
+        _, array = make_pair(state)
         array.settle()
-        assert array.lifetime is lifetime
-    for lifetime in (FRESH, STATIC):
-        _, array = make_pair(lifetime)
+        assert array.state is state
+    for state in (FRESH, STATIC):
+        _, array = make_pair(state)
         array.detach()
-        assert array.lifetime is lifetime
+        assert array.state is state
 
 
 def read_static_too_late(array: Array) -> None:
@@ -182,11 +182,11 @@ def test_every_kind_of_read_notices_that_a_static_output_is_stale(read):
 # Deletion, as by donation.
 
 
-@pytest.mark.parametrize("lifetime", [FRESH, RESIDENT, STATIC])
+@pytest.mark.parametrize("state", [FRESH, RESIDENT, STATIC])
 @pytest.mark.parametrize("delete", [lambda x: x.consume(), lambda x: x.delete()])
 @pytest.mark.parametrize("is_read", [False, True])
-def test_a_consumed_array_answers_like_a_deleted_jax_array(lifetime, delete, is_read):
-    buffer, array = make_pair(lifetime)
+def test_a_consumed_array_answers_like_a_deleted_jax_array(state, delete, is_read):
+    buffer, array = make_pair(state)
     plain = jnp.array([1.0, 2.0, 3.0])
     assert not array.is_deleted()
     if is_read:
@@ -216,8 +216,8 @@ def test_a_consumed_array_answers_like_a_deleted_jax_array(lifetime, delete, is_
 
 
 def test_an_array_donated_to_jit_is_deleted_and_its_buffer_untouched():
-    for lifetime in (FRESH, RESIDENT, STATIC):
-        buffer, array = make_pair(lifetime)
+    for state in (FRESH, RESIDENT, STATIC):
+        buffer, array = make_pair(state)
         jit = jax.jit(lambda x: x * 2, donate_argnums=0)
         assert jit(array).tolist() == [2, 4, 6]
         assert buffer.view.tolist() == [1, 2, 3]
@@ -257,10 +257,10 @@ def test_data_ptr_is_the_static_address_and_later_the_private_one():
     assert array.data_ptr() == array.jax().unsafe_buffer_pointer()
 
 
-@pytest.mark.parametrize("lifetime", [RESIDENT, STATIC])
+@pytest.mark.parametrize("state", [RESIDENT, STATIC])
 @pytest.mark.parametrize("wrap", [np.asarray, jnp.asarray, make_array])
-def test_copy_writes_the_static_buffer(lifetime, wrap):
-    buffer, array = make_pair(lifetime)
+def test_copy_writes_the_static_buffer(state, wrap):
+    buffer, array = make_pair(state)
     assert array.sum() == 6
     assert array.copy_(wrap(np.array([7, 8, 9], np.float32))) is array
     assert buffer.view.tolist() == [7, 8, 9]

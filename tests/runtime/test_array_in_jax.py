@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.host_memory import NumpyBuffer, make_array
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.jax_interop import ArrayImpl
 
 MATRIX = np.array([[1.5, 2.0, -3.0], [4.0, 0.5, 6.0]], np.float32)
@@ -22,7 +22,7 @@ DTYPES = (
     *(np.float32, np.float16, np.int32, np.uint8, np.complex64, bool),
     *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4),
 )
-LIFETIMES = (Lifetime.FRESH, Lifetime.RESIDENT, Lifetime.STATIC)
+STATES = (ArrayState.FRESH, ArrayState.RESIDENT, ArrayState.STATIC)
 
 
 def assert_same(got, wanted):
@@ -35,9 +35,9 @@ def assert_same(got, wanted):
         assert getattr(one, "weak_type", None) == getattr(other, "weak_type", None)
 
 
-def assert_alike(function: Any, value: Any = MATRIX, lifetime=Lifetime.FRESH):
+def assert_alike(function: Any, value: Any = MATRIX, state=ArrayState.FRESH):
     """Asserts that a function gives the same for the plain array and for ours."""
-    assert_same(function(make_array(value, lifetime)), function(jnp.asarray(value)))
+    assert_same(function(make_array(value, state)), function(jnp.asarray(value)))
 
 
 BINARY = [
@@ -163,7 +163,7 @@ def loss(x):
     return (jnp.sin(x) * x).sum()
 
 
-@pytest.mark.parametrize("lifetime", LIFETIMES[:2])
+@pytest.mark.parametrize("state", STATES[:2])
 @pytest.mark.parametrize(
     "transform",
     [
@@ -201,8 +201,8 @@ def loss(x):
         lambda x: jax.jit(lambda a, *, b: a + b)(x, b=x),
     ],
 )
-def test_transformations(transform, lifetime):
-    assert_alike(transform, lifetime=lifetime)
+def test_transformations(transform, state):
+    assert_alike(transform, state=state)
 
 
 def test_tracing_sees_the_same_types():
@@ -224,13 +224,13 @@ def test_a_function_that_jit_has_seen_is_not_traced_again():
     jitted = jax.jit(function)
     jitted(jnp.sin(jnp.asarray(MATRIX)))
     jitted(make_array(MATRIX))
-    jitted(make_array(MATRIX, Lifetime.RESIDENT))
+    jitted(make_array(MATRIX, ArrayState.RESIDENT))
     assert traces == [1]
 
 
 def test_what_jax_keeps_does_not_change_with_the_buffer():
     buffer = NumpyBuffer(MATRIX)
-    array = Array(buffer, buffer.clock.generation, Lifetime.RESIDENT)
+    array = Array(buffer, buffer.clock.generation, ArrayState.RESIDENT)
     _, pull_back = jax.vjp(lambda x: x * x, array)
     jaxpr = jax.make_jaxpr(lambda y: y + array)(1.0)
     jitted = jax.jit(lambda y: y + array)
@@ -301,8 +301,8 @@ def test_places_and_sizes_are_those_of_a_result_of_jit():
     plain = jax.jit(lambda x: x + 0)(MATRIX)
     names = ("sharding", "device", "committed", "weak_type", "nbytes", "itemsize", "format")
     names += ("is_fully_addressable", "is_fully_replicated", "_committed")
-    for lifetime in LIFETIMES:
-        array = make_array(MATRIX, lifetime)
+    for state in STATES:
+        array = make_array(MATRIX, state)
         for name in names:
             assert getattr(array, name) == getattr(plain, name), name
         assert array.devices() == plain.devices()
@@ -341,7 +341,7 @@ def test_dtypes_and_shapes(dtype, shape):
     assert_alike(lambda x: x.real.astype(np.float32), value)
     assert_alike(lambda x: np.asarray(x), value)
     buffer = NumpyBuffer(value)
-    array = Array(buffer, buffer.clock.generation, Lifetime.FRESH)
+    array = Array(buffer, buffer.clock.generation, ArrayState.FRESH)
     buffer.replay(np.zeros(shape, dtype), array)
     assert_same(array.jax(), jnp.asarray(value))
     assert array.data_ptr() == array.unsafe_buffer_pointer()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.host_memory import make_array
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, ArrayState
 
 
 def move_to_pool(tree: Any) -> Any:
@@ -19,7 +19,7 @@ def move_to_pool(tree: Any) -> Any:
     def move(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             return leaf
-        return make_array(np.asarray(leaf), Lifetime.RESIDENT, weak_type=leaf.aval.weak_type)
+        return make_array(np.asarray(leaf), ArrayState.RESIDENT, weak_type=leaf.aval.weak_type)
 
     return jax.tree.map(move, tree)
 

@@ -15,7 +15,7 @@ from jax.experimental.layout import Format, Layout
 from tests.fakes.host_memory import NumpyBuffer, make_array
 from tracegraph import jax_internals
 from tracegraph.runtime import array_forwarding
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.jax_interop import (
     PRIVATE_NAMES,
@@ -44,10 +44,10 @@ def align(value: np.ndarray) -> np.ndarray:
     return view
 
 
-def make_key_array(seed: int, implementation: str, lifetime: Lifetime = Lifetime.FRESH):
+def make_key_array(seed: int, implementation: str, state: ArrayState = ArrayState.FRESH):
     """Returns a key, and the same key around key data in a buffer, and the array there."""
     key = jax.random.key(seed, impl=implementation)
-    array = make_array(jax.random.key_data(key), lifetime)
+    array = make_array(jax.random.key_data(key), state)
     return key, wrap_key(key.dtype, array), array
 
 
@@ -213,7 +213,7 @@ def test_keys_settle_follow_and_are_consumed_with_their_array():
     array._buffer.replay(0, array)
     assert (key == plain).item()
 
-    _, resident, data = make_key_array(5, "threefry2x32", Lifetime.RESIDENT)
+    _, resident, data = make_key_array(5, "threefry2x32", ArrayState.RESIDENT)
     other = jax.random.key(9)
     assert isinstance(data._buffer, NumpyBuffer)
     data._buffer.replay(np.asarray(jax.random.key_data(other)))
@@ -234,7 +234,7 @@ def test_wrap_key_refuses_what_is_not_key_data():
 
 
 def test_to_plain_of_a_key_is_a_key_of_plain_data():
-    plain, key, _ = make_key_array(6, "threefry2x32", Lifetime.RESIDENT)
+    plain, key, _ = make_key_array(6, "threefry2x32", ArrayState.RESIDENT)
     copy = to_plain(key)
     assert type(unwrap_key(copy)) is ArrayImpl
     assert (copy == plain).item()

@@ -18,7 +18,7 @@ from tests.fakes.definitions import (
     make_stage,
     replay_once,
 )
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.errors import OutOfMemoryError, StaleOutputError
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.caching.private_pool import PrivatePool
@@ -90,7 +90,7 @@ def test_a_fresh_result_keeps_its_value(is_checking: bool):
 
 
 def test_a_static_result_becomes_stale():
-    replay = make_step(lifetime=Lifetime.STATIC)
+    replay = make_step(state=ArrayState.STATIC)
     load(replay, (0, X), (1, X))
     _, result = launch(replay)
     np.testing.assert_array_equal(result, X * X)
@@ -270,7 +270,7 @@ def test_a_failed_replay_makes_static_results_stale():
 
     call = make_call("a", lambda x: x * 2, "x", "y")
     eager = make_stage(CallNode("e", work, ("x",), ()), is_captured=False)
-    replay = make_replay(make_definition(make_stage(call), eager), Lifetime.STATIC)
+    replay = make_replay(make_definition(make_stage(call), eager), ArrayState.STATIC)
     load(replay, (0, X))
     replay.launch()
     result = replay.make_taker(0)()

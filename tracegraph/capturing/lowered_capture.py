@@ -8,7 +8,7 @@ from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.replaying.captured_graph import CapturedGraph
-from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.checked_graph import CheckedGraph
@@ -54,8 +54,8 @@ class LoweredCapture:
         Raises:
             OutOfMemoryError: the pool cannot hold the arena.
         """
-        kind = Lifetime.STATIC if self.prepared.options.outputs == "static" else Lifetime.FRESH
-        replay = Replay(self.lowered.definition, self.device, self.pool.join(self.device), kind)
+        state = ArrayState.STATIC if self.prepared.options.outputs == "static" else ArrayState.FRESH
+        replay = Replay(self.lowered.definition, self.device, self.pool.join(self.device), state)
         return CapturedGraph(self.prepared, self.checked, self.lowered, replay)
 
     def __str__(self) -> str:

@@ -35,7 +35,7 @@ from tests.fakes.devices import PROVIDERS
 from tests.fakes.fake_driver import FakeDriver
 from tests.fakes.fake_memory import FakeMemory
 from tests.fakes.memory_driver import MemoryDriver
-from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.memory.caching.block import Block
 from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
@@ -147,7 +147,7 @@ def test_state_is_dropped_while_the_stream_holds_it(
 
 def test_the_memory_serves_the_next_graph_of_the_pool(name: str, late: CudaOnHost) -> None:
     pool = PrivatePool(new_pool_id(), late.allocator)
-    make = functools.partial(Replay, TWO_STEPS, late, pool, Lifetime.FRESH)
+    make = functools.partial(Replay, TWO_STEPS, late, pool, ArrayState.FRESH)
     results = []
     addresses = set()
     for value in range(5):

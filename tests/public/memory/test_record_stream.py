@@ -22,7 +22,7 @@ from tests.fakes.cuda_on_host import (
 from tests.fakes.definitions import make_definition, make_stage
 from tests.fakes.devices import ones
 from tests.oracles import error_lines
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.replay import Replay
@@ -181,14 +181,14 @@ def test_the_stream_of_jax_needs_no_record(late: CudaOnHost) -> None:
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
-@pytest.mark.parametrize("lifetime", [Lifetime.FRESH, Lifetime.STATIC])
+@pytest.mark.parametrize("state", [ArrayState.FRESH, ArrayState.STATIC])
 def test_the_memory_of_an_arena(
-    is_recorded: bool, lifetime: Lifetime, late: CudaOnHost, side: tg.Stream
+    is_recorded: bool, state: ArrayState, late: CudaOnHost, side: tg.Stream
 ) -> None:
     """Planted: without the record, the next graph of the pool gets the memory at once."""
     pool = PrivatePool(new_pool_id(), late.allocator)
-    definition = STATE if lifetime is Lifetime.FRESH else DOUBLE
-    make = functools.partial(Replay, definition, late, pool, lifetime)
+    definition = STATE if state is ArrayState.FRESH else DOUBLE
+    make = functools.partial(Replay, definition, late, pool, state)
     replay = make()
     array = call(replay, 1)
     assert isinstance(array, Array)
@@ -229,7 +229,7 @@ def test_a_pool_that_goes_waits_for_the_stream(late: CudaOnHost, side: tg.Stream
 def test_scratch_waits_like_the_kept_part(late: CudaOnHost, side: tg.Stream) -> None:
     pool = PrivatePool(new_pool_id(), late.allocator)
     scratch = pool.allocate(512)
-    replay = Replay(DOUBLE, late, pool, Lifetime.STATIC)
+    replay = Replay(DOUBLE, late, pool, ArrayState.STATIC)
     replay.arena._scratch = scratch
     number = late.number_stream(side)
     replay.arena.record_stream(scratch.address, number)

@@ -24,7 +24,7 @@ from tests.fakes.cuda_on_host import (
     view_floats,
 )
 from tests.fakes.definitions import make_copy, make_definition, make_stage
-from tracegraph.runtime.array import Array, Lifetime
+from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.cuda import buffer as buffer_module
 from tracegraph.runtime.cuda import jax_order
 from tracegraph.runtime.errors import CudaError
@@ -209,7 +209,7 @@ def test_an_array_in_the_pool_and_a_scalar(device: CudaOnHost) -> None:
 
 
 def test_a_thread_without_a_context_can_load_and_read(device: CudaOnHost) -> None:
-    replay = make_cuda_replay(device, DOUBLE, Lifetime.STATIC)
+    replay = make_cuda_replay(device, DOUBLE, ArrayState.STATIC)
     found: list[Any] = []
 
     def work() -> None:
@@ -241,7 +241,7 @@ def test_resident_state_is_read_as_a_copy(late: CudaOnHost) -> None:
     replay = make_cuda_replay(late, definition)
     replay.load([(0, floats([0, 1, 2, 3]))])
     leaf = run(replay)
-    assert leaf.lifetime is Lifetime.RESIDENT
+    assert leaf.state is ArrayState.RESIDENT
     before = leaf.jax()
     assert before is leaf.jax()
     assert run(replay) is leaf
@@ -250,7 +250,7 @@ def test_resident_state_is_read_as_a_copy(late: CudaOnHost) -> None:
     # Another value takes the place; the leaf keeps what it had, read or not.
     run(replay)
     replay.load([(0, floats([10] * 4))])
-    assert leaf.lifetime is Lifetime.SETTLED
+    assert leaf.state is ArrayState.SETTLED
     assert not leaf.is_ready()
     np.testing.assert_array_equal(run(replay), [11] * 4)
     np.testing.assert_array_equal(leaf, [3, 4, 5, 6])
@@ -267,13 +267,13 @@ def test_a_deleted_leaf_is_counted(device: CudaOnHost) -> None:
 
 
 def test_waiting_in_every_state(late: CudaOnHost) -> None:
-    replay = make_cuda_replay(late, DOUBLE, Lifetime.STATIC)
+    replay = make_cuda_replay(late, DOUBLE, ArrayState.STATIC)
     static = call(replay, place([1] * 4))
     assert not static.is_ready()
     static.block_until_ready()
     assert static.is_ready()
     assert view_floats(static.data_ptr()).tolist() == [2] * 4
-    resident = Array(replay.buffers["y"], 0, Lifetime.RESIDENT)
+    resident = Array(replay.buffers["y"], 0, ArrayState.RESIDENT)
     replay.launch()
     assert not resident.is_ready()
     resident.detach()

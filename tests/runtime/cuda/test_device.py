@@ -24,7 +24,7 @@ from tests.fakes.cuda_on_host import (
 from tests.fakes.definitions import make_copy, make_definition, make_stage
 from tests.oracles import error_lines
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.cuda import comparison
 from tracegraph.runtime.cuda import device as device_module
 from tracegraph.runtime.cuda.device import find_cuda_device
@@ -88,7 +88,7 @@ def test_graphs_are_uploaded_on_the_stream_of_jax(device: CudaOnHost) -> None:
 
 
 def test_static_outputs_stay_in_the_arena(device: CudaOnHost) -> None:
-    replay = make_cuda_replay(device, DOUBLE, Lifetime.STATIC)
+    replay = make_cuda_replay(device, DOUBLE, ArrayState.STATIC)
     addresses = {call(replay, value).data_ptr() for value in range(3)}
     assert addresses == {replay.buffers["y"].address}
 

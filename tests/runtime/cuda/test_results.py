@@ -24,7 +24,7 @@ from tests.fakes.cuda_on_host import (
 from tests.fakes.definitions import make_copy, make_definition, make_stage
 from tests.fakes.fake_state import MisuseError
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import Lifetime
+from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.cuda import jax_order
 from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
@@ -171,7 +171,7 @@ def test_a_result_does_not_keep_the_arena(device: CudaOnHost) -> None:
     gc.collect()
     assert arena() is None
     assert device.allocator.statistics.all.reserved_bytes.current == 0
-    assert result.lifetime is Lifetime.FRESH
+    assert result.state is ArrayState.FRESH
     np.testing.assert_array_equal(result, [8] * 4)
 
 
