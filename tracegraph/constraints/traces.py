@@ -98,7 +98,7 @@ class _Comparison:
         return all(self.compare(one, other) for (_, one), (_, other) in pairs)
 
     def _has_same_order(self, first: Op, second: Op) -> bool:
-        """True when streams and events correspond; each trace numbers those that it makes anew."""
+        """True when streams and events correspond; each trace numbers its own."""
         pairs = [("stream", first.origin.stream, second.origin.stream)]
         if first.name in STREAM_MARKS:
             pairs += [(key, first.params[key], second.params[key]) for key in ("stream", "event")]
