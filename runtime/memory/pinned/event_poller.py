@@ -1,4 +1,4 @@
-"""EventPoller: a thread that makes freed pinned blocks reusable while nobody allocates."""
+"""EventPoller: a thread that makes freed pinned blocks reusable between allocations."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Note [Copies that read pinned memory]
 A copy from page-locked memory runs when its stream comes to it, long after the call that enqueued
-it. So whoever enqueues one says so with `record_event`, and a block that is freed meanwhile serves
-again only when the events behind its copies are over. The event is recorded at the copy, not when
+it. So each copy is announced by `record_event`, and a block that is freed meanwhile is used again
+only when the events behind its copies are over. The event is recorded at the copy, not when
 the block is freed: blocks are freed by finalisers, which must not call the driver. A copy that a
 graph has captured runs again at every replay; no event tells when the last one is over. So such a
 block is kept until the private pool of that capture is released.
@@ -20,9 +20,15 @@ from collections.abc import Callable
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.pinned.event_poller import EventPoller
-from tracegraph.runtime.memory.pinned.host_block import BlockMap, HostBlock, HostPool, PendingBlocks
+from tracegraph.runtime.memory.pinned.host_block import (
+    HostBlock,
+    HostPool,
+    HostPools,
+    PendingBlocks,
+    refuse,
+    refuse_pageable,
+)
 from tracegraph.runtime.memory.pinned.host_pages import HostPageProvider, PageSource
-from tracegraph.runtime.memory.pinned.host_pools import HostPools, refuse, refuse_pageable
 from tracegraph.runtime.memory.pinned.host_statistics import HostStatistics
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.providers.provider import EventSource, NoEvents
@@ -33,7 +39,7 @@ _allocators_lock = threading.Lock()
 
 
 class CachingHostAllocator:
-    """Hands out page-locked memory by powers of two. Safe from several threads.
+    """Allocates page-locked memory by powers of two. Safe from several threads.
 
     Args:
         provider: page-locks memory.
@@ -66,17 +72,17 @@ class CachingHostAllocator:
         self._events: EventSource = events or NoEvents()
         self._source = PageSource(provider, self._config)
         self._pending = PendingBlocks(self._events)
-        self._map = BlockMap()
         self._pools = HostPools()
+        self._map = self._pools.map
         self._freed: collections.deque[HostBlock] = collections.deque()
         self._surplus: collections.deque[HostBlock] = collections.deque()
         # Not re-entrant: what a finaliser does inside `allocate` must not find it free.
         self._lock = threading.Lock()
         self._poller: EventPoller | None = None
         self._has_direct = False
-        close = weakref.finalize(self, _close, self._source, self._events, self._map, self._pending)
-        # At interpreter exit the process gives all memory back by itself.
-        close.atexit = False
+        # At interpreter exit the process frees all memory by itself.
+        parts = (self._source, self._events, self._pools, self._pending)
+        weakref.finalize(self, _close, *parts).atexit = False
         with _allocators_lock:
             _allocators.add(self)
 
@@ -90,7 +96,7 @@ class CachingHostAllocator:
 
     @property
     def config(self) -> AllocatorConfig:
-        """The present settings."""
+        """The settings."""
         return self._config
 
     @property
@@ -123,7 +129,7 @@ class CachingHostAllocator:
         size = self._round_size(nbytes)
         with self._lock:
             self._reclaim()
-            pool = self._find_capturing(stream) or self._pools.common
+            pool = self._pools.find_capturing(stream) or self._pools.common
             block = self._take(pool, size)
             if self._config.pinned_use_background_threads and self._poller is None:
                 self._poller = EventPoller(self)
@@ -167,7 +173,7 @@ class CachingHostAllocator:
             stream: that the copy was put on.
         """
         with self._lock:
-            pool = self._find_capturing(stream)
+            pool = self._pools.find_capturing(stream)
             if pool is not None and pool.pool_id is not None:
                 block.captured_by.add(pool.pool_id)
                 pool.kept.add(block)
@@ -193,7 +199,7 @@ class CachingHostAllocator:
             return block if block is not None and block.is_allocated else None
 
     def empty_cache(self) -> None:
-        """Gives back what nobody uses; private pools of living graphs keep theirs."""
+        """Releases what is not in use; private pools of living graphs keep theirs."""
         with self._lock:
             self._reclaim()
             for block in self._pools.common.take_all():
@@ -227,12 +233,12 @@ class CachingHostAllocator:
             self._pools.end(pool_id)
 
     def release_pool(self, pool_id: PoolId) -> None:
-        """Ends one use of a private pool; after the last, its blocks serve everybody again.
+        """Ends one use of a private pool; after the last, its blocks join the common pool.
 
         No replay of a graph of the pool may be running or follow.
         """
         with self._lock:
-            for block in self._pools.release(pool_id, self._map.blocks.values()):
+            for block in self._pools.release(pool_id):
                 self._free(block)
         if self._surplus:
             self._release_surplus()
@@ -255,7 +261,7 @@ class CachingHostAllocator:
             return None
         block = self.find_block(address)
         with self._lock:
-            is_captured = self._find_capturing(stream) is not None
+            is_captured = self._pools.find_capturing(stream) is not None
         if block is None and is_captured:
             raise refuse_pageable(address, stream)
         return block if block is not None and (block.is_direct or is_captured) else None
@@ -266,16 +272,13 @@ class CachingHostAllocator:
             return nbytes
         return 1 << max(nbytes - 1, 0).bit_length()
 
-    def _find_capturing(self, stream: int) -> HostPool | None:
-        return self._pools.find_capturing(stream) if self._pools.is_any_capturing else None
-
     def _take(self, pool: HostPool, size: int) -> HostBlock | None:
         block = pool.take(size)
         if block is not None:
-            self._hand_out(block)
+            self._mark_allocated(block)
         return block
 
-    def _hand_out(self, block: HostBlock) -> None:
+    def _mark_allocated(self, block: HostBlock) -> None:
         block.is_allocated = True
         self.statistics.count_request(block.nbytes)
 
@@ -292,7 +295,7 @@ class CachingHostAllocator:
         with self._lock:
             self._map.add(block)
             self.statistics.count_block(size)
-            self._hand_out(block)
+            self._mark_allocated(block)
         return block
 
     def _allocate_segment(self, size: int) -> Segment:
@@ -348,7 +351,7 @@ class CachingHostAllocator:
         block.pool.put(block)
 
     def _discard(self, block: HostBlock) -> None:
-        """Forgets a free block; its memory goes back once the lock is free."""
+        """Forgets a free block; its memory is freed once the lock is free."""
         if self._source.is_reserved(block.segment):
             block.pool.put(block)
             return
@@ -370,7 +373,7 @@ class CachingHostAllocator:
 
 
 def find_host_block(address: int) -> tuple[CachingHostAllocator, HostBlock] | None:
-    """Returns the block in use that an address lies in, of whichever allocator of the process."""
+    """Returns the block in use that an address lies in, of any allocator of the process."""
     with _allocators_lock:
         allocators = list(_allocators)
     for allocator in allocators:
@@ -381,12 +384,12 @@ def find_host_block(address: int) -> tuple[CachingHostAllocator, HostBlock] | No
 
 
 def _close(
-    source: PageSource, events: EventSource, blocks: BlockMap, pending: PendingBlocks
+    source: PageSource, events: EventSource, pools: HostPools, pending: PendingBlocks
 ) -> None:
     # No method: the finaliser must not point back to the allocator.
     pending.synchronize()
     pending.poll()
-    for block in blocks.blocks.values():
+    for block in pools.map.blocks.values():
         for event in block.events.values():
             # A copy may still be reading it.
             events.synchronize(event)
@@ -394,3 +397,4 @@ def _close(
         if not source.is_reserved(block.segment):
             source.free(block.segment)
     source.close()
+    pools.clear()

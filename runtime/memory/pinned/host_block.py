@@ -1,4 +1,4 @@
-"""Blocks of page-locked host memory: what is free, by size, and what copies are still reading."""
+"""Blocks of page-locked host memory, the pools of free ones, and those that copies still read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
+from tracegraph.runtime.errors import CaptureError, TracegraphError
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.providers.provider import EventSource
 from tracegraph.runtime.memory.providers.segment import Segment
@@ -60,7 +61,7 @@ class HostPool:
     Attributes:
         pool_id: of a private pool; None for the common one.
         use_count: graphs and contexts that hold it.
-        matches: which streams allocate from it at present; None outside of captures.
+        matches: which streams allocate from it now; None outside of captures.
         kept: blocks that graphs of this pool copy from.
     """
 
@@ -85,6 +86,118 @@ class HostPool:
         blocks = [block for same in self._free.values() for block in same]
         self._free.clear()
         return blocks
+
+
+class BlockMap:
+    """Finds the block that an address lies in."""
+
+    def __init__(self) -> None:
+        self._addresses: list[int] = []
+        self.blocks: dict[int, HostBlock] = {}
+
+    def add(self, block: HostBlock) -> None:
+        """Adds a block that overlaps no other."""
+        bisect.insort(self._addresses, block.address)
+        self.blocks[block.address] = block
+
+    def remove(self, block: HostBlock) -> None:
+        """Removes a block."""
+        del self.blocks[block.address]
+        del self._addresses[bisect.bisect_left(self._addresses, block.address)]
+
+    def find(self, address: int) -> HostBlock | None:
+        """Returns the block of an address, None if it lies in no block."""
+        index = bisect.bisect_right(self._addresses, address) - 1
+        if index < 0:
+            return None
+        block = self.blocks[self._addresses[index]]
+        return block if address < block.address + block.nbytes else None
+
+
+class HostPools:
+    """All blocks, and which pool serves a stream. Its owner holds a lock during every call.
+
+    Attributes:
+        map: all blocks, by address.
+        common: serves everything outside of captures.
+        is_any_capturing: True while a capture is under way.
+    """
+
+    def __init__(self) -> None:
+        self.map = BlockMap()
+        self.common = HostPool()
+        self.is_any_capturing = False
+        self._private: dict[PoolId, HostPool] = {}
+
+    def find_capturing(self, stream: int) -> HostPool | None:
+        """Returns the pool of the capture that a stream belongs to, None outside of captures."""
+        for pool in self._private.values() if self.is_any_capturing else ():
+            if pool.matches is not None and pool.matches(stream):
+                return pool
+        return None
+
+    def begin(self, pool_id: PoolId, matches: Callable[[int], bool]) -> None:
+        """Begins a capture; makes its pool if there is none.
+
+        Raises:
+            TracegraphError: a capture to this pool is under way.
+        """
+        pool = self._private.setdefault(pool_id, HostPool(pool_id))
+        if pool.matches is not None:
+            raise refuse(
+                f"pool {pool_id} is captured to already", "one capture uses a pool at a time"
+            )
+        pool.use_count += 1
+        pool.matches = matches
+        self.is_any_capturing = True
+
+    def end(self, pool_id: PoolId) -> None:
+        """Ends a capture; its pool stays.
+
+        Raises:
+            TracegraphError: there is no such pool.
+        """
+        self._find(pool_id).matches = None
+        pools = self._private.values()
+        self.is_any_capturing = any(pool.matches is not None for pool in pools)
+
+    def release(self, pool_id: PoolId) -> list[HostBlock]:
+        """Ends one use of a pool; after the last, its blocks belong to the common pool.
+
+        Args:
+            pool_id: of a private pool.
+
+        Returns:
+            Freed blocks that only graphs of this pool have copied from.
+
+        Raises:
+            TracegraphError: there is no such pool.
+        """
+        pool = self._find(pool_id)
+        pool.use_count -= 1
+        if pool.use_count:
+            return []
+        del self._private[pool_id]
+        for block in pool.take_all():
+            self.common.put(block)
+        for block in self.map.blocks.values():
+            if block.pool is pool:
+                block.pool = self.common
+        for block in pool.kept:
+            block.captured_by.discard(pool_id)
+        return [each for each in pool.kept if not each.is_allocated and not each.captured_by]
+
+    def clear(self) -> None:
+        """Forgets all blocks: a free block and its pool refer to each other."""
+        for pool in (self.common, *self._private.values()):
+            pool.take_all()
+            pool.kept.clear()
+
+    def _find(self, pool_id: PoolId) -> HostPool:
+        pool = self._private.get(pool_id)
+        if pool is None:
+            raise refuse(f"there is no pool {pool_id} of pinned memory", "it was released before")
+        return pool
 
 
 class PendingBlocks:
@@ -128,27 +241,23 @@ class PendingBlocks:
                 self._events.synchronize(event)
 
 
-class BlockMap:
-    """Finds the block that an address lies in."""
+def refuse(what: str, why: str) -> TracegraphError:
+    """Returns the error of a caller that uses pinned memory wrongly."""
+    return TracegraphError(
+        what,
+        where="caching host allocator",
+        why=why,
+        fix="internal error in tracegraph: please report this text",
+        anchor="pinned",
+    )
 
-    def __init__(self) -> None:
-        self._addresses: list[int] = []
-        self.blocks: dict[int, HostBlock] = {}
 
-    def add(self, block: HostBlock) -> None:
-        """Adds a block that overlaps no other."""
-        bisect.insort(self._addresses, block.address)
-        self.blocks[block.address] = block
-
-    def remove(self, block: HostBlock) -> None:
-        """Removes a block."""
-        del self.blocks[block.address]
-        del self._addresses[bisect.bisect_left(self._addresses, block.address)]
-
-    def find(self, address: int) -> HostBlock | None:
-        """Returns the block of an address, None if it lies in no block."""
-        index = bisect.bisect_right(self._addresses, address) - 1
-        if index < 0:
-            return None
-        block = self.blocks[self._addresses[index]]
-        return block if address < block.address + block.nbytes else None
+def refuse_pageable(address: int, stream: int) -> CaptureError:
+    """Returns the error of a captured copy whose host memory is not page-locked."""
+    return CaptureError(
+        "a copy of ordinary host memory is captured",
+        where=f"host address {address:#x}, stream {stream:#x}",
+        why="the driver reads such memory during the call, but a graph copies at each replay",
+        fix="copy the array with `tg.memory.pin_memory` first, and keep it alive",
+        anchor="pinned",
+    )

@@ -26,7 +26,7 @@ class HostPageProvider(Protocol):
         ...
 
     def free(self, segment: Segment) -> None:
-        """Takes back a segment that ``allocate`` returned; no copy may be reading it."""
+        """Frees a segment that ``allocate`` returned; no copy may be reading it."""
         ...
 
     def register(self, segment: Segment) -> None:
@@ -58,12 +58,12 @@ class PlainPages:
         """Returns a fresh segment of ordinary memory.
 
         Raises:
-            OutOfMemoryError: there is not that much free memory.
+            OutOfMemoryError: there is not enough free memory.
         """
         return self._provider.allocate(nbytes)
 
     def free(self, segment: Segment) -> None:
-        """Takes back a segment that ``allocate`` returned."""
+        """Frees a segment that ``allocate`` returned."""
         self._provider.free(segment)
 
     def register(self, segment: Segment) -> None:
@@ -74,7 +74,7 @@ class PlainPages:
 
 
 class PageSource:
-    """Gets segments in the way that the options ask for, and gives them back in the same way.
+    """Gets segments in the way that the options ask for, and frees them in the same way.
 
     Args:
         provider: page-locks memory.
@@ -92,7 +92,7 @@ class PageSource:
     def take_reserved(self, nbytes: int) -> Segment | None:
         """Returns the next piece of the reserve, None when it is used up or not asked for.
 
-        The reserve is page-locked at the first call; its pieces are never given back alone.
+        The reserve is page-locked at the first call; its pieces are never freed alone.
 
         Raises:
             OutOfMemoryError: there is no memory for the reserve.
@@ -130,7 +130,7 @@ class PageSource:
         return segment
 
     def free(self, segment: Segment) -> None:
-        """Gives a segment back that ``allocate`` returned."""
+        """Frees a segment that ``allocate`` returned."""
         if segment not in self._registered:
             self.provider.free(segment)
             return
@@ -138,7 +138,7 @@ class PageSource:
         self.provider.unregister(segment)
 
     def close(self) -> None:
-        """Gives the reserve back; nobody may use a piece of it any more."""
+        """Frees the reserve; no piece of it may be in use any more."""
         if self._reserve is not None:
             self.free(self._reserve)
         self._reserve = None

@@ -47,9 +47,9 @@ class HostStatistics:
         active_requests: blocks in use, and those that copies are still reading.
         active_bytes: page-locked bytes in these.
         num_host_alloc: segments that were page-locked.
-        num_host_free: segments that were given back.
+        num_host_free: segments that were freed.
         host_alloc_time: of page-locking them.
-        host_free_time: of giving them back.
+        host_free_time: of freeing them.
 
     Example:
         >>> statistics = HostStatistics()
@@ -70,12 +70,12 @@ class HostStatistics:
         self.allocated_bytes.increase(nbytes)
 
     def count_drop(self, nbytes: int) -> None:
-        """Counts a block that goes back to the provider."""
+        """Counts a block whose segment is freed."""
         self.allocations.decrease(1)
         self.allocated_bytes.decrease(nbytes)
 
     def count_request(self, nbytes: int) -> None:
-        """Counts a block that is handed out."""
+        """Counts a block that is allocated."""
         stat = self.active_requests
         stat.allocated += 1
         stat.current = current = stat.current + 1
@@ -98,12 +98,12 @@ class HostStatistics:
         self.host_alloc_time.add(microseconds)
 
     def count_host_free(self, microseconds: int) -> None:
-        """Counts a segment that was given back and the time that it took."""
+        """Counts a segment that was freed and the time that it took."""
         self.num_host_free += 1
         self.host_free_time.add(microseconds)
 
     def reset_peak(self) -> None:
-        """Lets the highest values be the present ones."""
+        """Sets the highest values to the current ones."""
         for metric in METRICS:
             getattr(self, metric).reset_peak()
 
