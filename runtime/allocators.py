@@ -9,6 +9,7 @@ from typing import Any
 
 from tracegraph.runtime.environment import read_alloc_conf, read_no_memory_caching
 from tracegraph.runtime.errors import ConfigError
+from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.caching.direct_allocator import DirectAllocator
 from tracegraph.runtime.memory.config import AllocatorConfig
@@ -41,7 +42,7 @@ class _Choice:
 
     def __init__(self) -> None:
         self.pluggable: PluggableAllocator | None = None
-        self.opened: list[tuple[CachingAllocator, MemorySource]] = []
+        self.opened: list[tuple[Allocator, MemorySource]] = []
         self.lock = threading.Lock()
 
 
@@ -67,18 +68,18 @@ def choose_allocator(pluggable: PluggableAllocator) -> None:
             raise ConfigError(
                 "the allocator is in use and cannot be changed",
                 where="change_current_allocator",
-                why="memory that one allocator handed out cannot be given back to another",
+                why="memory that one allocator allocated cannot be freed by another",
                 fix="call it before the first capture and the first call of tg.memory",
                 anchor="pluggable-allocator",
             )
         _choice.pluggable = pluggable
 
 
-def open_allocator(source: MemorySource) -> CachingAllocator:
+def open_allocator(source: MemorySource) -> Allocator:
     """Returns a new allocator of a device, as environment and user want it.
 
     Raises:
-        ConfigError: a setting is wrong, or names a provider that the device has not.
+        ConfigError: a setting is wrong, or names a provider that the device does not have.
     """
     with _choice.lock:
         config, pluggable = read_alloc_conf(), _choice.pluggable
@@ -91,20 +92,20 @@ def open_allocator(source: MemorySource) -> CachingAllocator:
     return allocator
 
 
-def list_allocators() -> tuple[CachingAllocator, ...]:
+def list_allocators() -> tuple[Allocator, ...]:
     """Returns the allocators that are in use, in the order of their first use."""
     return tuple(allocator for allocator, _ in _choice.opened)
 
 
 def make_pluggable_provider(
-    pluggable: PluggableAllocator, allocator: CachingAllocator
+    pluggable: PluggableAllocator, allocator: Allocator
 ) -> PluggableProvider:
     """Returns a provider of a library's memory, on the device of an allocator that is in use."""
     (source,) = (source for each, source in _choice.opened if each is allocator)
     return pluggable.make_provider(source.device, source.find_stream, source.read_memory)
 
 
-def find_backend_name(allocator: CachingAllocator) -> str:
+def find_backend_name(allocator: Allocator) -> str:
     """Returns ``native``, ``cudaMallocAsync`` or ``pluggable``, the words of the CUDA semantics."""
     if _choice.pluggable is not None:
         return "pluggable"
@@ -131,7 +132,7 @@ def _make_provider(
     if name in names:
         return source.providers[name]()
     raise ConfigError(
-        f"`provider` is {name!r}, which device {source.device} has not",
+        f"`provider` is {name!r}, which device {source.device} does not have",
         where="TRACEGRAPH_ALLOC_CONF in the environment of this process",
         why=f"the providers of this device are {', '.join(names)}",
         fix=f"set provider:{names[0]}, or leave it out",

@@ -7,19 +7,19 @@ import weakref
 
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.memory.caching.block import Block
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool, Scratch
+from tracegraph.runtime.memory.private_pool import PrivatePool, Scratch
 from tracegraph.runtime.memory.providers.provider import Provider
 
 
 class Arena:
-    """Memory of a private pool, given back when the last holder is gone.
+    """Memory of a private pool, freed when its last holder is gone.
 
     Arrays hold buffers, buffers hold the arena, and the arena's finaliser holds the pool: so a pool
-    lives while its graph or any array in it lives, in whatever order users drop things.
+    lives while its graph or any array in it lives, in every order of deletion.
 
     Note [Shared scratch]. The scratch of an arena means nothing between two replays, so graphs of
     one pool that run without a break have it in the same memory, and share one lock: their replays
-    follow one another, in whatever order they are asked for, and from whatever thread. On a GPU the
+    follow one another, in every order and from every thread. On a GPU the
     lock is held until the launch is on the stream, which keeps the order from there on. A graph
     with eager parts calls Python in the middle, which may replay another graph of the pool. So it
     has scratch and a lock of its own.
@@ -36,14 +36,14 @@ class Arena:
     Attributes:
         size: as given.
         block: what holds the kept part.
-        lock: held by whoever replays a graph on this arena, or reads or writes it.
+        lock: held during each replay of a graph on this arena, and each read or write of it.
     """
 
     def __init__(self, pool: PrivatePool, size: ArenaSize, *, shares_scratch: bool = True) -> None:
         self.size = size
         self.lock = threading.RLock()
         self.block: Block = pool.allocate(max(size.kept_bytes, 1))
-        # At interpreter exit the process gives all memory back by itself.
+        # At interpreter exit the process frees all memory by itself.
         weakref.finalize(self, pool.free_later, self.block).atexit = False
         self._scratch = self.block
         # Not the pool: the arena's holders keep it, and it keeps nothing but memory.
@@ -65,10 +65,10 @@ class Arena:
     @property
     def provider(self) -> Provider:
         """Where its memory comes from."""
-        return self.block.pool.owner.provider or self._allocator.provider
+        return self.block.size_class.provider or self._allocator.provider
 
     def record_stream(self, address: int, stream: int) -> None:
-        """Has the part that holds an address wait for a stream when it is given back.
+        """Lets the part that holds an address wait for a stream when it is freed.
 
         Args:
             address: of a buffer.

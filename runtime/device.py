@@ -9,7 +9,7 @@ import numpy as np
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
-from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.static_buffer import StaticBuffer
 from tracegraph.runtime.stream import Stream
@@ -57,7 +57,7 @@ class Device(Protocol):
         ...
 
     @property
-    def allocator(self) -> CachingAllocator:
+    def allocator(self) -> Allocator:
         """Where the memory of this device comes from, that of graphs and that of users."""
         ...
 

@@ -24,7 +24,7 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.graph import GraphDefinition, ReplayClock
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.static_buffer import StaticBuffer
 
 

@@ -24,8 +24,8 @@ from tracegraph.runtime.errors import StaleOutputError as StaleOutputError
 from tracegraph.runtime.errors import TracegraphError as TracegraphError
 from tracegraph.runtime.errors import UnsupportedError as UnsupportedError
 from tracegraph.runtime.errors import VerificationError as VerificationError
-from tracegraph.runtime.memory.caching.private_pool import graph_pool_handle as graph_pool_handle
 from tracegraph.runtime.memory.pool_id import PoolId as PoolId
+from tracegraph.runtime.memory.private_pool import graph_pool_handle as graph_pool_handle
 from tracegraph.runtime.stream import Event as Event
 from tracegraph.runtime.stream import Stream as Stream
 from tracegraph.runtime.stream import current_stream as current_stream

@@ -17,8 +17,8 @@ from tracegraph.runtime.allocators import choose_allocator as change_current_all
 from tracegraph.runtime.allocators import find_backend_name, list_allocators
 from tracegraph.runtime.default_device import find_any_device
 from tracegraph.runtime.errors import ConfigError, TracegraphError
+from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.caching.block import Block
-from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator as PluggableAllocator
 from tracegraph.runtime.memory.snapshots.snapshot import build_snapshot, write_snapshot
@@ -67,7 +67,7 @@ __all__ = [
 
 
 # What `caching_allocator_alloc` returned and is not deleted yet, by address.
-_blocks: dict[int, tuple[CachingAllocator, Block]] = {}
+_blocks: dict[int, tuple[Allocator, Block]] = {}
 
 
 def caching_allocator_alloc(
@@ -298,11 +298,11 @@ def reset_accumulated_host_memory_stats() -> None:
     find_host_allocator().statistics.reset_accumulated()
 
 
-def _find_allocator(device: Any) -> CachingAllocator:
+def _find_allocator(device: Any) -> Allocator:
     return find_any_device(device).allocator
 
 
-def _list_allocators() -> tuple[CachingAllocator, ...]:
+def _list_allocators() -> tuple[Allocator, ...]:
     """Returns the allocators in use; if there is none yet, that of the default device."""
     return list_allocators() or (_find_allocator(None),)
 

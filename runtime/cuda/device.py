@@ -38,7 +38,7 @@ from tracegraph.runtime.graph import (
     ReplayClock,
     Stage,
 )
-from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.sizes import round_exact
 from tracegraph.runtime.nodes import BufferUse
@@ -78,10 +78,10 @@ class CudaDevice:
         self._kernels = KernelLoader(driver, order.primary)
         self._libraries = {"matmul": CublasLt()}
         self.comparison = CudaComparison(self.context, self._kernels)
-        self._allocator: CachingAllocator | None = None
+        self._allocator: Allocator | None = None
 
     @property
-    def allocator(self) -> CachingAllocator:
+    def allocator(self) -> Allocator:
         """The one allocator of this GPU, opened when it is first needed."""
         with _lock:
             if self._allocator is None:
@@ -173,7 +173,7 @@ class CudaDevice:
                 threading.Thread(target=prepare_allocation, args=arguments).start()
 
 
-def _open_allocator(jax_device: Any, order: JaxOrder) -> CachingAllocator:
+def _open_allocator(jax_device: Any, order: JaxOrder) -> Allocator:
     driver, primary, ordinal = order.driver, order.primary, jax_device.local_hardware_id
 
     def read_memory() -> tuple[int, int]:

@@ -17,7 +17,7 @@ from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckedHostGraph
 from tracegraph.runtime.host.graph import HostGraph, find_detours, find_direct, find_in_place
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
-from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.pinned.host_pages import PlainPages
 from tracegraph.runtime.memory.providers.host import HostProvider
@@ -43,7 +43,7 @@ class HostDevice:
         self._is_checking = is_checking
 
     @property
-    def allocator(self) -> CachingAllocator:
+    def allocator(self) -> Allocator:
         """The one allocator of this JAX device."""
         return _find_allocator(self.jax_device)
 
@@ -109,7 +109,7 @@ class HostDevice:
 
 
 @functools.cache
-def _find_allocator(jax_device: Any) -> CachingAllocator:
+def _find_allocator(jax_device: Any) -> Allocator:
     provider = HostProvider()
     source = MemorySource(
         device=jax_device.id,

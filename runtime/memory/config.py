@@ -90,10 +90,10 @@ class AllocatorConfig:
         max_split_bytes: blocks of this size and more are never split; None for no limit.
         max_non_split_rounding_bytes: how much larger than the request such a block may be.
         garbage_collection_threshold: share of the allowed bytes above which old free blocks are
-            given back; 0.0 for never.
+            released; 0.0 for never.
         roundup_power2_divisions: pairs (power of two in MiB, divisions), see `find_divisions`.
         large_segment_bytes: segment that serves requests above 1 MiB and under 10 MiB.
-        expandable_segments: segments grow page by page.
+        expandable_segments: segments are address ranges, mapped page by page.
         expandable_segments_reserve: address range of one: a share of the device (float) or bytes
             (int); None for 9/8 of the device.
         release_lock_on_cudamalloc: the lock is free while the provider works.
@@ -107,7 +107,7 @@ class AllocatorConfig:
         pinned_use_background_threads: a thread polls the events of freed pinned blocks.
         pinned_reserve_segment_bytes: page-locked at the first request, and served from first.
         pinned_max_round_bytes: larger pinned requests are not rounded to powers of two.
-        pinned_max_cached_bytes: larger pinned blocks are given back when they are freed.
+        pinned_max_cached_bytes: larger pinned blocks are released when they are freed.
         text: what it was parsed from.
 
     Example:

@@ -2,7 +2,7 @@
 
 Off by default. An allocator asks `is_enabled` first, so an unused history costs one attribute read.
 A call stack is kept as code objects and line numbers, which holds no local variable alive, and
-becomes dictionaries only when somebody reads it.
+becomes dictionaries only when it is read.
 """
 
 from __future__ import annotations

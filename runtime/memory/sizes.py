@@ -5,6 +5,7 @@ The figures are those of PyTorch's caching allocator.
 
 from __future__ import annotations
 
+from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
 from tracegraph.runtime.memory.config import AllocatorConfig
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -17,7 +18,7 @@ LARGE_SEGMENT_BYTES = 20 * MIB
 # From this size on a request has a segment of its own.
 MIN_LARGE_BYTES = 10 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
-# A request of this size is a wrong computation, whatever the device has.
+# A request of this size is a wrong computation on every device.
 ABSURD_BYTES = 1 << 60
 
 # Rounding lets a freed arena serve one of about its size; it wastes three percent at most.
@@ -85,6 +86,34 @@ def round_exact(nbytes: int) -> int:
 def round_up(nbytes: int, step: int) -> int:
     """Returns the smallest multiple of ``step`` that is not below ``nbytes``."""
     return -(-nbytes // step) * step
+
+
+def check_size(nbytes: int, device: int) -> None:
+    """Refuses a request whose size is negative, or beyond any device.
+
+    Raises:
+        OutOfMemoryError: it is 1 EiB or more.
+        TracegraphError: it is negative.
+
+    Example:
+        >>> check_size(0, device=0)
+    """
+    if nbytes < 0:
+        raise TracegraphError(
+            f"cannot allocate {nbytes:,} bytes",
+            where=f"caching allocator of device {device}",
+            why="a block has zero bytes or more",
+            fix="pass a size of zero or more",
+            anchor="pool",
+        )
+    if nbytes >= ABSURD_BYTES:
+        raise OutOfMemoryError(
+            f"cannot allocate {nbytes:,} bytes: tried to allocate more than 1 EiB",
+            where=f"caching allocator of device {device}",
+            why=f"a request of {format_size(ABSURD_BYTES)} or more comes from a wrong computation",
+            fix="look where this size is computed; an overflow or a wrong shape is likely",
+            anchor="out-of-memory",
+        )
 
 
 def format_size(nbytes: int) -> str:

@@ -67,7 +67,7 @@ class Stat:
         self.current -= amount
 
     def reset_peak(self) -> None:
-        """Lets the highest value be the present one."""
+        """Sets the highest value to the current one."""
         self.peak = self.current
 
     def reset_accumulated(self) -> None:
@@ -79,8 +79,8 @@ class Stat:
         return {field: getattr(self, field) for field in FIELDS}
 
 
-class PoolStatistics:
-    """The metrics of one kind of pool: all, small or large.
+class BlockStatistics:
+    """The metrics of all blocks, of the small or of the large ones.
 
     Its methods run at each allocation and each free. So they write the steps of
     `Stat.increase` out: ten calls would take longer than the rest of an allocation.
@@ -108,7 +108,7 @@ class PoolStatistics:
         return tuple(getattr(self, metric) for metric in METRICS)
 
     def count_block(self, nbytes: int, requested_bytes: int) -> None:
-        """Counts a block that is handed out."""
+        """Counts a block that is allocated."""
         stat = self.allocation
         stat.allocated += 1
         stat.current = current = stat.current + 1
@@ -136,12 +136,12 @@ class PoolStatistics:
             stat.peak = current
 
     def count_freed(self, nbytes: int) -> None:
-        """Counts a block that its user gave back; streams may still read it."""
+        """Counts a block that its user freed; streams may still read it."""
         self.allocation.current -= 1
         self.allocated_bytes.current -= nbytes
 
     def count_inactive(self, nbytes: int, requested_bytes: int) -> None:
-        """Counts a block that nobody reads any more."""
+        """Counts a block that no stream reads any more."""
         self.active.current -= 1
         self.active_bytes.current -= nbytes
         self.requested_bytes.current -= requested_bytes
@@ -162,10 +162,10 @@ class Statistics:
     """What one allocator did. Not locked: the allocator's lock guards it.
 
     Attributes:
-        all: metrics of all pools together.
+        all: metrics of all blocks together.
         small_pool: those of blocks up to 1 MiB.
         large_pool: those of larger blocks, and of arenas.
-        private_reserved: reserved bytes by private pool, each by kind of pool.
+        private_reserved: reserved bytes by private pool, each for all, small and large blocks.
         max_split_size: blocks of this many bytes are never split; -1 for no limit.
 
     Example:
@@ -176,9 +176,9 @@ class Statistics:
     """
 
     def __init__(self) -> None:
-        self.all = PoolStatistics()
-        self.small_pool = PoolStatistics()
-        self.large_pool = PoolStatistics()
+        self.all = BlockStatistics()
+        self.small_pool = BlockStatistics()
+        self.large_pool = BlockStatistics()
         self.oversize_allocations = Stat()
         self.oversize_segments = Stat()
         self.private_reserved: dict[PoolId, dict[str, Stat]] = {}
@@ -190,8 +190,8 @@ class Statistics:
         self.num_device_free = 0
         self.max_split_size = -1
 
-    def choose(self, *, is_small: bool) -> PoolStatistics:
-        """Returns the metrics of the small or of the large pools."""
+    def choose(self, *, is_small: bool) -> BlockStatistics:
+        """Returns the metrics of the small or of the large blocks."""
         return self.small_pool if is_small else self.large_pool
 
     def add_pool(self, pool_id: PoolId) -> None:
@@ -203,7 +203,7 @@ class Statistics:
         del self.private_reserved[pool_id]
 
     def count_reserved(self, nbytes: int, pool_id: PoolId, *, is_small: bool) -> None:
-        """Counts bytes that were obtained from a provider, or given back if negative."""
+        """Counts bytes that were reserved from a provider, or released if negative."""
         for stat in self._find_reserved(pool_id, is_small):
             _change(stat, nbytes)
 
@@ -213,7 +213,7 @@ class Statistics:
         _change(self.choose(is_small=is_small).segment, number)
 
     def reset_peak(self) -> None:
-        """Lets the highest values be the present ones."""
+        """Sets the highest values to the current ones."""
         for stat in self._list_stats().values():
             stat.reset_peak()
 

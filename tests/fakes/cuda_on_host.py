@@ -18,8 +18,8 @@ from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.jax_interop import make_aval, to_immutable
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 from tracegraph.runtime.replay import Replay
 

@@ -12,8 +12,8 @@ from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.host.device import HostDevice
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, Node
 from tracegraph.runtime.replay import Replay

@@ -81,7 +81,7 @@ class StandIn:
                 pool_id,
                 allocator.get_checkpoint(PoolId(*pool_id)),
             ),
-            _cuda_releasePool=lambda _, pool_id: allocator.release_pool(PoolId(*pool_id)),
+            _cuda_releasePool=lambda _, pool_id: allocator.pools.release(PoolId(*pool_id)),
             _cuda_setCheckpointPoolState=self._restore,
             _cuda_setMemoryMetadata=self._set_tag,
         )
@@ -95,12 +95,12 @@ class StandIn:
 
     def begin(self, pool_id: tuple[int, int], order: CaptureOrder | None) -> None:
         matches = order.has_stream if order else lambda _: True
-        self.allocator.begin_allocate_to_pool(PoolId(*pool_id), matches)
-        self.allocator.mark_capture_begin(PoolId(*pool_id), order)
+        self.allocator.pools.begin(PoolId(*pool_id), matches)
+        self.allocator.pools.begin_capture(PoolId(*pool_id), order)
 
     def end(self, pool_id: tuple[int, int]) -> None:
-        self.allocator.end_allocate_to_pool(PoolId(*pool_id))
-        self.allocator.mark_capture_end(PoolId(*pool_id))
+        self.allocator.pools.end(PoolId(*pool_id))
+        self.allocator.pools.end_capture(PoolId(*pool_id))
 
     def join(self, source: int, target: int) -> None:
         """Lets one stream wait for another."""
@@ -222,14 +222,14 @@ class _Tensor:
 class _MemPool:
     def __init__(self, torch: StandIn, **options: Any) -> None:
         self.id, self._allocator = torch.make_pool_id(), torch.allocator
-        self._allocator.create_or_increment_pool(PoolId(*self.id), **options)
+        self._allocator.pools.create_or_increment(PoolId(*self.id), **options)
 
     def __del__(self) -> None:
-        self._allocator.release_pool(PoolId(*self.id))
+        self._allocator.pools.release(PoolId(*self.id))
         self._allocator.empty_cache(PoolId(*self.id))
 
     def use_count(self) -> int:
-        return self._allocator.use_count(PoolId(*self.id))
+        return self._allocator.pools.use_count(PoolId(*self.id))
 
 
 class _Graph:
@@ -256,7 +256,7 @@ class _Graph:
 
     def reset(self) -> None:
         torch = self._torch
-        torch.allocator.release_pool(PoolId(*self._pool_id))
+        torch.allocator.pools.release(PoolId(*self._pool_id))
         torch.graph_count -= 1
         if not torch.graph_count:
             for block in torch.state:

@@ -15,7 +15,7 @@ import tracegraph as tg
 from tests.gpu.device_memory import measure_limit_bytes, measure_used_bytes
 from tests.gpu.reference import assert_replayed
 from tests.gpu.subprocesses import run_python
-from tracegraph.runtime.memory.caching.private_pool import find_pool
+from tracegraph.runtime.memory.private_pool import find_pool
 from tracegraph.runtime.memory.sizes import round_exact
 
 pytestmark = pytest.mark.usefixtures("gpu")

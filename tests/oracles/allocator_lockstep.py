@@ -103,23 +103,23 @@ class Lockstep:
     def begin_pool(self, pool: PoolId, streams: Iterable[int]) -> None:
         """Sends the requests of some streams to a pool."""
         matches = frozenset(streams).__contains__
-        self.allocator.begin_allocate_to_pool(pool, matches)
+        self.allocator.pools.begin(pool, matches)
         self.model.create_or_increment_pool(pool)
         self.model.routes[pool] = matches
         self.compare()
 
     def end_pool(self, pool: PoolId) -> None:
-        self.allocator.end_allocate_to_pool(pool)
+        self.allocator.pools.end(pool)
         del self.model.routes[pool]
         self.compare()
 
     def create_pool(self, pool: PoolId, *, no_split: bool, use_on_oom: bool) -> None:
-        self.allocator.create_or_increment_pool(pool, no_split=no_split, use_on_oom=use_on_oom)
+        self.allocator.pools.create_or_increment(pool, no_split=no_split, use_on_oom=use_on_oom)
         self.model.create_or_increment_pool(pool, can_split=not no_split, is_for_oom=use_on_oom)
         self.compare()
 
     def release_pool(self, pool: PoolId) -> None:
-        self.allocator.release_pool(pool)
+        self.allocator.pools.release(pool)
         self.model.release_pool(pool)
         self.compare()
 
@@ -135,7 +135,7 @@ class Lockstep:
         self.begin_pool(pool, (first, *others))
         self.captures[pool] = order
         reuses = self.allocator.config.graph_capture_record_stream_reuse
-        self.allocator.mark_capture_begin(pool, order)
+        self.allocator.pools.begin_capture(pool, order)
         self.model.captures[pool] = order if reuses else None
         self.events.captured_streams = {None}
         self.compare()
@@ -148,7 +148,7 @@ class Lockstep:
         order.launch(into)
 
     def end_capture(self, pool: PoolId) -> None:
-        self.allocator.mark_capture_end(pool)
+        self.allocator.pools.end_capture(pool)
         del self.model.captures[pool], self.captures[pool]
         if not self.captures:
             self.events.captured_streams = set()

@@ -135,15 +135,15 @@ class Player:
 
     def _play_mempool_new(self, step: Step, pool: int, use_on_oom: bool, no_split: bool) -> Result:
         self._pool_ids[pool] = pool_id = PoolId(*step.result)
-        self.allocator.create_or_increment_pool(pool_id, no_split=no_split, use_on_oom=use_on_oom)
+        self.allocator.pools.create_or_increment(pool_id, no_split=no_split, use_on_oom=use_on_oom)
         return step.result
 
     def _play_mempool_delete(self, _: Step, pool: int) -> None:
-        self.allocator.release_pool(self._pool_ids[pool])
+        self.allocator.pools.release(self._pool_ids[pool])
         self.allocator.empty_cache(self._pool_ids[pool])
 
     def _play_pool_count(self, _: Step, pool: int) -> int:
-        return self.allocator.use_count(self._pool_ids[pool])
+        return self.allocator.pools.use_count(self._pool_ids[pool])
 
     def _play_pool_begin(self, _: Step, pool: int) -> None:
         self._begin(self._pool_ids[pool], None)
@@ -152,18 +152,16 @@ class Player:
         self._end(self._pool_ids[pool])
 
     def _play_pool_release(self, _: Step, pool: int) -> None:
-        self.allocator.release_pool(self._pool_ids[pool])
+        self.allocator.pools.release(self._pool_ids[pool])
 
     def _begin(self, pool_id: PoolId, order: CaptureOrder | None) -> None:
         # For PyTorch 2.11 a capture is under way wherever requests go to a private pool.
-        self.allocator.begin_allocate_to_pool(
-            pool_id, order.has_stream if order else lambda _: True
-        )
-        self.allocator.mark_capture_begin(pool_id, order)
+        self.allocator.pools.begin(pool_id, order.has_stream if order else lambda _: True)
+        self.allocator.pools.begin_capture(pool_id, order)
 
     def _end(self, pool_id: PoolId) -> None:
-        self.allocator.end_allocate_to_pool(pool_id)
-        self.allocator.mark_capture_end(pool_id)
+        self.allocator.pools.end(pool_id)
+        self.allocator.pools.end_capture(pool_id)
 
     def _play_capture_begin(
         self, step: Step, graph: int, shared: int | None, stream: int
@@ -180,7 +178,7 @@ class Player:
         self._end(self._graph_pools[graph])
 
     def _play_graph_reset(self, step: Step, graph: int) -> None:
-        self.allocator.release_pool(self._graph_pools.pop(graph))
+        self.allocator.pools.release(self._graph_pools.pop(graph))
         self._follow_entries(step)
 
     def _play_fork(self, _: Step, source: int, target: int) -> None:

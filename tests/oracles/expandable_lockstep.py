@@ -1,4 +1,4 @@
-"""The caching allocator with growing segments and its slow model in step."""
+"""The caching allocator with expandable segments and its slow model in step."""
 
 from __future__ import annotations
 

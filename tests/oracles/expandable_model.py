@@ -87,7 +87,7 @@ class GrowingStatistics(ModelStatistics):
 
 
 class ExpandableModel(AllocatorModel):
-    """An AllocatorModel where all requests but arenas are served by growing segments.
+    """An AllocatorModel where all requests but arenas are served by expandable segments.
 
     Attributes:
         taken_away: calls that unmap memory or release a range, since the last comparison.

@@ -13,7 +13,7 @@ import pytest
 
 import tracegraph as tg
 from tests.oracles.tree_equality import assert_same
-from tracegraph.runtime.memory.caching.private_pool import find_pool
+from tracegraph.runtime.memory.private_pool import find_pool
 from tracegraph.runtime.memory.providers.segment import Segment
 
 X = jnp.arange(1000.0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tracegraph.runtime.memory.caching.private_pool import find_pool
+from tracegraph.runtime.memory.private_pool import find_pool
 
 N = 1000
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool, find_pool, join_pool
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool, find_pool, join_pool
 
 
 class FunctionPool:

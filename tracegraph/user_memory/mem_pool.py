@@ -11,9 +11,9 @@ from typing import Any
 from tracegraph.runtime.allocators import make_pluggable_provider
 from tracegraph.runtime.default_device import find_any_device
 from tracegraph.runtime.errors import ConfigError
-from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
-from tracegraph.runtime.memory.caching.private_pool import announce_pool, withdraw_pool
+from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
+from tracegraph.runtime.memory.private_pool import announce_pool, withdraw_pool
 from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator
 
 
@@ -73,9 +73,9 @@ class MemPool:
                 )
         self.allocator = allocator
         self.id: PoolId = new_pool_id()
-        self._owner: CachingAllocator = find_any_device(device).allocator
+        self._owner: Allocator = find_any_device(device).allocator
         provider = None if allocator is None else make_pluggable_provider(allocator, self._owner)
-        self._owner.create_or_increment_pool(
+        self._owner.pools.create_or_increment(
             self.id, provider=provider, no_split=no_split, use_on_oom=use_on_oom
         )
         announce_pool(self.id, self._owner)
@@ -87,7 +87,7 @@ class MemPool:
 
     def use_count(self) -> int:
         """Returns how many users the pool has: this object, captures, and open contexts."""
-        return self._owner.use_count(self.id)
+        return self._owner.pools.use_count(self.id)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Returns the pool's segments with their blocks, in the keys of a snapshot file."""
@@ -119,14 +119,14 @@ def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
             anchor="pool",
         )
     thread = threading.get_ident()
-    owner.begin_allocate_to_pool(pool.id, lambda _stream: threading.get_ident() == thread)
+    owner.pools.begin(pool.id, lambda _stream: threading.get_ident() == thread)
     try:
         yield
     finally:
-        owner.end_allocate_to_pool(pool.id)
-        owner.release_pool(pool.id)
+        owner.pools.end(pool.id)
+        owner.pools.release(pool.id)
 
 
-def _leave(owner: CachingAllocator, pool_id: PoolId) -> None:
+def _leave(owner: Allocator, pool_id: PoolId) -> None:
     withdraw_pool(pool_id)
     owner.release_pool_later(pool_id)

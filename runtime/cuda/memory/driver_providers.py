@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.memory.providers.owned_memory import OwnedMemory
-from tracegraph.runtime.memory.providers.segment import Segment
-from tracegraph.runtime.memory.providers.segment_set import SegmentSet
+from tracegraph.runtime.memory.providers.segment import OwnedMemory, Segment, SegmentSet
 from tracegraph.runtime.memory.sizes import format_size
 
 KEEP_EVERYTHING = (1 << 64) - 1

@@ -11,8 +11,7 @@ import numpy as np
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.memory.providers.segment import Segment
-from tracegraph.runtime.memory.providers.segment_set import SegmentSet
+from tracegraph.runtime.memory.providers.segment import Segment, SegmentSet
 
 
 class JaxProvider:

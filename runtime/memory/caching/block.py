@@ -1,14 +1,16 @@
-"""Blocks, the lists that they come from, and the pools that own these."""
+"""Blocks, the size classes that they come from, and the pools that have these."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from tracegraph.runtime.memory.caching.expandable import ExpandableSegment
 from tracegraph.runtime.memory.caching.free_list import FreeList
 from tracegraph.runtime.memory.history import Frames
-from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, PoolId
+from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.providers.provider import Provider
 from tracegraph.runtime.memory.providers.segment import Segment
-from tracegraph.runtime.memory.statistics import PoolStatistics, Statistics
+from tracegraph.runtime.memory.statistics import BlockStatistics, Statistics
 
 
 class Block:
@@ -23,17 +25,17 @@ class Block:
         address: of its first byte.
         nbytes: its size, at least what was asked for.
         requested_bytes: what was asked for.
-        stream: on which it may be used without more ado.
-        pool: to which it goes back.
+        stream: on which it may be used at once.
+        size_class: that it returns to.
         previous: the piece before it in its segment, or None.
         next: the piece after it in its segment, or None.
-        is_allocated: it is in somebody's hands.
+        is_allocated: its user holds it.
         is_mapped: memory stands behind its addresses.
         stream_uses: other streams that read it; None for no such stream.
         event_count: events that must be done before it is free.
-        search_count: that of its pool when it became free; its age counts from there.
+        search_count: that of its size class when it became free; its age counts from there.
         frames: call stack of its allocation, if one was recorded.
-        expandable: the growing segment that it is a piece of, or None.
+        expandable: the expandable segment that it is a piece of, or None.
     """
 
     __slots__ = (
@@ -45,24 +47,24 @@ class Block:
         "is_mapped",
         "nbytes",
         "next",
-        "pool",
         "previous",
         "requested_bytes",
         "search_count",
         "segment",
+        "size_class",
         "stream",
         "stream_uses",
     )
 
     def __init__(
-        self, segment: Segment, address: int, nbytes: int, stream: int, pool: BlockPool
+        self, segment: Segment, address: int, nbytes: int, stream: int, size_class: SizeClass
     ) -> None:
         self.segment = segment
         self.address = address
         self.nbytes = nbytes
         self.requested_bytes = 0
         self.stream = stream
-        self.pool = pool
+        self.size_class = size_class
         self.previous: Block | None = None
         self.next: Block | None = None
         self.is_allocated = False
@@ -89,41 +91,70 @@ class Block:
 
     @property
     def is_active(self) -> bool:
-        """Somebody holds it, or a stream may still read it."""
+        """Its user holds it, or a stream may still read it."""
         return self.is_allocated or self.event_count > 0 or bool(self.stream_uses)
 
     @property
     def reach_bytes(self) -> int:
-        """Its size, with the unmapped addresses behind it into which it could grow."""
+        """Its size, with the unmapped addresses behind it that could be mapped."""
         room = self.next
         return self.nbytes if room is None or room.is_mapped else self.nbytes + room.nbytes
 
     @property
     def age(self) -> int:
-        """How often its pool was searched since it became free."""
-        return self.pool.search_count - self.search_count
+        """How often its size class was searched since it became free."""
+        return self.size_class.search_count - self.search_count
 
 
-class BlockPool:
-    """The free blocks of one kind, and what is known of all blocks of that kind.
+class SizeClass:
+    """The free blocks of one size class of a pool, and what all blocks of the class share.
+
+    It does not refer to its pool: a block that its user keeps must not keep the other classes.
+
+    Args:
+        pool_id: of the pool.
+        kind: ``small`` serves requests up to 1 MiB, ``large`` larger ones, ``exact`` arenas, each
+            alone in a segment.
+        statistics: of all blocks of that kind.
+        provider: where its segments come from; None for the allocator's own.
+        no_split: each block has a segment of its own.
 
     Attributes:
-        is_small: it serves requests up to 1 MiB, else larger ones.
-        owner: the pool that it is a part of.
         free: its free blocks.
-        unmapped: addresses of growing segments that no memory stands behind.
+        unmapped: addresses of expandable segments that no memory stands behind.
+        segment_count: segments that it holds.
         search_count: how often it was searched while garbage collection was on.
-        statistics: those of its kind.
     """
 
-    __slots__ = ("free", "is_small", "owner", "search_count", "statistics", "unmapped")
+    __slots__ = (
+        "free",
+        "is_exact",
+        "is_small",
+        "no_split",
+        "pool_id",
+        "provider",
+        "search_count",
+        "segment_count",
+        "statistics",
+        "unmapped",
+    )
 
-    def __init__(self, *, is_small: bool, owner: Pool, statistics: PoolStatistics) -> None:
-        self.is_small = is_small
-        self.owner = owner
+    def __init__(
+        self,
+        pool_id: PoolId,
+        kind: Literal["small", "large", "exact"],
+        statistics: BlockStatistics,
+        provider: Provider | None,
+        no_split: bool,
+    ) -> None:
+        self.pool_id = pool_id
+        self.is_small, self.is_exact = kind == "small", kind == "exact"
         self.statistics = statistics
+        self.provider = provider
+        self.no_split = no_split
         self.free: FreeList[Block] = FreeList()
         self.unmapped: FreeList[Block] = FreeList()
+        self.segment_count = 0
         self.search_count = 0
 
     def add(self, block: Block) -> None:
@@ -134,14 +165,14 @@ class BlockPool:
     def take_with_expandable(
         self, nbytes: int, stream: int, below_bytes: int, *, uses_expandable: bool
     ) -> Block | None:
-        """Takes the best fitting free block out of its list, where some segments grow.
+        """Takes the best fitting free block out of its list, where some segments are expandable.
 
         Args:
             nbytes: rounded size.
             stream: blocks of other streams are not considered.
             below_bytes: the block is smaller than this.
-            uses_expandable: blocks of growing segments are served. A block counts with the room
-                into which it could grow, so that this room is kept for large requests.
+            uses_expandable: blocks of expandable segments are served. A block counts with the
+                unmapped room behind it, so that this room is kept for large requests.
         """
         fitting = self.free.list_from(nbytes, stream)
         if not uses_expandable and fitting and fitting[0].expandable is not None:
@@ -160,7 +191,7 @@ class BlockPool:
 
 
 class Pool:
-    """A set of segments. The default one serves everybody, a private one those who ask for it.
+    """A set of segments. The default one serves every request that goes to no private one.
 
     Args:
         pool_id: names it.
@@ -170,11 +201,10 @@ class Pool:
         use_on_oom: it serves the default pool before that runs out of memory.
 
     Attributes:
-        use_count: graphs and users that need it; at 0 its free segments may be given back.
-        segment_count: segments that it holds.
-        small: blocks up to 1 MiB.
-        large: larger blocks.
-        exact: arenas, each alone in a segment.
+        use_count: graphs and users that need it; at 0 its free segments may be released.
+        small: the size class of blocks up to 1 MiB.
+        large: that of larger blocks.
+        exact: that of arenas.
     """
 
     def __init__(
@@ -187,15 +217,12 @@ class Pool:
         use_on_oom: bool = False,
     ) -> None:
         self.pool_id = pool_id
-        self.provider = provider
-        self.no_split = no_split
         self.use_on_oom = use_on_oom
         self.use_count = 1
-        self.segment_count = 0
         small, large = statistics.small_pool, statistics.large_pool
-        self.small = BlockPool(is_small=True, owner=self, statistics=small)
-        self.large = BlockPool(is_small=False, owner=self, statistics=large)
-        self.exact = BlockPool(is_small=False, owner=self, statistics=large)
+        self.small = SizeClass(pool_id, "small", small, provider, no_split)
+        self.large = SizeClass(pool_id, "large", large, provider, no_split)
+        self.exact = SizeClass(pool_id, "exact", large, provider, no_split)
 
     def __repr__(self) -> str:
         return (
@@ -204,16 +231,21 @@ class Pool:
         )
 
     @property
-    def is_private(self) -> bool:
-        """It is not the default pool."""
-        return self.pool_id != DEFAULT_POOL_ID
+    def size_classes(self) -> tuple[SizeClass, SizeClass, SizeClass]:
+        """Small, large, exact."""
+        return self.small, self.large, self.exact
 
     @property
-    def parts(self) -> tuple[BlockPool, BlockPool, BlockPool]:
-        """Its block pools: small, large, exact."""
-        return self.small, self.large, self.exact
+    def segment_count(self) -> int:
+        """Segments that it holds."""
+        return sum(each.segment_count for each in self.size_classes)
 
     @property
     def free_bytes(self) -> int:
         """Bytes of its free blocks."""
-        return sum(part.free.nbytes for part in self.parts)
+        return sum(each.free.nbytes for each in self.size_classes)
+
+    def close(self) -> None:
+        """Lets go of the provider; blocks that were freed may still refer to the size classes."""
+        for each in self.size_classes:
+            each.provider = None

@@ -1,8 +1,8 @@
 """BlockStore: all blocks of one device, and the four things that happen to them.
 
-A block is taken out of a free list or reserved from the provider, handed out, put back, and its
-segment at last released. Which of these happens when is the caching allocator's to decide. Not
-locked: every method is called under the allocator's lock.
+A block is taken out of a free list or reserved from the provider, allocated, put back, and its
+segment at last released. The allocator decides which of these happens when. Not locked: every
+method is called under the allocator's lock.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 
-from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.memory.caching.block import Block, BlockPool, Pool
-from tracegraph.runtime.memory.caching.expandable import refuse_expandable
+from tracegraph.runtime.errors import ConfigError, OutOfMemoryError
+from tracegraph.runtime.memory.caching.block import Block, Pool, SizeClass
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.history import Frames, History
 from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, PoolId
-from tracegraph.runtime.memory.providers.provider import Provider
+from tracegraph.runtime.memory.providers.provider import Provider, VirtualProvider
 from tracegraph.runtime.memory.providers.segment import Segment
-from tracegraph.runtime.memory.providers.virtual_provider import VirtualProvider
 from tracegraph.runtime.memory.sizes import MIN_BLOCK_BYTES, SMALL_BYTES
 from tracegraph.runtime.memory.statistics import Statistics
 
@@ -29,23 +27,26 @@ class BlockStore:
     Args:
         provider: where segments come from, unless a pool has its own provider.
         config: the settings.
-        history: gets an entry for whatever happens.
+        device: its index.
 
     Attributes:
+        history: gets an entry for everything that happens, if it is recorded.
         lock: the allocator's.
         statistics: kept up to date by the methods below.
-        default: the pool that serves everybody.
+        default: the pool of all requests that go to no private pool.
         private: the private pools.
         active: blocks that are not free, by address.
         segments: all segments, with the call stack that reserved each.
         reserved_bytes: bytes held from providers.
-        allowed_bytes: the most that may be reserved; None for no limit.
-        has_expandable: there was a segment that grows.
+        memory_fraction: the share of the device that may be reserved, from 0 to 1.
+        allowed_bytes: the same in bytes; None for no limit.
+        has_expandable: there was an expandable segment.
     """
 
-    def __init__(self, provider: Provider, config: AllocatorConfig, history: History) -> None:
+    def __init__(self, provider: Provider, config: AllocatorConfig, device: int) -> None:
         self.provider = provider
-        self.history = history
+        self.history = History()
+        self.device = device
         self.lock = threading.RLock()
         self.statistics = Statistics()
         self.default = Pool(DEFAULT_POOL_ID, self.statistics)
@@ -53,68 +54,80 @@ class BlockStore:
         self.active: dict[int, Block] = {}
         self.segments: dict[Segment, Frames | None] = {}
         self.reserved_bytes = 0
-        self.allowed_bytes: int | None = None
         self.has_expandable = False
         self.set_config(config)
+        self.set_memory_fraction(config.per_process_memory_fraction)
 
     def set_config(self, config: AllocatorConfig) -> None:
         """Replaces the settings; blocks that exist stay as they are.
 
         Raises:
-            ConfigError: segments are to grow, and the provider has none that can.
+            ConfigError: segments are to be expandable, and the provider has none that are.
         """
         if config.expandable_segments and not isinstance(self.provider, VirtualProvider):
-            raise refuse_expandable(self.provider.name)
+            raise _refuse_expandable(self.provider.name)
         self.config = config
         limit = config.max_split_bytes
         self._max_split_bytes = sys.maxsize if limit is None else limit
         self._counts_age = config.garbage_collection_threshold > 0
         self.statistics.max_split_size = -1 if limit is None else limit
 
-    def take_free(self, pool: BlockPool, nbytes: int, stream: int) -> Block | None:
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Limits what may be reserved to a share of the device.
+
+        Raises:
+            ConfigError: it is no number from 0 to 1.
+        """
+        if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+            raise _refuse_fraction(fraction, self.device)
+        total_bytes = self.provider.total_bytes() if fraction < 1 else 0
+        self.allowed_bytes = int(fraction * total_bytes) if fraction < 1 else None
+        self.memory_fraction = float(fraction)
+
+    def take_free(self, size_class: SizeClass, nbytes: int, stream: int) -> Block | None:
         """Takes the best fitting free block out of its list; None if there is none.
 
         Args:
-            pool: where to look.
+            size_class: where to look.
             nbytes: rounded size.
             stream: blocks of other streams are not considered.
         """
         if self._counts_age and self.allowed_bytes is not None:
-            pool.search_count += 1
+            size_class.search_count += 1
         below_bytes = self._max_split_bytes
         if nbytes >= below_bytes:
             below_bytes = nbytes + self.config.max_non_split_rounding_bytes
         if self.has_expandable:
             uses_expandable = self.config.expandable_segments
-            return pool.take_with_expandable(
+            return size_class.take_with_expandable(
                 nbytes, stream, below_bytes, uses_expandable=uses_expandable
             )
-        return pool.free.take(nbytes, stream, below_bytes)
+        return size_class.free.take(nbytes, stream, below_bytes)
 
     def exceeds_limit(self, nbytes: int) -> bool:
         """Says whether another segment of ``nbytes`` bytes would pass the allowed share."""
         return self.allowed_bytes is not None and self.reserved_bytes + nbytes > self.allowed_bytes
 
     def reserve(
-        self, pool: BlockPool, nbytes: int, stream: int, frames: Frames | None
+        self, size_class: SizeClass, nbytes: int, stream: int, frames: Frames | None
     ) -> Block | None:
         """Obtains a new segment and returns it as one block, which is in no list.
 
         Args:
-            pool: to which the block will go back.
+            size_class: that the block will return to.
             nbytes: size of the segment.
             stream: of the block.
             frames: call stack of the request, if one was recorded.
 
         Returns:
-            None if the provider has not that much, or the allowed share would be passed.
+            None if the provider has too little memory, or the allowed share would be passed.
         """
         if self.exceeds_limit(nbytes):
             return None
-        segment = self._ask_provider(pool.owner.provider or self.provider, nbytes, stream)
+        segment = self._ask_provider(size_class.provider or self.provider, nbytes, stream)
         if segment is None:
             return None
-        block = Block(segment, segment.address, nbytes, stream, pool)
+        block = Block(segment, segment.address, nbytes, stream, size_class)
         self.segments[segment] = frames
         self._count_segment(block, 1)
         self.statistics.num_device_alloc += 1
@@ -122,7 +135,7 @@ class BlockStore:
             self._note("segment_alloc", block, nbytes, frames)
         return block
 
-    def hand_out(
+    def mark_allocated(
         self,
         block: Block,
         nbytes: int,
@@ -140,7 +153,7 @@ class BlockStore:
             frames: call stack of the request, if one was recorded.
             splits: the rest of the block becomes a free block of its own.
         """
-        statistics, total = block.pool.statistics, self.statistics.all
+        statistics, total = block.size_class.statistics, self.statistics.all
         if block.expandable is None and (block.previous is not None or block.next is not None):
             lost_bytes = nbytes if splits else block.nbytes
             statistics.change_inactive_split(0 if splits else -1, -lost_bytes)
@@ -164,24 +177,23 @@ class BlockStore:
 
     def has_worthy_rest(self, block: Block, nbytes: int) -> bool:
         """Says whether the rest of ``block`` behind its first ``nbytes`` bytes is kept apart."""
-        pool = block.pool
+        size_class = block.size_class
         rest_bytes = block.nbytes - nbytes
-        if rest_bytes < MIN_BLOCK_BYTES or pool.owner.no_split:
+        if rest_bytes < MIN_BLOCK_BYTES or size_class.no_split:
             return False
-        if pool.is_small or self.uses_expandable(pool):
+        if size_class.is_small or self.uses_expandable(size_class):
             return True
         return nbytes < self._max_split_bytes and rest_bytes > SMALL_BYTES
 
-    def uses_expandable(self, pool: BlockPool) -> bool:
-        """Says whether new memory of a pool comes from segments that grow."""
-        owner = pool.owner
-        is_usual = owner.provider is None and pool is not owner.exact
+    def uses_expandable(self, size_class: SizeClass) -> bool:
+        """Says whether new memory of a size class comes from expandable segments."""
+        is_usual = size_class.provider is None and not size_class.is_exact
         return is_usual and self.config.expandable_segments
 
     def mark_freed(self, block: Block, frames: Frames | None) -> None:
-        """Takes an allocated block out of its user's hands; streams may still read it."""
+        """Marks a block as freed by its user; streams may still read it."""
         block.is_allocated = False
-        block.pool.statistics.count_freed(block.nbytes)
+        block.size_class.statistics.count_freed(block.nbytes)
         self.statistics.all.count_freed(block.nbytes)
         if block.nbytes >= self._max_split_bytes:
             self.statistics.oversize_allocations.decrease(1)
@@ -189,7 +201,7 @@ class BlockStore:
             self._note("free_requested", block, block.requested_bytes, frames or block.frames)
 
     def put_back(self, block: Block, frames: Frames | None = None) -> None:
-        """Puts a block that nobody reads any more into its free list, merged with free neighbours.
+        """Puts a block that no stream reads into its free list, merged with free neighbours.
 
         Args:
             block: freed, without stream uses and events.
@@ -197,7 +209,7 @@ class BlockStore:
         """
         if self.history.is_enabled:
             self._note("free_completed", block, block.requested_bytes, frames or block.frames)
-        pool = block.pool
+        size_class = block.size_class
         nbytes = block.nbytes
         del self.active[block.address]
         lost_blocks = lost_bytes = 0
@@ -210,8 +222,8 @@ class BlockStore:
             lost_blocks, lost_bytes = lost_blocks + 1, lost_bytes + neighbour.nbytes
             merge(block, neighbour)
         block.frames = None
-        pool.add(block)
-        statistics, total = pool.statistics, self.statistics.all
+        size_class.add(block)
+        statistics, total = size_class.statistics, self.statistics.all
         if block.expandable is None and (lost_blocks or block.next or block.previous):
             is_split = block.next is not None or block.previous is not None
             blocks = is_split - lost_blocks
@@ -222,24 +234,39 @@ class BlockStore:
         total.count_inactive(nbytes, block.requested_bytes)
 
     def release(self, block: Block, frames: Frames | None = None) -> None:
-        """Gives the segment of a free block that is all of it back to the provider."""
+        """Returns the segment of a free block, which is all of it, to the provider."""
         if self.history.is_enabled:
             self._note("segment_free", block, block.nbytes, frames or self.segments[block.segment])
-        # First out of the books: if the provider fails, the segment must not be handed out again.
-        block.pool.free.remove(block)
+        # First out of the books: if the provider fails, the segment must not be used again.
+        block.size_class.free.remove(block)
         del self.segments[block.segment]
         self._count_segment(block, -1)
         self.statistics.num_device_free += 1
-        (block.pool.owner.provider or self.provider).free(block.segment)
+        (block.size_class.provider or self.provider).free(block.segment)
 
-    def count_mapped(self, pool: BlockPool, nbytes: int) -> None:
+    def count_mapped(self, size_class: SizeClass, nbytes: int) -> None:
         """Counts memory that was put behind addresses, or taken from there if negative."""
         self.reserved_bytes += nbytes
-        self.statistics.count_reserved(nbytes, pool.owner.pool_id, is_small=pool.is_small)
+        self.statistics.count_reserved(nbytes, size_class.pool_id, is_small=size_class.is_small)
         if nbytes > 0:
             self.statistics.num_device_alloc += 1
         else:
             self.statistics.num_device_free += 1
+
+    def close(self) -> None:
+        """Ends all references of blocks to one another, so that each goes with its last user.
+
+        Free blocks and their size class refer to each other, and so do the pieces of a segment:
+        without this, the memory of an allocator that is gone waits for the garbage collector.
+        """
+        for pool in (self.default, *self.private.values()):
+            for size_class in pool.size_classes:
+                for block in (*size_class.free, *size_class.unmapped):
+                    block.previous = block.next = None
+                size_class.free.clear()
+                size_class.unmapped.clear()
+        for block in self.active.values():
+            block.previous = block.next = None
 
     def _ask_provider(self, provider: Provider, nbytes: int, stream: int) -> Segment | None:
         unlocks = self.config.release_lock_on_cudamalloc
@@ -255,11 +282,12 @@ class BlockStore:
                 self.lock.acquire()
 
     def _count_segment(self, block: Block, number: int) -> None:
-        pool, nbytes = block.pool, number * block.nbytes
+        size_class, nbytes = block.size_class, number * block.nbytes
+        is_small = size_class.is_small
         self.reserved_bytes += nbytes
-        pool.owner.segment_count += number
-        self.statistics.count_segment(number, is_small=pool.is_small)
-        self.statistics.count_reserved(nbytes, pool.owner.pool_id, is_small=pool.is_small)
+        size_class.segment_count += number
+        self.statistics.count_segment(number, is_small=is_small)
+        self.statistics.count_reserved(nbytes, size_class.pool_id, is_small=is_small)
         if block.nbytes < self._max_split_bytes:
             return
         if number > 0:
@@ -268,7 +296,7 @@ class BlockStore:
             self.statistics.oversize_segments.decrease(1)
 
     def _note(self, action: str, block: Block, nbytes: int, frames: Frames | None) -> None:
-        pool_id = block.pool.owner.pool_id
+        pool_id = block.size_class.pool_id
         self.history.note(action, block.address, nbytes, block.stream, pool_id, frames)
 
 
@@ -278,7 +306,7 @@ def split(block: Block, nbytes: int) -> Block:
     Returns:
         The first part, a new block.
     """
-    first = Block(block.segment, block.address, nbytes, block.stream, block.pool)
+    first = Block(block.segment, block.address, nbytes, block.stream, block.size_class)
     first.expandable = block.expandable
     first.previous = previous = block.previous
     if previous is not None:
@@ -286,7 +314,7 @@ def split(block: Block, nbytes: int) -> Block:
     first.next, block.previous = block, first
     block.address += nbytes
     block.nbytes -= nbytes
-    block.pool.add(block)
+    block.size_class.add(block)
     return first
 
 
@@ -302,8 +330,8 @@ def can_merge(block: Block, neighbour: Block) -> bool:
 
 def merge(block: Block, neighbour: Block) -> None:
     """Lets ``block``, which is in no list, absorb a free neighbour, which leaves its list."""
-    pool = block.pool
-    (pool.free if neighbour.is_mapped else pool.unmapped).remove(neighbour)
+    size_class = block.size_class
+    (size_class.free if neighbour.is_mapped else size_class.unmapped).remove(neighbour)
     if block.previous is neighbour:
         block.address = neighbour.address
         block.previous = neighbour.previous
@@ -314,3 +342,25 @@ def merge(block: Block, neighbour: Block) -> None:
         if block.next is not None:
             block.next.previous = block
     block.nbytes += neighbour.nbytes
+
+
+def _refuse_fraction(fraction: object, device: int) -> ConfigError:
+    """Returns the error of a share of the device that is none."""
+    return ConfigError(
+        f"the memory fraction is {fraction!r}",
+        where=f"memory fraction of device {device}",
+        why="it is the share of the device that this process may reserve, a number from 0 to 1",
+        fix="pass a number from 0.0 to 1.0",
+        anchor="memory-fraction",
+    )
+
+
+def _refuse_expandable(provider: str) -> ConfigError:
+    """Returns the error of a provider that has no expandable segments."""
+    return ConfigError(
+        "`expandable_segments:True` is not possible here",
+        where=f"{provider} provider",
+        why="such a provider must reserve addresses apart from the memory behind them",
+        fix="set it in TRACEGRAPH_ALLOC_CONF before the first use of the device, or leave it out",
+        anchor="config",
+    )

@@ -2,7 +2,7 @@
 
 While streams are captured, no event can be asked whether work is over: nothing runs. But the order
 in which the work will run is known, because it is the graph that is being captured. Bytes that were
-used on several streams may be handed out again once all of these uses come before everything that
+used on several streams may be allocated again once all of these uses come before everything that
 the asking stream will do from now on.
 """
 
@@ -40,7 +40,7 @@ class CaptureOrder:
         self._parents: list[frozenset[int]] = []
         self._terminals: dict[int, frozenset[int]] = {stream: frozenset()}
         self._events: dict[Hashable, frozenset[int]] = {}
-        # What comes before a stream's next node only ever grows, so each node is visited once.
+        # What comes before a stream's next node is never taken away, so each node is visited once.
         self._passed: dict[int, set[int]] = {}
 
     @property

@@ -119,20 +119,26 @@ def _free_all(store: BlockStore, uses: StreamUses, pool: Pool, live: list[Block]
             uses.defer(block)
         else:
             store.put_back(block)
-    if any(block.pool.owner is pool for block in uses.blocks):
+    if any(block.size_class.pool_id == pool.pool_id for block in uses.blocks):
         uses.synchronize_all(pool)
 
 
 def _detach(block: Block) -> None:
     """Lets another object stand for a free block that an owner may still hold."""
-    if block in block.pool.free:
-        block.pool.free.remove(block)
-        block.pool.free.add(_move(block, _make_blank(block)))
+    free = block.size_class.free
+    if block in free:
+        free.remove(block)
+        free.add(_move(block, _make_blank(block)))
 
 
 def _list_live(store: BlockStore, pool: Pool) -> list[Block]:
-    live = (block for block in store.active.values() if block.is_allocated)
-    return sorted((block for block in live if block.pool.owner is pool), key=_get_address)
+    live = (block for block in _list_active(store, pool) if block.is_allocated)
+    return sorted(live, key=_get_address)
+
+
+def _list_active(store: BlockStore, pool: Pool) -> list[Block]:
+    active = store.active.values()
+    return [block for block in active if block.size_class.pool_id == pool.pool_id]
 
 
 def _get_address(block: Block) -> int:
@@ -154,7 +160,7 @@ def _check_segments(store: BlockStore, pool: Pool, checkpoint: PoolCheckpoint) -
         raise TracegraphError(
             f"cannot bring back the checkpoint of pool {checkpoint.pool_id}",
             where=f"pool {pool.pool_id}" + (f", blocks at {places}" if lost else ""),
-            why="their segments were given back since" if lost else "it is of another pool",
+            why="their segments were released since" if lost else "it is of another pool",
             fix="keep the pool in use for as long as its checkpoints are needed",
             anchor="pool",
         )
@@ -162,8 +168,7 @@ def _check_segments(store: BlockStore, pool: Pool, checkpoint: PoolCheckpoint) -
 
 def _list_extents(store: BlockStore, pool: Pool) -> list[tuple[int, int]]:
     """Returns first and last address of what the pool has memory for, joined where they touch."""
-    active = [block for block in store.active.values() if block.pool.owner is pool]
-    blocks = sorted((*active, *_list_free(pool)), key=_get_address)
+    blocks = sorted((*_list_active(store, pool), *_list_free(pool)), key=_get_address)
     extents: list[tuple[int, int]] = []
     for block in blocks:
         start = block.address
@@ -174,11 +179,11 @@ def _list_extents(store: BlockStore, pool: Pool) -> list[tuple[int, int]]:
 
 
 def _list_free(pool: Pool) -> list[Block]:
-    return sorted((block for part in pool.parts for block in part.free), key=_get_address)
+    return sorted((block for each in pool.size_classes for block in each.free), key=_get_address)
 
 
 def _check_uses(store: BlockStore, uses: StreamUses, pool: Pool) -> None:
-    used = [block for block in store.active.values() if block.pool.owner is pool]
+    used = _list_active(store, pool)
     if uses.is_capturing and any(block.stream_uses or block.event_count for block in used):
         raise TracegraphError(
             f"cannot bring back a checkpoint of pool {pool.pool_id} now",
@@ -213,7 +218,7 @@ def _cut_all(store: BlockStore, pool: Pool, checkpoint: PoolCheckpoint) -> list[
 
 def _cut(store: BlockStore, whole: Block, states: list[BlockState]) -> list[Block]:
     """Cuts a free block into live ones and the free ones between and behind them."""
-    free = whole.pool.free
+    free = whole.size_class.free
     end_address = whole.address + whole.nbytes
     free.remove(whole)
     # The object itself may be one that its owner keeps.
@@ -225,7 +230,7 @@ def _cut(store: BlockStore, whole: Block, states: list[BlockState]) -> list[Bloc
         free.remove(rest)
         requested_bytes = state.requested_bytes if state else nbytes
         splits = rest.nbytes > nbytes
-        piece = store.hand_out(rest, nbytes, requested_bytes, None, splits=splits)
+        piece = store.mark_allocated(rest, nbytes, requested_bytes, None, splits=splits)
         rest = piece.next
         (live if state else gaps).append(piece)
     for piece in gaps:
@@ -249,7 +254,7 @@ def _list_pieces(
 
 
 def _make_blank(block: Block) -> Block:
-    return Block(block.segment, block.address, block.nbytes, block.stream, block.pool)
+    return Block(block.segment, block.address, block.nbytes, block.stream, block.size_class)
 
 
 def _replace(store: BlockStore, block: Block, kept: Block | None) -> Block:

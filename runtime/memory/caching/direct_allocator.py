@@ -1,32 +1,39 @@
-"""DirectAllocator: an allocator that keeps nothing, each block a segment of its own."""
+"""DirectAllocator: an allocator without a cache, each block a segment of its own."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
 
-from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.memory.caching.allocator_errors import refuse_free, refuse_size
-from tracegraph.runtime.memory.caching.block import Block, BlockPool
-from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
-from tracegraph.runtime.memory.caching.checkpoint import PoolCheckpoint, RestoredPool
-from tracegraph.runtime.memory.caching.memory_search import MemorySearch, Request
-from tracegraph.runtime.memory.caching.reclaim import release_freeable
+from tracegraph.runtime.memory.caching.block import Block, Pool, SizeClass
+from tracegraph.runtime.memory.caching.block_store import BlockStore
+from tracegraph.runtime.memory.caching.memory_search import (
+    MemorySearch,
+    Request,
+    release_freeable,
+)
+from tracegraph.runtime.memory.caching.pool_router import PoolRouter
+from tracegraph.runtime.memory.caching.segment_report import describe_segments
 from tracegraph.runtime.memory.caching.stream_uses import StreamUses
+from tracegraph.runtime.memory.caching.used_blocks import UsedBlocks
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.history import Frames
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.providers.provider import EventSource, NoEvents, Provider
-from tracegraph.runtime.memory.sizes import ABSURD_BYTES, SMALL_BYTES
+from tracegraph.runtime.memory.sizes import SMALL_BYTES, check_size
 from tracegraph.runtime.memory.statistics import Statistics
 
 
-class DirectAllocator(CachingAllocator):
-    """A CachingAllocator in everything but the cache: what is freed goes back to the provider.
+class DirectAllocator:
+    """An `Allocator` that caches nothing: what is freed returns to the provider.
 
     For providers that cache by themselves, as the driver's pool or a user's library, and for tools
     that find wrong accesses: a block has just the bytes that were asked for. A freed block that
-    other streams still use goes back when they are done.
+    other streams still use is released when they are done. There are no checkpoints of pools,
+    which say which blocks of cached segments are live.
 
     Args:
         provider: where blocks come from.
@@ -35,6 +42,13 @@ class DirectAllocator(CachingAllocator):
         device: its index.
         counts: keep statistics; without, as where caching is turned off, all figures stay 0.
         trim: what `empty_cache` calls, to empty the provider's own cache.
+
+    Attributes:
+        device: as given.
+        history: what happened, if it is recorded.
+        provider: as given; private pools may have their own.
+        lock: re-entrant; to be held where several calls belong together.
+        pools: the private pools, and the captures that fill them.
 
     Example:
         >>> from tracegraph.runtime.memory.providers.host import HostProvider
@@ -58,36 +72,65 @@ class DirectAllocator(CachingAllocator):
         counts: bool = False,
         trim: Callable[[], None] | None = None,
     ) -> None:
-        config = _without_expandable(config or AllocatorConfig())
-        super().__init__(provider, config=config, device=device)
-        self._uses = StreamUses(events or NoEvents(), self._give_back)
-        self._search = MemorySearch(self._store, self._uses, self._pools, device)
+        config = dataclasses.replace(config or AllocatorConfig(), expandable_segments=False)
+        store = BlockStore(provider, config, device)
+        # Of the parts only: none of them refers to the allocator.
+        put_back = functools.partial(_put_back_and_release, store)
+        self._store, self._uses = store, StreamUses(events or NoEvents(), put_back)
+        self.device, self.provider, self.history = device, provider, store.history
+        self.lock, self.pools = store.lock, PoolRouter(store, self._uses)
+        self._search = MemorySearch(store, self._uses, self.pools)
+        release_pool = functools.partial(_release_pool, store, self._uses)
+        self._used = UsedBlocks(store, self._uses, self.pools, put_back, release_pool)
         self._counts, self._trim = counts, trim
+        # At interpreter exit the process frees all memory by itself.
+        weakref.finalize(self, store.close).atexit = False
 
     def __repr__(self) -> str:
-        return f"DirectAllocator(device={self.device}, provider={self._store.provider.name})"
+        return f"DirectAllocator(device={self.device}, provider={self.provider.name})"
+
+    @property
+    def config(self) -> AllocatorConfig:
+        """The settings."""
+        return self._store.config
 
     @property
     def statistics(self) -> Statistics:
         """What was done so far; nothing but zeros unless the allocator counts."""
-        return super().statistics if self._counts else Statistics()
+        with self.lock:
+            self._used.drain()
+            return self._store.statistics if self._counts else Statistics()
+
+    @property
+    def memory_fraction(self) -> float:
+        """The share of the device that may be reserved, from 0 to 1."""
+        return self._store.memory_fraction
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Limits what may be reserved, see `CachingAllocator.set_memory_fraction`.
+
+        Raises:
+            ConfigError: it is no number from 0 to 1.
+        """
+        with self.lock:
+            self._store.set_memory_fraction(fraction)
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
         """Returns a block of ``nbytes`` bytes, at least 1; its contents are undefined.
 
         Args:
             nbytes: its size.
-            stream: on which the block may be used without more ado.
+            stream: on which the block may be used at once.
 
         Raises:
-            OutOfMemoryError: the provider has not that much, or the size is absurd.
+            OutOfMemoryError: the provider has too little memory, or the size is absurd.
             TracegraphError: the size is negative.
         """
-        with self._store.lock:
+        with self.lock:
             self._begin(stream)
-            owner = self._pools.choose(stream)
-            pool = owner.small if nbytes <= SMALL_BYTES else owner.large
-            return self._allocate(pool, nbytes, stream)
+            pool = self.pools.choose(stream)
+            size_class = pool.small if nbytes <= SMALL_BYTES else pool.large
+            return self._allocate(size_class, nbytes, stream)
 
     def allocate_exact(self, nbytes: int, pool_id: PoolId, stream: int = 0) -> Block:
         """Returns a block of a private pool: the arena of a graph.
@@ -95,88 +138,101 @@ class DirectAllocator(CachingAllocator):
         Args:
             nbytes: its size.
             pool_id: of a private pool.
-            stream: on which the block may be used without more ado.
+            stream: on which the block may be used at once.
 
         Raises:
-            OutOfMemoryError: the provider has not that much, or the size is absurd.
+            OutOfMemoryError: the provider has too little memory, or the size is absurd.
             TracegraphError: the size is negative, or there is no such pool.
         """
-        with self._store.lock:
+        with self.lock:
             self._begin(stream)
-            return self._allocate(self._pools.find(pool_id).exact, nbytes, stream)
+            return self._allocate(self.pools.find(pool_id).exact, nbytes, stream)
 
-    def configure(self, config: AllocatorConfig) -> None:
-        """Replaces all settings; of those of the native backend only the memory fraction counts."""
-        super().configure(_without_expandable(config))
+    def free(self, block: Block) -> None:
+        """Frees a block; its memory is released, once no stream reads it any more.
 
-    def empty_cache(self, pool_id: PoolId | None = None) -> None:
-        """Puts back what other streams have finished with, and empties the provider's own cache.
-
-        Args:
-            pool_id: of a private pool; then the provider's own cache stays.
+        Raises:
+            TracegraphError: the block is not in use in this allocator.
         """
-        with self._store.lock:
+        frames = self.history.capture_free_frames() if self.history.is_enabled else None
+        with self.lock:
+            self._used.drain()
+            self._used.free(block, frames)
+
+    def free_later(self, block: Block) -> None:
+        """Frees a block as soon as possible. For finalisers: see Note [Finalisers]."""
+        self._used.free_later(block)
+
+    def release_pool_later(self, pool_id: PoolId) -> None:
+        """Counts one user of a private pool less, and releases what it leaves. For finalisers."""
+        self._used.release_pool_later(pool_id)
+
+    def pool_bytes(self, pool_id: PoolId) -> tuple[int, int]:
+        """Returns the reserved and the allocated bytes of a private pool.
+
+        Raises:
+            TracegraphError: there is no such pool.
+        """
+        with self.lock:
+            self._used.drain()
+            return self.pools.count_bytes(pool_id)
+
+    def find_block(self, address: int) -> Block:
+        """Returns the block in use that begins at an address.
+
+        Raises:
+            TracegraphError: there is none.
+        """
+        return self._used.find(address)
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Notes that another stream uses a block: its release waits for that stream.
+
+        Raises:
+            TracegraphError: the block is not in use in this allocator.
+        """
+        self._used.record_stream(block, stream)
+
+    def empty_cache(self) -> None:
+        """Releases what other streams have finished with, and empties the provider's own cache."""
+        with self.lock:
             self._begin(0)
-            for pool in self._pools.freeable:
-                if pool_id in (None, pool.pool_id):
-                    release_freeable(self._store, pool)
-            if pool_id is None and self._trim is not None:
+            for pool in self.pools.freeable:
+                release_freeable(self._store, pool)
+            if self._trim is not None:
                 self._trim()
 
-    def get_checkpoint(self, pool_id: PoolId) -> PoolCheckpoint:
-        """Refuses: where nothing is kept nothing can be brought back.
+    def snapshot(self, pool_id: PoolId | None = None) -> list[dict[str, Any]]:
+        """Returns all segments with their blocks, in the keys of a snapshot file.
 
-        Raises:
-            UnsupportedError: always.
+        Args:
+            pool_id: only the segments of this private pool; None for those of all pools.
         """
-        raise _refuse_checkpoint(pool_id)
+        with self.lock:
+            self._used.drain()
+            return describe_segments(self._store, pool_id)
 
-    def set_checkpoint(
-        self, pool_id: PoolId, state: PoolCheckpoint, stale: Iterable[Block] = ()
-    ) -> RestoredPool:
-        """Refuses, see `get_checkpoint`.
+    def _begin(self, stream: int) -> None:
+        self._used.drain()
+        self._uses.advance(stream)
 
-        Raises:
-            UnsupportedError: always.
-        """
-        del state, stale
-        raise _refuse_checkpoint(pool_id)
-
-    def _allocate(self, pool: BlockPool, nbytes: int, stream: int) -> Block:
-        if not 0 <= nbytes < ABSURD_BYTES:
-            raise refuse_size(nbytes, self.device)
+    def _allocate(self, size_class: SizeClass, nbytes: int, stream: int) -> Block:
+        check_size(nbytes, self.device)
         frames = self.history.capture_frames() if self.history.is_enabled else None
         # No address is that of two blocks, also not of empty ones.
         size = max(nbytes, 1)
-        block = self._search.find(Request(pool, size, size, stream, frames))
-        return self._store.hand_out(block, size, nbytes, frames, splits=False)
-
-    def _free(self, block: Block, frames: Frames | None) -> None:
-        if not self._is_in_use(block):
-            raise refuse_free(block, self.device)
-        self._store.mark_freed(block, frames)
-        if block.stream_uses:
-            self._uses.defer(block)
-        else:
-            self._give_back(block, frames)
-
-    def _give_back(self, block: Block, frames: Frames | None = None) -> None:
-        self._store.put_back(block, frames)
-        self._store.release(block, frames)
-        owner = block.pool.owner
-        if owner.is_private and not owner.use_count:
-            release_freeable(self._store, owner)
+        block = self._search.find(Request(size_class, size, size, stream, frames))
+        return self._store.mark_allocated(block, size, nbytes, frames, splits=False)
 
 
-def _without_expandable(config: AllocatorConfig) -> AllocatorConfig:
-    return dataclasses.replace(config, expandable_segments=False)
+def _put_back_and_release(store: BlockStore, block: Block, frames: Frames | None = None) -> None:
+    store.put_back(block, frames)
+    store.release(block, frames)
+    pool = store.private.get(block.size_class.pool_id)
+    if pool is not None and not pool.use_count:
+        release_freeable(store, pool)
 
 
-def _refuse_checkpoint(pool_id: PoolId) -> UnsupportedError:
-    return UnsupportedError(
-        f"there are no checkpoints of pool {pool_id} without a cache",
-        where="TRACEGRAPH_NO_MEMORY_CACHING, TRACEGRAPH_ALLOC_CONF or change_current_allocator",
-        why="a checkpoint says which blocks of kept segments are live; here no segment is kept",
-        fix="use the caching allocator: backend:native, and TRACEGRAPH_NO_MEMORY_CACHING unset",
-        anchor="pool",
-    )
+def _release_pool(store: BlockStore, uses: StreamUses, pool: Pool, _: Frames | None) -> None:
+    uses.advance(0)
+    release_freeable(store, pool)

@@ -1,15 +1,14 @@
 """ExpandableSegment: a range of addresses behind which memory is put page by page.
 
-Growing at its end, it never is too small for a request that the device could serve, and what is
-freed in it merges: memory does not get stuck in segments of the wrong size.
+Mapped further at its end, it is never too small for a request that the device could serve, and what
+is freed in it merges: memory does not get stuck in segments of the wrong size.
 """
 
 from __future__ import annotations
 
-from tracegraph.runtime.errors import ConfigError, OutOfMemoryError
-from tracegraph.runtime.memory.providers.owned_memory import OwnedMemory
-from tracegraph.runtime.memory.providers.segment import Segment
-from tracegraph.runtime.memory.providers.virtual_provider import VirtualProvider
+from tracegraph.runtime.errors import OutOfMemoryError
+from tracegraph.runtime.memory.providers.provider import VirtualProvider
+from tracegraph.runtime.memory.providers.segment import OwnedMemory, Segment
 
 
 class ExpandableSegment:
@@ -21,7 +20,7 @@ class ExpandableSegment:
         page_bytes: what is mapped and unmapped at once, a multiple of the provider's granularity.
 
     Attributes:
-        segment: the range, whose storage gives everything back when nobody holds it any more.
+        segment: the range, whose storage frees everything with its last holder.
         page_bytes: as given.
 
     Raises:
@@ -43,7 +42,7 @@ class ExpandableSegment:
         self.page_bytes = page_bytes
         address = provider.reserve(nbytes)
         self._pages: set[int] = set()
-        storage = OwnedMemory(_give_back, provider, address, nbytes, self._pages, page_bytes)
+        storage = OwnedMemory(_free, provider, address, nbytes, self._pages, page_bytes)
         self.segment = Segment(address, nbytes, storage)
 
     def map(self, address: int, nbytes: int) -> int:
@@ -54,7 +53,7 @@ class ExpandableSegment:
             nbytes: its size.
 
         Returns:
-            The bytes of these pages; 0 if the provider has not that much, and nothing is mapped.
+            The bytes of these pages; 0, with nothing mapped, if the provider has too little memory.
         """
         mapped_bytes = 0
         try:
@@ -92,22 +91,11 @@ class ExpandableSegment:
         self._pages.difference_update(range(address, address + nbytes, self.page_bytes))
 
     def close(self) -> None:
-        """Gives memory and addresses back."""
+        """Frees memory and addresses."""
         self.segment.storage.close()
 
 
-def refuse_expandable(provider: str) -> ConfigError:
-    """Returns the error of a provider whose segments cannot grow."""
-    return ConfigError(
-        "`expandable_segments:True` is not possible here",
-        where=f"{provider} provider",
-        why="segments grow only where addresses and memory can be had apart from each other",
-        fix="set it in TRACEGRAPH_ALLOC_CONF before the first use of the device, or leave it out",
-        anchor="config",
-    )
-
-
-def _give_back(
+def _free(
     provider: VirtualProvider, address: int, nbytes: int, pages: set[int], page_bytes: int
 ) -> None:
     # No method: the finaliser must not point back to the segment.

@@ -1,24 +1,24 @@
-"""Blocks of segments that grow: how a request finds room in them, and how pages are given back.
+"""Blocks of expandable segments: how a request finds room in them, and how pages are unmapped.
 
-A segment that grows is a chain of blocks over its whole range of addresses. Those behind which
+An expandable segment is a chain of blocks over its whole range of addresses. Those behind which
 there is no memory are *unmapped*, and kept apart from the free ones. There is one such segment for
-each stream and kind of pool, unless its addresses run out.
+each stream and size class, unless its addresses run out.
 """
 
 from __future__ import annotations
 
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.memory.caching.block import Block, BlockPool
+from tracegraph.runtime.memory.caching.block import Block, SizeClass
 from tracegraph.runtime.memory.caching.block_store import BlockStore, can_merge, merge, split
 from tracegraph.runtime.memory.caching.expandable import ExpandableSegment
 from tracegraph.runtime.memory.history import Frames
-from tracegraph.runtime.memory.providers.virtual_provider import VirtualProvider
+from tracegraph.runtime.memory.providers.provider import VirtualProvider
 from tracegraph.runtime.memory.sizes import SMALL_SEGMENT_BYTES, round_up
 
 
-def grow(
+def expand(
     store: BlockStore,
-    pool: BlockPool,
+    size_class: SizeClass,
     nbytes: int,
     segment_bytes: int,
     stream: int,
@@ -28,19 +28,21 @@ def grow(
 
     Args:
         store: all blocks.
-        pool: of the request.
+        size_class: of the request.
         nbytes: its rounded size.
         segment_bytes: what a segment of its own would have, which the allowed share is asked for.
         stream: of the block.
         frames: call stack of the request, if one was recorded.
 
     Returns:
-        At least ``nbytes`` bytes; None if the provider has not that much, or the allowed share
+        At least ``nbytes`` bytes; None if the provider has too little memory, or the allowed share
         would be passed. Pages that were mapped by then stay.
     """
     if store.exceeds_limit(segment_bytes):
         return None
-    block = _find_room(pool, nbytes, stream) or _open_segment(store, pool, nbytes, stream, frames)
+    block = _find_room(size_class, nbytes, stream)
+    if block is None:
+        block = _open_segment(store, size_class, nbytes, stream, frames)
     if block is None:
         return None
     if not block.is_mapped and not _map(store, block, nbytes, frames):
@@ -53,35 +55,35 @@ def grow(
             return None
         # It has absorbed the free block before it.
         block = room
-    pool.free.remove(block)
+    size_class.free.remove(block)
     return block
 
 
 def shrink(store: BlockStore, block: Block, frames: Frames | None) -> None:
-    """Unmaps the pages that lie in a free block as a whole; a segment without any is given back."""
-    expandable, pool = block.expandable, block.pool
+    """Unmaps the pages that lie in a free block as a whole; a segment without any is released."""
+    expandable, size_class = block.expandable, block.size_class
     assert expandable is not None
     address, nbytes = expandable.find_whole_pages(block.address, block.nbytes)
     if not nbytes:
         return
     expandable.unmap(address, nbytes)
-    pool.free.remove(block)
+    size_class.free.remove(block)
     if address > block.address:
         before = split(block, address - block.address)
-        pool.free.remove(block)
-        pool.add(before)
+        size_class.free.remove(block)
+        size_class.add(before)
     if block.nbytes > nbytes:
-        pool.add(_cut(block, nbytes))
+        size_class.add(_cut(block, nbytes))
     block.is_mapped = False
     _absorb_neighbours(block)
-    pool.unmapped.add(block)
-    store.count_mapped(pool, -nbytes)
+    size_class.unmapped.add(block)
+    store.count_mapped(size_class, -nbytes)
     _note(store, "segment_unmap", block, address, nbytes, frames)
     _close_if_empty(store, block)
 
 
-def _find_room(pool: BlockPool, nbytes: int, stream: int) -> Block | None:
-    unmapped = pool.unmapped.list_from(0, stream)
+def _find_room(size_class: SizeClass, nbytes: int, stream: int) -> Block | None:
+    unmapped = size_class.unmapped.list_from(0, stream)
     for block in sorted(unmapped, key=lambda each: each.address):
         before = block.previous
         # A free block right before it saves memory.
@@ -101,11 +103,11 @@ def _count_room(start: Block, nbytes: int) -> int:
 
 
 def _open_segment(
-    store: BlockStore, pool: BlockPool, nbytes: int, stream: int, frames: Frames | None
+    store: BlockStore, size_class: SizeClass, nbytes: int, stream: int, frames: Frames | None
 ) -> Block | None:
     provider = store.provider
     assert isinstance(provider, VirtualProvider)
-    page_bytes = SMALL_SEGMENT_BYTES if pool.is_small else store.config.large_segment_bytes
+    page_bytes = SMALL_SEGMENT_BYTES if size_class.is_small else store.config.large_segment_bytes
     page_bytes = round_up(page_bytes, provider.granularity_bytes())
     range_bytes = round_up(store.config.find_address_bytes(provider.total_bytes()), page_bytes)
     if nbytes > range_bytes:
@@ -116,10 +118,10 @@ def _open_segment(
         # The allocator says it in its own words, after it has tried all else.
         return None
     segment = expandable.segment
-    block = Block(segment, segment.address, range_bytes, stream, pool)
+    block = Block(segment, segment.address, range_bytes, stream, size_class)
     block.expandable, block.is_mapped = expandable, False
-    pool.unmapped.add(block)
-    pool.owner.segment_count += 1
+    size_class.unmapped.add(block)
+    size_class.segment_count += 1
     store.segments[segment] = frames
     store.has_expandable = True
     return block
@@ -127,18 +129,18 @@ def _open_segment(
 
 def _map(store: BlockStore, block: Block, wanted_bytes: int, frames: Frames | None) -> bool:
     """Puts memory behind the start of an unmapped block, which then absorbs free neighbours."""
-    expandable, pool, address = block.expandable, block.pool, block.address
+    expandable, size_class, address = block.expandable, block.size_class, block.address
     assert expandable is not None
     nbytes = expandable.map(address, min(wanted_bytes, block.nbytes))
     if not nbytes:
         return False
-    pool.unmapped.remove(block)
+    size_class.unmapped.remove(block)
     if nbytes < block.nbytes:
-        pool.unmapped.add(_cut(block, nbytes))
+        size_class.unmapped.add(_cut(block, nbytes))
     block.is_mapped = True
     _absorb_neighbours(block)
-    pool.add(block)
-    store.count_mapped(pool, nbytes)
+    size_class.add(block)
+    store.count_mapped(size_class, nbytes)
     _note(store, "segment_map", block, address, nbytes, frames)
     return True
 
@@ -146,7 +148,7 @@ def _map(store: BlockStore, block: Block, wanted_bytes: int, frames: Frames | No
 def _cut(block: Block, nbytes: int) -> Block:
     """Leaves a block its first bytes; returns the rest, which is in no list."""
     rest_bytes = block.nbytes - nbytes
-    rest = Block(block.segment, block.address + nbytes, rest_bytes, block.stream, block.pool)
+    rest = Block(block.segment, block.address + nbytes, rest_bytes, block.stream, block.size_class)
     rest.expandable, rest.is_mapped = block.expandable, block.is_mapped
     rest.previous, rest.next = block, block.next
     if rest.next is not None:
@@ -166,8 +168,8 @@ def _close_if_empty(store: BlockStore, block: Block) -> None:
         return
     expandable = block.expandable
     assert expandable is not None
-    block.pool.unmapped.remove(block)
-    block.pool.owner.segment_count -= 1
+    block.size_class.unmapped.remove(block)
+    block.size_class.segment_count -= 1
     del store.segments[block.segment]
     expandable.close()
 
@@ -176,5 +178,5 @@ def _note(
     store: BlockStore, action: str, block: Block, address: int, nbytes: int, frames: Frames | None
 ) -> None:
     if store.history.is_enabled:
-        pool_id = block.pool.owner.pool_id
+        pool_id = block.size_class.pool_id
         store.history.note(action, address, nbytes, block.stream, pool_id, frames)

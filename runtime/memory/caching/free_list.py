@@ -77,6 +77,10 @@ class FreeList(Generic[BlockType]):
             raise KeyError(f"the block at {block.address:#x} is not in the free list")
         del entries[index]
 
+    def clear(self) -> None:
+        """Takes all blocks out."""
+        self._by_stream.clear()
+
     def find(self, nbytes: int, stream: int) -> BlockType | None:
         """Returns the smallest block of ``stream`` that has ``nbytes`` bytes, or None.
 

@@ -1,24 +1,20 @@
-"""MemorySearch: where an allocation finds memory when no free block fits."""
+"""MemorySearch: where an allocation finds memory when no free block fits, and what is released."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.memory.caching.allocator_errors import refuse_request
-from tracegraph.runtime.memory.caching.block import Block, BlockPool, Pool
+from tracegraph.runtime.memory.caching.block import Block, Pool, SizeClass
 from tracegraph.runtime.memory.caching.block_store import BlockStore
-from tracegraph.runtime.memory.caching.expandable_blocks import grow
-from tracegraph.runtime.memory.caching.pools import Pools
-from tracegraph.runtime.memory.caching.reclaim import (
-    collect_garbage,
-    release_free,
-    release_freeable,
-    release_oversize,
-)
+from tracegraph.runtime.memory.caching.expandable_blocks import expand, shrink
+from tracegraph.runtime.memory.caching.pool_router import PoolRouter
 from tracegraph.runtime.memory.caching.stream_uses import StreamUses
 from tracegraph.runtime.memory.history import Frames
+from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID
+from tracegraph.runtime.memory.providers.provider import Provider
+from tracegraph.runtime.memory.sizes import format_size
 
 # Device, bytes of the wanted segment, bytes that may be reserved at most, free bytes of the device.
 OutOfMemoryObserver: TypeAlias = Callable[[int, int, int, int], None]
@@ -28,14 +24,14 @@ class Request(NamedTuple):
     """What an allocation wants.
 
     Attributes:
-        pool: that serves it.
+        size_class: that serves it.
         nbytes: rounded size.
         segment_bytes: size of a new segment for it.
         stream: of the block.
         frames: call stack of the request, if one was recorded.
     """
 
-    pool: BlockPool
+    size_class: SizeClass
     nbytes: int
     segment_bytes: int
     stream: int
@@ -49,18 +45,16 @@ class MemorySearch:
         store: the blocks of the allocator.
         uses: blocks that other streams still read.
         pools: the private pools.
-        device: its index.
 
     Attributes:
         free_memory_callbacks: each may free blocks, and says whether it has.
         observers: called before an out-of-memory error.
     """
 
-    def __init__(self, store: BlockStore, uses: StreamUses, pools: Pools, device: int) -> None:
+    def __init__(self, store: BlockStore, uses: StreamUses, pools: PoolRouter) -> None:
         self._store = store
         self._uses = uses
         self._pools = pools
-        self._device = device
         self.free_memory_callbacks: list[Callable[[], bool]] = []
         self.observers: list[OutOfMemoryObserver] = []
 
@@ -84,7 +78,7 @@ class MemorySearch:
         return block
 
     def release_cached(self, frames: Frames | None, *, keeps_default: bool = False) -> None:
-        """Gives all free segments back that nobody needs, as soon as other streams allow it.
+        """Releases all free segments without users, as soon as other streams allow it.
 
         Args:
             frames: call stack of the request, if one was recorded.
@@ -98,7 +92,7 @@ class MemorySearch:
             release_freeable(self._store, pool, frames)
 
     def release_pool(self, pool: Pool, frames: Frames | None) -> None:
-        """Gives the free segments of one freeable pool back, as soon as other streams allow it."""
+        """Releases the free segments of one freeable pool, as soon as other streams allow it."""
         if not self._uses.is_capturing:
             self._synchronize(pool)
         release_freeable(self._store, pool, frames)
@@ -107,21 +101,21 @@ class MemorySearch:
         freed = [callback() for callback in self.free_memory_callbacks]
         if not any(freed):
             return None
-        return self._store.take_free(request.pool, request.nbytes, request.stream)
+        return self._store.take_free(request.size_class, request.nbytes, request.stream)
 
     def _reserve(self, request: Request) -> Block | None:
-        pool, nbytes, segment_bytes, stream, frames = request
-        if self._store.uses_expandable(pool):
-            return grow(self._store, pool, nbytes, segment_bytes, stream, frames)
-        return self._store.reserve(pool, segment_bytes, stream, frames)
+        size_class, nbytes, segment_bytes, stream, frames = request
+        if self._store.uses_expandable(size_class):
+            return expand(self._store, size_class, nbytes, segment_bytes, stream, frames)
+        return self._store.reserve(size_class, segment_bytes, stream, frames)
 
     def _rejects(self, request: Request) -> bool:
         is_beyond = self._store.exceeds_limit(request.segment_bytes)
         return is_beyond and self._store.config.throw_on_cudamalloc_oom
 
     def _release_and_reserve(self, request: Request) -> Block | None:
-        pool, nbytes, _, stream, frames = request
-        if release_oversize(self._store, pool, nbytes, stream, frames):
+        size_class, nbytes, _, stream, frames = request
+        if release_oversize(self._store, size_class, nbytes, stream, frames):
             block = self._reserve(request)
             if block is not None:
                 return block
@@ -132,14 +126,14 @@ class MemorySearch:
         return self._reserve(request)
 
     def _borrow(self, request: Request) -> Block | None:
-        if request.pool.owner.is_private:
+        if request.size_class.pool_id != DEFAULT_POOL_ID:
             return None
-        # One that nobody needs any more lends nothing: its memory may go back at any time.
+        # One without users lends nothing: its memory may be released at any time.
         private = self._store.private.values()
         lenders = [pool for pool in private if pool.use_on_oom and pool.use_count]
         for lender in lenders:
-            part = lender.small if request.pool.is_small else lender.large
-            block = self._store.take_free(part, request.nbytes, request.stream)
+            size_class = lender.small if request.size_class.is_small else lender.large
+            block = self._store.take_free(size_class, request.nbytes, request.stream)
             if block is not None:
                 return block
         return None
@@ -149,8 +143,8 @@ class MemorySearch:
         self._uses.synchronize_all(pool)
 
     def _run_out(self, request: Request) -> OutOfMemoryError:
-        store, owner = self._store, request.pool.owner
-        provider = owner.provider or store.provider
+        store, size_class = self._store, request.size_class
+        provider = size_class.provider or store.provider
         free_bytes = provider.available_bytes()
         if store.history.is_enabled:
             store.history.note(
@@ -158,7 +152,7 @@ class MemorySearch:
                 0,
                 request.nbytes,
                 request.stream,
-                owner.pool_id,
+                size_class.pool_id,
                 request.frames,
                 device_free=free_bytes,
             )
@@ -166,5 +160,134 @@ class MemorySearch:
         total_bytes = provider.total_bytes()
         allowed_bytes = total_bytes if store.allowed_bytes is None else store.allowed_bytes
         for observer in self.observers:
-            observer(self._device, request.segment_bytes, allowed_bytes, free_bytes)
-        return refuse_request(store, request.segment_bytes, owner, self._device)
+            observer(store.device, request.segment_bytes, allowed_bytes, free_bytes)
+        return _refuse(store, request.segment_bytes, provider)
+
+
+def collect_garbage(store: BlockStore, frames: Frames | None = None) -> None:
+    """Releases free segments of the default pool that no request has used for a long time.
+
+    Runs where the reserved bytes have passed the threshold. Each pass takes all blocks of at least
+    mean age, until the target is met; it is not cut short then, so that the next one comes late.
+    """
+    allowed, threshold = store.allowed_bytes, store.config.garbage_collection_threshold
+    if allowed is None or not threshold:
+        return
+    target_bytes = store.reserved_bytes - int(threshold * allowed)
+    if target_bytes <= 0:
+        return
+    aging = [block for block in store.default.large.free if not block.is_split]
+    while aging and target_bytes > 0:
+        mean_age = sum(block.age for block in aging) / len(aging)
+        old = [block for block in aging if block.age >= mean_age and block.expandable is None]
+        if not old:
+            return
+        aging = [block for block in aging if block.age < mean_age or block.expandable is not None]
+        target_bytes -= sum(block.nbytes for block in old)
+        release_all(store, old, frames)
+
+
+def release_oversize(
+    store: BlockStore, size_class: SizeClass, nbytes: int, stream: int, frames: Frames | None = None
+) -> bool:
+    """Releases cached segments that are never split, just enough to make room for a request.
+
+    Args:
+        store: all blocks.
+        size_class: of the request.
+        nbytes: rounded size of the request.
+        stream: of the request; segments of other streams are left alone.
+        frames: call stack of the request, if one was recorded.
+
+    Returns:
+        Whether enough was released. False where the settings have no ``max_split_size_mb``.
+    """
+    limit = store.config.max_split_bytes
+    if limit is None:
+        return False
+    wanted_bytes = max(nbytes, limit)
+    fitting = size_class.free.find(wanted_bytes, stream)
+    if fitting is not None and fitting.expandable is None:
+        store.release(fitting, frames)
+        return True
+    released_bytes = 0
+    for block in reversed(size_class.free.list_from(limit, stream)):
+        if released_bytes >= wanted_bytes:
+            break
+        if block.expandable is None:
+            released_bytes += block.nbytes
+            store.release(block, frames)
+    return released_bytes >= wanted_bytes
+
+
+def release_free(
+    store: BlockStore, size_classes: Iterable[SizeClass], frames: Frames | None = None
+) -> None:
+    """Releases all free segments of some size classes, and the free pages of expandable ones."""
+    for size_class in size_classes:
+        free = list(size_class.free)
+        whole = [block for block in free if not block.is_split and block.expandable is None]
+        release_all(store, whole, frames)
+        for block in free:
+            if block.expandable is not None:
+                shrink(store, block, frames)
+
+
+def release_all(store: BlockStore, blocks: list[Block], frames: Frames | None) -> None:
+    """Releases the segments of blocks that are whole segments and free."""
+    for block in blocks:
+        store.release(block, frames)
+
+
+def release_freeable(store: BlockStore, pool: Pool, frames: Frames | None = None) -> None:
+    """Releases the free segments of a private pool without users.
+
+    The pool itself disappears with its last segment.
+    """
+    release_free(store, pool.size_classes, frames)
+    if not pool.segment_count and store.private.get(pool.pool_id) is pool:
+        del store.private[pool.pool_id]
+        store.statistics.drop_pool(pool.pool_id)
+        pool.close()
+
+
+def _refuse(store: BlockStore, segment_bytes: int, provider: Provider) -> OutOfMemoryError:
+    """Returns the error of a request that nothing could satisfy.
+
+    Args:
+        store: all blocks.
+        segment_bytes: size of the segment that was wanted.
+        provider: that the segment was to come from.
+    """
+    statistics = store.statistics.all
+    allocated_bytes = statistics.allocated_bytes.current
+    private_bytes = sum(pool.free_bytes for pool in store.private.values())
+    cached_bytes = statistics.reserved_bytes.current - allocated_bytes - private_bytes
+    total, free = provider.total_bytes(), provider.available_bytes()
+    allowed = store.allowed_bytes
+    parts = [
+        f"device {store.device} ({provider.name}) has {format_size(total)}, of which "
+        f"{format_size(free)} is free",
+        f"{format_size(allowed)} allowed ({allowed / total:.2%})" if allowed is not None else "",
+        f"{format_size(allocated_bytes)} allocated",
+        f"{format_size(private_bytes)} free in private pools of graphs" if private_bytes else "",
+        f"{format_size(cached_bytes)} reserved but unallocated",
+    ]
+    hint = "free arrays, use a smaller batch, or drop graphs that are not replayed any more"
+    if cached_bytes > segment_bytes and not store.config.expandable_segments:
+        hint += "; TRACEGRAPH_ALLOC_CONF=expandable_segments:True avoids fragmentation"
+    return OutOfMemoryError(
+        f"out of memory: tried to allocate {format_size(segment_bytes)}",
+        where="; ".join(part for part in parts if part),
+        why=_explain(store, segment_bytes, free),
+        fix=hint,
+        anchor="out-of-memory",
+    )
+
+
+def _explain(store: BlockStore, segment_bytes: int, free_bytes: int) -> str:
+    if store.exceeds_limit(segment_bytes):
+        return "the share of the device that this process may reserve is used up"
+    if segment_bytes <= free_bytes:
+        return "the provider has that much, but not in one piece"
+    return "no cached block fits, and the device has no segment of that size left"

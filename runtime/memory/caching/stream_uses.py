@@ -1,8 +1,8 @@
 """StreamUses: blocks that were freed while streams other than their own may still use them.
 
-A block is handed out again on its own stream without waiting, since work of one stream runs in
+A block is allocated again on its own stream without waiting, since work of one stream runs in
 order. Work of another stream is known only by `record_stream`. Such a block waits here after it was
-freed: one event per stream is recorded, and the block goes back to its pool when all are over.
+freed: one event per stream is recorded, and the block returns to its pool when all are over.
 
 During a capture events can neither be recorded nor asked on the captured streams. Then the block
 waits until no capture is under way, or, where reuse inside of captures is on, until all streams
@@ -36,7 +36,7 @@ class StreamUses:
 
     Args:
         events: records events on streams and asks whether they are over.
-        put_back: takes a block that nobody uses any more back into its pool.
+        put_back: called with each block that no stream uses any more.
     """
 
     def __init__(self, events: EventSource, put_back: Callable[[Block], None]) -> None:
@@ -58,6 +58,13 @@ class StreamUses:
         """The blocks that wait here, each once."""
         pending = (block for queue in self._pending.values() for _, block in queue)
         return tuple(dict.fromkeys((*pending, *self._deferred)))
+
+    def advance(self, stream: int) -> None:
+        """Puts back what an allocation on ``stream`` may use again; runs at every allocation."""
+        if self._captures:
+            self.find_reusable(stream)
+        elif self._pending or self._deferred:
+            self.poll()
 
     def record(self, block: Block, stream: int) -> None:
         """Notes that ``stream`` uses ``block``. Its own stream needs no note."""
@@ -113,7 +120,7 @@ class StreamUses:
         for stream, queue in tuple(self._pending.items()):
             for entry in tuple(queue):
                 event, block = entry
-                if pool is None or block.pool.owner is pool:
+                if pool is None or block.size_class.pool_id == pool.pool_id:
                     self._events.synchronize(event)
                     queue.remove(entry)
                     self._finish(event, block)

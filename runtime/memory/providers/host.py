@@ -8,8 +8,7 @@ import pathlib
 import numpy as np
 
 from tracegraph.runtime.errors import ConfigError, OutOfMemoryError
-from tracegraph.runtime.memory.providers.segment import Segment
-from tracegraph.runtime.memory.providers.segment_set import SegmentSet
+from tracegraph.runtime.memory.providers.segment import Segment, SegmentSet
 
 ALIGNMENT = 256
 MEMINFO_PATH = pathlib.Path("/proc/meminfo")
@@ -17,7 +16,7 @@ CGROUP_LIMIT_PATH = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 
 class HostProvider:
-    """Hands out NumPy-backed segments, aligned to 256 bytes. Safe from several threads.
+    """Allocates NumPy-backed segments, aligned to 256 bytes. Safe from several threads.
 
     The system gives memory on credit: a request for more than there is may succeed and end the
     process when the bytes are touched. So each request is compared with what is free first.
@@ -50,13 +49,13 @@ class HostProvider:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all segments that were handed out and not taken back."""
+        """Bytes of all segments in use."""
         return self._segments.nbytes
 
     def available_bytes(self) -> int:
         """Returns how many bytes could still be allocated."""
         reserved_bytes = self.reserved_bytes
-        # The system counts segments that nobody has touched yet as free.
+        # The system counts segments that were never touched as free.
         available = min(_read_physical_bytes() - reserved_bytes, _read_free_bytes())
         if self._limit_bytes is not None:
             available = min(available, self._limit_bytes - reserved_bytes)
@@ -75,7 +74,7 @@ class HostProvider:
             stream: of no importance here.
 
         Raises:
-            OutOfMemoryError: there is not that much free memory.
+            OutOfMemoryError: there is not enough free memory.
         """
         del stream
         with self._segments.lock:
@@ -93,10 +92,10 @@ class HostProvider:
             return segment
 
     def free(self, segment: Segment) -> None:
-        """Takes back a segment; its memory goes when the last array in it does.
+        """Frees a segment; its memory goes when the last array in it does.
 
         Raises:
-            TracegraphError: the segment was taken back before, or comes from another provider.
+            TracegraphError: the segment was freed before, or comes from another provider.
         """
         self._segments.remove(segment)
 

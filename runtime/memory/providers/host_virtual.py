@@ -1,4 +1,4 @@
-"""The host provider with addresses and memory apart from each other, for segments that grow."""
+"""The host provider with addresses apart from memory, for expandable segments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HostVirtualProvider(HostProvider):
     """A VirtualProvider over ordinary memory. Safe from several threads.
 
     The system puts memory behind an address when it is first touched. So `map` only counts, and
-    refuses what a device would refuse; `unmap` gives the memory back.
+    refuses what a device would refuse; `unmap` frees the memory.
 
     Args:
         limit_bytes: the most that all memory together may take; None for what the machine has.
@@ -55,7 +55,7 @@ class HostVirtualProvider(HostProvider):
         """Returns the start of a range of addresses that nothing else gets.
 
         Raises:
-            OutOfMemoryError: the system has not that many addresses.
+            OutOfMemoryError: the system has no such range of addresses left.
         """
         try:
             room = mmap.mmap(-1, nbytes + GRANULARITY_BYTES, flags=_FLAGS)
@@ -71,7 +71,7 @@ class HostVirtualProvider(HostProvider):
         """Puts fresh memory behind reserved addresses.
 
         Raises:
-            OutOfMemoryError: there is not that much.
+            OutOfMemoryError: there is not enough memory.
             TracegraphError: memory is there already.
         """
         with self._segments.lock:
@@ -98,7 +98,7 @@ class HostVirtualProvider(HostProvider):
             room.madvise(mmap.MADV_DONTNEED, address - _read_address(room), nbytes)
 
     def release(self, address: int, nbytes: int) -> None:
-        """Gives a range that `reserve` returned back.
+        """Releases a range that `reserve` returned.
 
         Raises:
             TracegraphError: memory is still mapped there, or the range is unknown.

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tracegraph.runtime.errors import ConfigError, OutOfMemoryError
-from tracegraph.runtime.memory.providers.owned_memory import OwnedMemory
-from tracegraph.runtime.memory.providers.segment import Segment
-from tracegraph.runtime.memory.providers.segment_set import SegmentSet
+from tracegraph.runtime.memory.providers.segment import OwnedMemory, Segment, SegmentSet
 
 _ALLOCATE_TYPES = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 _FREE_TYPES = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
@@ -67,7 +65,7 @@ class PluggableAllocator:
 
 
 class PluggableProvider:
-    """Hands out what the functions of a PluggableAllocator give. See `make_provider`."""
+    """Allocates with the functions of a PluggableAllocator. See `make_provider`."""
 
     name = "pluggable"
 
@@ -84,7 +82,7 @@ class PluggableProvider:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all segments that were handed out and not taken back."""
+        """Bytes of all segments in use."""
         return self._segments.nbytes
 
     def available_bytes(self) -> int:
@@ -121,10 +119,10 @@ class PluggableProvider:
         return segment
 
     def free(self, segment: Segment) -> None:
-        """Takes back a segment; the library frees it at once.
+        """Frees a segment, by the library, at once.
 
         Raises:
-            TracegraphError: the segment was taken back before, or comes from another provider.
+            TracegraphError: the segment was freed before, or comes from another provider.
         """
         self._segments.remove(segment)
         segment.storage.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tracegraph.runtime.memory.providers.segment import Segment
 
@@ -16,12 +16,12 @@ class Provider(Protocol):
         """Returns a fresh segment of ``nbytes`` bytes for use on ``stream``.
 
         Raises:
-            OutOfMemoryError: there is not that much.
+            OutOfMemoryError: there is not enough memory.
         """
         ...
 
     def free(self, segment: Segment) -> None:
-        """Takes back a segment that ``allocate`` returned."""
+        """Frees a segment that ``allocate`` returned."""
         ...
 
     def available_bytes(self) -> int:
@@ -30,6 +30,42 @@ class Provider(Protocol):
 
     def total_bytes(self) -> int:
         """Returns how many bytes there are, in use or not."""
+        ...
+
+
+@runtime_checkable
+class VirtualProvider(Provider, Protocol):
+    """A provider for expandable segments: it reserves addresses apart from memory."""
+
+    def granularity_bytes(self) -> int:
+        """Returns the bytes that addresses and sizes below are multiples of."""
+        ...
+
+    def reserve(self, nbytes: int) -> int:
+        """Returns the start of a range of addresses that nothing else gets.
+
+        Raises:
+            OutOfMemoryError: there are not that many addresses left.
+        """
+        ...
+
+    def map(self, address: int, nbytes: int) -> None:
+        """Puts fresh memory behind reserved addresses.
+
+        Raises:
+            OutOfMemoryError: there is not enough memory.
+        """
+        ...
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Takes the memory of one `map`, or of several in a row, from its addresses.
+
+        Blocks the host until no work of the device uses it any more.
+        """
+        ...
+
+    def release(self, address: int, nbytes: int) -> None:
+        """Releases a range that `reserve` returned; nothing is mapped there any more."""
         ...
 
 
@@ -49,7 +85,7 @@ class EventSource(Protocol):
         ...
 
     def release(self, event: Any) -> None:
-        """Takes back an event that nobody asks for any more."""
+        """Releases an event that is not needed any more."""
         ...
 
 

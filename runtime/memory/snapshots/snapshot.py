@@ -1,7 +1,7 @@
 """Snapshots: state and history of the allocators as one dictionary, and its file.
 
 The dictionary and the file are those of `torch.cuda.memory`, so that pytorch.org/memory_viz draws
-them. The file is a pickle of plain values. Reading one runs no code, whatever the file holds.
+them. The file is a pickle of plain values. Reading one runs no code of the file.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def write_snapshot(path: str | pathlib.Path, snapshot: Snapshot) -> None:
 
 
 def read_snapshot(path: str | pathlib.Path) -> Snapshot:
-    """Returns the snapshot in a file, ours or PyTorch's; runs no code, whatever the file holds.
+    """Returns the snapshot in a file, ours or PyTorch's; runs no code of it.
 
     Args:
         path: of a file that `write_snapshot` or ``torch.cuda.memory`` wrote.

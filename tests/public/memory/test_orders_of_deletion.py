@@ -18,8 +18,8 @@ from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.devices import add_in_two_regions, ones, use_device
 from tracegraph.memory import MemPool, empty_cache, memory_allocated, memory_reserved, use_mem_pool
 from tracegraph.runtime.default_device import find_any_device
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pinned.host_block import HostBlock
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.segment import Segment
 
 KINDS = ("host", "jax", "cuda", "cuda_async")

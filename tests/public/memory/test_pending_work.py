@@ -37,8 +37,8 @@ from tests.fakes.fake_memory import FakeMemory
 from tests.fakes.memory_driver import MemoryDriver
 from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.memory.caching.block import Block
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.replay import Replay
 
 MIB = 1 << 20

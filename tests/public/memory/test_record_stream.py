@@ -23,8 +23,8 @@ from tests.fakes.definitions import make_definition, make_stage
 from tests.fakes.devices import ones
 from tests.oracles import error_lines
 from tracegraph.runtime.array import Array, ArrayState
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.replay import Replay
 
 DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))

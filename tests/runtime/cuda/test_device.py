@@ -32,8 +32,8 @@ from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, ReplayClock
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.segment import Segment
 
 # The fixture puts another in its place.
@@ -201,9 +201,9 @@ def test_segments_are_counted_and_taken_back_once(device: CudaOnHost) -> None:
             provider.free(segment)
         error_lines.match(
             caught.value,
-            f"cannot take back the segment at {segment.address:#x}",
+            f"cannot free the segment at {segment.address:#x}",
             "jax provider",
-            "it was taken back before",
+            "it was freed before",
             "internal error",
         )
     # Dropped without being given back.

@@ -15,8 +15,8 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.graph import ArenaSize, BufferSlot, ReplayClock
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
-from tracegraph.runtime.memory.caching.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.host import HostProvider
 
 

@@ -55,7 +55,7 @@ def test_segments_are_counted_and_taken_back_once(kind: str) -> None:
     assert (provider.reserved_bytes, provider.available_bytes()) == (3 * MIB, 5 * MIB)
     provider.free(one)
     assert (provider.reserved_bytes, provider.available_bytes()) == (MIB, 7 * MIB)
-    with pytest.raises(TracegraphError, match=f"(?s)not handed out.*{kind} provider"):
+    with pytest.raises(TracegraphError, match=f"(?s)it is not in use.*{kind} provider"):
         provider.free(one)
     provider.free(other)
     assert list_memory(driver) == []

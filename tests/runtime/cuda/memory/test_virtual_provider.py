@@ -13,7 +13,7 @@ from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider
-from tracegraph.runtime.memory.providers.virtual_provider import VirtualProvider
+from tracegraph.runtime.memory.providers.provider import VirtualProvider
 
 PAGE = 2 << 20
 STREAM = 0x5555

@@ -180,7 +180,7 @@ def test_settings_change_while_running() -> None:
 def test_an_arena_is_a_whole_segment_that_serves_again() -> None:
     allocator, provider = _make()
     pool_id = new_pool_id()
-    allocator.create_or_increment_pool(pool_id)
+    allocator.pools.create_or_increment(pool_id)
     first = allocator.allocate_exact(3 * MIB + 5, pool_id)
     assert first.nbytes == first.segment.nbytes == 3 * MIB + (32 << 10)
     assert allocator.pool_bytes(pool_id) == (first.nbytes, first.nbytes)
@@ -193,14 +193,14 @@ def test_an_arena_is_a_whole_segment_that_serves_again() -> None:
     assert provider.allocation_count == 1
     assert _read(allocator, "allocation", "segment", "inactive_split") == (1, 1, 0)
     allocator.free(second)
-    allocator.release_pool(pool_id)
+    allocator.pools.release(pool_id)
     allocator.empty_cache()
     assert provider.reserved_bytes == 0
 
 
 def test_an_arena_of_nothing_is_512_bytes() -> None:
     allocator, _ = _make()
-    allocator.create_or_increment_pool(PoolId(90))
+    allocator.pools.create_or_increment(PoolId(90))
     assert allocator.allocate_exact(0, PoolId(90)).nbytes == 512
 
 
@@ -389,4 +389,7 @@ def test_repr_says_how_much_there_is() -> None:
     assert repr(block) == "Block(0x7f0000000000, 1,024 bytes, stream 0, allocated)"
     allocator.free(block)
     assert repr(block) == "Block(0x7f0000000000, 2,097,152 bytes, stream 0, free)"
-    assert repr(block.pool.owner) == "Pool((0, 0), use_count=1, segments=1, free=2,097,152 bytes)"
+    assert (
+        repr(allocator.pools.choose(0))
+        == "Pool((0, 0), use_count=1, segments=1, free=2,097,152 bytes)"
+    )

@@ -24,7 +24,7 @@ from tracegraph.runtime.memory.caching.free_list import FreeList
 from tracegraph.runtime.memory.caching.stream_uses import StreamUses
 from tracegraph.runtime.memory.config import parse_alloc_conf
 from tracegraph.runtime.memory.pool_id import PoolId
-from tracegraph.runtime.memory.statistics import PoolStatistics
+from tracegraph.runtime.memory.statistics import BlockStatistics
 
 MIB = 1 << 20
 CAPACITY_BYTES = 240 * MIB
@@ -264,9 +264,9 @@ def plant_small_remainder(patch: pytest.MonkeyPatch) -> None:
 
 def plant_forgotten_statistic(patch: pytest.MonkeyPatch) -> None:
     """Requested bytes are not taken off."""
-    count = PoolStatistics.count_inactive
+    count = BlockStatistics.count_inactive
     patch.setattr(
-        PoolStatistics, "count_inactive", lambda self, nbytes, requested: count(self, nbytes, 0)
+        BlockStatistics, "count_inactive", lambda self, nbytes, requested: count(self, nbytes, 0)
     )
 
 

@@ -22,12 +22,12 @@ class Capture:
     def __init__(self, allocator: CachingAllocator, nbytes: int) -> None:
         self.allocator = allocator
         self.pool_id: PoolId = new_pool_id()
-        allocator.begin_allocate_to_pool(self.pool_id, lambda stream: stream == SIDE_STREAM)
-        allocator.mark_capture_begin(self.pool_id)
+        allocator.pools.begin(self.pool_id, lambda stream: stream == SIDE_STREAM)
+        allocator.pools.begin_capture(self.pool_id)
         self.generator = [allocator.allocate(GENERATOR_BYTES, SIDE_STREAM) for _ in range(2)]
         self.output = self._run(nbytes)
-        allocator.mark_capture_end(self.pool_id)
-        allocator.end_allocate_to_pool(self.pool_id)
+        allocator.pools.end_capture(self.pool_id)
+        allocator.pools.end(self.pool_id)
 
     def _run(self, nbytes: int) -> Block:
         output = self.allocator.allocate(nbytes, SIDE_STREAM)
@@ -42,7 +42,7 @@ class Capture:
     def delete(self) -> None:
         for block in self.generator:
             self.allocator.free(block)
-        self.allocator.release_pool(self.pool_id)
+        self.allocator.pools.release(self.pool_id)
 
 
 def _read(allocator: CachingAllocator, nbytes: int) -> dict[str, int]:
@@ -83,7 +83,7 @@ def test_memory_life_cycle_of_a_graph(
     capture.delete()
     allocator.empty_cache()
     assert _subtract(_read(allocator, nbytes), before) == after
-    assert allocator.use_count(capture.pool_id) == 0
+    assert allocator.pools.use_count(capture.pool_id) == 0
 
     allocator.free(capture.output)
     allocator.empty_cache()
@@ -110,16 +110,16 @@ def test_two_graphs_share_a_pool_until_both_are_gone() -> None:
     pool_id = new_pool_id()
     blocks = []
     for _ in range(2):
-        allocator.begin_allocate_to_pool(pool_id, lambda stream: True)
+        allocator.pools.begin(pool_id, lambda stream: True)
         blocks.append(allocator.allocate(MIB))
-        allocator.end_allocate_to_pool(pool_id)
-    assert allocator.use_count(pool_id) == 2
+        allocator.pools.end(pool_id)
+    assert allocator.pools.use_count(pool_id) == 2
     assert provider.allocation_count == 1
     for block in blocks:
         allocator.free(block)
-    allocator.release_pool(pool_id)
+    allocator.pools.release(pool_id)
     allocator.empty_cache()
     assert provider.reserved_bytes == 2 * MIB
-    allocator.release_pool(pool_id)
+    allocator.pools.release(pool_id)
     allocator.empty_cache()
     assert provider.reserved_bytes == 0

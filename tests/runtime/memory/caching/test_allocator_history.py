@@ -56,7 +56,7 @@ def test_segments_come_in_the_order_of_their_addresses_and_by_pool() -> None:
     allocator.allocate(512)
     allocator.allocate(3 * MIB)
     pool_id = new_pool_id()
-    allocator.create_or_increment_pool(pool_id)
+    allocator.pools.create_or_increment(pool_id)
     allocator.allocate_exact(4096, pool_id)
     assert [segment["address"] for segment in allocator.snapshot()] == sorted(addresses)
     (segment,) = allocator.snapshot(pool_id)

@@ -35,13 +35,13 @@ def make_allocator(
 
 
 def begin_capture(allocator: CachingAllocator, order: CaptureOrder | None = None) -> None:
-    allocator.begin_allocate_to_pool(POOL, CAPTURED.__contains__)
-    allocator.mark_capture_begin(POOL, order)
+    allocator.pools.begin(POOL, CAPTURED.__contains__)
+    allocator.pools.begin_capture(POOL, order)
 
 
 def end_capture(allocator: CachingAllocator) -> None:
-    allocator.mark_capture_end(POOL)
-    allocator.end_allocate_to_pool(POOL)
+    allocator.pools.end_capture(POOL)
+    allocator.pools.end(POOL)
 
 
 # record_stream ------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_graph_record_stream_before_capture() -> None:
     assert allocator.allocate(512, MAIN).address != address
     events.captured_streams = set()
     end_capture(allocator)
-    assert inside.pool.owner.pool_id == POOL
+    assert inside.size_class.pool_id == POOL
     assert allocator.allocate(512, MAIN).address == address
 
 
@@ -200,7 +200,7 @@ def test_a_capture_that_fails_leaves_the_memory_where_it_was() -> None:
             allocator.free(block)
         events.captured_streams = set()
         end_capture(allocator)
-        allocator.release_pool(POOL)
+        allocator.pools.release(POOL)
         allocator.empty_cache()
         assert allocator.statistics.all.reserved_bytes.current == 2 * MIB
         assert len(provider.segments) == 1
@@ -268,13 +268,13 @@ def test_the_provider_of_a_pool_lives_as_long_as_its_blocks() -> None:
     allocator, own, _ = make_allocator()
     provider = BytesProvider(64 * MIB)
     is_gone = weakref.ref(provider)
-    allocator.create_or_increment_pool(POOL, provider=provider)
+    allocator.pools.create_or_increment(POOL, provider=provider)
     del provider
-    allocator.begin_allocate_to_pool(POOL, CAPTURED.__contains__)
+    allocator.pools.begin(POOL, CAPTURED.__contains__)
     block = allocator.allocate(512, CAPTURED[0])
-    allocator.end_allocate_to_pool(POOL)
+    allocator.pools.end(POOL)
     for _ in range(2):
-        allocator.release_pool(POOL)
+        allocator.pools.release(POOL)
     allocator.empty_cache()
     gc.collect()
     assert is_gone() is not None

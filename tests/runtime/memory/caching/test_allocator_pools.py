@@ -50,24 +50,24 @@ def test_ids_are_unique_and_increase_also_across_threads() -> None:
 def test_pool_with_its_own_provider(allocator: CachingAllocator) -> None:
     own = ScriptedProvider(addresses=[1 << 40, 2 << 40])
     pool_id = new_pool_id()
-    allocator.create_or_increment_pool(pool_id, provider=own)
-    assert allocator.use_count(pool_id) == 1
-    allocator.begin_allocate_to_pool(pool_id, _everything)
-    assert allocator.use_count(pool_id) == 2
+    allocator.pools.create_or_increment(pool_id, provider=own)
+    assert allocator.pools.use_count(pool_id) == 1
+    allocator.pools.begin(pool_id, _everything)
+    assert allocator.pools.use_count(pool_id) == 2
     blocks = [allocator.allocate(1_000_000) for _ in range(2)]
     assert (own.allocation_count, _count_segments(allocator, pool_id)) == (1, 1)
     blocks.append(allocator.allocate(1_000_000))
     assert (own.allocation_count, _count_segments(allocator, pool_id)) == (2, 2)
-    allocator.end_allocate_to_pool(pool_id)
-    allocator.release_pool(pool_id)
-    assert allocator.use_count(pool_id) == 1
+    allocator.pools.end(pool_id)
+    allocator.pools.release(pool_id)
+    assert allocator.pools.use_count(pool_id) == 1
     allocator.allocate(1_000_000)
     assert own.allocation_count == 2
     figures = allocator.statistics.to_dict()
     key = f"reserved_bytes_by_private_pools.{pool_id.number}_0.small_pool.current"
     assert figures[key] == 4 * MIB
     assert figures["reserved_bytes.all.current"] == 6 * MIB
-    allocator.release_pool(pool_id)
+    allocator.pools.release(pool_id)
     for block in blocks:
         allocator.free(block)
     allocator.empty_cache()
@@ -78,13 +78,13 @@ def test_the_provider_lives_until_the_last_block_is_gone(allocator: CachingAlloc
     own = ScriptedProvider()
     alive = weakref.ref(own)
     pool_id = new_pool_id()
-    allocator.create_or_increment_pool(pool_id, provider=own)
+    allocator.pools.create_or_increment(pool_id, provider=own)
     del own
-    allocator.begin_allocate_to_pool(pool_id, _everything)
+    allocator.pools.begin(pool_id, _everything)
     block = allocator.allocate(512)
-    allocator.end_allocate_to_pool(pool_id)
-    allocator.release_pool(pool_id)
-    allocator.release_pool(pool_id)
+    allocator.pools.end(pool_id)
+    allocator.pools.release(pool_id)
+    allocator.pools.release(pool_id)
     allocator.empty_cache()
     assert alive() is not None
     allocator.free(block)
@@ -97,10 +97,10 @@ def test_a_block_may_outlive_its_pool(
     allocator: CachingAllocator, provider: ScriptedProvider
 ) -> None:
     pool_id = new_pool_id()
-    allocator.begin_allocate_to_pool(pool_id, _everything)
+    allocator.pools.begin(pool_id, _everything)
     block = allocator.allocate(512)
-    allocator.end_allocate_to_pool(pool_id)
-    allocator.release_pool(pool_id)
+    allocator.pools.end(pool_id)
+    allocator.pools.release(pool_id)
     allocator.empty_cache(pool_id)
     assert provider.reserved_bytes == 2 * MIB
     allocator.free(block)
@@ -108,7 +108,7 @@ def test_a_block_may_outlive_its_pool(
     allocator.empty_cache(pool_id)
     assert provider.reserved_bytes == 0
     with pytest.raises(TracegraphError, match="there is no pool"):
-        allocator.use_count(pool_id)
+        allocator.pools.use_count(pool_id)
 
 
 def test_emptying_inside_the_context_changes_nothing(
@@ -116,20 +116,20 @@ def test_emptying_inside_the_context_changes_nothing(
 ) -> None:
     allocator.free(allocator.allocate(30 * MIB))
     pool_id = new_pool_id()
-    allocator.begin_allocate_to_pool(pool_id, _everything)
+    allocator.pools.begin(pool_id, _everything)
     allocator.free(allocator.allocate(512))
     allocator.empty_cache()
     allocator.empty_cache(pool_id)
     assert provider.free_count == 0
-    allocator.end_allocate_to_pool(pool_id)
+    allocator.pools.end(pool_id)
     allocator.empty_cache()
     assert provider.reserved_bytes == 2 * MIB
 
 
 def test_no_split_gives_each_block_a_segment(allocator: CachingAllocator) -> None:
     pool_id = new_pool_id()
-    allocator.create_or_increment_pool(pool_id, no_split=True)
-    allocator.begin_allocate_to_pool(pool_id, _everything)
+    allocator.pools.create_or_increment(pool_id, no_split=True)
+    allocator.pools.begin(pool_id, _everything)
     blocks = [allocator.allocate(nbytes) for nbytes in (MIB, MIB, 512, 3 * MIB)]
     assert _count_segments(allocator, pool_id) == 4
     assert [block.nbytes for block in blocks] == [2 * MIB, 2 * MIB, 2 * MIB, 20 * MIB]
@@ -141,12 +141,12 @@ def test_nested_contexts_restore_the_outer_pool(allocator: CachingAllocator) -> 
     def nest(depth: int) -> None:
         if depth == 3:
             return
-        allocator.begin_allocate_to_pool(ids[depth], _everything)
+        allocator.pools.begin(ids[depth], _everything)
         allocator.allocate(20 * MIB)
         nest(depth + 1)
         if depth < 2:
             allocator.allocate(20 * MIB)
-        allocator.end_allocate_to_pool(ids[depth])
+        allocator.pools.end(ids[depth])
 
     nest(0)
     assert [_count_segments(allocator, pool_id) for pool_id in ids] == [2, 2, 1]
@@ -155,15 +155,15 @@ def test_nested_contexts_restore_the_outer_pool(allocator: CachingAllocator) -> 
 def test_other_threads_allocate_from_the_default_pool(allocator: CachingAllocator) -> None:
     me = threading.get_ident()
     pool_id = new_pool_id()
-    allocator.begin_allocate_to_pool(pool_id, lambda stream: threading.get_ident() == me)
+    allocator.pools.begin(pool_id, lambda stream: threading.get_ident() == me)
     mine = allocator.allocate(512)
     others: list[PoolId] = []
     thread = threading.Thread(
-        target=lambda: others.append(allocator.allocate(512).pool.owner.pool_id)
+        target=lambda: others.append(allocator.allocate(512).size_class.pool_id)
     )
     thread.start()
     thread.join()
-    assert mine.pool.owner.pool_id == pool_id
+    assert mine.size_class.pool_id == pool_id
     assert others == [DEFAULT_POOL_ID]
 
 
@@ -172,21 +172,21 @@ def test_a_side_stream_that_joined_the_capture_is_sent_to_the_pool_too(
 ) -> None:
     pool_id = new_pool_id()
     captured = {3}
-    allocator.begin_allocate_to_pool(pool_id, lambda stream: stream in captured)
+    allocator.pools.begin(pool_id, lambda stream: stream in captured)
     captured.add(4)
     blocks = [allocator.allocate(512, stream) for stream in (3, 4, 5)]
     assert _count_segments(allocator, pool_id) == 2
-    assert blocks[2].pool.owner.pool_id == DEFAULT_POOL_ID
+    assert blocks[2].size_class.pool_id == DEFAULT_POOL_ID
 
 
 def _make_limited(use_on_oom: bool) -> tuple[CachingAllocator, PoolId]:
     allocator = CachingAllocator(ScriptedProvider(80 * MIB))
     pool_id = new_pool_id()
-    allocator.create_or_increment_pool(pool_id, use_on_oom=use_on_oom)
-    allocator.begin_allocate_to_pool(pool_id, _everything)
+    allocator.pools.create_or_increment(pool_id, use_on_oom=use_on_oom)
+    allocator.pools.begin(pool_id, _everything)
     allocator.free(allocator.allocate(40 * MIB))
-    allocator.end_allocate_to_pool(pool_id)
-    allocator.release_pool(pool_id)
+    allocator.pools.end(pool_id)
+    allocator.pools.release(pool_id)
     allocator.allocate(40 * MIB)
     return allocator, pool_id
 
@@ -194,8 +194,8 @@ def _make_limited(use_on_oom: bool) -> tuple[CachingAllocator, PoolId]:
 def test_a_pool_lends_when_memory_runs_out_if_it_is_made_so() -> None:
     allocator, pool_id = _make_limited(use_on_oom=True)
     block = allocator.allocate(30 * MIB)
-    assert block.pool.owner.pool_id == pool_id
-    assert allocator.use_count(pool_id) == 1
+    assert block.size_class.pool_id == pool_id
+    assert allocator.pools.use_count(pool_id) == 1
     allocator.free(block)
     assert allocator.statistics.num_ooms == 0
     assert allocator.pool_bytes(pool_id) == (40 * MIB, 0)
@@ -210,24 +210,24 @@ def test_other_pools_do_not_lend() -> None:
 
 def test_a_pool_that_is_gone_does_not_lend_but_gives_its_memory_back() -> None:
     allocator, pool_id = _make_limited(use_on_oom=True)
-    allocator.release_pool(pool_id)
+    allocator.pools.release(pool_id)
     block = allocator.allocate(30 * MIB)
-    assert block.pool.owner.pool_id == DEFAULT_POOL_ID
+    assert block.size_class.pool_id == DEFAULT_POOL_ID
     with pytest.raises(TracegraphError, match="there is no pool"):
-        allocator.use_count(pool_id)
+        allocator.pools.use_count(pool_id)
 
 
 def test_pools_that_nobody_needs_are_reclaimed_under_pressure() -> None:
     provider = ScriptedProvider(100 * MIB)
     allocator = CachingAllocator(provider)
     pool_id = new_pool_id()
-    allocator.begin_allocate_to_pool(pool_id, _everything)
+    allocator.pools.begin(pool_id, _everything)
     kept, freed = allocator.allocate(40 * MIB), allocator.allocate(40 * MIB)
-    allocator.end_allocate_to_pool(pool_id)
+    allocator.pools.end(pool_id)
     allocator.free(freed)
     with pytest.raises(OutOfMemoryError):
         allocator.allocate(50 * MIB)
-    allocator.release_pool(pool_id)
+    allocator.pools.release(pool_id)
     allocator.allocate(50 * MIB)
     assert allocator.pool_bytes(pool_id) == (40 * MIB, 40 * MIB)
     allocator.free(kept)
@@ -247,31 +247,31 @@ def test_wrong_calls_are_refused(allocator: CachingAllocator, action: str) -> No
         "change": "cannot change the pool",
     }
     if action == "begin twice":
-        allocator.begin_allocate_to_pool(pool_id, _everything)
+        allocator.pools.begin(pool_id, _everything)
     if action in ("release twice", "reuse", "change"):
-        allocator.create_or_increment_pool(pool_id)
+        allocator.pools.create_or_increment(pool_id)
     if action in ("release twice", "reuse"):
-        allocator.release_pool(pool_id)
+        allocator.pools.release(pool_id)
     calls = {
-        "begin twice": lambda: allocator.begin_allocate_to_pool(pool_id, _everything),
-        "end": lambda: allocator.end_allocate_to_pool(pool_id),
-        "release": lambda: allocator.release_pool(pool_id),
-        "release twice": lambda: allocator.release_pool(pool_id),
-        "reuse": lambda: allocator.begin_allocate_to_pool(pool_id, _everything),
-        "change": lambda: allocator.create_or_increment_pool(pool_id, no_split=True),
+        "begin twice": lambda: allocator.pools.begin(pool_id, _everything),
+        "end": lambda: allocator.pools.end(pool_id),
+        "release": lambda: allocator.pools.release(pool_id),
+        "release twice": lambda: allocator.pools.release(pool_id),
+        "reuse": lambda: allocator.pools.begin(pool_id, _everything),
+        "change": lambda: allocator.pools.create_or_increment(pool_id, no_split=True),
     }
     with pytest.raises(TracegraphError, match=messages[action]) as caught:
         calls[action]()
     assert f"private pool {pool_id}" in caught.value.where
     if action == "begin twice":
-        assert allocator.use_count(pool_id) == 1
+        assert allocator.pools.use_count(pool_id) == 1
 
 
 def test_the_default_pool_is_no_private_pool(allocator: CachingAllocator) -> None:
     with pytest.raises(TracegraphError, match="as a private pool"):
-        allocator.create_or_increment_pool(DEFAULT_POOL_ID)
+        allocator.pools.create_or_increment(DEFAULT_POOL_ID)
     with pytest.raises(TracegraphError, match="as a private pool"):
-        allocator.begin_allocate_to_pool(DEFAULT_POOL_ID, _everything)
+        allocator.pools.begin(DEFAULT_POOL_ID, _everything)
 
 
 def test_a_capture_defers_blocks_that_other_streams_use(provider: ScriptedProvider) -> None:
@@ -280,10 +280,10 @@ def test_a_capture_defers_blocks_that_other_streams_use(provider: ScriptedProvid
     block = allocator.allocate(512, stream=1)
     address = block.address
     allocator.record_stream(block, 2)
-    allocator.mark_capture_begin(pool_id)
+    allocator.pools.begin_capture(pool_id)
     allocator.free(block)
     assert allocator.allocate(512, stream=1).address != address
-    allocator.mark_capture_end(pool_id)
+    allocator.pools.end_capture(pool_id)
     assert allocator.allocate(512, stream=1).address == address
 
 

@@ -81,15 +81,15 @@ def test_during_a_capture_nothing_is_synchronised_or_given_back() -> None:
     allocator, provider = _make(100 * MIB, events=events)
     allocator.free(allocator.allocate(60 * MIB))
     pool_id = new_pool_id()
-    allocator.begin_allocate_to_pool(pool_id, lambda stream: stream == 3)
-    allocator.mark_capture_begin(pool_id)
+    allocator.pools.begin(pool_id, lambda stream: stream == 3)
+    allocator.pools.begin_capture(pool_id)
     with pytest.raises(OutOfMemoryError):
         allocator.allocate(80 * MIB, stream=3)
     allocator.empty_cache()
     assert provider.free_count == 0
     assert _count(allocator) == (0, 1, 0, 0)
-    allocator.mark_capture_end(pool_id)
-    allocator.end_allocate_to_pool(pool_id)
+    allocator.pools.end_capture(pool_id)
+    allocator.pools.end(pool_id)
     allocator.empty_cache()
     assert provider.reserved_bytes == 0
 

@@ -28,7 +28,7 @@ class Setup:
         self.provider = BytesProvider(256 * MIB)
         self.events = ManualEvents()
         self.allocator = CachingAllocator(self.provider, events=self.events)
-        self.allocator.begin_allocate_to_pool(POOL, lambda stream: stream == STREAM)
+        self.allocator.pools.begin(POOL, lambda stream: stream == STREAM)
 
     def allocate(self, *sizes: int) -> list[Block]:
         return [self.allocator.allocate(nbytes, STREAM) for nbytes in sizes]
@@ -76,8 +76,8 @@ def setup() -> Iterator[Setup]:
     # In the end no block is live, and nothing is left of the pool.
     for block in [setup.allocator.find_block(one["address"]) for one in _list_live(setup)]:
         setup.free(block)
-    setup.allocator.end_allocate_to_pool(POOL)
-    setup.allocator.release_pool(POOL)
+    setup.allocator.pools.end(POOL)
+    setup.allocator.pools.release(POOL)
     setup.allocator.empty_cache()
     assert not setup.provider.segments
     assert not setup.events.live
@@ -200,18 +200,18 @@ def test_allocate_in_thread_to_pool() -> None:
     provider = BytesProvider(256 * MIB)
     allocator = CachingAllocator(provider)
     inside = threading.get_ident()
-    allocator.begin_allocate_to_pool(POOL, lambda stream: threading.get_ident() == inside)
+    allocator.pools.begin(POOL, lambda stream: threading.get_ident() == inside)
     mine = [allocator.allocate(nbytes) for nbytes in (512, 12 * MIB, 18 * MIB, 30 * MIB)]
     theirs: list[Block] = []
     thread = threading.Thread(target=lambda: theirs.append(allocator.allocate(30 * MIB)))
     thread.start()
     thread.join()
     assert len(allocator.snapshot(POOL)) == 4
-    assert theirs[0].pool.owner is not mine[0].pool.owner
-    allocator.end_allocate_to_pool(POOL)
+    assert theirs[0].size_class is not mine[0].size_class
+    allocator.pools.end(POOL)
     for block in mine:
         allocator.free(block)
-    allocator.release_pool(POOL)
+    allocator.pools.release(POOL)
     allocator.empty_cache()
     assert allocator.snapshot(POOL) == []
 
@@ -286,11 +286,11 @@ def test_uses_cannot_be_waited_for_during_a_capture(setup: Setup) -> None:
     blocks = setup.allocate(512)
     checkpoint = setup.allocator.get_checkpoint(POOL)
     setup.allocator.record_stream(blocks[0], SIDE)
-    setup.allocator.mark_capture_begin(OTHER_POOL)
+    setup.allocator.pools.begin_capture(OTHER_POOL)
     before = setup.read_state()
     with pytest.raises(TracegraphError) as raised:
         setup.allocator.set_checkpoint(POOL, checkpoint)
-    setup.allocator.mark_capture_end(OTHER_POOL)
+    setup.allocator.pools.end_capture(OTHER_POOL)
     error_lines.match(
         raised.value,
         what="cannot bring back a checkpoint of pool (1, 0) now",
@@ -306,11 +306,11 @@ def test_a_segment_that_was_given_back_is_missed(setup: Setup) -> None:
     block = setup.allocator.allocate(512, STREAM)
     checkpoint = setup.allocator.get_checkpoint(POOL)
     setup.free(block)
-    setup.allocator.end_allocate_to_pool(POOL)
-    setup.allocator.release_pool(POOL)
+    setup.allocator.pools.end(POOL)
+    setup.allocator.pools.release(POOL)
     setup.allocator.empty_cache()
     # Another segment at the same address is not the one that was meant.
-    setup.allocator.begin_allocate_to_pool(POOL, lambda stream: stream == STREAM)
+    setup.allocator.pools.begin(POOL, lambda stream: stream == STREAM)
     again = setup.allocator.allocate(512, STREAM)
     assert again.address == block.address
     with pytest.raises(TracegraphError) as raised:
@@ -319,7 +319,7 @@ def test_a_segment_that_was_given_back_is_missed(setup: Setup) -> None:
         raised.value,
         what="cannot bring back the checkpoint of pool (1, 0)",
         where=f"pool (1, 0), blocks at {block.address:#x}",
-        why="their segments were given back since",
+        why="their segments were released since",
         fix="keep the pool in use",
     )
     assert setup.count_live() == 1
@@ -327,10 +327,10 @@ def test_a_segment_that_was_given_back_is_missed(setup: Setup) -> None:
 
 def test_a_checkpoint_is_of_one_pool(setup: Setup) -> None:
     checkpoint = setup.allocator.get_checkpoint(POOL)
-    setup.allocator.create_or_increment_pool(OTHER_POOL)
+    setup.allocator.pools.create_or_increment(OTHER_POOL)
     with pytest.raises(TracegraphError) as raised:
         setup.allocator.set_checkpoint(OTHER_POOL, checkpoint)
-    setup.allocator.release_pool(OTHER_POOL)
+    setup.allocator.pools.release(OTHER_POOL)
     error_lines.match(
         raised.value,
         what="cannot bring back the checkpoint of pool (1, 0)",
@@ -360,8 +360,8 @@ def test_only_live_blocks_can_become_stale(setup: Setup) -> None:
 
 @pytest.mark.parametrize("call", ["get_checkpoint", "set_checkpoint"])
 def test_a_pool_that_nobody_needs_has_no_checkpoints(setup: Setup, call: str) -> None:
-    setup.allocator.create_or_increment_pool(OTHER_POOL)
-    setup.allocator.release_pool(OTHER_POOL)
+    setup.allocator.pools.create_or_increment(OTHER_POOL)
+    setup.allocator.pools.release(OTHER_POOL)
     arguments = [setup.allocator.get_checkpoint(POOL)] if call == "set_checkpoint" else []
     with pytest.raises(TracegraphError, match="cannot use the pool"):
         getattr(setup.allocator, call)(OTHER_POOL, *arguments)
@@ -370,7 +370,7 @@ def test_a_pool_that_nobody_needs_has_no_checkpoints(setup: Setup, call: str) ->
 def test_segments_that_have_grown_since_come_back() -> None:
     config = AllocatorConfig(expandable_segments=True)
     allocator = CachingAllocator(VirtualBytesProvider(256 * MIB), config=config)
-    allocator.begin_allocate_to_pool(POOL, lambda stream: stream == STREAM)
+    allocator.pools.begin(POOL, lambda stream: stream == STREAM)
     blocks = [allocator.allocate(nbytes, STREAM) for nbytes in (512, 512, 3 * MIB, 30 * MIB)]
     checkpoint = allocator.get_checkpoint(POOL)
     for nbytes in (512, 50 * MIB):
@@ -389,8 +389,8 @@ def test_segments_that_have_grown_since_come_back() -> None:
 
 def test_no_split_pools_come_back() -> None:
     allocator = CachingAllocator(BytesProvider(256 * MIB), config=AllocatorConfig())
-    allocator.create_or_increment_pool(POOL, no_split=True)
-    allocator.begin_allocate_to_pool(POOL, lambda stream: stream == STREAM)
+    allocator.pools.create_or_increment(POOL, no_split=True)
+    allocator.pools.begin(POOL, lambda stream: stream == STREAM)
     blocks = [allocator.allocate(nbytes, STREAM) for nbytes in (512, 600, 2 * MIB)]
     checkpoint = allocator.get_checkpoint(POOL)
     for block in blocks:

@@ -1,11 +1,9 @@
-"""DirectAllocator: the methods of the caching allocator, without a cache."""
+"""DirectAllocator: an allocator without a cache."""
 
 from __future__ import annotations
 
 import collections
-import inspect
 import pathlib
-from typing import Any
 
 import pytest
 
@@ -16,12 +14,10 @@ from tracegraph.runtime.errors import (
     ConfigError,
     OutOfMemoryError,
     TracegraphError,
-    UnsupportedError,
 )
-from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.caching.direct_allocator import DirectAllocator
 from tracegraph.runtime.memory.config import AllocatorConfig
-from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, new_pool_id
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.statistics import Statistics
 
@@ -53,14 +49,6 @@ class ManualEvents:
 @pytest.fixture
 def provider() -> HostProvider:
     return HostProvider(limit_bytes=64 * MIB)
-
-
-def test_the_methods_are_those_of_the_caching_allocator() -> None:
-    for name, method in inspect.getmembers(CachingAllocator, callable):
-        if not name.startswith("_"):
-            own = getattr(DirectAllocator, name)
-            assert inspect.signature(own) == inspect.signature(method), name
-            assert own.__doc__
 
 
 def test_each_block_is_a_segment_of_the_size_that_was_asked_for(provider: HostProvider) -> None:
@@ -150,12 +138,12 @@ def test_full_memory_waits_for_other_streams_first(provider: HostProvider) -> No
 def test_arenas_of_a_private_pool(provider: HostProvider) -> None:
     allocator = DirectAllocator(provider)
     pool_id = new_pool_id()
-    allocator.create_or_increment_pool(pool_id)
+    allocator.pools.create_or_increment(pool_id)
     arena = allocator.allocate_exact(MIB + 1, pool_id)
     assert arena.nbytes == MIB + 1
     assert allocator.pool_bytes(pool_id) == (MIB + 1, MIB + 1)
-    assert allocator.use_count(pool_id) == 1
-    allocator.release_pool(pool_id)
+    assert allocator.pools.use_count(pool_id) == 1
+    allocator.pools.release(pool_id)
     allocator.free(arena)
     assert provider.reserved_bytes == 0
     # A pool that nobody needs goes with its last segment.
@@ -166,19 +154,19 @@ def test_arenas_of_a_private_pool(provider: HostProvider) -> None:
 def test_requests_go_to_the_pool_of_a_context(provider: HostProvider) -> None:
     allocator = DirectAllocator(provider)
     pool_id = new_pool_id()
-    allocator.begin_allocate_to_pool(pool_id, lambda stream: stream == 1)
+    allocator.pools.begin(pool_id, lambda stream: stream == 1)
     inside, outside = allocator.allocate(100, stream=1), allocator.allocate(100)
-    allocator.end_allocate_to_pool(pool_id)
-    assert (inside.pool.owner.pool_id, outside.pool.owner.is_private) == (pool_id, False)
+    allocator.pools.end(pool_id)
+    assert (inside.size_class.pool_id, outside.size_class.pool_id) == (pool_id, DEFAULT_POOL_ID)
     assert [tuple(each["segment_pool_id"]) for each in allocator.snapshot(pool_id)] == [pool_id]
-    allocator.release_pool(pool_id)
+    allocator.pools.release(pool_id)
     allocator.free(inside)
     other = new_pool_id()
-    allocator.create_or_increment_pool(other)
-    allocator.release_pool(other)
+    allocator.pools.create_or_increment(other)
+    allocator.pools.release(other)
     allocator.empty_cache()
     with pytest.raises(TracegraphError, match="there is no pool"):
-        allocator.use_count(other)
+        allocator.pools.use_count(other)
 
 
 def test_the_memory_fraction_holds(provider: HostProvider) -> None:
@@ -193,18 +181,6 @@ def test_the_memory_fraction_holds(provider: HostProvider) -> None:
     allocator.free(allocator.allocate(40 * MIB))
     with pytest.raises(ConfigError):
         allocator.set_memory_fraction(1.5)
-
-
-def test_checkpoints_are_refused(provider: HostProvider) -> None:
-    allocator = DirectAllocator(provider)
-    state: Any = None
-    calls: list[Any] = [
-        lambda: allocator.get_checkpoint(new_pool_id()),
-        lambda: allocator.set_checkpoint(new_pool_id(), state),
-    ]
-    for call in calls:
-        with pytest.raises(UnsupportedError, match="no checkpoints of pool"):
-            call()
 
 
 def test_history_tells_of_segments_too(provider: HostProvider) -> None:

@@ -289,7 +289,7 @@ def test_the_allowed_share_holds_for_pages_too() -> None:
     assert sum(provider.mapped.values()) == 2 * PAGE
 
 
-def test_switched_off_growing_blocks_rest_until_it_is_on_again() -> None:
+def test_switched_off_expandable_blocks_rest_until_it_is_on_again() -> None:
     allocator, provider = make()
     block = allocator.allocate(5 * MIB)
     allocator.free(block)
@@ -306,11 +306,11 @@ def test_arenas_and_pools_with_a_provider_do_not_grow() -> None:
     allocator, provider = make()
     own = VirtualBytesProvider(1 << 30)
     pool_id, other_id = new_pool_id(), new_pool_id()
-    allocator.create_or_increment_pool(pool_id)
+    allocator.pools.create_or_increment(pool_id)
     arena = allocator.allocate_exact(3 * MIB, pool_id)
     assert (arena.nbytes, list(provider.segments)) == (3 * MIB, [arena.address])
-    allocator.create_or_increment_pool(other_id, provider=own)
-    allocator.begin_allocate_to_pool(other_id, lambda stream: stream == 1)
+    allocator.pools.create_or_increment(other_id, provider=own)
+    allocator.pools.begin(other_id, lambda stream: stream == 1)
     block = allocator.allocate(512, stream=1)
     assert list(own.segments) == [block.address]
     assert (provider.ranges, own.ranges) == ({}, {})
@@ -319,15 +319,15 @@ def test_arenas_and_pools_with_a_provider_do_not_grow() -> None:
 def test_a_private_pool_has_ranges_of_its_own_and_loses_them_last() -> None:
     allocator, provider = make()
     pool_id = new_pool_id()
-    allocator.begin_allocate_to_pool(pool_id, lambda stream: stream == 1)
+    allocator.pools.begin(pool_id, lambda stream: stream == 1)
     inside, outside = allocator.allocate(PAGE, stream=1), allocator.allocate(PAGE, stream=2)
-    allocator.end_allocate_to_pool(pool_id)
+    allocator.pools.end(pool_id)
     assert inside.segment is not outside.segment
     assert allocator.pool_bytes(pool_id) == (PAGE, PAGE)
     allocator.free(inside)
     allocator.empty_cache()
     assert len(provider.ranges) == 2
-    allocator.release_pool(pool_id)
+    allocator.pools.release(pool_id)
     allocator.empty_cache()
     assert list(provider.ranges) == [outside.segment.address]
     assert not any("private" in key for key in allocator.statistics.to_dict())
@@ -366,9 +366,8 @@ def test_a_provider_whose_segments_cannot_grow_is_refused() -> None:
     with pytest.raises(ConfigError, match="host provider"):
         allocator.configure(EXPANDABLE)
     assert not allocator.config.expandable_segments
-    # Without a cache there is nothing that could grow.
+    # Without a cache there is nothing to expand.
     direct = DirectAllocator(HostProvider(), config=EXPANDABLE)
-    direct.configure(EXPANDABLE)
     assert direct.allocate(100).nbytes == 100
 
 

@@ -94,7 +94,7 @@ def test_a_segment_is_taken_back_once():
     provider = HostProvider()
     segment = provider.allocate(100)
     provider.free(segment)
-    with pytest.raises(TracegraphError, match="cannot take back the segment at 0x"):
+    with pytest.raises(TracegraphError, match="cannot free the segment at 0x"):
         provider.free(segment)
     with pytest.raises(TracegraphError, match="comes from another provider"):
         provider.free(HostProvider().allocate(100))

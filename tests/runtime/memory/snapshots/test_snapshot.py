@@ -83,18 +83,18 @@ class Events:
 def run_at_random(allocator, rng, operations):
     """Allocates and frees on two streams and in a private pool; some blocks await a stream."""
     pool_id = PoolId(7)
-    allocator.create_or_increment_pool(pool_id)
+    allocator.pools.create_or_increment(pool_id)
     live = []
     for _ in range(operations):
         choice = rng.random()
         if choice < 0.55 or not live:
             in_pool = rng.random() < 0.2
             if in_pool:
-                allocator.begin_allocate_to_pool(pool_id, lambda stream: True)
+                allocator.pools.begin(pool_id, lambda stream: True)
             nbytes = rng.choice([100, 5000, 600_000, 3 * MIB, 12 * MIB])
             live.append(allocator.allocate(nbytes, rng.randrange(2)))
             if in_pool:
-                allocator.end_allocate_to_pool(pool_id)
+                allocator.pools.end(pool_id)
         elif choice < 0.95:
             block = live.pop(rng.randrange(len(live)))
             if rng.random() < 0.3:

@@ -1,12 +1,11 @@
 """The private pool: memory reserved to one graph, or to a declared group of graphs.
 
 A CUDA graph writes to the addresses that were baked in when it was built. So its memory is not
-shared with anybody outside its pool, and goes back to the provider when nobody holds the pool any
-more.
+shared with anything outside its pool, and is released when the last holder of the pool is gone.
 
 Note [When a pool goes]. PyTorch keeps the free memory of a dead pool until `empty_cache`, or until
 its allocator runs out of memory. Here other memory of the device is JAX's, which cannot ask us to
-give ours back. So the memory of a capture goes back as soon as nobody needs it. A pool that the
+release ours. So the memory of a capture is released as soon as it has no users. A pool that the
 user made (`MemPool`) keeps PyTorch's rule.
 """
 
@@ -16,13 +15,13 @@ import threading
 import weakref
 
 from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
+from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.caching.block import Block
-from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
 
 _pools: weakref.WeakValueDictionary[PoolId, PrivatePool] = weakref.WeakValueDictionary()
 # Pools that captures may share before any has made them, with the allocator that has them, if any.
-_handles: dict[PoolId, CachingAllocator | None] = {}
+_handles: dict[PoolId, Allocator | None] = {}
 _lock = threading.Lock()
 _FIX = "donate the state (`donate_argnums`), capture a smaller batch, or drop unused graphs"
 _FIX_JAX = "; XLA_PYTHON_CLIENT_MEM_FRACTION sets JAX's share of the GPU"
@@ -49,12 +48,13 @@ class PrivatePool:
     Attributes:
         pool_id: as given.
         allocator: as given.
-        replay_lock: held by whoever replays a graph that shares its scratch.
+        replay_lock: held during each replay of a graph that shares its scratch.
 
     Raises:
         TracegraphError: the pool has lost its last user.
 
     Example:
+        >>> from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
         >>> from tracegraph.runtime.memory.providers.host import HostProvider
         >>> pool = PrivatePool(new_pool_id(), CachingAllocator(HostProvider()))
         >>> block = pool.allocate(1000)
@@ -62,13 +62,13 @@ class PrivatePool:
         (1024, 1024, 1024)
     """
 
-    def __init__(self, pool_id: PoolId, allocator: CachingAllocator) -> None:
+    def __init__(self, pool_id: PoolId, allocator: Allocator) -> None:
         self.pool_id, self.allocator = pool_id, allocator
         self.replay_lock = threading.RLock()
         self._lock = threading.Lock()
         self._scratch: weakref.WeakSet[Scratch] = weakref.WeakSet()
-        allocator.create_or_increment_pool(pool_id)
-        # At interpreter exit the process gives all memory back by itself.
+        allocator.pools.create_or_increment(pool_id)
+        # At interpreter exit the process frees all memory by itself.
         weakref.finalize(self, allocator.release_pool_later, pool_id).atexit = False
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class PrivatePool:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes handed out in blocks."""
+        """Bytes of its blocks in use."""
         return self.allocator.pool_bytes(self.pool_id)[1]
 
     def allocate(self, nbytes: int) -> Block:
@@ -95,7 +95,7 @@ class PrivatePool:
                 2 MiB.
 
         Raises:
-            OutOfMemoryError: neither the pool nor its provider has that much.
+            OutOfMemoryError: neither the pool nor its provider has enough.
             TracegraphError: ``nbytes`` is negative.
         """
         try:
@@ -113,7 +113,7 @@ class PrivatePool:
     def share_scratch(self, nbytes: int) -> Scratch:
         """Returns memory that others of this pool use as well; the smallest that is big enough.
 
-        It is given back when nobody holds it any more.
+        It is freed when its last holder is gone.
 
         Args:
             nbytes: wanted size.
@@ -131,7 +131,7 @@ class PrivatePool:
             return scratch
 
     def free_later(self, block: Block) -> None:
-        """Returns a block to the pool as soon as that can be; for finalisers."""
+        """Frees a block of the pool as soon as possible; for finalisers."""
         self.allocator.free_later(block)
 
 
@@ -142,7 +142,7 @@ def graph_pool_handle() -> PoolId:
     return handle
 
 
-def announce_pool(pool_id: PoolId, allocator: CachingAllocator | None = None) -> None:
+def announce_pool(pool_id: PoolId, allocator: Allocator | None = None) -> None:
     """Lets captures share a pool that no capture has made, until `withdraw_pool`.
 
     Args:
@@ -161,7 +161,7 @@ def find_pool(pool_id: PoolId) -> PrivatePool | None:
     """Returns the pool of a living graph; None for a handle into which nothing was captured yet.
 
     Raises:
-        TracegraphError: nobody holds such a pool any more.
+        TracegraphError: the last holder of such a pool is gone.
     """
     pool = _pools.get(pool_id)
     if pool is not None or pool_id in _handles:
@@ -175,7 +175,7 @@ def find_pool(pool_id: PoolId) -> PrivatePool | None:
     )
 
 
-def join_pool(pool_id: PoolId, allocator: CachingAllocator) -> PrivatePool:
+def join_pool(pool_id: PoolId, allocator: Allocator) -> PrivatePool:
     """Returns the one PrivatePool of an id; captures that share it share its scratch.
 
     Args:

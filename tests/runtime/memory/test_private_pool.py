@@ -12,7 +12,8 @@ import pytest
 from tests.oracles import error_lines
 from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
-from tracegraph.runtime.memory.caching.private_pool import (
+from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
+from tracegraph.runtime.memory.private_pool import (
     PrivatePool,
     announce_pool,
     find_pool,
@@ -20,7 +21,6 @@ from tracegraph.runtime.memory.caching.private_pool import (
     join_pool,
     withdraw_pool,
 )
-from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
 from tracegraph.runtime.memory.providers.host import HostProvider
 
 MIB = 1 << 20
@@ -64,11 +64,11 @@ def test_a_pool_without_blocks_leaves_nothing():
     gc.collect()
     assert allocator.statistics.all.reserved_bytes.current == 0
     with pytest.raises(TracegraphError, match="there is no pool"):
-        allocator.use_count(pool_id)
+        allocator.pools.use_count(pool_id)
 
 
 def test_a_pool_dropped_inside_the_allocator_goes_when_the_call_is_over():
-    """As when the collector finds it there, see Note [Finalisers] of PooledAllocator."""
+    """As when the collector finds it there, see Note [Finalisers] of UsedBlocks."""
     allocator = make_allocator()
     provider: Any = allocator.provider
     held = [PrivatePool(new_pool_id(), allocator)]
@@ -86,7 +86,7 @@ def test_a_pool_is_joined_by_its_id():
     pool_id = new_pool_id()
     pool = join_pool(pool_id, allocator)
     assert join_pool(pool_id, allocator) is find_pool(pool_id) is pool
-    assert allocator.use_count(pool_id) == 1
+    assert allocator.pools.use_count(pool_id) == 1
     with pytest.raises(TracegraphError, match="is one of another device") as caught:
         join_pool(pool_id, make_allocator())
     error_lines.match(
@@ -125,12 +125,12 @@ def test_an_announced_pool_is_one_until_it_is_withdrawn():
 def test_a_pool_has_as_many_users_as_joined():
     allocator = make_allocator()
     pool_id = new_pool_id()
-    allocator.create_or_increment_pool(pool_id)
+    allocator.pools.create_or_increment(pool_id)
     pool = join_pool(pool_id, allocator)
-    assert allocator.use_count(pool_id) == 2
+    assert allocator.pools.use_count(pool_id) == 2
     del pool
     gc.collect()
-    assert allocator.use_count(pool_id) == 1
+    assert allocator.pools.use_count(pool_id) == 1
 
 
 def test_scratch_is_the_smallest_that_fits():
