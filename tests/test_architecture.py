@@ -31,6 +31,9 @@ CLEAN_TREE = {
     "runtime/default_device.py": (
         "from tracegraph.runtime.cuda.device import find\nfrom tracegraph.runtime.host import device\n"
     ),
+    "runtime/memory/caching/__init__.py": "",
+    "runtime/memory/caching/block.py": "from tracegraph.runtime.memory import pool\n",
+    "runtime/memory/allocator.py": "from tracegraph.runtime.memory.caching.block import pool\n",
     "runtime/memory/pool.py": (
         "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Pool:\n    a: int\n"
     ),
@@ -54,6 +57,9 @@ FAULTS = [
             (rules.check_cycles, "lowering/planning/lifetimes.py", "from tracegraph.lowering.planning.memory_plan import x", "tracegraph.lowering.planning.lifetimes -> tracegraph.lowering.planning.memory_plan -> tracegraph.lowering.planning.lifetimes"),
             (rules.check_cycles, "tracegraph/decorator.py", "import tracegraph", "tracegraph -> tracegraph.decorator -> tracegraph"),
             (rules.check_cycles, "runtime/x.py", "from tracegraph.runtime.x import y", "import cycle"),
+            (rules.check_rooms, "runtime/memory/pool.py", "from tracegraph.runtime.memory.caching import block", "runtime/memory/caching: import cycle caching -> pool.py -> caching, at runtime/memory/caching/block.py:1, runtime/memory/pool.py:1"),
+            (rules.check_rooms, "runtime/memory/caching/store.py", "\nimport tracegraph.runtime.memory.allocator", "allocator.py -> caching -> allocator.py, at runtime/memory/allocator.py:1, runtime/memory/caching/store.py:2"),
+            (rules.check_rooms, "runtime/memory/pool.py", "from tracegraph.runtime.memory import allocator", "allocator.py -> caching -> pool.py -> allocator.py"),
             (rules.check_driver, "runtime/cuda/graphs/graph.py", "from cuda.bindings import driver", "graph.py:1: imports `cuda.bindings.driver`"),
             (rules.check_driver, "runtime/cuda/graphs/graph.py", "from cuda.bindings.driver import cuInit", "only runtime/cuda/driver/driver.py may"),
             (rules.check_driver, "runtime/cuda/graphs/graph.py", "import cuda.bindings as b", "only runtime/cuda/driver/driver.py may"),
@@ -86,6 +92,9 @@ LEGAL_NEIGHBOURS = [
             (rules.check_layers, "tracegraph/x.py", "import tracegraph.runtime.errors, runtimes"),
             (rules.check_local_imports, "tracegraph/x.py", "def f():\n  import numpy"),
             (rules.check_cycles, "tracegraph/x.py", "from tracegraph.decorator import capture"),
+            (rules.check_rooms, "runtime/memory/caching/store.py", "from tracegraph.runtime.memory.caching import block"),
+            (rules.check_rooms, "runtime/memory/snapshots/x.py", "from tracegraph.runtime.memory import allocator, caching"),
+            (rules.check_rooms, "runtime/cuda/graphs/x.py", "from tracegraph.runtime.memory import allocator"),
             (rules.check_driver, "runtime/cuda/x.py", "from cuda.bindings import nvrtc"),
             (rules.check_devices, "tracegraph/x.py", "from tracegraph.runtime import hosts, default_device"),
             (rules.check_devices, "runtime/cuda/graphs/x.py", "from tracegraph.runtime.cuda.buffer import CudaBuffer"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -26,6 +27,8 @@ DEVICE_DOOR = "runtime/default_device.py"
 JAX_DOORS = ("tracegraph/jax_internals.py", "runtime/jax_interop.py")
 PURE_PLACES = ("runtime/memory/", "lowering/planning/memory_plan.py")
 IMPURE_MODULES = ("jax", "jaxlib", "cuda")
+# Whose folders are rooms: what they import of one another is one way.
+ROOM_PARENTS = ("runtime/memory",)
 LINE_LIMIT = 400
 LINE_EXCUSE = "past 400 lines because"
 FIELD_LIMIT = 6
@@ -156,7 +159,7 @@ def _find_layer_problem(source: SourceFile, name: str) -> str | None:
 
 
 def check_local_imports(root: pathlib.Path) -> list[str]:
-    """Law 2, first half: no import of our own packages inside a function."""
+    """Law 2, first part: no import of our own packages inside a function."""
     return [
         f"{source.path}:{each.line}: imports `{each.name}` inside a function"
         for source in read_sources(root)
@@ -168,7 +171,7 @@ def check_local_imports(root: pathlib.Path) -> list[str]:
 
 
 def check_cycles(root: pathlib.Path) -> list[str]:
-    """Law 2, second half: no import cycles between modules."""
+    """Law 2, second part: no import cycles between modules."""
     edges = _own_edges(read_sources(root))
     return [
         f"{module}: import cycle {' -> '.join(cycle)}"
@@ -198,6 +201,40 @@ def _find_cycle(start: str, edges: dict[str, list[str]]) -> list[str]:
                 seen.add(target)
                 paths.append([*path, target])
     return []
+
+
+def check_rooms(root: pathlib.Path) -> list[str]:
+    """Law 2, last part: no import cycles between the folders of ROOM_PARENTS."""
+    return [problem for parent in ROOM_PARENTS for problem in find_room_cycles(root, parent)]
+
+
+def find_room_cycles(root: pathlib.Path, parent: str) -> list[str]:
+    """Returns each import cycle in which a folder takes part, with the imports that close it.
+
+    Args:
+        root: of the tree.
+        parent: folder whose folders are rooms. A file right below it is a room of its own, so that
+            what all rooms use and what uses all rooms may stand there together.
+    """
+    sources = [each for each in read_sources(root) if each.path.startswith(parent + "/")]
+    rooms = {each.module: _name_room(each.path, parent) for each in sources}
+    imports: dict[str, dict[str, str]] = {room: {} for room in rooms.values()}
+    for source in sources:
+        for each in find_imports(source.tree, frozenset(rooms)):
+            target = rooms.get(each.name, rooms[source.module])
+            if target != rooms[source.module]:
+                imports[rooms[source.module]].setdefault(target, f"{source.path}:{each.line}")
+    edges = {room: sorted(targets) for room, targets in imports.items()}
+    return [
+        f"{parent}/{room}: import cycle {' -> '.join(cycle)}, at "
+        + ", ".join(imports[start][end] for start, end in itertools.pairwise(cycle))
+        for room in sorted(edges)
+        if (cycle := _find_cycle(room, edges)) and room == min(cycle)
+    ]
+
+
+def _name_room(path: str, parent: str) -> str:
+    return path.removeprefix(parent + "/").partition("/")[0]
 
 
 def check_driver(root: pathlib.Path) -> list[str]:
@@ -364,6 +401,7 @@ RULES: tuple[Rule, ...] = (
     check_layers,
     check_local_imports,
     check_cycles,
+    check_rooms,
     check_driver,
     check_devices,
     check_private_jax,

@@ -1,4 +1,4 @@
-"""Random operations on expandable segments against the slow model: all of what the fuzz compares."""
+"""Random operations on expandable segments against the slow model: all that the fuzz compares."""
 
 from __future__ import annotations
 
