@@ -49,15 +49,18 @@ class _Choice:
 _choice = _Choice()
 
 
-def choose_allocator(pluggable: PluggableAllocator) -> None:
-    """Makes a library's functions the allocator of every device.
+def change_current_allocator(allocator: PluggableAllocator) -> None:
+    """Makes the functions of a library the allocator of every device.
+
+    Args:
+        allocator: names the library and its two functions.
 
     Raises:
         ConfigError: a device has an allocator already, or it is no PluggableAllocator.
     """
-    if not isinstance(pluggable, PluggableAllocator):
+    if not isinstance(allocator, PluggableAllocator):
         raise ConfigError(
-            f"`allocator` is a {type(pluggable).__name__}",
+            f"`allocator` is a {type(allocator).__name__}",
             where="argument `allocator` of change_current_allocator",
             why="an allocator is two functions of a shared library",
             fix="pass tg.memory.PluggableAllocator(path_to_so, alloc_fn_name, free_fn_name)",
@@ -72,7 +75,7 @@ def choose_allocator(pluggable: PluggableAllocator) -> None:
                 fix="call it before the first capture and the first call of tg.memory",
                 anchor="pluggable-allocator",
             )
-        _choice.pluggable = pluggable
+        _choice.pluggable = allocator
 
 
 def open_allocator(source: MemorySource) -> Allocator:

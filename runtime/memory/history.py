@@ -176,7 +176,7 @@ def _format_entry(entry: _Entry) -> dict[str, Any]:
 
 
 def _is_allocator(module: str) -> bool:
-    return module == "tracegraph.memory" or module.startswith("tracegraph.runtime.memory.")
+    return module.startswith(("tracegraph.user_memory.", "tracegraph.runtime.memory."))
 
 
 def _is_own(module: str) -> bool:

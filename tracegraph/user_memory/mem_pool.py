@@ -18,14 +18,15 @@ from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator
 
 
 class MemPool:
-    """A private pool of a device's allocator. Its memory is used inside of the pool only.
+    """A private pool of a device's allocator: its memory serves only what is allocated in it.
 
     Captures share it by ``pool=``; `use_mem_pool` sends what a thread allocates there. What lives
-    in it may outlive this object, and is given back with the next `empty_cache` after it was freed.
+    in it may outlive this object; its memory returns to the provider with the first `empty_cache`
+    after it was freed.
 
     Args:
         allocator: where its segments come from; None for the device's own provider.
-        use_on_oom: it serves requests to the default pool before those run out of memory.
+        use_on_oom: it also serves requests to the default pool that would run out of memory.
         no_split: each block has a segment of its own.
         device: a JAX device or its index; None for the one that captures use.
 
@@ -38,8 +39,8 @@ class MemPool:
             device.
 
     Example:
-        >>> pool = MemPool()
-        >>> with use_mem_pool(pool):
+        >>> pool = tg.memory.MemPool()
+        >>> with tg.memory.use_mem_pool(pool):
         ...     pool.use_count()
         2
         >>> pool.use_count()
@@ -106,8 +107,16 @@ def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
         device: of the pool; None for the pool's own.
 
     Raises:
-        ConfigError: the pool is one of another device, or no pool.
+        ConfigError: ``pool`` is not a MemPool, or one of another device.
         TracegraphError: requests go to this pool already.
+
+    Example:
+        >>> pool = tg.memory.MemPool()
+        >>> with tg.memory.use_mem_pool(pool):
+        ...     address = tg.memory.caching_allocator_alloc(1000)
+        >>> len(pool.snapshot())
+        1
+        >>> tg.memory.caching_allocator_delete(address)
     """
     owner = pool._owner if isinstance(pool, MemPool) else None
     if owner is None or (device is not None and find_any_device(device).allocator is not owner):

@@ -6,8 +6,8 @@ because its bytes are copied at once. That holds for a pinned array too, as `pin
 default. The copy costs the host as much time as the bytes take. With ``non_blocking=True`` the
 caller promises not to change the array before the GPU has read it; then nothing is copied on the
 host. `synchronize_copies` waits until the array may be changed again. The promise belongs to the
-memory: views of the array are under it as well. Dropping the array early is always safe: its memory
-serves others only after the last copy.
+memory: it holds for views of the array as well. Dropping the array early is always safe: its memory
+is used again only after the last copy.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def pin_memory(tree: Any, *, non_blocking: bool = False) -> Any:
     On the host device the memory is ordinary, and all else is the same.
 
     Args:
-        tree: a NumPy or JAX array of any numeric dtype, or a tree of them; leaves that are no
-            arrays stay what they are, and arrays that are pinned in this way already too.
-        non_blocking: a captured function copies the array straight from its memory, after the call
-            has returned. Do not change it before `synchronize_copies`.
+        tree: a NumPy or JAX array of any numeric dtype, or a tree of them. Other leaves, and arrays
+            that are pinned in this way already, are returned as they are.
+        non_blocking: a captured function copies straight from the memory of the array, also after
+            the call has returned. Do not change the array before `synchronize_copies`.
 
     Returns:
         A tree with a writable, C-contiguous NumPy array of the same shape, dtype and values for
@@ -59,10 +59,10 @@ def pin_memory(tree: Any, *, non_blocking: bool = False) -> Any:
         OutOfMemoryError: the machine has no more memory that can be locked.
 
     Example:
-        >>> batch = pin_memory({"name": "first", "x": np.arange(3.0)})
+        >>> batch = tg.memory.pin_memory({"name": "first", "x": np.arange(3.0)})
         >>> batch
         {'name': 'first', 'x': array([0., 1., 2.])}
-        >>> is_pinned(batch["x"]), is_pinned(np.arange(3.0))
+        >>> tg.memory.is_pinned(batch["x"]), tg.memory.is_pinned(np.arange(3.0))
         (True, False)
     """
     allocator = find_host_allocator()
@@ -76,7 +76,7 @@ def pin_memory(tree: Any, *, non_blocking: bool = False) -> Any:
 
 
 def is_pinned(array: Any) -> bool:
-    """Says whether an array, or what it is a view of, came from `pin_memory`.
+    """Returns True when `pin_memory` made an array, or the array that it is a view of.
 
     Args:
         array: anything; only NumPy arrays are ever pinned.
@@ -85,14 +85,14 @@ def is_pinned(array: Any) -> bool:
 
 
 def synchronize_copies(tree: Any) -> None:
-    """Blocks the host until all copies that were asked for so far have read the pinned arrays.
+    """Blocks the host until all copies of pinned arrays that are enqueued now have read them.
 
     Args:
         tree: of pinned arrays; other leaves are passed over.
 
     Example:
-        >>> batch = pin_memory(np.zeros(4), non_blocking=True)
-        >>> synchronize_copies(batch)
+        >>> batch = tg.memory.pin_memory(np.zeros(4), non_blocking=True)
+        >>> tg.memory.synchronize_copies(batch)
         >>> batch[:] = 1
     """
     for leaf in jax.tree_util.tree_leaves(tree):

@@ -155,7 +155,7 @@ def call_in_module(name):
     ("module", "stacks", "top"),
     [
         ("tracegraph.runtime.memory.caching.caching_allocator", "all", "call_here"),
-        ("tracegraph.memory", "all", "call_here"),
+        ("tracegraph.user_memory.allocations", "all", "call_here"),
         ("tracegraph.runtime.replay", "all", "inner"),
         ("tracegraph.runtime.replay", "python", "call_here"),
         ("tracegraphs", "python", "inner"),
