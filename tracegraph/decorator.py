@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.runtime.errors import ConfigError
@@ -12,59 +12,106 @@ from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream
 from tracegraph.user_memory.mem_pool import MemPool
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 @overload
-def capture(fn: Callable[..., Any], **options: Any) -> GraphedFunction: ...
+def capture(
+    fn: Callable[P, R],
+    *,
+    static_argnums: int | Iterable[int] | None = (),
+    static_argnames: str | Iterable[str] | None = (),
+    donate_argnums: int | Iterable[int] | None = (),
+    donate_argnames: str | Iterable[str] | None = (),
+    mode: Literal["whole", "partial"] = "whole",
+    outputs: Literal["fresh", "static"] = "fresh",
+    pool: PoolId | MemPool | None = None,
+    stream: Stream | None = None,
+    verify: bool = True,
+    name: str | None = None,
+) -> GraphedFunction[P, R]: ...
 @overload
-def capture(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], GraphedFunction]: ...
+def capture(
+    fn: None = None,
+    *,
+    static_argnums: int | Iterable[int] | None = (),
+    static_argnames: str | Iterable[str] | None = (),
+    donate_argnums: int | Iterable[int] | None = (),
+    donate_argnames: str | Iterable[str] | None = (),
+    mode: Literal["whole", "partial"] = "whole",
+    outputs: Literal["fresh", "static"] = "fresh",
+    pool: PoolId | MemPool | None = None,
+    stream: Stream | None = None,
+    verify: bool = True,
+    name: str | None = None,
+) -> Callable[[Callable[P, R]], GraphedFunction[P, R]]: ...
 def capture(
     fn: Callable[..., Any] | None = None,
     *,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    donate_argnums: int | Sequence[int] = (),
-    donate_argnames: str | Sequence[str] = (),
-    mode: str = "whole",
-    outputs: str = "fresh",
+    static_argnums: int | Iterable[int] | None = (),
+    static_argnames: str | Iterable[str] | None = (),
+    donate_argnums: int | Iterable[int] | None = (),
+    donate_argnames: str | Iterable[str] | None = (),
+    mode: Literal["whole", "partial"] = "whole",
+    outputs: Literal["fresh", "static"] = "fresh",
     pool: PoolId | MemPool | None = None,
     stream: Stream | None = None,
     verify: bool = True,
     name: str | None = None,
     **unknown: Any,
-) -> Any:
+) -> GraphedFunction[..., Any] | Callable[[Callable[..., Any]], GraphedFunction[..., Any]]:
     """Makes a function replayable: captured at its first call, replayed from then on.
+
+    Use it as a decorator, with options or without, or call it with a function. Each signature
+    (shapes, dtypes, trees and static arguments) is captured once.
 
     Args:
         fn: takes and returns trees of arrays. Left out, a decorator is returned.
-        static_argnums: positions of arguments that are Python values, baked into the graph.
+        static_argnums: positions of arguments that are hashable Python values. They become part of
+            the graph: another value is another signature. One position or several.
         static_argnames: the same by name.
         donate_argnums: positions of arguments that the call may use up. Their leaves live in the
-            graph from then on, and come back as the same objects, updated in place.
+            graph from then on, and come back as the same objects, updated in place. One position or
+            several.
         donate_argnames: the same by name.
-        mode: ``"whole"`` refuses what a graph cannot hold; ``"partial"`` runs it eagerly between
+        mode: ``"whole"`` raises for what a graph cannot hold; ``"partial"`` runs it eagerly between
             two graphs.
         outputs: ``"fresh"`` results keep their value for ever; ``"static"`` ones are the graph's
             own buffers and become stale with the next call.
-        pool: share a private pool: another captured function's, from its ``pool()``, that of a
-            handle of `tg.graph_pool_handle`, or a `tg.memory.MemPool`.
-        stream: the stream that is captured; not the default stream.
-        verify: compare the first replay with `jax.jit`.
+        pool: a private pool to share: ``pool()`` of another captured function, a
+            `tg.graph_pool_handle`, or a `tg.memory.MemPool`. None for a pool of its own.
+        stream: the stream that is captured; not the default stream. None for a new one.
+        verify: compare the first replay of every graph with `jax.jit`.
         name: in reports and errors; by default the function's name.
-        **unknown: refused by name.
+        **unknown: options that do not exist; they raise.
 
     Returns:
-        The captured function.
+        The captured function: called like the function, with the methods of `tg.GraphedFunction`.
+        Without ``fn``, a decorator that returns it.
 
     Raises:
-        ConfigError: an option is unknown or has a value that is not allowed.
+        ConfigError: an option is unknown or has a value that is not allowed, or ``fn`` cannot be
+            called.
+        CaptureError: ``stream`` is the default stream.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> @capture
+        >>> @tg.capture
         ... def double(x):
         ...     return x * 2
         >>> print(double(jnp.arange(3.0)))
         [0. 2. 4.]
+
+        A train step keeps its state in the graph:
+
+        >>> @tg.capture(donate_argnums=0)
+        ... def step(state, x):
+        ...     return {"sum": state["sum"] + x}
+        >>> state = {"sum": jnp.zeros(2)}
+        >>> for _ in range(3):
+        ...     state = step(state, jnp.ones(2))
+        >>> print(state["sum"])
+        [3. 3.]
     """
     given = {
         "static_argnums": static_argnums,
@@ -84,7 +131,7 @@ def capture(
     return _capture(fn, given=given)
 
 
-def _capture(fn: Callable[..., Any], *, given: dict[str, Any]) -> GraphedFunction:
+def _capture(fn: Callable[P, R], *, given: dict[str, Any]) -> GraphedFunction[P, R]:
     if not callable(fn):
         raise ConfigError(
             f"capture is given {type(fn).__name__}, not a function",

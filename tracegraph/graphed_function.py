@@ -8,7 +8,7 @@ import itertools
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
@@ -30,13 +30,18 @@ from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.tracing.signature import Signature
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Instance = TypeVar("Instance")
+Rest = ParamSpec("Rest")
+
 MAX_SIGNATURES = 64
 # Graphs that a call tries before it works out its signature, which costs more.
 MAX_TRIED = 8
 
 
 class CacheInfo(NamedTuple):
-    """Counts of a captured function.
+    """Counts of a captured function's calls and signatures; `tg.GraphedFunction.cache_info` has it.
 
     Attributes:
         hits: calls that replayed an existing graph.
@@ -56,17 +61,26 @@ class CacheInfo(NamedTuple):
         return self.misses
 
 
-class GraphedFunction:
+class GraphedFunction(Generic[P, R]):
     """A function that is captured at its first call and replayed from then on.
 
-    Made by `tracegraph.capture`. Safe to call from several threads: replays of one graph follow one
-    another.
+    Made by `tg.capture`; type checkers see the parameters P and the result R of the function. Safe
+    to call from several threads: replays of one graph follow one another.
+
+    Example:
+        >>> step = tg.capture(lambda x: x + 1, name="step")
+        >>> step
+        <GraphedFunction step, 0 signatures>
+        >>> print(step(jnp.zeros(2)), step(jnp.ones(2)))
+        [1. 1.] [2. 2.]
+        >>> step.cache_info().captures
+        1
     """
 
-    __wrapped__: Callable[..., Any]
+    __wrapped__: Callable[P, R]
     __name__: str
 
-    def __init__(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[P, R], given: dict[str, Any]) -> None:
         self._function = function
         self._options: Options = read_options(function, given)
         self._pool = FunctionPool(self._options.pool)
@@ -78,8 +92,15 @@ class GraphedFunction:
         self._lock = threading.RLock()
         functools.update_wrapper(self, function)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Replays the graph of these arguments; captures it first if there is none.
+
+        Args:
+            *args: as the function takes them: trees of arrays, and static arguments.
+            **kwargs: the same.
+
+        Returns:
+            What the function returns, with a `jax.Array` for every array.
 
         Raises:
             CaptureError: the function cannot be captured; all reasons are named.
@@ -100,7 +121,7 @@ class GraphedFunction:
             ):
                 if latest.direct is not None:
                     for index, known, _, _ in latest.collectors:
-                        value = args[index]
+                        value: Any = args[index]
                         if type(value) is not ArrayImpl or id(value.aval) not in known:
                             break
                     else:
@@ -117,7 +138,7 @@ class GraphedFunction:
                             latest.replay.settle()
                         updates: list[tuple[int, Any]] = []
                         for index, known, write, collect in latest.collectors:
-                            value = args[index]
+                            value: Any = args[index]
                             if type(value) is ArrayImpl and id(value.aval) in known:
                                 write(value)
                             elif not collect(value, updates):
@@ -164,6 +185,14 @@ class GraphedFunction:
             recent = list(itertools.islice(reversed(self._cache.values()), MAX_TRIED))
         return [latest, *(captured for captured in recent if captured is not latest)]
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> GraphedFunction[P, R]: ...
+    @overload
+    def __get__(
+        self: GraphedFunction[Concatenate[Instance, Rest], R],
+        instance: Instance,
+        owner: type | None = None,
+    ) -> Callable[Rest, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds like a function, so that a method can be captured."""
         return self if instance is None else types.MethodType(self, instance)
@@ -173,11 +202,22 @@ class GraphedFunction:
 
     @hides_own_frames
     def trace(self, *args: Any, **kwargs: Any) -> CheckedGraph:
-        """Returns the traced, checked and optimised graph; prints as the IR.
+        """Returns the traced, checked and optimised graph, which prints as the IR.
 
         Args:
             *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
             **kwargs: the same.
+
+        Raises:
+            CaptureError: the function cannot be captured; all reasons are named.
+
+        Example:
+            >>> double = tg.capture(lambda x: x * 2, name="double")
+            >>> print(double.trace(jnp.zeros(3)))  # doctest: +ELLIPSIS
+            graph double(%0: f32[3]):
+              %1: f32[3] = mul %0, 2.0:f32[]  # ...
+              return %1
+            <BLANKLINE>
         """
         return trace_and_check(self._prepare(args, kwargs))
 
@@ -188,6 +228,14 @@ class GraphedFunction:
         Args:
             *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
             **kwargs: the same.
+
+        Raises:
+            CaptureError: the function cannot be captured; all reasons are named.
+
+        Example:
+            >>> double = tg.capture(lambda x: x * 2)
+            >>> double.lower(jax.ShapeDtypeStruct((256,), jnp.float32)).pool_bytes
+            2048
         """
         prepared = self._prepare(args, kwargs).drop_values()
         with Progress(f"capturing `{self._options.name}`") as progress:
@@ -202,6 +250,11 @@ class GraphedFunction:
         Args:
             *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
             **kwargs: the same.
+
+        Example:
+            >>> double = tg.capture(lambda x: x * 2, name="double")
+            >>> print(double.explain(jnp.zeros(3)).splitlines()[0])
+            `double` can be captured (mode='whole', outputs='fresh')
         """
         prepared = self._prepare(args, kwargs)
         with self._lock:
@@ -211,7 +264,7 @@ class GraphedFunction:
         return explain_capture(prepared, self._device, pipeline.run_to_lowered, verification)
 
     def cache_info(self) -> CacheInfo:
-        """Returns counts of hits, misses and kept signatures."""
+        """Returns the counts of hits and misses, and of the signatures that are kept."""
         with self._lock:
             calls = self._retired_calls + sum(graph.calls for graph in self._cache.values())
             # A capture whose first call failed has not been used yet.
@@ -219,7 +272,7 @@ class GraphedFunction:
             return CacheInfo(hits, self._misses, MAX_SIGNATURES, len(self._cache))
 
     def reset(self) -> None:
-        """Drops all graphs; arrays that they returned stay valid."""
+        """Drops all graphs: the next call captures again. Arrays that they returned stay valid."""
         with self._lock:
             self._retired_calls += sum(graph.calls for graph in self._cache.values())
             self._cache.clear()
@@ -227,17 +280,25 @@ class GraphedFunction:
             self._pool.leave()
 
     def pool(self) -> PoolId:
-        """Returns the id of the private pool, which another capture may share by ``pool=``."""
+        """Returns the id of the private pool; another capture shares it by ``pool=``.
+
+        Example:
+            >>> first = tg.capture(jnp.sin)
+            >>> second = tg.capture(jnp.cos, pool=first.pool())
+            >>> second.pool() == first.pool()
+            True
+        """
         return self._pool.join(self._device).pool_id
 
     def timings(self) -> dict[str, float]:
         """Returns the seconds that each stage of the latest graph's capture took.
 
         The stages are ``trace`` (JAX runs the function on abstract values), ``check`` (the graph,
-        its passes, the constraints, and the second trace where it outlasts XLA), ``compile`` (JAX
-        and XLA: lower and compile the regions, the second trace beside), ``lower`` (cut into
-        regions, read what XLA wrote, plan, build), ``instantiate`` and ``verify``. They follow one
-        another. `jax.jit` takes ``trace`` and ``compile``, too. Empty before the first capture.
+        its passes, the constraints, and what is left of the second trace when XLA is done),
+        ``compile`` (JAX and XLA lower and compile the regions, with the second trace beside),
+        ``lower`` (cut into regions, read XLA's program, plan, build), ``instantiate`` and
+        ``verify``. They follow one another. `jax.jit` needs ``trace`` and ``compile``, too. The
+        dict is empty before the first capture.
         """
         latest = self._latest
         return dict(latest.seconds) if latest is not None else {}

@@ -88,7 +88,10 @@ UNCUT = [
 
 
 def lower(
-    function: Callable[..., Any], arguments: Sequence[Any], device: Any, mode: str = "partial"
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    device: Any,
+    mode: Any = "partial",
 ) -> tuple[CheckedGraph, Lowered]:
     options = tg.capture(function, mode=mode, name="step")._options
     prepared = prepare_call(function, options, tuple(arguments), {}, device=None, has_values=False)

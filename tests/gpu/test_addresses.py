@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ def test_addresses_of_state_stay():
 
 
 def test_addresses_of_static_outputs_stay():
-    captured = tg.capture(lambda x: (jnp.sort(x), x @ x), outputs="static")
+    captured: Any = tg.capture(lambda x: (jnp.sort(x), x @ x), outputs="static")
     first = [leaf.data_ptr() for leaf in captured(jnp.arange(500.0))]
     for index in range(REPLAYS):
         kept = churn(index)
@@ -55,7 +56,7 @@ def test_addresses_of_static_outputs_stay():
 
 
 def test_static_buffers_stand_in_the_arena_and_apart():
-    captured = tg.capture(step, donate_argnums=0, outputs="static")
+    captured: Any = tg.capture(step, donate_argnums=0, outputs="static")
     state, total = captured(make_state(), jnp.ones((64, 64)))
     arena = find_captured(captured).replay.arena
     spans = sorted((leaf.data_ptr(), leaf.nbytes) for leaf in (*state.values(), total))

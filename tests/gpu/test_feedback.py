@@ -1,5 +1,7 @@
 """Results of graphs as arguments of graphs, with calls that are enqueued without a wait."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,8 @@ def test_a_loop_over_its_own_result(size, is_held):
 
 
 def test_a_loop_alternates_between_two_addresses():
-    step, addresses = tg.capture(advance), []
+    step: Any = tg.capture(advance)
+    addresses: list[int] = []
     x = step(step(jnp.ones(1024)))
     for _ in range(20):
         x = step(x)

@@ -23,7 +23,7 @@ def test_no_arguments_and_too_many():
     captured = tg.capture(step)
     at = line() + 2
     with pytest.raises(tg.CaptureError) as caught:
-        captured()
+        captured()  # pyright: ignore[reportCallIssue]
     match(
         caught.value,
         "`step` is called with the wrong arguments: missing a required argument: 'state'",
@@ -32,9 +32,9 @@ def test_no_arguments_and_too_many():
         "call it as `step(state, x)` says",
     )
     with pytest.raises(tg.CaptureError, match="too many positional arguments"):
-        captured({"w": X}, 1.0, 2.0)
+        captured({"w": X}, 1.0, 2.0)  # pyright: ignore[reportCallIssue]
     with pytest.raises(tg.CaptureError, match="got an unexpected keyword argument 'y'"):
-        captured({"w": X}, 1.0, y=2.0)
+        captured({"w": X}, 1.0, y=2.0)  # pyright: ignore[reportCallIssue]
     assert_same(captured({"w": X}, 2.0), jax.jit(step)({"w": X}, 2.0))
 
 

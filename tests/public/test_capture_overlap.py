@@ -40,7 +40,7 @@ def replace_compilation(
     )
 
 
-def scale_by_clock(x: jax.Array) -> jax.Array:
+def scale_by_clock(x: Any) -> jax.Array:
     return x * (time.perf_counter_ns() % 1_000_000_007)
 
 
@@ -83,7 +83,7 @@ def test_the_second_trace_runs_in_the_calling_thread_before_the_compilation_ends
     compiled_in: list[threading.Thread] = []
     has_second = threading.Event()
 
-    def function(x: jax.Array) -> jax.Array:
+    def function(x: Any) -> jax.Array:
         traced_in.append(threading.current_thread())
         if len(traced_in) == 2:
             has_second.set()
@@ -104,7 +104,7 @@ def test_the_second_trace_runs_in_the_calling_thread_before_the_compilation_ends
 def test_an_error_of_the_users_in_the_second_trace_passes(target: str):
     traces: list[int] = []
 
-    def function(x: jax.Array) -> jax.Array:
+    def function(x: Any) -> jax.Array:
         traces.append(1)
         if len(traces) == 2:
             raise ZeroDivisionError
@@ -118,10 +118,10 @@ def test_an_error_of_the_users_in_the_second_trace_passes(target: str):
 
 
 @pytest.mark.parametrize("mode", ["whole", "partial"])
-def test_it_is_traced_twice_where_nothing_is_compiled(mode: str):
+def test_it_is_traced_twice_where_nothing_is_compiled(mode: Any):
     traces: list[int] = []
 
-    def function(x: jax.Array) -> jax.Array:
+    def function(x: Any) -> jax.Array:
         traces.append(1)
         return x
 
@@ -138,7 +138,7 @@ def test_settings_of_the_calling_thread_hold_in_both(target: str, monkeypatch: p
         compiled.append(jax.dtypes.canonicalize_dtype(np.float64))
         return compile_it()
 
-    def function(x: jax.Array) -> jax.Array:
+    def function(x: Any) -> jax.Array:
         traced.append(jax.dtypes.canonicalize_dtype(np.float64))
         return x * 2
 

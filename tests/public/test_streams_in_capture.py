@@ -115,7 +115,7 @@ def run_calls(function: Callable[..., Any], *, reads_at_once: bool = True) -> li
     return [np.asarray(array) for array in (*given, *state)]
 
 
-def assert_equals_jit(program: Program, mode: str, *, reads_at_once: bool = True) -> None:
+def assert_equals_jit(program: Program, mode: Any, *, reads_at_once: bool = True) -> None:
     step = make_function(program)
     expected = run_calls(jax.jit(step))
     captured = tg.capture(step, donate_argnums=0, mode=mode)

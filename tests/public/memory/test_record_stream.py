@@ -274,7 +274,7 @@ def test_only_streams_are_recorded(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("outputs", ["fresh", "static"])
-def test_on_the_host_there_is_nothing_to_do(outputs: str, side: tg.Stream) -> None:
+def test_on_the_host_there_is_nothing_to_do(outputs: Any, side: tg.Stream) -> None:
     captured = tg.capture(lambda s, x: (s + 1, x * 2, x), donate_argnums=0, outputs=outputs)
     results = captured(ones(3), ones(3))
     arrays = [each for each in results if isinstance(each, Array)]

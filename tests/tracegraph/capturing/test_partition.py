@@ -340,7 +340,7 @@ def test_a_constant_that_is_a_result_keeps_its_own_buffer():
 
 def test_writing_to_a_static_result_does_not_change_a_constant():
     table = jnp.arange(4.0)
-    captured = tg.capture(lambda x: (x * 1, table), outputs="static")
+    captured: Any = tg.capture(lambda x: (x * 1, table), outputs="static")
     captured(X)[1].copy_(table + 9)
     np.testing.assert_array_equal(captured(X)[1], table)
 

@@ -124,7 +124,7 @@ def test_a_trace_never_runs_the_function_again():
 def test_python_runs_twice_in_a_capture_also_with_other_settings():
     count: list[int] = []
 
-    def function(x: jax.Array) -> jax.Array:
+    def function(x: Any) -> jax.Array:
         count.append(1)
         return jnp.sin(x) * 2
 
