@@ -1,7 +1,14 @@
-"""Command line.
+"""Explains what a capture holds, and draws memory snapshots.
 
-``python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION]`` prints the report of a function;
-``python -m tracegraph memory SNAPSHOT [--html FILE] [--png FILE]`` draws a memory snapshot.
+python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION]
+    Prints the report of a function: whether it can be captured, its regions, its memory plan, its
+    nodes and what a call copies. FILE is run; FUNCTION may be captured or plain.
+    Example: python -m tracegraph explain train.py:step --args "(jnp.ones(3), 2.0)"
+
+python -m tracegraph memory SNAPSHOT [--html FILE] [--png FILE] [--time]
+    Draws what tg.memory.dump_snapshot() wrote: memory over time, the segments of each pool, and the
+    memory plan of each graph.
+    Example: python -m tracegraph memory dump_snapshot.pickle --html memory.html
 """
 
 from __future__ import annotations
@@ -24,14 +31,16 @@ from tracegraph.runtime.memory.snapshots.snapshot import read_snapshot
 _ARGS = flags.DEFINE_string(
     "args",
     None,
-    "Python expression, evaluated in FILE, that gives the tuple of arguments; "
-    "by default FILE's `sample_args`, a tuple or a function that returns one.",
+    "explain: Python expression for the tuple of arguments, with the names of FILE; by default "
+    "FILE's `sample_args`, a tuple or a function that returns one.",
 )
 _HTML = flags.DEFINE_string(
-    "html", None, "The page to write; by default SNAPSHOT with .html at its end, unless --png."
+    "html",
+    None,
+    "memory: page to write; by default SNAPSHOT with the suffix .html, if there is no --png.",
 )
-_PNG = flags.DEFINE_string("png", None, "The image to write; needs matplotlib.")
-_TIME = flags.DEFINE_boolean("time", False, "Timelines count milliseconds instead of events.")
+_PNG = flags.DEFINE_string("png", None, "memory: image to write; needs matplotlib.")
+_TIME = flags.DEFINE_boolean("time", False, "memory: timelines in milliseconds, not in events.")
 _USAGE = "python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION]"
 _MEMORY_USAGE = "python -m tracegraph memory SNAPSHOT [--html FILE] [--png FILE] [--time]"
 
@@ -40,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     """Runs one command and prints what it returns.
 
     Args:
-        argv: program, ``explain`` or ``memory``, and the target of the command.
+        argv: the program, ``explain`` or ``memory``, and the target of the command.
     """
     # JAX reports at INFO each backend that this machine does not have.
     logging.set_verbosity(logging.WARNING)
@@ -55,14 +64,14 @@ def run_command(words: Sequence[str]) -> str:
     """Returns the text that the words of a command line ask for.
 
     Raises:
-        TracegraphError: the command, its target or its arguments are not to be found or wrong.
+        TracegraphError: the command, its target or its arguments are wrong or cannot be found.
     """
     if len(words) == 2 and words[0] == "memory":
         return draw_snapshot(words[1])
     if len(words) == 2 and words[0] == "explain" and ":" in words[1]:
         return explain_target(words[1])
     raise ConfigError(
-        f"cannot read the command `{' '.join(words)}`",
+        f"cannot read the command `{' '.join(words)}`" if words else "there is no command",
         where="command line",
         why="the commands are explain and memory, with one target each",
         fix=f"{_USAGE}; or {_MEMORY_USAGE}",
@@ -77,7 +86,7 @@ def draw_snapshot(target: str) -> str:
         target: path of the snapshot.
 
     Raises:
-        TracegraphError: it is no snapshot, or a picture cannot be written.
+        TracegraphError: the file is not a snapshot, or a picture cannot be written.
     """
     snapshot = read_snapshot(target)
     page = _HTML.value
@@ -108,7 +117,7 @@ def explain_target(target: str) -> str:
         target: ``FILE:FUNCTION``.
 
     Raises:
-        ConfigError: the file, the function or its arguments are not to be found.
+        ConfigError: the file, the function or its arguments cannot be found.
     """
     path, _, name = target.rpartition(":")
     if not pathlib.Path(path).is_file():
@@ -142,7 +151,7 @@ def _find_arguments(function: Any, namespace: dict[str, Any], path: str) -> tupl
 
 
 def _evaluate(expression: str, namespace: dict[str, Any]) -> Any:
-    # The file has just been run at the user's word; the expression is of the same hand.
+    # The user has just asked to run the file; the expression is as trusted as the file is.
     try:
         return eval(expression, namespace)
     except Exception as error:

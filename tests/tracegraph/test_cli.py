@@ -76,7 +76,18 @@ def test_explain_a_function_that_cannot_be_captured(program):
     assert "program.py:15 in refused" in done.stdout
 
 
+def test_help_names_both_commands():
+    done = run("--help")
+    assert done.stderr == ""
+    for text in ("explain FILE:FUNCTION [--args EXPRESSION]", "memory SNAPSHOT [--html FILE]"):
+        assert f"python -m tracegraph {text}" in done.stdout
+    assert (
+        done.stdout.splitlines()[0] == "Explains what a capture holds, and draws memory snapshots."
+    )
+
+
 MISTAKES = [
+    ([], "there is no command"),
     (["explain"], "cannot read the command `explain`"),
     (["explian", "{}:scale"], "cannot read the command `explian {}:scale`"),
     (["explain", "{}"], "cannot read the command `explain {}`"),
@@ -92,7 +103,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "what"), [MISTAKES[1], MISTAKES[5], MISTAKES[6], MISTAKES[8]])
+@pytest.mark.parametrize(("words", "what"), [MISTAKES[2], MISTAKES[6], MISTAKES[7], MISTAKES[9]])
 def test_wrong_input(program, words, what):
     done = run(*[word.format(program) for word in words])
     assert done.returncode == 2
