@@ -77,7 +77,7 @@ _SETTLED, _DELETED = ArrayState.SETTLED, ArrayState.DELETED
 
 
 class Array(jax.Array):
-    """A value in a captured graph's pool; goes wherever a `jax.Array` goes.
+    """A value in a captured graph's pool, as its calls return it; goes wherever a `jax.Array` goes.
 
     Args:
         buffer: where the value stands.
@@ -237,7 +237,7 @@ class Array(jax.Array):
     def record_stream(self, stream: Stream) -> None:
         """Keeps the memory at `data_ptr` for the work of a stream, as in PyTorch.
 
-        When the array is gone, nobody else gets its memory before the work that the stream holds by
+        When the array is gone, its memory is not used again before the work that the stream has by
         then is done. A graph that is replayed writes its own static buffers all the same.
 
         Raises:

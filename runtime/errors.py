@@ -17,8 +17,8 @@ class TracegraphError(Exception):
         anchor: the section of ``docs/errors.md`` that explains it.
 
     Example:
-        >>> error = CaptureError("`f` prints", where="a.py:3 in f", why="no host code is replayed",
-        ...                      fix="print outside", anchor="callback")
+        >>> error = tg.CaptureError("`f` prints", where="a.py:3 in f", fix="print outside",
+        ...                         why="no host code is replayed", anchor="callback")
         >>> print(error)
         `f` prints
           where: a.py:3 in f

@@ -84,9 +84,17 @@ class Stream:
         priority: lower numbers are served first on a device with priorities.
 
     Example:
-        >>> side = Stream()
-        >>> with stream(side):
-        ...     assert current_stream() is side
+        >>> side = tg.Stream()
+        >>> @tg.capture
+        ... def step(x):
+        ...     main = tg.current_stream()
+        ...     side.wait_stream(main)
+        ...     with tg.stream(side):
+        ...         doubled = x * 2
+        ...     main.wait_stream(side)
+        ...     return doubled + 1
+        >>> print(step(jnp.ones(2)))
+        [3. 3.]
     """
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
@@ -98,27 +106,50 @@ class Stream:
         return f"Stream(number={self.number}, priority={self.priority})"
 
     def wait_stream(self, other: Stream) -> None:
-        """Makes later work of this stream wait for all work enqueued on the other so far."""
+        """Makes later work of this stream wait for all work enqueued on another so far.
+
+        Args:
+            other: the stream to wait for.
+        """
         self.wait_event(other.record_event())
 
     def wait_event(self, event: Event) -> None:
-        """Makes later work of this stream wait for the event."""
+        """Makes later work of this stream wait for the event.
+
+        Args:
+            event: recorded on another stream.
+        """
         event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Records an event, a new one if none is given, behind the current work."""
+        """Records an event behind the work enqueued on this stream so far.
+
+        Args:
+            event: what to record; None for a new one.
+
+        Returns:
+            The event.
+        """
         event = event if event is not None else Event()
         event.record(self)
         return event
 
     def query(self) -> bool:
-        """True when all work is done; on the host device it always is."""
+        """Returns True when all work is done; on the host device it always is.
+
+        Raises:
+            CaptureError: a function is being captured on this thread.
+        """
         _refuse_in_capture("Stream.query")
         backend = _find_backend()
         return backend is None or backend.query(self)
 
     def synchronize(self) -> None:
-        """Blocks the host until all work is done; on the host device it already is."""
+        """Blocks the host until all work is done; on the host device it already is.
+
+        Raises:
+            CaptureError: a function is being captured on this thread.
+        """
         _refuse_in_capture("Stream.synchronize")
         backend = _find_backend()
         if backend is not None:
@@ -134,6 +165,15 @@ class Event:
 
     Attributes:
         handle: of the driver's event, 0 before it is recorded on a GPU.
+
+    Example:
+        >>> start, end = tg.Event(enable_timing=True), tg.Event(enable_timing=True)
+        >>> start.record()
+        >>> y = jnp.ones(3) * 2
+        >>> end.record()
+        >>> end.synchronize()
+        >>> start.elapsed_time(end) > 0
+        True
     """
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
@@ -144,7 +184,11 @@ class Event:
         self._recorded_at: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Records this event behind the work of a stream, by default the current one."""
+        """Records this event behind the work enqueued on a stream so far.
+
+        Args:
+            stream: None for the current one.
+        """
         target = stream if stream is not None else current_stream()
         if is_tracing():
             _leave_record(target.number, self.number)
@@ -155,7 +199,11 @@ class Event:
         self._recorded_at = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Makes later work of a stream, by default the current one, wait for this event."""
+        """Makes later work of a stream wait for this event.
+
+        Args:
+            stream: None for the current one.
+        """
         target = stream if stream is not None else current_stream()
         if is_tracing():
             _leave_wait(target.number, self.number)
@@ -165,13 +213,21 @@ class Event:
             backend.wait(self, target)
 
     def query(self) -> bool:
-        """True when the work before the event is done."""
+        """Returns True when the work before the event is done.
+
+        Raises:
+            CaptureError: a function is being captured on this thread.
+        """
         _refuse_in_capture("Event.query")
         backend = _find_backend()
         return backend is None or backend.query_event(self)
 
     def synchronize(self) -> None:
-        """Blocks the host until the work before the event is done."""
+        """Blocks the host until the work before the event is done.
+
+        Raises:
+            CaptureError: a function is being captured on this thread.
+        """
         _refuse_in_capture("Event.synchronize")
         backend = _find_backend()
         if backend is not None:
@@ -180,8 +236,12 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         """Returns the milliseconds between this event and a later one.
 
+        Args:
+            end: the later event.
+
         Raises:
             ReplayError: one of the two has no time: not recorded, or without ``enable_timing``.
+            CaptureError: a function is being captured on this thread.
         """
         _refuse_in_capture("Event.elapsed_time")
         for name, event in (("start", self), ("end", end)):
@@ -219,12 +279,23 @@ def default_stream() -> Stream:
 
 
 def current_stream() -> Stream:
-    """Returns this thread's current stream."""
+    """Returns this thread's current stream.
+
+    Inside a captured function that is the capturing stream, outside `default_stream` unless
+    `stream` or `set_stream` has chosen another.
+    """
     return thread_state.streams[-1] if thread_state.streams else _default_stream
 
 
 def set_stream(s: Stream) -> None:
-    """Makes a stream this thread's current one until the next call; prefer `with stream(s)`."""
+    """Makes a stream this thread's current one until the next call; prefer `with tg.stream(s)`.
+
+    Args:
+        s: the stream.
+
+    Raises:
+        CaptureError: a function is being captured on this thread.
+    """
     if is_tracing():
         raise CaptureError(
             "set_stream is called while a function is being captured",
@@ -238,10 +309,19 @@ def set_stream(s: Stream) -> None:
 
 @contextlib.contextmanager
 def stream(s: Stream | None) -> Iterator[None]:
-    """Runs the body with `s` as the current stream; None changes nothing.
+    """Runs the body of a with-block with a stream as the current one.
+
+    Args:
+        s: the stream; None changes nothing.
 
     Raises:
         CaptureError: the default stream is chosen inside a capture.
+
+    Example:
+        >>> side = tg.Stream()
+        >>> with tg.stream(side):
+        ...     print(tg.current_stream() is side)
+        True
     """
     if s is None:
         yield
@@ -265,7 +345,11 @@ def stream(s: Stream | None) -> Iterator[None]:
 
 
 def synchronize() -> None:
-    """Blocks the host until all work on the device is done."""
+    """Blocks the host until all work on the device is done.
+
+    Raises:
+        CaptureError: a function is being captured on this thread.
+    """
     _refuse_in_capture("synchronize")
     jax.effects_barrier()
     backend = _find_backend()

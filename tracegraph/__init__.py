@@ -1,6 +1,24 @@
-"""CUDA graphs for JAX: capture a function once, replay it with one launch."""
+"""CUDA graphs for JAX: capture a function once, replay it with one launch.
 
-from __future__ import annotations
+`tg.capture` is the decorator; what it returns is a `tg.GraphedFunction`. `tg.memory` is the memory
+of graphs. `tg.Stream` and `tg.Event` order work inside a capture. All errors are of the type
+`tg.TracegraphError`.
+
+Example:
+    >>> import jax.numpy as jnp
+    >>> import tracegraph as tg
+    >>> @tg.capture
+    ... def step(x):
+    ...     return jnp.sin(x) * 2
+    >>> x = jnp.zeros(3)
+    >>> print(step(x))  # captured
+    [0. 0. 0.]
+    >>> print(step(x + 1).shape)  # replayed
+    (3,)
+    >>> step.cache_info()
+    CacheInfo(hits=1, misses=1, maxsize=64, currsize=1)
+    >>> report = step.explain(x)  # what was captured, and what a call costs
+"""
 
 import pathlib
 
@@ -10,28 +28,62 @@ if not (_package / "runtime").is_dir() and (_house / "runtime").is_dir():
     # In a checkout `lowering/` and `runtime/` stand beside this folder; in a wheel they are in it.
     __path__.append(str(_house))
 
-from tracegraph import memory as memory
-from tracegraph.decorator import capture as capture
-from tracegraph.graphed_function import CacheInfo as CacheInfo
-from tracegraph.graphed_function import GraphedFunction as GraphedFunction
-from tracegraph.runtime.array import Array as Array
-from tracegraph.runtime.errors import CaptureError as CaptureError
-from tracegraph.runtime.errors import ConfigError as ConfigError
-from tracegraph.runtime.errors import CudaError as CudaError
-from tracegraph.runtime.errors import OutOfMemoryError as OutOfMemoryError
-from tracegraph.runtime.errors import ReplayError as ReplayError
-from tracegraph.runtime.errors import StaleOutputError as StaleOutputError
-from tracegraph.runtime.errors import TracegraphError as TracegraphError
-from tracegraph.runtime.errors import UnsupportedError as UnsupportedError
-from tracegraph.runtime.errors import VerificationError as VerificationError
-from tracegraph.runtime.memory.pool_id import PoolId as PoolId
-from tracegraph.runtime.memory.private_pool import graph_pool_handle as graph_pool_handle
-from tracegraph.runtime.stream import Event as Event
-from tracegraph.runtime.stream import Stream as Stream
-from tracegraph.runtime.stream import current_stream as current_stream
-from tracegraph.runtime.stream import default_stream as default_stream
-from tracegraph.runtime.stream import set_stream as set_stream
-from tracegraph.runtime.stream import stream as stream
-from tracegraph.runtime.stream import synchronize as synchronize
+from tracegraph import memory
+from tracegraph.decorator import capture
+from tracegraph.graphed_function import CacheInfo, GraphedFunction
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.errors import (
+    CaptureError,
+    ConfigError,
+    CudaError,
+    OutOfMemoryError,
+    ReplayError,
+    StaleOutputError,
+    TracegraphError,
+    UnsupportedError,
+    VerificationError,
+)
+from tracegraph.runtime.memory.private_pool import graph_pool_handle
+from tracegraph.runtime.memory.pool_id import PoolId
+from tracegraph.runtime.stream import (
+    Event,
+    Stream,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+    synchronize,
+)
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Array",
+    "CacheInfo",
+    "CaptureError",
+    "ConfigError",
+    "CudaError",
+    "Event",
+    "GraphedFunction",
+    "OutOfMemoryError",
+    "PoolId",
+    "ReplayError",
+    "StaleOutputError",
+    "Stream",
+    "TracegraphError",
+    "UnsupportedError",
+    "VerificationError",
+    "capture",
+    "current_stream",
+    "default_stream",
+    "graph_pool_handle",
+    "memory",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
+
+def __dir__() -> list[str]:
+    # Python adds every imported sub-module to a package; most of them are not public.
+    return [*__all__, "__version__"]

@@ -11,8 +11,12 @@ _numbers = itertools.count(1)
 class PoolId(NamedTuple):
     """Names a pool; a pair, as in `torch.cuda`. (0, 0) is the default pool of a device.
 
+    Attributes:
+        number: counts the pools of this process, from 1.
+        second: always 0.
+
     Example:
-        >>> print(PoolId(3))
+        >>> print(tg.PoolId(3))
         (3, 0)
     """
 

@@ -136,7 +136,16 @@ class PrivatePool:
 
 
 def graph_pool_handle() -> PoolId:
-    """Returns the id of a pool that the first capture into it makes."""
+    """Returns the id of a new private pool, for captures to share.
+
+    The pool has no memory, and no device, before the first capture into it.
+
+    Example:
+        >>> handle = tg.graph_pool_handle()
+        >>> first, second = tg.capture(jnp.sin, pool=handle), tg.capture(jnp.cos, pool=handle)
+        >>> first.pool() == second.pool() == handle
+        True
+    """
     handle = new_pool_id()
     announce_pool(handle)
     return handle
