@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import pathlib
 from collections.abc import Callable
 
 import pytest
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
+from tests.paths import GOLDEN
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

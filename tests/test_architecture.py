@@ -7,8 +7,7 @@ import pathlib
 import pytest
 
 from tests.oracles import architecture_rules as rules
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tests.paths import ROOT
 
 CLEAN_TREE = {
     "tracegraph/__init__.py": "from tracegraph.decorator import capture as capture\n",

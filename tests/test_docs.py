@@ -11,7 +11,8 @@ import subprocess
 import pytest
 
 import tracegraph as tg
-from tests.test_readme import ROOT, run_blocks
+from tests.paths import ROOT
+from tests.test_readme import run_blocks
 from tracegraph.runtime.memory import config as config_module
 from tracegraph.runtime.memory.config import parse_alloc_conf
 

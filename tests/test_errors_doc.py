@@ -1,16 +1,15 @@
 """docs/errors.md: every anchor has a section, and its examples do what they say."""
 
 import contextlib
-import pathlib
 import re
 
 import pytest
 
+from tests.paths import ROOT
 from tracegraph.__main__ import run_command
 from tracegraph.runtime.errors import ConfigError, TracegraphError
 from tracegraph.runtime.memory.config import parse_alloc_conf
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = ("tracegraph", "lowering", "runtime")
 ERRORS = (ROOT / "docs" / "errors.md").read_text()
 CONSTRAINTS = (ROOT / "docs" / "constraints.md").read_text()

@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tests.paths import ROOT
+
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 EXPECTED = {
     "01_capture_and_replay": ["hits=9, misses=2"],

@@ -12,7 +12,8 @@ import zipfile
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tests.paths import ROOT
+
 LAYERS = ("tracegraph", "lowering", "runtime")
 SHIPPED = ("pyproject.toml", "README.md", "LICENSE", *LAYERS)
 PIP_OPTIONS = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")

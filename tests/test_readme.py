@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tests.paths import ROOT
+
 README = ROOT / "README.md"
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
 

@@ -8,21 +8,22 @@ import pathlib
 import subprocess
 import sys
 
-HOUSE = pathlib.Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
+
 SMALL = ("--repeats=2", "--pairs=20")
 NAMES = ["512 bytes, split", "8 MiB, split", "512 bytes, exact", "100 mixed sizes"]
 
 
 def _run(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *start, *SMALL, *flags]
-    path = os.pathsep.join([str(HOUSE), str(HOUSE / "benchmarks")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
 def test_every_row_is_printed_and_written(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "figures.json"
-    ran = _run([str(HOUSE / "benchmarks" / "allocator.py")], f"--json={path}")
+    ran = _run([str(ROOT / "benchmarks" / "allocator.py")], f"--json={path}")
     assert ran.returncode == 0, ran.stderr
     assert [name for name in NAMES if name not in ran.stdout] == []
     document = json.loads(path.read_text())

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-HOUSE = pathlib.Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
+
 CASES = ("tiny", "gpt_2x128", "mlp")
 CHOICE = [f"--case={name}" for name in CASES]
 
 
 def _run(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(HOUSE), str(HOUSE / "benchmarks")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
     return subprocess.run(
         [sys.executable, *start, *flags],
         capture_output=True,
@@ -35,7 +36,7 @@ def _evaluate(script: str) -> Any:
 
 
 def test_dry_run_writes_every_case(tmp_path: pathlib.Path) -> None:
-    script = str(HOUSE / "benchmarks" / "gpu_replay.py")
+    script = str(ROOT / "benchmarks" / "gpu_replay.py")
     ran = _run([script], "--dry-run", f"--output={tmp_path}", *CHOICE)
     assert ran.returncode == 0, ran.stderr
     document = json.loads((tmp_path / "gpu_replay_dry_run.json").read_text())
@@ -56,7 +57,7 @@ def test_dry_run_writes_every_case(tmp_path: pathlib.Path) -> None:
 
 
 def test_first_calls_are_made_in_processes_of_their_own(tmp_path: pathlib.Path) -> None:
-    script = str(HOUSE / "benchmarks" / "first_call.py")
+    script = str(ROOT / "benchmarks" / "first_call.py")
     choice = ["--case=tiny", "--repeats=1"]
     ran = _run([script], "--dry-run", f"--output={tmp_path}", *choice)
     assert ran.returncode == 0, ran.stderr
@@ -77,13 +78,13 @@ def test_first_calls_are_made_in_processes_of_their_own(tmp_path: pathlib.Path) 
 
 @pytest.mark.parametrize("name", ["gpu_replay", "first_call"])
 def test_without_a_gpu_it_says_so(name: str) -> None:
-    ran = _run([str(HOUSE / "benchmarks" / f"{name}.py")])
+    ran = _run([str(ROOT / "benchmarks" / f"{name}.py")])
     assert ran.returncode == 1
     assert "JAX computes on cpu, not on a GPU; try --dry-run" in ran.stderr
 
 
 def test_unknown_case_is_named(tmp_path: pathlib.Path) -> None:
-    script = str(HOUSE / "benchmarks" / "gpu_replay.py")
+    script = str(ROOT / "benchmarks" / "gpu_replay.py")
     ran = _run([script], "--dry-run", f"--output={tmp_path}", "--case=huge")
     assert ran.returncode == 1
     assert "no case huge; there are tiny, one_in_one_out" in ran.stdout + ran.stderr
@@ -228,6 +229,7 @@ def test_readers_of_a_captured_function_never_guess() -> None:
 # The two sides of the pipe, with a stand-in for the module that imports PyTorch.
 PIPE = """
 import json, sys, gpu_sides
+
 if __name__ == "__main__":
     process = gpu_sides.TorchProcess()
     try:

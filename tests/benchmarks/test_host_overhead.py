@@ -10,14 +10,15 @@ import sys
 
 import pytest
 
-HOUSE = pathlib.Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
+
 SMALL = ("--leaves=1", "--leaves=3", "--leaf-size=4", "--repeats=2", "--calls=2", "--warmup=2")
 NAMES = ["tiny, two inputs", "tiny, same input", "1 donated leaves", "3 donated leaves"]
 
 
 def _run(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *start, *SMALL, *flags]
-    path = os.pathsep.join([str(HOUSE), str(HOUSE / "benchmarks")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path}
     )
@@ -26,7 +27,7 @@ def _run(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("flags", [(), ("--profile",)])
 def test_every_row_is_printed_and_written(flags: tuple[str, ...], tmp_path: pathlib.Path) -> None:
     path = tmp_path / "figures.json"
-    ran = _run([str(HOUSE / "benchmarks" / "host_overhead.py")], f"--json={path}", *flags)
+    ran = _run([str(ROOT / "benchmarks" / "host_overhead.py")], f"--json={path}", *flags)
     assert ran.returncode == 0, ran.stderr
     assert [name for name in NAMES if name not in ran.stdout] == []
     document = json.loads(path.read_text())
@@ -56,6 +57,7 @@ def test_results_that_differ_stop_the_benchmark() -> None:
 # Our own functions are stood in for by this script's: one grows with the leaves, one does not.
 GROWTH = """
 import call_profile
+
 call_profile.OUR_FOLDERS = ("<string>",)
 def visit(leaf): return leaf
 def call(leaf_count):

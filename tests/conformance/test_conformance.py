@@ -16,9 +16,9 @@ import pytest
 
 from tests.conformance import compare, harnesses, report, runner
 from tests.conformance.runner import Outcome
+from tests.paths import ROOT
 from tracegraph.runtime.errors import CaptureError, ReplayError, UnsupportedError
 
-HOUSE = pathlib.Path(__file__).resolve().parents[2]
 SAMPLE_CASES = 450
 
 
@@ -266,7 +266,7 @@ def test_report_names_what_differs_and_counts_refusals(tmp_path: pathlib.Path) -
 
 def _run_command(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *start, *flags]
-    return subprocess.run(command, cwd=HOUSE, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
 def test_command_line_prints_the_table(tmp_path: pathlib.Path) -> None:

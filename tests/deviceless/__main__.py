@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import pathlib
 import platform
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,9 +19,10 @@ from absl import app, flags, logging
 from tests.deviceless import coverage, pipeline, topology
 from tests.deviceless.coverage import Figures
 from tests.deviceless.programs import PROGRAMS
+from tests.paths import ROOT
 
 _WRITE = flags.DEFINE_bool("write", False, "write the figures into docs/conformance.md")
-DOCUMENT = pathlib.Path(__file__).parent.parent.parent / "docs" / "conformance.md"
+DOCUMENT = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- begin: python -m tests.deviceless --write -->", "<!-- end -->"
 PROGRESS_CASES = 100
 

@@ -10,13 +10,14 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
-import pathlib
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 
-TARGET = pathlib.Path(__file__).parent.parent / "data" / "h200_target_config.txt"
+from tests.paths import DATA
+
+TARGET = DATA / "h200_target_config.txt"
 # Set where a missing wheel is a failure, not a reason to skip.
 REQUIRED_BY = "TRACEGRAPH_REQUIRE_DEVICELESS"
 OLDEST_JAX = (0, 11)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 import zlib
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
+from tests.paths import DATA
 from tracegraph.lowering.xla.schema import Schema, build_schema
 
-FOLDER = pathlib.Path(__file__).parent.parent / "data" / "xla"
+FOLDER = DATA / "xla"
 PROGRAMS = ("mul2", "mm_f64")
 
 

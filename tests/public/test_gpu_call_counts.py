@@ -5,7 +5,6 @@ On a CudaDevice over host memory; the driver is a fake whose own calls are not c
 
 from __future__ import annotations
 
-import pathlib
 import sys
 import types
 from collections import Counter
@@ -19,14 +18,14 @@ import pytest
 import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost, place
 from tests.fakes.regions_as_kernels import capture_for_gpu
+from tests.paths import ROOT
 from tracegraph.replaying.dict_watch import has_watchers
 from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.stream import thread_state
 
-HOUSE = pathlib.Path(__file__).resolve().parents[2]
-LAYERS = tuple(f"{HOUSE / name}/" for name in ("tracegraph", "runtime"))
+LAYERS = tuple(f"{ROOT / name}/" for name in ("tracegraph", "runtime"))
 # Read by the fake driver only: the real one reads parameters from memory.
-FAKED = str(HOUSE / "runtime" / "cuda" / "driver" / "parameters.py")
+FAKED = str(ROOT / "runtime" / "cuda" / "driver" / "parameters.py")
 
 
 @pytest.fixture

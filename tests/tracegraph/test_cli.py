@@ -11,6 +11,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import tracegraph as tg
+from tests.paths import ROOT
 from tracegraph.__main__ import run_command
 from tracegraph.runtime.memory.snapshots.snapshot import describe_plan, write_snapshot
 
@@ -48,8 +49,7 @@ def program(tmp_path_factory):
 
 
 def run(*words):
-    root = str(pathlib.Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, *sys.path])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, "-m", "tracegraph", *map(str, words)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

@@ -7,7 +7,6 @@ an H200. `tests/fakes/xla_recordings.py` reads them.
 
 from __future__ import annotations
 
-import pathlib
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
+from tests.paths import DATA
 from tracegraph.lowering.xla.descriptors import find_closure, scan_library
 from tracegraph.lowering.xla.schema import ROOTS, find_plugin
 
-FOLDER = pathlib.Path(__file__).parent
+FOLDER = DATA / "xla"
 # One kernel, and one product of cublasLt.
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]] = {
     "mul2": (lambda x: x * 2, ((5,),), "float32"),

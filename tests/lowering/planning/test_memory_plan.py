@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import random
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.paths import GOLDEN
 from tracegraph.lowering.planning.lifetimes import Lifetime
 from tracegraph.lowering.planning.memory_plan import (
     ALIGNMENT,
@@ -22,8 +22,6 @@ from tracegraph.lowering.planning.memory_plan import (
     verify_plan,
 )
 from tracegraph.runtime.errors import CaptureError
-
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
 
 TRAIN_STEP = (
     Lifetime("state['params']['dense_1']['kernel']", 65536, 0, 5, is_kept=True),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
 import pytest
 
 from tests.fakes.xla_programs import make_program
+from tests.paths import ROOT
 from tracegraph.lowering.xla.origins import index_entry, index_origins
 
 
@@ -24,10 +24,9 @@ def test_the_user_s_innermost_line():
 
 def test_frames_of_our_own_are_skipped():
     module = read_module()
-    folder = pathlib.Path(__file__).resolve().parents[3]
-    module.stack_frame_index.file_names[2] = f"{folder}/lowering/compile.py"
+    module.stack_frame_index.file_names[2] = f"{ROOT}/lowering/compile.py"
     assert index_origins(module).locate("add").startswith("train.py:7 in step")
-    module.stack_frame_index.file_names[2] = f"{folder}/examples/train_digits.py"
+    module.stack_frame_index.file_names[2] = f"{ROOT}/examples/train_digits.py"
     assert index_origins(module).locate("add").startswith("train_digits.py:5 in sort")
 
 

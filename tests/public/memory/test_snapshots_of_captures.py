@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import pytest
 
 import tracegraph as tg
-from tests.fakes.subprocesses import ROOT
 from tests.oracles.error_lines import line
+from tests.paths import ROOT
 from tracegraph.replaying.live_plans import describe_live_plans
 from tracegraph.runtime.memory.snapshots.snapshot import read_snapshot
 

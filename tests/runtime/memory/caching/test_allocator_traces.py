@@ -5,14 +5,14 @@ tests/gpu/test_allocator_vs_torch.py does the same live, with other traces.
 
 import dataclasses
 import functools
-import pathlib
 
 import pytest
 
 from tests.oracles.allocator_player import Player
 from tests.oracles.allocator_traces import read_traces, write_traces
+from tests.paths import DATA
 
-FOLDER = pathlib.Path(__file__).resolve().parents[4] / "tests" / "data" / "torch_allocator"
+FOLDER = DATA / "torch_allocator"
 NAMES = {
     "pools": ["pools_13"],
     "captures": ["captures_reuse_2"],
