@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from tests.paths import ROOT
+from tests.processes import run_copy
 
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 EXPECTED = {
@@ -30,13 +29,7 @@ EXPECTED = {
 
 def run_example(path: pathlib.Path, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
     """Runs one example as a user does, from another folder, with warnings as errors."""
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "MPLBACKEND": "agg",
-    }
-    command = [sys.executable, "-W", "error", str(path)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return run_copy([path], folder=folder, MPLBACKEND="agg")
 
 
 def test_every_example_is_expected() -> None:

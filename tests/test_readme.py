@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.paths import ROOT
+from tests.processes import run_copy
 
 README = ROOT / "README.md"
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
@@ -56,14 +54,7 @@ def test_readme_blocks_run() -> None:
 
 def test_readme_command_runs() -> None:
     (command,) = re.findall(r"^`python (-m tracegraph .*)`$", README.read_text(), re.MULTILINE)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, *shlex.split(command)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_copy(shlex.split(command))
     assert done.returncode == 0, done.stderr
     assert "memory plan" in done.stdout
 

@@ -6,19 +6,17 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
 from tests.paths import ROOT
+from tests.processes import run_copy
 
 SMALL = ("--repeats=2", "--pairs=20")
 NAMES = ["512 bytes, split", "8 MiB, split", "512 bytes, exact", "100 mixed sizes"]
 
 
 def _run(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *start, *SMALL, *flags]
     path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
-    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return run_copy([*start, *SMALL, *flags], PYTHONPATH=path, JAX_PLATFORMS="cpu")
 
 
 def test_every_row_is_printed_and_written(tmp_path: pathlib.Path) -> None:

@@ -6,12 +6,12 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.paths import ROOT
+from tests.processes import run_copy
 
 CASES = ("tiny", "gpt_2x128", "mlp")
 CHOICE = [f"--case={name}" for name in CASES]
@@ -19,13 +19,7 @@ CHOICE = [f"--case={name}" for name in CASES]
 
 def _run(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
-    return subprocess.run(
-        [sys.executable, *start, *flags],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
-    )
+    return run_copy([*start, *flags], PYTHONPATH=path, JAX_PLATFORMS="cpu")
 
 
 def _evaluate(script: str) -> Any:

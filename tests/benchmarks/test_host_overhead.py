@@ -6,22 +6,19 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 
 from tests.paths import ROOT
+from tests.processes import run_copy
 
 SMALL = ("--leaves=1", "--leaves=3", "--leaf-size=4", "--repeats=2", "--calls=2", "--warmup=2")
 NAMES = ["tiny, two inputs", "tiny, same input", "1 donated leaves", "3 donated leaves"]
 
 
 def _run(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *start, *SMALL, *flags]
     path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path}
-    )
+    return run_copy([*start, *SMALL, *flags], PYTHONPATH=path, JAX_PLATFORMS="cpu")
 
 
 @pytest.mark.parametrize("flags", [(), ("--profile",)])

@@ -10,6 +10,7 @@ import jax
 from absl import app, flags, logging
 
 from tests.conformance import harnesses, report, runner
+from tests.conformance.results import Result
 
 _GROUP = flags.DEFINE_list("group", [], "run only these groups, separated by commas")
 _SAMPLE = flags.DEFINE_integer("sample", 0, "run so many cases, all groups present; 0: all", 0)
@@ -48,8 +49,8 @@ def _choose_cases() -> tuple[harnesses.Case, ...]:
     return cases
 
 
-def _run_with_progress(cases: Sequence[harnesses.Case]) -> list[runner.Result]:
-    results: list[runner.Result] = []
+def _run_with_progress(cases: Sequence[harnesses.Case]) -> list[Result]:
+    results: list[Result] = []
     start = time.monotonic()
     make_callable = runner.capture_unverified if _SUBJECT.value == "capture" else runner.jit_again
     for result in runner.run_cases(cases, make_callable):

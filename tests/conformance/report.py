@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from tests.conformance.runner import Outcome, Result
+from tests.conformance.results import Outcome, Result
 
 COLUMNS = (
     Outcome.PASSED,

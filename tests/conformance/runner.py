@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,43 +11,12 @@ import jax
 
 import tracegraph as tg
 from tests.conformance import compare, harnesses
+from tests.conformance.results import Outcome, Result
 from tracegraph.runtime.errors import CaptureError, UnsupportedError
 
 MakeCallable = Callable[[Callable[..., Any]], Callable[..., Any]]
 # The CPU compiler maps memory for every program that it keeps; the kernel limits the maps.
 CASES_PER_CACHE = 100
-
-
-class Outcome(enum.Enum):
-    """What became of a case; ``docs/conformance.md`` explains each."""
-
-    PASSED = "passed"
-    TOLERANCE = "tolerance"
-    REFUSED = "refused"
-    DIFFERING = "differing"
-    ERROR = "error"
-    JIT_FAILS = "jit fails"
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """The outcome of one case.
-
-    Attributes:
-        group: the primitive.
-        name: the case.
-        outcome: its class.
-        rule: of a refusal, error class and section of ``docs/errors.md``; else empty.
-        reason: what was said or what differs; empty when passed.
-        has_two_inputs: False when the case has no second input with other values.
-    """
-
-    group: str
-    name: str
-    outcome: Outcome
-    rule: str = ""
-    reason: str = ""
-    has_two_inputs: bool = True
 
 
 def capture_unverified(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.conformance import compare, harnesses, report, runner
-from tests.conformance.runner import Outcome
-from tests.paths import ROOT
+from tests.conformance.results import Outcome, Result
+from tests.processes import run_copy
 from tracegraph.runtime.errors import CaptureError, ReplayError, UnsupportedError
 
 SAMPLE_CASES = 450
@@ -238,8 +237,8 @@ def test_worst_leaf_is_the_one_that_is_reported() -> None:
     assert not difference.is_within_tolerance
 
 
-def _make_result(outcome: Outcome, rule: str = "", reason: str = "") -> runner.Result:
-    return runner.Result("group", f"case_{outcome.value}", outcome, rule, reason)
+def _make_result(outcome: Outcome, rule: str = "", reason: str = "") -> Result:
+    return Result("group", f"case_{outcome.value}", outcome, rule, reason)
 
 
 def test_report_names_what_differs_and_counts_refusals(tmp_path: pathlib.Path) -> None:
@@ -265,8 +264,7 @@ def test_report_names_what_differs_and_counts_refusals(tmp_path: pathlib.Path) -
 
 
 def _run_command(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *start, *flags]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return run_copy([*start, *flags])
 
 
 def test_command_line_prints_the_table(tmp_path: pathlib.Path) -> None:

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from tests.conformance.harnesses import Case
-from tests.conformance.runner import Outcome, Result
+from tests.conformance.results import Outcome, Result
 from tests.gpu import harness_report, harness_runner, harness_workers
 from tests.gpu.reference import Likeness, Verdict
-from tests.gpu.subprocesses import run_python
+from tests.processes import run_python
 from tracegraph.runtime.errors import UnsupportedError
 
 NAMES = [f"case{index}" for index in range(10)]
 # Runs cases as a worker does; what a case is called says what becomes of it.
 WORKER = textwrap.dedent("""
     import os, sys
-    from tests.conformance.runner import Outcome, Result
+    from tests.conformance.results import Outcome, Result
     from tests.gpu.harness_workers import is_last, write_begun, write_done
     for name in sys.argv[1:]:
         write_begun(name, sys.stdout)
@@ -130,7 +130,7 @@ def test_every_process_draws_the_same_sample():
         "from tests.gpu.harness_runner import choose_cases\n"
         "print(' '.join(case.name for case in choose_cases(50, 3)))"
     )
-    done = run_python(["-c", program], variables={"JAX_PLATFORMS": "cpu"})
+    done = run_python(["-c", program], JAX_PLATFORMS="cpu")
     names = [case.name for case in harness_runner.choose_cases(50, 3)]
     assert done.stdout.split() == names, done.stderr
 

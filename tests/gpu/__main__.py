@@ -14,7 +14,7 @@ import jax
 from absl import app, flags, logging
 
 from tests.conformance import report
-from tests.conformance.runner import Result
+from tests.conformance.results import Result
 from tests.gpu import harness_report, harness_runner, harness_workers
 
 _SAMPLE = flags.DEFINE_integer("sample", 650, "run so many cases, all groups present", 1)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 
 from tests.conformance.report import select, select_counted
-from tests.conformance.runner import Outcome, Result
+from tests.conformance.results import Outcome, Result
 
 ROWS = {
     Outcome.PASSED: "equal bit for bit",

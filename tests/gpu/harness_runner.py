@@ -11,7 +11,7 @@ import jax
 
 import tracegraph as tg
 from tests.conformance import harnesses
-from tests.conformance.runner import Outcome, Result
+from tests.conformance.results import Outcome, Result
 from tests.gpu.reference import Likeness, Verdict, copy_arguments, judge
 from tracegraph.runtime.errors import CaptureError, UnsupportedError
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
-from tests.conformance.runner import Outcome, Result
+from tests.conformance.results import Outcome, Result
 
 BEGUN = "begun"
 DONE = "done"

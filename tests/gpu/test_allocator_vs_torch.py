@@ -26,7 +26,7 @@ from tests.gpu.torch_allocator import list_live_recordings, list_recordings, rec
 files = {"live": list_live_recordings(), **list_recordings()}
 record_files(pathlib.Path(sys.argv[1]), files, preset=0)
 """
-TIMEOUT_SECONDS = 540
+TIMEOUT_S = 540
 LIVE = [recording.name for recording in list_live_recordings()]
 OTHERS = [recording.name for file in list_recordings().values() for recording in file]
 # See Note [Forgotten uses] in tests/fakes/recorded_events.py: seldom, if ever.
@@ -48,9 +48,7 @@ def traces(gpu, tmp_path_factory):
     if obstacle:
         pytest.skip(obstacle)
     folder: pathlib.Path = tmp_path_factory.mktemp("traces")
-    ran = run_python(
-        ["-c", PROGRAM, str(folder)], variables=VARIABLES, timeout_seconds=TIMEOUT_SECONDS
-    )
+    ran = run_python(["-c", PROGRAM, str(folder)], timeout_s=TIMEOUT_S, **VARIABLES)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return {trace.name: trace for path in folder.iterdir() for trace in read_traces(path)}
 

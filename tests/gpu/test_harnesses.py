@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conformance.runner import Outcome
+from tests.conformance.results import Outcome
 from tests.gpu import harness_report, harness_runner
 
 CASES = 40

@@ -149,7 +149,7 @@ PROGRAM = """
 def test_every_provider_under_captures(name: str) -> None:
     done = run_python(
         ["-X", "faulthandler", "-c", textwrap.dedent(PROGRAM)],
-        variables={"TRACEGRAPH_ALLOC_CONF": SETTINGS[name]},
+        TRACEGRAPH_ALLOC_CONF=SETTINGS[name],
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == [name, "out-of-memory"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 
 import pytest
 
+from tests.processes import run_program
 from tracegraph.lowering.overlap import Overlap
 
 SECONDS = 30.0
@@ -191,10 +190,7 @@ def compile_late():
 
 threading.Thread(target=compile_late).start()
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    assert ran.stdout.splitlines()[-1:] == ["compiled"], ran.stderr
+    assert run_program(text).splitlines()[-1:] == ["compiled"]
 
 
 def _await(event: threading.Event) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
 
 import pytest
 
+from tests.processes import run_python
 from tracegraph.lowering.warm_memory import MOST_BYTES, warm_memory
 
 COUNT_FAULTS = """
@@ -27,8 +26,8 @@ print(json.dumps(count() - before))
 
 def count_faults(nbytes: int) -> int:
     """Returns the page faults of taking 40 MB in a new process, so many bytes warm."""
-    command = [sys.executable, "-c", COUNT_FAULTS, str(nbytes)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    ran = run_python(["-c", COUNT_FAULTS, nbytes])
+    assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
 

@@ -3,9 +3,6 @@
 import collections
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -18,6 +15,7 @@ import pytest
 
 import tracegraph as tg
 from tests.oracles.tree_equality import assert_same
+from tests.processes import run_program
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.replaying.captured_graph import MISS
 
@@ -287,10 +285,7 @@ for x in (1.5, np.float64(0.1), np.float32(2), np.arange(5.0)):
     state, wanted = state[0], wanted[0]
 print(state["w"].dtype, state["n"].dtype, int(state["n"]) - 2**40)
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["", *sys.path])}
-    command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "float64 int64 4\n", done.stderr
+    assert run_program(program) == "float64 int64 4\n"
 
 
 def test_alternating_signatures_do_not_work_their_keys_out_again(monkeypatch):

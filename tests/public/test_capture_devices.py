@@ -1,9 +1,6 @@
 """Arguments on other devices, in a process that has two CPU devices."""
 
-import os
-import subprocess
-import sys
-import textwrap
+from tests.processes import run_program
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
@@ -45,8 +42,5 @@ print("ok")
 
 
 def test_two_devices():
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(PROGRAM)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "ok"
+    flags = "--xla_force_host_platform_device_count=2"
+    assert run_program(PROGRAM, XLA_FLAGS=flags) == "ok\n"

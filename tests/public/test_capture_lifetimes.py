@@ -1,9 +1,6 @@
 """Who keeps what alive: delete in the wrong order, force the collector, and count the bytes."""
 
 import gc
-import os
-import subprocess
-import sys
 import weakref
 
 import jax
@@ -13,6 +10,7 @@ import pytest
 
 import tracegraph as tg
 from tests.oracles.tree_equality import assert_same
+from tests.processes import run_program
 from tracegraph.runtime.memory.private_pool import find_pool
 from tracegraph.runtime.memory.providers.segment import Segment
 
@@ -214,10 +212,7 @@ for index in range(12):
     assert float(result[1][0, 1]) == 4.0
 print("done")
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["", *sys.path])}
-    command = [sys.executable, "-X", "faulthandler", "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "done\n", done.stderr
+    assert run_program(program) == "done\n"
 
 
 def test_results_at_interpreter_exit():
@@ -227,10 +222,7 @@ captured = tg.capture(lambda s: (s * 2, s.sum()), donate_argnums=0)
 state, total = captured(jnp.ones(1000))
 state, total = captured(state)
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["", *sys.path])}
-    command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert run_program(program) == ""
 
 
 def test_jax_arrays_made_of_state_keep_nothing(baseline):

@@ -1,17 +1,14 @@
 """The command line: reports and pictures, and errors in four lines for wrong input."""
 
-import os
 import pathlib
 import pickle
-import subprocess
-import sys
 
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
 import tracegraph as tg
-from tests.paths import ROOT
+from tests.processes import run_copy
 from tracegraph.__main__ import run_command
 from tracegraph.runtime.memory.snapshots.snapshot import describe_plan, write_snapshot
 
@@ -49,9 +46,7 @@ def program(tmp_path_factory):
 
 
 def run(*words):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    command = [sys.executable, "-m", "tracegraph", *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return run_copy(["-m", "tracegraph", *words])
 
 
 def test_explain_a_plain_function(program):

@@ -1,10 +1,24 @@
-"""Shared by the tests of tg.memory: allocators that tests leave behind, and the fake GPU."""
+"""Shared by the tests of tg.memory: what other tests leave behind does not count."""
 
 from __future__ import annotations
 
+import gc
+
+import jax
 import pytest
 
+import tracegraph as tg
 from tests.fakes.devices import forget_other_allocators
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_allocated() -> None:
+    """JAX keeps what it compiled, and with a callback whatever that holds: a graph, for example."""
+    if tg.memory.memory_allocated():
+        gc.unfreeze()
+        jax.clear_caches()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from tests.fakes.pluggable_library import compile_library
-from tests.fakes.subprocesses import run_program
+from tests.processes import run_program
 
 USE_ALL = """
     import gc, jax, jax.numpy as jnp, numpy as np, tracegraph as tg

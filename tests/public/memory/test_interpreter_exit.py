@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+import textwrap
 
 import pytest
 
 from tests.fakes.pluggable_library import compile_library
-from tests.fakes.subprocesses import run_program
+from tests.processes import run_program, run_python
 
 EVERYTHING = """
     import gc, sys, threading, time
@@ -36,7 +37,6 @@ EVERYTHING = """
 @pytest.mark.parametrize(
     "variables",
     [
-        {},
         {"TRACEGRAPH_ALLOC_CONF": "expandable_segments:True"},
         {"TRACEGRAPH_ALLOC_CONF": "backend:cudaMallocAsync"},
         {"TRACEGRAPH_ALLOC_CONF": "pinned_use_background_threads:True"},
@@ -47,6 +47,12 @@ EVERYTHING = """
 )
 def test_with_everything_alive(variables: dict[str, str]) -> None:
     assert run_program(EVERYTHING + "    print('done')\n", **variables) == "done\n"
+
+
+def test_in_a_process_that_is_no_copy() -> None:
+    options = ["-X", "faulthandler", "-W", "error"]
+    done = run_python([*options, "-c", textwrap.dedent(EVERYTHING)], JAX_PLATFORMS="cpu")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import pathlib
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +15,7 @@ import pytest
 
 import tracegraph as tg
 from tests.oracles.error_lines import line
-from tests.paths import ROOT
+from tests.processes import run_copy
 from tracegraph.replaying.live_plans import describe_live_plans
 from tracegraph.runtime.memory.snapshots.snapshot import read_snapshot
 
@@ -128,14 +125,7 @@ def test_the_command_line_draws_the_snapshot_of_a_graph(tmp_path: pathlib.Path) 
     captured(X * 1, X)
     path = tmp_path / "snapshot.pickle"
     tg.memory.dump_snapshot(path)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tracegraph", "memory", path],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_copy(["-m", "tracegraph", "memory", path])
     assert (done.returncode, done.stderr) == (0, "")
     page = path.with_suffix(".html").read_text()
     assert f"wrote {path.with_suffix('.html')}" in done.stdout

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -24,6 +21,7 @@ from tests.fakes.cuda_on_host import (
     view_floats,
 )
 from tests.fakes.definitions import make_copy, make_definition, make_stage
+from tests.processes import run_program
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.cuda import buffer as buffer_module
 from tracegraph.runtime.cuda import jax_order
@@ -335,13 +333,5 @@ print("ok")
 
 
 def test_an_array_on_another_device_is_moved_or_refused() -> None:
-    variables = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "ok"
+    flags = "--xla_force_host_platform_device_count=2"
+    assert run_program(ELSEWHERE, XLA_FLAGS=flags) == "ok\n"

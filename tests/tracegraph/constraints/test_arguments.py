@@ -1,9 +1,6 @@
 """What the arguments of a call can break, leaf by leaf."""
 
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.processes import run_program
 from tracegraph.constraints import ArgumentLeaf, check_arguments, describe_mismatch
 
 DEVICE = jax.devices()[0]
@@ -172,18 +170,12 @@ for place in (first, second, places):
     for violation in check_arguments([leaf], device=first):
         print(violation.what)
 """
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-c", program]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    output = run_program(program, XLA_FLAGS="--xla_force_host_platform_device_count=2")
     # The names of JAX's devices differ between versions.
     assert re.fullmatch(
         r"argument 0 `x` is on another device: wanted \w+[:_]0, got \w+[:_]1\n"
         r"argument 0 `x` is on another device: wanted \w+[:_]0, got \w+[:_]0, \w+[:_]1\n",
-        output.stdout,
+        output,
     )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run_python
 from tracegraph.replaying import dict_watch
 from tracegraph.replaying.dict_watch import DictWatch, DictWatcher, count_changes, has_watchers
 
@@ -244,11 +243,5 @@ print("ok")
 
 
 def test_nothing_is_called_at_exit() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", EXIT],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python(["-W", "error", "-c", EXIT], JAX_PLATFORMS="cpu")
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ok", "")

@@ -1,0 +1,139 @@
+"""Python in processes of its own: settings that are read once, commands, interpreter exit."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Sequence
+
+from tests.paths import ROOT
+
+TIMEOUT_S = 240
+
+
+def run_python(
+    arguments: Sequence[object],
+    *,
+    before: Sequence[str] = (),
+    folder: pathlib.Path = ROOT,
+    timeout_s: float = TIMEOUT_S,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python with the checkout on its path; returns its exit status and its two texts.
+
+    Args:
+        arguments: of the interpreter, as ``["-c", program]``.
+        before: a command that runs the interpreter, as a checking tool does.
+        folder: to run it in.
+        timeout_s: after which it is ended and the test fails.
+        variables: of the environment, beside those of this process.
+    """
+    return subprocess.run(
+        [*before, sys.executable, *map(str, arguments)],
+        cwd=folder,
+        env=_make_environment(variables),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def run_copy(
+    arguments: Sequence[object], *, folder: pathlib.Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """As `run_python` on the CPU, warnings as errors, in a copy of a process that has imported JAX.
+
+    That takes half of the time. Neither options of the interpreter nor variables that JAX reads
+    when it is imported can be given.
+    """
+    return _start_server().run(arguments, folder, _make_environment(variables))
+
+
+def run_program(program: str, *arguments: object, **variables: str) -> str:
+    """Runs a program as `run_copy` does and returns what it printed.
+
+    It must end with exit status 0 and an empty standard error.
+
+    Args:
+        program: of Python; it is dedented.
+        arguments: in ``sys.argv`` from 1 on.
+        variables: of the environment, beside those of this process.
+    """
+    done = run_copy(["-c", textwrap.dedent(program), *arguments], **variables)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+class ForkServer:
+    """The process of tests/fork_server.py; its copies run one after another."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.fork_server"],
+            cwd=ROOT,
+            # A thread of NumPy's would not live on in a copy.
+            env=_make_environment({"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # What is read ahead would not show in `select`.
+            bufsize=0,
+        )
+
+    def run(
+        self, arguments: Sequence[object], folder: pathlib.Path, variables: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs one program, see `run_copy`."""
+        words = [str(each) for each in arguments]
+        with tempfile.TemporaryDirectory() as texts:
+            out, error = (pathlib.Path(texts, name) for name in ("out", "error"))
+            request = {
+                "arguments": words,
+                "folder": str(folder),
+                "variables": variables,
+                "out": str(out),
+                "error": str(error),
+            }
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            number = self._read_number()
+            assert number is not None, "no process was started"
+            status = self._read_number()
+            if status is None:
+                os.kill(number, signal.SIGKILL)
+                self._read_number()
+                raise subprocess.TimeoutExpired(words, TIMEOUT_S)
+            return subprocess.CompletedProcess(words, status, out.read_text(), error.read_text())
+
+    def _read_number(self) -> int | None:
+        """Returns an answer of the server; None if it takes too long."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], TIMEOUT_S)[0]:
+            return None
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._process.communicate()
+
+
+@functools.cache
+def _start_server() -> ForkServer:
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
+def _make_environment(variables: dict[str, str]) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), *(entry for entry in sys.path if entry)])
+    return {**os.environ, "PYTHONPATH": path, **variables}
