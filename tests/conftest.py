@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 
 import pytest
 
+from tests.gpu.sharing import share_memory
 from tests.paths import GOLDEN
+
+# Before anything asks JAX for its devices.
+share_memory(os.environ)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,13 +7,14 @@ while it is imported, so that collecting the folder costs other machines nothing
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import pytest
 
-from tests.gpu import device_memory
+from tests.gpu import device_memory, sharing
+from tests.gpu.part_times import pytest_terminal_summary as pytest_terminal_summary
 
 
 def find_obstacle() -> str:
@@ -34,6 +35,21 @@ def gpu() -> Any:
     if obstacle:
         pytest.skip(obstacle)
     return jax.devices()[0]
+
+
+@pytest.fixture
+def alone_on_gpu() -> None:
+    """Keeps the other workers off the GPU: for bytes of the whole GPU, and for what takes time."""
+
+
+@pytest.fixture(autouse=True)
+def held_gpu(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """A turn on the GPU, alone for the tests that use `alone_on_gpu`."""
+    folder = sharing.find_shared_folder(tmp_path_factory)
+    with sharing.hold_gpu(folder, alone="alone_on_gpu" in request.fixturenames):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -20,7 +20,8 @@ from tracegraph.runtime.memory.caching.direct_allocator import DirectAllocator
 from tracegraph.runtime.memory.config import parse_alloc_conf
 from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator
 
-pytestmark = pytest.mark.usefixtures("gpu")
+# The bytes that are free are those of the whole GPU, and some tests take all of them.
+pytestmark = pytest.mark.usefixtures("gpu", "alone_on_gpu")
 
 MIB = 1 << 20
 KINDS = ("cuda", "cuda_async", "cuda_vmm")

@@ -53,6 +53,7 @@ def make_captured(**options):
     return captured
 
 
+@pytest.mark.usefixtures("alone_on_gpu")
 def test_the_host_does_not_wait(make_pending):
     captured = make_captured()
     pending = make_pending(2)

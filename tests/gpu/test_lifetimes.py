@@ -137,6 +137,7 @@ def test_a_graph_in_the_memory_of_another_that_is_still_replayed() -> None:
     assert values == [float(index) * N for index in range(6)]
 
 
+@pytest.mark.usefixtures("alone_on_gpu")
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_record_stream_of_a_result(is_recorded: bool, side: SideWork) -> None:
     captured = tg.capture(lambda x: x * 2, verify=False)
@@ -158,6 +159,7 @@ def test_record_stream_of_a_result(is_recorded: bool, side: SideWork) -> None:
     assert not is_recorded or np.array_equal(found, np.full(N * N, 2.0, np.float32))
 
 
+@pytest.mark.usefixtures("alone_on_gpu")
 def test_record_stream_of_state(side: SideWork) -> None:
     pool = tg.memory.MemPool()
     captured = tg.capture(lambda s: s + 1, donate_argnums=0, pool=pool, verify=False)

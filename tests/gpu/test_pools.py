@@ -145,8 +145,10 @@ PROGRAM = """
 """
 
 
+@pytest.mark.usefixtures("alone_on_gpu")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_provider_under_captures(name: str) -> None:
+    """Alone, because it asks for all memory that is free on the GPU, which some providers give."""
     done = run_python(
         ["-X", "faulthandler", "-c", textwrap.dedent(PROGRAM)],
         TRACEGRAPH_ALLOC_CONF=SETTINGS[name],

@@ -35,8 +35,9 @@ def test_small_cases_by_themselves():
 
 @pytest.mark.parametrize(
     ("tool", "names"),
-    # The race checker takes half a minute per case.
-    [("memcheck", tuple(small_cases.CASES)), ("racecheck", ("softmax", "state", "streams"))],
+    # The race checker takes half a minute per case, so that workers may share them.
+    [("memcheck", tuple(small_cases.CASES))]
+    + [("racecheck", (name,)) for name in ("softmax", "state", "streams")],
 )
 def test_small_cases_under_the_tool(tool, names):
     path = find_tool()

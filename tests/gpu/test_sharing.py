@@ -1,0 +1,114 @@
+"""What the GPU tests do with several workers on one GPU, tried without one."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import types
+
+import pytest
+
+from tests.gpu import part_times, sharing
+from tests.paths import ROOT
+
+COUNT = "PYTEST_XDIST_WORKER_COUNT"
+
+
+def test_each_worker_has_a_part_of_the_memory() -> None:
+    environment = {COUNT: "4"}
+    sharing.share_memory(environment)
+    assert float(environment[sharing.FRACTIONS[0]]) * 4 == pytest.approx(sharing.SHARED)
+
+
+@pytest.mark.parametrize("environment", [{}, {COUNT: "1"}])
+def test_a_process_alone_has_what_jax_takes(environment: dict[str, str]) -> None:
+    before = dict(environment)
+    sharing.share_memory(environment)
+    assert environment == before
+
+
+@pytest.mark.parametrize("name", sharing.FRACTIONS)
+def test_what_the_user_has_set_stays(name: str) -> None:
+    environment = {COUNT: "4", name: "0.9"}
+    sharing.share_memory(environment)
+    assert environment == {COUNT: "4", name: "0.9"}
+
+
+def try_to_hold(folder: pathlib.Path, *, alone: bool) -> bool:
+    try:
+        with sharing.hold_gpu(folder, alone=alone, limit_s=0):
+            return True
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_possible"),
+    [(False, False, True), (False, True, False), (True, False, False), (True, True, False)],
+)
+def test_alone_is_alone(
+    first: bool, second: bool, is_possible: bool, tmp_path: pathlib.Path
+) -> None:
+    with sharing.hold_gpu(tmp_path, alone=first):
+        assert try_to_hold(tmp_path, alone=second) is is_possible
+    # What came too late, or at an end, holds nothing.
+    assert try_to_hold(tmp_path, alone=True)
+
+
+def test_others_cannot_overtake_a_test_that_waits_to_be_alone(tmp_path: pathlib.Path) -> None:
+    order = []
+
+    def wait_to_be_alone() -> None:
+        with sharing.hold_gpu(tmp_path, alone=True, limit_s=60):
+            order.append("alone")
+
+    waiting = threading.Thread(target=wait_to_be_alone)
+    with sharing.hold_gpu(tmp_path, alone=False):
+        waiting.start()
+        while try_to_hold(tmp_path, alone=False):
+            pass
+        order.append("the others wait")
+    waiting.join(60)
+    assert order == ["the others wait", "alone"]
+    assert try_to_hold(tmp_path, alone=False)
+
+
+def make_report(nodeid: str, when: str, duration: float, *, failed: bool = False) -> object:
+    return types.SimpleNamespace(nodeid=nodeid, when=when, duration=duration, failed=failed)
+
+
+def test_seconds_of_each_module_are_added_up() -> None:
+    reports = [
+        make_report("tests/gpu/test_a.py::test_one", "setup", 1.0),
+        make_report("tests/gpu/test_a.py::test_one", "call", 2.0),
+        make_report("tests/gpu/test_a.py::test_two", "call", 0.5),
+        make_report("tests/gpu/test_b.py::test_x[1::2]", "setup", 7.0, failed=True),
+        make_report("tests/gpu/test_skipped.py::test_x", "setup", 9.0),
+        make_report("tests/runtime/test_c.py::test_x", "call", 9.0),
+        types.SimpleNamespace(nodeid="tests/gpu/test_a.py", when="collect"),
+        types.SimpleNamespace(message="a warning"),
+    ]
+    assert list(part_times.format_times(reports)) == [
+        "    7.0  test_b, 1 tests, most 7.0 in test_x[1::2]",
+        "    3.5  test_a, 2 tests, most 3.0 in test_one",
+        "   10.5  all, added up over the workers",
+    ]
+    assert list(part_times.format_times(reports[4:])) == []
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_run_ends_with_the_seconds_of_its_modules(
+    workers: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    folder = pytester.mkdir("tests") / "gpu"
+    folder.mkdir()
+    (folder / "conftest.py").write_text("from tests.gpu.part_times import pytest_terminal_summary")
+    for name in "ab":
+        tests = (f"def test_{name}{number}(): pass\n" for number in range(3))
+        (folder / f"test_{name}.py").write_text("".join(tests))
+    result = pytester.runpytest_subprocess("-n", workers, "tests/gpu")
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines_random(
+        ["*seconds of the GPU tests*", "*test_a, 3 tests, most *", "*test_b, 3 tests, most *"]
+    )
