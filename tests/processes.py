@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 
 from tests.paths import ROOT
 
 TIMEOUT_S = 240
+NONE: Mapping[str, str] = types.MappingProxyType({})
 
 
 def run_python(
@@ -26,7 +28,7 @@ def run_python(
     before: Sequence[str] = (),
     folder: pathlib.Path = ROOT,
     timeout_s: float = TIMEOUT_S,
-    **variables: str,
+    variables: Mapping[str, str] = NONE,
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python with the checkout on its path; returns its exit status and its two texts.
 
@@ -49,14 +51,18 @@ def run_python(
 
 
 def run_copy(
-    arguments: Sequence[object], *, folder: pathlib.Path = ROOT, **variables: str
+    arguments: Sequence[object],
+    *,
+    folder: pathlib.Path = ROOT,
+    variables: Mapping[str, str] = NONE,
 ) -> subprocess.CompletedProcess[str]:
     """As `run_python` on the CPU, warnings as errors, in a copy of a process that has imported JAX.
 
     That takes half of the time. Neither options of the interpreter nor variables that JAX reads
     when it is imported can be given.
     """
-    return _start_server().run(arguments, folder, _make_environment(variables))
+    environment = _make_environment({"JAX_PLATFORMS": "cpu", **variables})
+    return _start_server().run(arguments, folder, environment)
 
 
 def run_program(program: str, *arguments: object, **variables: str) -> str:
@@ -69,7 +75,7 @@ def run_program(program: str, *arguments: object, **variables: str) -> str:
         arguments: in ``sys.argv`` from 1 on.
         variables: of the environment, beside those of this process.
     """
-    done = run_copy(["-c", textwrap.dedent(program), *arguments], **variables)
+    done = run_copy(["-c", textwrap.dedent(program), *arguments], variables=variables)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
 
@@ -134,6 +140,6 @@ def _start_server() -> ForkServer:
     return server
 
 
-def _make_environment(variables: dict[str, str]) -> dict[str, str]:
+def _make_environment(variables: Mapping[str, str]) -> dict[str, str]:
     path = os.pathsep.join([str(ROOT), *(entry for entry in sys.path if entry)])
     return {**os.environ, "PYTHONPATH": path, **variables}

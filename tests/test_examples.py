@@ -29,7 +29,7 @@ EXPECTED = {
 
 def run_example(path: pathlib.Path, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
     """Runs one example as a user does, from another folder, with warnings as errors."""
-    return run_copy([path], folder=folder, MPLBACKEND="agg")
+    return run_copy([path], folder=folder, variables={"MPLBACKEND": "agg"})
 
 
 def test_every_example_is_expected() -> None:

@@ -27,8 +27,8 @@ def test_a_copy_is_as_a_fresh_process(kind: str, tmp_path: pathlib.Path) -> None
     variables = {"FIRST": "1"}
     if kind == "-m":
         variables["PYTHONPATH"] = f"{tmp_path}:{processes.ROOT}"
-    fresh = run_python([*start, "a", 2], folder=tmp_path, **variables)
-    copy = run_copy([*start, "a", 2], folder=tmp_path, **variables)
+    fresh = run_python([*start, "a", 2], folder=tmp_path, variables=variables)
+    copy = run_copy([*start, "a", 2], folder=tmp_path, variables=variables)
     assert copy.returncode == fresh.returncode == 3, fresh.stderr + copy.stderr
     assert copy.stdout == fresh.stdout
 

@@ -19,7 +19,7 @@ CHOICE = [f"--case={name}" for name in CASES]
 
 def _run(start: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
-    return run_copy([*start, *flags], PYTHONPATH=path, JAX_PLATFORMS="cpu")
+    return run_copy([*start, *flags], variables={"PYTHONPATH": path})
 
 
 def _evaluate(script: str) -> Any:

@@ -130,7 +130,7 @@ def test_every_process_draws_the_same_sample():
         "from tests.gpu.harness_runner import choose_cases\n"
         "print(' '.join(case.name for case in choose_cases(50, 3)))"
     )
-    done = run_python(["-c", program], JAX_PLATFORMS="cpu")
+    done = run_python(["-c", program], variables={"JAX_PLATFORMS": "cpu"})
     names = [case.name for case in harness_runner.choose_cases(50, 3)]
     assert done.stdout.split() == names, done.stderr
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tests import processes
 
@@ -16,9 +16,9 @@ def run_python(
     *,
     before: Sequence[str] = (),
     timeout_s: float = processes.TIMEOUT_S,
-    **variables: str,
+    variables: Mapping[str, str] = processes.NONE,
 ) -> subprocess.CompletedProcess[str]:
     """As `tests.processes.run_python`, with room left on the GPU."""
     return processes.run_python(
-        arguments, before=before, timeout_s=timeout_s, **{**MODEST, **variables}
+        arguments, before=before, timeout_s=timeout_s, variables={**MODEST, **variables}
     )

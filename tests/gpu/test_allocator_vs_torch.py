@@ -54,7 +54,7 @@ def traces(gpu, tmp_path_factory):
     with sharing.hold_gpu(shared, alone=True):
         if not folder.exists():
             fresh: pathlib.Path = tmp_path_factory.mktemp("traces")
-            ran = run_python(["-c", PROGRAM, fresh], timeout_s=TIMEOUT_S, **VARIABLES)
+            ran = run_python(["-c", PROGRAM, fresh], timeout_s=TIMEOUT_S, variables=VARIABLES)
             assert ran.returncode == 0, ran.stdout + ran.stderr
             fresh.rename(folder)
     return {trace.name: trace for path in folder.iterdir() for trace in read_traces(path)}

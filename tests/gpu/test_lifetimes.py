@@ -250,7 +250,7 @@ def test_every_provider(name: str) -> None:
     """Dropped in the middle of replays, and alive in the middle of them at interpreter exit."""
     done = run_python(
         ["-X", "faulthandler", "-c", textwrap.dedent(PROGRAM)],
-        TRACEGRAPH_ALLOC_CONF=SETTINGS[name],
+        variables={"TRACEGRAPH_ALLOC_CONF": SETTINGS[name]},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("done\n")

@@ -151,7 +151,7 @@ def test_every_provider_under_captures(name: str) -> None:
     """Alone, because it asks for all memory that is free on the GPU, which some providers give."""
     done = run_python(
         ["-X", "faulthandler", "-c", textwrap.dedent(PROGRAM)],
-        TRACEGRAPH_ALLOC_CONF=SETTINGS[name],
+        variables={"TRACEGRAPH_ALLOC_CONF": SETTINGS[name]},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == [name, "out-of-memory"]

@@ -53,7 +53,7 @@ def test_small_cases_under_the_tool(tool, names):
     done = run_python(
         ["-m", "tests.gpu.small_cases", *names],
         before=[path, "--tool", tool, *options, "--error-exitcode", str(FOUND_FAULTS)],
-        **variables,
+        variables=variables,
     )
     text = f"{done.stdout}\n{done.stderr}"
     refusal = next((each for each in REFUSALS if each in text), None)

@@ -51,7 +51,9 @@ def test_with_everything_alive(variables: dict[str, str]) -> None:
 
 def test_in_a_process_that_is_no_copy() -> None:
     options = ["-X", "faulthandler", "-W", "error"]
-    done = run_python([*options, "-c", textwrap.dedent(EVERYTHING)], JAX_PLATFORMS="cpu")
+    done = run_python(
+        [*options, "-c", textwrap.dedent(EVERYTHING)], variables={"JAX_PLATFORMS": "cpu"}
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -243,5 +243,5 @@ print("ok")
 
 
 def test_nothing_is_called_at_exit() -> None:
-    done = run_python(["-W", "error", "-c", EXIT], JAX_PLATFORMS="cpu")
+    done = run_python(["-W", "error", "-c", EXIT], variables={"JAX_PLATFORMS": "cpu"})
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ok", "")
