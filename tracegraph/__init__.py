@@ -43,8 +43,8 @@ from tracegraph.runtime.errors import (
     UnsupportedError,
     VerificationError,
 )
-from tracegraph.runtime.memory.private_pool import graph_pool_handle
 from tracegraph.runtime.memory.pool_id import PoolId
+from tracegraph.runtime.memory.private_pool import graph_pool_handle
 from tracegraph.runtime.stream import (
     Event,
     Stream,

@@ -19,8 +19,8 @@ from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.graph import GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.host.device import HostDevice
-from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.static_buffer import StaticBuffer
 from tracegraph.runtime.stream import Stream, thread_state
 

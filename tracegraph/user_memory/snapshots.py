@@ -11,7 +11,7 @@ from tracegraph.replaying.live_plans import describe_live_plans
 from tracegraph.runtime.allocators import list_allocators
 from tracegraph.runtime.default_device import find_any_device
 from tracegraph.runtime.errors import ConfigError
-from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.snapshots.snapshot import build_snapshot, write_snapshot
 
@@ -105,7 +105,7 @@ def dump_snapshot(path: str | os.PathLike[str] = "dump_snapshot.pickle") -> None
     write_snapshot(os.fspath(path), build_snapshot(allocators, allocators[0].config, plans=plans))
 
 
-def _list_allocators() -> tuple[CachingAllocator, ...]:
+def _list_allocators() -> tuple[Allocator, ...]:
     """Returns the allocators in use; opens that of the default device if there is none."""
     return list_allocators() or (find_any_device().allocator,)
 
