@@ -42,7 +42,7 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaOnHost:
     not used by others before that work is done.
     """
     driver = MemoryDriver(**options)
-    kept: list[Any] = []
+    kept = driver.jax_memory
     allocator, define = jax_arrays._make_allocator, jax_order._define_anew
 
     def compute(function: Callable[..., Any]) -> Callable[..., Any]:

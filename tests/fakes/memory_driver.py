@@ -29,6 +29,9 @@ class MemoryDriver(FakeDriver):
         self._queues = collections.defaultdict(collections.deque)
         self._done: dict[int, int] = collections.defaultdict(int)
         self._marks: dict[int, tuple[int, int]] = {}
+        # Arrays of JAX that work in the queues may still touch: JAX frees in the order of its
+        # stream. They live as long as the queues, which a finaliser may still work off.
+        self.jax_memory: list[Any] = []
 
     def finish(self, stream: int) -> None:
         """Does all work of a stream, and what it waits for."""
