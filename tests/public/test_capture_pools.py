@@ -12,27 +12,10 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.fakes.devices import add_in_two_regions
 from tracegraph.runtime.memory.private_pool import find_pool
 
 N = 1000
-
-
-SIDE = tg.Stream()
-
-
-def add_in_two_regions(amount: float):
-    """Returns a function with a temporary between two regions, hence with scratch in its arena."""
-
-    def add(x):
-        main = tg.current_stream()
-        half = x + amount / 2
-        SIDE.wait_stream(main)
-        with tg.stream(SIDE):
-            rest = half + amount / 2
-        main.wait_stream(SIDE)
-        return rest * 1
-
-    return add
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from tests.fakes.cuda_on_host import (
     floats,
     kernel,
     make_cuda_replay,
-    make_device,
     place,
     view_floats,
 )
@@ -35,17 +34,6 @@ TWICE = make_definition(
     make_stage(kernel("add", "x y", "z")),
     outputs="z",
 )
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
-    return make_device(monkeypatch)
-
-
-@pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
-    """A device that does nothing before the host waits; memory it works on must be kept."""
-    return make_device(monkeypatch, is_deferred=True)
 
 
 def call(replay: Replay, value: Any) -> Any:

@@ -41,11 +41,6 @@ MAKE_ALLOCATOR = jax_arrays._make_allocator
 DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
 
 
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
-    return make_device(monkeypatch)
-
-
 def with_constant() -> GraphDefinition:
     """Returns y = x + c, where c is a constant of the compiled program."""
     definition = make_definition(make_stage(kernel("add", "x c", "y")))

@@ -37,11 +37,6 @@ DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
-    return make_device(monkeypatch)
-
-
-@pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnHost]:
     """A device that does nothing before the host waits; memory it works on must be kept."""
     device = make_device(monkeypatch, is_deferred=True)

@@ -67,6 +67,15 @@ def test_every_method_says_what_it_does() -> None:
         ("write_dot", (0x61, "a.dot"), "cuGraphDebugDotPrint", (), (0x61, b"a.dot", 1), None),
         ("begin_capture", (7,), "cuStreamBeginCapture", (), (7, 1), None),
         ("end_capture", (7,), "cuStreamEndCapture", (0x61,), (7,), 0x61),
+        ("read_memory", (), "cuMemGetInfo", (3, 8), (), (3, 8)),
+        ("allocate_async", (64, 7), "cuMemAllocAsync", (0x700,), (64, 7), 0x700),
+        ("free_async", (0x700, 7), "cuMemFreeAsync", (), (0x700, 7), None),
+        ("trim_memory_pool", (5, 64), "cuMemPoolTrimTo", (), (5, 64), None),
+        ("reserve_addresses", (64,), "cuMemAddressReserve", (0x700,), (64, 0, 0, 0), 0x700),
+        ("release_addresses", (0x700, 64), "cuMemAddressFree", (), (0x700, 64), None),
+        ("release_memory", (9,), "cuMemRelease", (), (9,), None),
+        ("map_memory", (0x700, 64, 9), "cuMemMap", (), (0x700, 64, 0, 9, 0), None),
+        ("unmap_memory", (0x700, 64), "cuMemUnmap", (), (0x700, 64), None),
     ],
 )
 def test_a_method_is_one_call(

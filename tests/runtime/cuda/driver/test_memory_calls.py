@@ -17,37 +17,6 @@ OUT_OF_MEMORY = 2
 @pytest.mark.parametrize(
     ("method", "arguments", "function", "results", "expected", "value"),
     [
-        ("read_memory", (), "cuMemGetInfo", (3, 8), (), (3, 8)),
-        ("allocate_async", (64, 7), "cuMemAllocAsync", (0x700,), (64, 7), 0x700),
-        ("free_async", (0x700, 7), "cuMemFreeAsync", (), (0x700, 7), None),
-        ("trim_memory_pool", (5, 64), "cuMemPoolTrimTo", (), (5, 64), None),
-        ("reserve_addresses", (64,), "cuMemAddressReserve", (0x700,), (64, 0, 0, 0), 0x700),
-        ("release_addresses", (0x700, 64), "cuMemAddressFree", (), (0x700, 64), None),
-        ("release_memory", (9,), "cuMemRelease", (), (9,), None),
-        ("map_memory", (0x700, 64, 9), "cuMemMap", (), (0x700, 64, 0, 9, 0), None),
-        ("unmap_memory", (0x700, 64), "cuMemUnmap", (), (0x700, 64), None),
-    ],
-)
-def test_a_method_is_one_call(
-    api: FakeBindings,
-    method: str,
-    arguments: tuple[Any, ...],
-    function: str,
-    results: tuple[Any, ...],
-    expected: tuple[Any, ...],
-    value: object,
-) -> None:
-    api.results[function] = results
-    assert getattr(CudaDriver(api), method)(*arguments) == value
-    assert api.calls == [(function, expected)]
-    api.errors[function] = 1
-    with pytest.raises(CudaError, match=f"cuGetErrorName from {function}"):
-        getattr(CudaDriver(api), method)(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("method", "arguments", "function", "results", "expected", "value"),
-    [
         ("allocate_memory", (64,), "cuMemAlloc", (0x700,), (64,), 0x700),
         ("free_memory", (0x700,), "cuMemFree", (), (0x700,), None),
         ("allocate_host", (64,), "cuMemHostAlloc", (0x700,), (64, 1), 0x700),

@@ -17,7 +17,6 @@ from tests.fakes.cuda_on_host import (
     floats,
     kernel,
     make_cuda_replay,
-    make_device,
     place,
 )
 from tests.fakes.definitions import make_call, make_definition, make_stage
@@ -56,16 +55,6 @@ def make_mixed() -> Any:
         make_stage(kernel("add", "z x", "w")),
         outputs="w z",
     )
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
-    return make_device(monkeypatch)
-
-
-@pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
-    return make_device(monkeypatch, is_deferred=True)
 
 
 def call(replay: Replay, value: Any) -> Any:
