@@ -47,20 +47,6 @@ from tracegraph.runtime.stream import Stream
 PlainArray: TypeAlias = jax.Array
 
 
-class Comparing(threading.local):
-    """How this thread compares an Array with another object.
-
-    Attributes:
-        by_identity: True while containers are compared: Python looks for identical items first, and
-            those that are not identical are to differ, without a computation.
-    """
-
-    by_identity = False
-
-
-comparing = Comparing()
-
-
 class ArrayState(enum.Enum):
     """What an Array promises, see Note [States of an Array]."""
 
@@ -377,15 +363,6 @@ class Array(jax.Array):
 
 # Everything else is asked of the plain value.
 forward_names(Array, Array.jax)
-_compare_values = Array.__eq__
-
-
-def _compare(array: Array, other: Any) -> Any:
-    """Compares the values, as JAX does, but see `comparing`."""
-    return False if comparing.by_identity else _compare_values(array, other)
-
-
-Array.__eq__ = _compare  # type: ignore[method-assign]
 Array.__module__ = "tracegraph"
 register_array_type(Array, Array.jax)
 

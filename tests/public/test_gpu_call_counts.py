@@ -19,8 +19,8 @@ import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost, place
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.paths import ROOT
+from tracegraph.replaying import tree_watch
 from tracegraph.replaying.dict_watch import has_watchers
-from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.stream import thread_state
 
 LAYERS = tuple(f"{ROOT / name}/" for name in ("tracegraph", "runtime"))
@@ -106,16 +106,17 @@ def test_the_dicts_of_a_state_are_not_compared(
     device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, compared = Loop(2), []
-    compare = TreeWatch._has_same_dicts
+    compare = tree_watch._Items.are_same
 
-    def has_same_dicts(watch: TreeWatch) -> bool:
-        compared.append(watch)
-        return compare(watch)
+    def are_same(items: Any) -> bool:
+        compared.extend(each for each in items._containers if isinstance(each, dict))
+        return compare(items)
 
-    monkeypatch.setattr(TreeWatch, "_has_same_dicts", has_same_dicts)
+    monkeypatch.setattr(tree_watch._Items, "are_same", are_same)
     for _ in range(3):
         loop.advance()
-    assert len(compared) == (0 if has_watchers() else 3)
+    # Two trees of three dicts each.
+    assert len(compared) == (0 if has_watchers() else 3 * 6)
     # Changed in place: seen, and then watched again.
     loop.state[0]["blocks"][1]["a"] = np.full(2, 50, np.float32)
     loop.advance()
@@ -123,7 +124,7 @@ def test_the_dicts_of_a_state_are_not_compared(
     compared.clear()
     loop.advance()
     loop.advance()
-    assert len(compared) == (0 if has_watchers() else 2)
+    assert len(compared) == (0 if has_watchers() else 2 * 6)
 
 
 @pytest.mark.parametrize("blocks", [1, 3])

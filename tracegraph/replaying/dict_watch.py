@@ -108,29 +108,29 @@ class DictWatch:
         mappings: exact dicts.
 
     Attributes:
-        is_complete: False if changes of one of them are not counted.
+        counted: the dicts whose changes are counted.
+        uncounted: the others: there are no watchers, or another watch owns the mark.
 
     Example:
         >>> state = {"w": 1.5}
         >>> watch, before = DictWatch([state]), count_changes()
         >>> state["w"] = 2.5
-        >>> count_changes() > before or not watch.is_complete
+        >>> count_changes() > before or bool(watch.uncounted)
         True
     """
 
-    __slots__ = ("_marked", "_watcher", "is_complete")
+    __slots__ = ("_watcher", "counted", "uncounted")
 
     def __init__(self, mappings: Iterable[dict[Any, Any]]) -> None:
         # Held here: at exit a finaliser may find no names in its module any more.
         self._watcher = _watcher
         owner = object()
-        each_once = {id(mapping): mapping for mapping in mappings}.values()
-        self._marked: list[dict[Any, Any]] = []
-        for mapping in each_once:
-            if _watcher.acquire(mapping, owner):
-                self._marked.append(mapping)
-        self.is_complete = len(self._marked) == len(each_once)
+        self.counted: list[dict[Any, Any]] = []
+        self.uncounted: list[dict[Any, Any]] = []
+        for mapping in {id(mapping): mapping for mapping in mappings}.values():
+            is_counted = _watcher.acquire(mapping, owner)
+            (self.counted if is_counted else self.uncounted).append(mapping)
 
     def __del__(self) -> None:
-        for mapping in self._marked:
+        for mapping in self.counted:
             self._watcher.release(mapping)

@@ -1,21 +1,16 @@
 """Watching trees: is this still the tree that was looked at before, leaf for leaf?
 
 A captured train step gets the state tree back that it returned. Comparing the root's identity costs
-nothing, but dicts and lists can be changed in place. CPython tells of changes of dicts, see
-`dict_watch`. The children of every other container that can change, and of the dicts where CPython
-does not tell, are compared by identity with those seen before, at the speed of C.
-
-Note [Dicts of arrays]. Python compares two dicts faster than anything else that looks at all their
-items: identical values count as equal without being asked. A value that is not identical is asked,
-the one of the first dict first. So a dict that holds only arrays of graphs is compared with a copy
-of itself, while such arrays say that they differ from whatever they are compared with.
+nothing, but what is in it can be changed in place. CPython counts the changes of dicts, see
+`dict_watch`: while the count stands still, they are not looked at. The children of every other
+container that can change, and of dicts whose changes are not counted, are compared by identity with
+those seen before, at the speed of C.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -23,8 +18,9 @@ from typing import Any, NamedTuple
 import jax
 
 from tracegraph.replaying.dict_watch import DictWatch, count_changes
-from tracegraph.replaying.identities import read_identities
-from tracegraph.runtime.array import Array, comparing
+from tracegraph.replaying.identities import Identities
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.jax_interop import ArrayImpl
 
 
 class TreeWatch:
@@ -49,13 +45,10 @@ class TreeWatch:
 
     __slots__ = (
         "_changes",
-        "_copies",
-        "_dict_items",
+        "_counted",
         "_dict_watch",
-        "_dicts",
-        "_is_heard",
-        "_items",
         "_others",
+        "_uncounted",
         "is_checked",
         "tree",
     )
@@ -63,42 +56,30 @@ class TreeWatch:
     def __init__(self, tree: Any) -> None:
         self.tree = tree
         self.is_checked = False
-        found = _Containers([], [], [], [], [])
+        found = _Containers([], [], [])
         _visit(tree, found)
-        self._dict_watch = DictWatch((*found.array_dicts, *found.dicts))
-        self._is_heard = self._dict_watch.is_complete
+        self._dict_watch = watch = DictWatch(found.dicts)
         # Read before anything is looked at: what changes meanwhile is looked at again.
         self._changes = count_changes()
-        self._dicts, self._others = found.array_dicts, found.others
-        self._copies = [mapping.copy() for mapping in self._dicts]
-        self._dict_items = _Items(found.dicts)
-        self._items = _Items((*found.ordered, *found.lists))
+        self._counted = _Items(watch.counted) if watch.counted else None
+        uncounted = (*watch.uncounted, *found.sequences)
+        self._uncounted = _Items(uncounted) if uncounted else None
+        self._others = found.others
 
     def is_unchanged(self, tree: Any) -> bool:
         """True when this is the same tree object and no container in it was changed."""
         # A state has hundreds of leaves, so what is done per leaf is done without a loop of Python.
         if tree is not self.tree:
             return False
-        if self._is_heard:
+        if self._counted is not None:
             changes = count_changes()
             if changes != self._changes:
-                if not self._has_same_dicts():
+                if not self._counted.are_same():
                     return False
                 self._changes = changes
-        elif not self._has_same_dicts():
-            return False
-        if not self._items.are_same():
+        if self._uncounted is not None and not self._uncounted.are_same():
             return False
         return not self._others or all(_has_parts(node, parts) for node, parts in self._others)
-
-    def _has_same_dicts(self) -> bool:
-        comparing.by_identity = True
-        try:
-            if self._copies != self._dicts:
-                return False
-        finally:
-            comparing.by_identity = False
-        return self._dict_items.are_same()
 
 
 class _Items:
@@ -108,7 +89,7 @@ class _Items:
         containers: dicts and lists.
     """
 
-    __slots__ = ("_containers", "_held", "_identities", "_lengths", "_views")
+    __slots__ = ("_containers", "_identities", "_lengths", "_views")
 
     def __init__(self, containers: Sequence[dict[Any, Any] | list[Any]]) -> None:
         self._containers = tuple(containers)
@@ -118,47 +99,51 @@ class _Items:
             self._views += (each.keys(), each.values()) if isinstance(each, dict) else (each,)
         # Where one container ends and the next begins.
         self._lengths = list(map(len, containers))
-        # Kept: what identities stand for must not go and come back as other objects.
-        self._held = tuple(functools.reduce(operator.iadd, self._views, []))
-        self._identities = read_identities(self._held)
+        self._identities = Identities(self._list_items())
 
     def are_same(self) -> bool:
         """True while the containers hold the same objects in the same order."""
-        if not self._views:
-            return True
-        # Lists are joined without a look at each item.
-        held = tuple(functools.reduce(operator.iadd, self._views, []))
-        return (
-            read_identities(held) == self._identities
-            and list(map(len, self._containers)) == self._lengths
+        return self._identities.are_of(self._list_items()) and (
+            len(self._lengths) == 1 or list(map(len, self._containers)) == self._lengths
         )
+
+    def _list_items(self) -> tuple[Any, ...]:
+        # One step per container, none per item.
+        items: list[Any] = []
+        for view in self._views:
+            items += view
+        return tuple(items)
 
 
 class _Containers(NamedTuple):
-    """The containers of a tree that can change: those that can be watched, and the others."""
+    """The containers of a tree that can change.
 
-    array_dicts: list[dict[Any, Any]]
+    Attributes:
+        dicts: exact dicts, whose changes can be counted.
+        sequences: what holds its children in an order: lists, and `OrderedDict`, whose order is not
+            in the dict, so that a change of it is not counted.
+        others: every other container with its parts.
+    """
+
     dicts: list[dict[Any, Any]]
-    ordered: list[collections.OrderedDict[Any, Any]]
-    lists: list[list[Any]]
+    sequences: list[collections.OrderedDict[Any, Any] | list[Any]]
     others: list[tuple[Any, _Parts]]
 
 
 def _visit(node: Any, found: _Containers) -> None:
     """Sorts a node and what it holds."""
     kind = type(node)
-    if kind is dict and all(type(value) is Array for value in node.values()):
-        found.array_dicts.append(node)
+    # Most nodes, and the only ones whose number is large.
+    if kind is Array or kind is ArrayImpl:
         return
     if kind is dict:
         found.dicts.append(node)
         children: tuple[Any, ...] = tuple(node.values())
     elif kind is collections.OrderedDict:
-        # Its order is not in the dict, so nobody tells of its changes.
-        found.ordered.append(node)
+        found.sequences.append(node)
         children = tuple(node.values())
     elif kind is list:
-        found.lists.append(node)
+        found.sequences.append(node)
         children = tuple(node)
     else:
         parts = _flatten_once(node)

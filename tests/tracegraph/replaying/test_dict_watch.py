@@ -57,7 +57,7 @@ LOOKS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_a_change_is_counted(name: str, size: int) -> None:
     mapping: dict[str, Any] = dict(zip("abcdefghijklmnopqrst"[:size], range(1, 21), strict=False))
     watch = DictWatch([mapping])
-    assert watch.is_complete
+    assert not watch.uncounted
     assert count_during(lambda: CHANGES[name](mapping)) >= 1
     assert count_during(lambda: mapping.__setitem__("y", object())) == 1
 
@@ -67,7 +67,7 @@ def test_an_empty_dict_that_becomes_a_copy_of_another_is_counted() -> None:
     mapping: dict[str, int] = {}
     watch = DictWatch([mapping])
     assert count_during(lambda: mapping.update({"a": 1, "b": 2})) == 1
-    assert watch.is_complete
+    assert not watch.uncounted
 
 
 @needs_watchers
@@ -76,7 +76,7 @@ def test_a_look_is_not_counted(name: str) -> None:
     mapping = {"a": 1, "b": 2}
     watch = DictWatch([mapping])
     assert count_during(lambda: LOOKS[name](mapping)) == 0
-    assert watch.is_complete
+    assert not watch.uncounted
 
 
 @needs_watchers
@@ -92,12 +92,12 @@ def test_changes_of_other_dicts_are_not_counted() -> None:
 def test_a_mark_has_one_owner() -> None:
     mapping = {"a": 1}
     first, second = DictWatch([mapping, mapping]), DictWatch([mapping])
-    assert (first.is_complete, second.is_complete) == (True, False)
+    assert (first.uncounted, second.uncounted) == ([], [mapping])
     del second
     assert count_during(lambda: mapping.update(a=2)) == 1
     del first
     third = DictWatch([mapping])
-    assert third.is_complete
+    assert not third.uncounted
     assert count_during(lambda: mapping.update(a=3)) == 1
 
 
@@ -117,7 +117,7 @@ def test_one_of_many_threads_owns_a_mark() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [watch.is_complete for watch in made].count(True) == len(mappings)
+    assert [watch.uncounted for watch in made].count([]) == len(mappings)
     assert all(count_during(lambda m=m: m.update(a=1)) == 1 for m in mappings)
     made.clear()
     assert not any(count_during(lambda m=m: m.update(b=1)) for m in mappings)
@@ -129,7 +129,7 @@ def test_a_dict_that_dies_while_an_exception_is_raised() -> None:
     def fail() -> None:
         mapping = {"a": object()}
         watch = DictWatch([mapping, {"b": 1}])
-        assert watch.is_complete
+        assert not watch.uncounted
         raise KeyError("planted")
 
     changes = count_changes()
@@ -163,7 +163,7 @@ def test_a_change_runs_no_python_code() -> None:
         mapping["a"] = 2
     finally:
         sys.setprofile(None)
-    assert watch.is_complete
+    assert not watch.uncounted
     assert [event for event in events if event[1] == "call"] == []
 
 
@@ -192,10 +192,10 @@ def test_a_closed_watcher_marks_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     watcher, mapping = DictWatcher(), {"a": 1}
     monkeypatch.setattr(dict_watch, "_watcher", watcher)
     early = DictWatch([mapping])
-    assert early.is_complete
+    assert not early.uncounted
     watcher.close()
     watcher.close()
-    assert not DictWatch([{"b": 1}]).is_complete
+    assert DictWatch([{"b": 1}]).uncounted == [{"b": 1}]
     # A tree that is watched since before may have changed at any time.
     assert count_during(lambda: None) >= 1
     del early
@@ -219,8 +219,8 @@ def test_a_watch_that_hears_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dict_watch, "_watcher", DictWatcher())
     mapping = {"a": 1}
     watch = DictWatch([mapping])
-    assert not watch.is_complete
-    assert DictWatch([]).is_complete
+    assert watch.uncounted == [mapping]
+    assert not DictWatch([]).uncounted
 
 
 EXIT = """
