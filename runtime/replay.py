@@ -68,9 +68,7 @@ class Replay:
         self.stages, self.takers = instance.stages, instance.takers
         self._consumed, self._direct = instance.consumed, instance.direct
         # What `launch` does before it counts; a caller that is in a hurry does both itself.
-        self.launch_stages = (
-            self.stages[0].launch if len(self.stages) == 1 else self._launch_each_stage
-        )
+        self.launch_stages = _join_launches([stage.launch for stage in self.stages])
 
     def settle(self) -> None:
         """Gives every live result of the last replay a private copy, see Note [Fresh outputs].
@@ -104,10 +102,6 @@ class Replay:
         """
         self.clock.generation += 1
         self.launch_stages()
-
-    def _launch_each_stage(self) -> None:
-        for stage in self.stages:
-            stage.launch()
 
     def restore(self) -> None:
         """Makes the buffers usable after a failed launch; leaves of lost values are deleted."""
@@ -187,6 +181,18 @@ class Replay:
         leaf = reference() if reference is not None else None
         if leaf is not None:
             leaf.detach()
+
+
+def _join_launches(launches: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """Returns one function that launches all stages; it holds nothing else of the replay."""
+    if len(launches) == 1:
+        return launches[0]
+
+    def launch() -> None:
+        for each in launches:
+            each()
+
+    return launch
 
 
 def _read(buffer: StaticBuffer) -> Any:

@@ -35,8 +35,8 @@ def count_stock(nbytes: int) -> int:
 class ResultPort:
     """The place where one result of a graph is written.
 
-    It does not hold the arena: a result that outlives its graph keeps only its own memory and the
-    executable graph.
+    It does not hold the arena, and is closed with the graph: a result that outlives it keeps only
+    its own memory.
 
     Args:
         buffer: the static buffer that it stands for.
@@ -45,6 +45,7 @@ class ResultPort:
     Attributes:
         is_taken: True while the memory that the graph writes belongs to a result.
         spares: memory of results that were dropped unread, for the next ones.
+        room: how many spares are kept.
         name: of the buffer.
         aval: JAX's abstract value of the result.
         clock: with the lock of the graph; it stands still, because a result is written once.
@@ -59,6 +60,7 @@ class ResultPort:
         "is_taken",
         "name",
         "nbytes",
+        "room",
         "spares",
     )
 
@@ -71,6 +73,7 @@ class ResultPort:
         # is one step, and changes nothing else: whose the memory is that the graph writes, only
         # launches say.
         self.spares: list[Piece] = []
+        self.room = MAX_SPARES
         # Nothing is bound yet; the first launch takes memory.
         self.is_taken = True
 
@@ -84,6 +87,11 @@ class ResultPort:
                 patch(piece[1])
             self._piece = piece
         self.is_taken = False
+
+    def close(self) -> None:
+        """Lets go of the graph and of the memory for its next results: there will be none."""
+        self.room, self._patchers, self._piece = 0, (), None
+        self.spares.clear()
 
     def hand_out(self) -> Array:
         """Returns the value that the last launch writes."""
@@ -133,9 +141,9 @@ class Result:
     def __del__(self) -> None:
         # No call into JAX here, see Note [Finalisers] of `Arena`.
         if not self._is_seen:
-            spares = self._port.spares
-            if len(spares) < MAX_SPARES:
-                spares.append(self._piece)
+            port = self._port
+            if len(port.spares) < port.room:
+                port.spares.append(self._piece)
 
     @property
     def name(self) -> str:

@@ -13,7 +13,6 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import alias_host_memory, make_aval, to_immutable
-from tracegraph.runtime.memory.providers.segment import Segment
 
 
 class HostBuffer:
@@ -103,13 +102,19 @@ class HostBuffer:
         ctypes.memset(self.address, byte, self.nbytes)
 
 
-class _SegmentBytes:
-    """What the view of a slot holds: its segment, whatever that keeps its memory in."""
+class MappedBytes:
+    """Memory that NumPy can view; the view holds what owns the memory.
 
-    __slots__ = ("__array_interface__", "_segment")
+    Args:
+        owner: what keeps the memory.
+        address: of the first byte.
+        nbytes: how many.
+    """
 
-    def __init__(self, segment: Segment, address: int, nbytes: int) -> None:
-        self._segment = segment
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, owner: object, address: int, nbytes: int) -> None:
+        self._owner = owner
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),
@@ -121,5 +126,5 @@ class _SegmentBytes:
 def _view_bytes(arena: Arena, slot: BufferSlot) -> np.ndarray[Any, Any]:
     """Returns the slot's bytes of the arena with its shape and dtype."""
     segment = arena.find_block(slot.offset).segment
-    view = np.asarray(_SegmentBytes(segment, arena.locate(slot.offset), slot.nbytes))
+    view = np.asarray(MappedBytes(segment, arena.locate(slot.offset), slot.nbytes))
     return view.view(slot.dtype).reshape(slot.shape)

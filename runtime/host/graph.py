@@ -6,6 +6,7 @@ import collections
 import ctypes
 import dataclasses
 import operator
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -196,6 +197,9 @@ def _bind_call(
         if copy_kept is not None:
             copy_kept(outputs)
 
+    if in_place:
+        # State can outlive the graph, and must not hold the arrays of the last call.
+        weakref.finalize(launch, inputs.__delitem__, slice(in_place, None)).atexit = False
     return launch
 
 

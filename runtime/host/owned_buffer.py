@@ -13,6 +13,7 @@ import numpy as np
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
+from tracegraph.runtime.host.buffer import MappedBytes
 from tracegraph.runtime.jax_interop import is_default_device, make_aval, to_immutable
 
 
@@ -117,5 +118,5 @@ class OwnedBuffer:
         array.block_until_ready()
         if not self.nbytes:
             return np.empty(self.shape, self.dtype)
-        memory = (ctypes.c_ubyte * self.nbytes).from_address(array.unsafe_buffer_pointer())
-        return np.ctypeslib.as_array(memory).view(self.dtype).reshape(self.shape)
+        memory = MappedBytes(array, array.unsafe_buffer_pointer(), self.nbytes)
+        return np.asarray(memory).view(self.dtype).reshape(self.shape)

@@ -6,7 +6,8 @@ every call: it is kept and handed out again, unless the user changed a container
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,51 +30,50 @@ class ResultBuilder:
 
     Attributes:
         build: returns the tree of results of the last replay.
+        resident_trees: the subtrees that are handed out again and again.
+        is_plain_leaf: True when the tree is one plain array.
     """
 
-    def __init__(self, replay: Replay, tree: Any, avals: list[Any]) -> None:
-        self._replay = replay
-        self._takers = [self._make_taker(index, aval) for index, aval in enumerate(avals)]
+    def __init__(self, replay: Replay, tree: Any, avals: Sequence[Any]) -> None:
+        takers = [_make_taker(replay, index, aval) for index, aval in enumerate(avals)]
+        is_resident = functools.partial(_is_resident, replay.is_resident_output)
         numbered = jax.tree_util.tree_unflatten(tree, range(len(avals)))
-        parts, self._outer = jax.tree_util.tree_flatten(numbered, is_leaf=self._is_resident)
-        self._parts = [
-            self._takers[part] if type(part) is int else _ResidentTree(self._takers, part)
-            for part in parts
+        parts, outer = jax.tree_util.tree_flatten(numbered, is_leaf=is_resident)
+        built = [
+            takers[part] if type(part) is int else _ResidentTree(takers, part) for part in parts
         ]
-        is_single = is_leaf_tree(self._outer)
-        is_tuple = self._outer == jax.tree_util.tree_structure((0,) * len(self._parts))
+        self.resident_trees = [part for part in built if isinstance(part, _ResidentTree)]
         self.is_plain_leaf = (
             is_leaf_tree(tree)
             and isinstance(avals[0].dtype, np.dtype)
             and (avals[0].dtype != jax.dtypes.float0)
         )
-        build = self._build_tuple if is_tuple else self._build_tree
-        self.build: Callable[[], Any] = self._parts[0] if is_single else build
+        self.build = _join_parts(outer, built)
 
-    @property
-    def resident_trees(self) -> list[_ResidentTree]:
-        """The subtrees that are handed out again and again, with their flat indices."""
-        return [part for part in self._parts if isinstance(part, _ResidentTree)]
 
-    def _build_tuple(self) -> Any:
-        return tuple([part() for part in self._parts])
+def _join_parts(outer: Any, parts: list[Callable[[], Any]]) -> Callable[[], Any]:
+    """Returns a function that makes the parts of a tree, and the tree of them."""
+    if is_leaf_tree(outer):
+        return parts[0]
+    if outer == jax.tree_util.tree_structure((0,) * len(parts)):
+        return lambda: tuple([part() for part in parts])
+    return lambda: outer.unflatten([part() for part in parts])
 
-    def _build_tree(self) -> Any:
-        return self._outer.unflatten([part() for part in self._parts])
 
-    def _is_resident(self, node: Any) -> bool:
-        """True for a container whose leaves are all resident."""
-        leaves = jax.tree_util.tree_leaves(node)
-        if type(node) is int or not leaves:
-            return False
-        return all(self._replay.is_resident_output[index] for index in leaves)
+def _is_resident(is_resident_output: Sequence[bool], node: Any) -> bool:
+    """True for a container whose leaves are all resident."""
+    leaves = jax.tree_util.tree_leaves(node)
+    if type(node) is int or not leaves:
+        return False
+    return all(is_resident_output[index] for index in leaves)
 
-    def _make_taker(self, index: int, aval: Any) -> Callable[[], Any]:
-        """Returns a function that makes one flat result."""
-        if aval.dtype == jax.dtypes.float0:
-            return lambda: np.zeros(aval.shape, jax.dtypes.float0)
-        take = self._replay.make_taker(index)
-        return (lambda: wrap_key(aval.dtype, take())) if is_key_dtype(aval.dtype) else take
+
+def _make_taker(replay: Replay, index: int, aval: Any) -> Callable[[], Any]:
+    """Returns a function that makes one flat result."""
+    if aval.dtype == jax.dtypes.float0:
+        return lambda: np.zeros(aval.shape, jax.dtypes.float0)
+    take = replay.make_taker(index)
+    return (lambda: wrap_key(aval.dtype, take())) if is_key_dtype(aval.dtype) else take
 
 
 class _ResidentTree:

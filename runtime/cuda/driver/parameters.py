@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,14 +36,13 @@ class PackedParameters:
             starts.append(starts[-1] + lines * PARAMETER_ALIGNMENT // WORD_BYTES)
         self.starts = tuple(starts[:-1])
         nbytes = starts[-1] * WORD_BYTES
-        memory = ctypes.create_string_buffer(nbytes + PARAMETER_ALIGNMENT)
-        skipped = -ctypes.addressof(memory) % PARAMETER_ALIGNMENT
+        # Not arrays of ctypes: each has a type of its own, which is a cycle.
+        memory = array.array("Q", bytes(nbytes + PARAMETER_ALIGNMENT))
+        skipped = -memory.buffer_info()[0] % PARAMETER_ALIGNMENT
         self.words = memoryview(memory).cast("B")[skipped : skipped + nbytes].cast("Q")
-        first = ctypes.addressof(memory) + skipped
-        self._pointers = (ctypes.c_void_p * max(1, len(parameters)))(
-            *(first + WORD_BYTES * start for start in self.starts)
-        )
-        self.address = ctypes.addressof(self._pointers)
+        first = memory.buffer_info()[0] + skipped
+        self._pointers = array.array("Q", [first + WORD_BYTES * start for start in starts])
+        self.address = self._pointers.buffer_info()[0]
         self.write(parameters)
 
     def read(self) -> tuple[bytes, ...]:

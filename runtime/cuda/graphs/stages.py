@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from tracegraph.runtime.cuda.buffer import CudaBuffer
@@ -51,7 +52,14 @@ def _make_launch(
         else:
             launch_graph()
 
+    # Results can outlive the graph, and must not hold it.
+    weakref.finalize(launch, _close_all, ports).atexit = False
     return launch
+
+
+def _close_all(ports: tuple[ResultPort, ...]) -> None:
+    for port in ports:
+        port.close()
 
 
 def _launch_beside(graph: CudaGraph, order: JaxOrder) -> None:
