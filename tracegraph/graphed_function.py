@@ -24,7 +24,6 @@ from tracegraph.reports.explain import explain_capture
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
-from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
@@ -107,50 +106,17 @@ class GraphedFunction(Generic[P, R]):
             VerificationError: the new graph differs from `jax.jit`.
             OutOfMemoryError: the pool cannot hold the graph.
         """
-        # Note [Hot path]. For a small graph each frame and each look-up counts, so the usual call
-        # is spelled out here: arrays of known types, resident trees, nothing to be copied. Whatever
-        # is not usual leaves this block, and `try_call` does the same work with all its cases.
+        # Nothing is spelled out here that is not needed to find the graph, see Note [Hot path].
         latest = self._latest
         try:
             if (
                 latest is not None
-                and not kwargs
-                and len(args) == latest.arity
                 and latest.settings == read_settings()
                 and trace_state.value is eval_trace
             ):
-                if latest.direct is not None:
-                    for index, known, _, _ in latest.collectors:
-                        value: Any = args[index]
-                        if type(value) is not ArrayImpl or id(value.aval) not in known:
-                            break
-                    else:
-                        # Nothing is shared between calls, so that no lock is needed.
-                        try:
-                            result = latest.direct(*args)
-                        except (RuntimeError, ValueError):
-                            return self._call_generally(latest, args, kwargs)
-                        next(latest.direct_calls)
-                        return result
-                with latest.lock:
-                    try:
-                        if latest.pending:
-                            latest.replay.settle()
-                        updates: list[tuple[int, Any]] = []
-                        for index, known, write, collect in latest.collectors:
-                            value: Any = args[index]
-                            if type(value) is ArrayImpl and id(value.aval) in known:
-                                write(value)
-                            elif not collect(value, updates):
-                                break
-                        else:
-                            if not updates:
-                                latest.launch_stages()
-                                latest.clock.generation += 1
-                                return latest.build_result()
-                    except BaseException as error:
-                        if not latest.recover(error, args):
-                            raise
+                result = latest.try_call(args, kwargs, False)
+                if result is not MISS:
+                    return result
             return self._call_generally(latest, args, kwargs)
         except Exception as error:
             hide_own_frames(error)
@@ -159,14 +125,14 @@ class GraphedFunction(Generic[P, R]):
     def _call_generally(
         self, latest: CapturedGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Tries the graphs that were used last, then looks the signature up or captures it."""
+        """Tries other graphs that were used lately, then looks the signature up or captures it."""
         if latest is None or trace_state.value is not eval_trace:
             return self._call_slowly(args, kwargs)
         settings = read_settings()
-        for captured in self._list_recent(latest):
-            if captured.settings != settings:
+        for captured in self._list_recent():
+            if captured is latest or captured.settings != settings:
                 continue
-            result = captured.try_call(args, kwargs)
+            result = captured.try_call(args, kwargs, False)
             if result is not MISS:
                 self._use(captured)
                 return result
@@ -179,11 +145,10 @@ class GraphedFunction(Generic[P, R]):
                 self._cache.move_to_end(captured.signature)
                 self._latest = captured
 
-    def _list_recent(self, latest: CapturedGraph) -> list[CapturedGraph]:
-        """Returns the latest graph and a few others: alternating signatures stay cheap."""
+    def _list_recent(self) -> list[CapturedGraph]:
+        """Returns the graphs that were used last: alternating signatures stay cheap."""
         with self._lock:
-            recent = list(itertools.islice(reversed(self._cache.values()), MAX_TRIED))
-        return [latest, *(captured for captured in recent if captured is not latest)]
+            return list(itertools.islice(reversed(self._cache.values()), MAX_TRIED))
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> GraphedFunction[P, R]: ...
@@ -321,7 +286,7 @@ class GraphedFunction(Generic[P, R]):
                 captured = self._capture(prepared)
             self._use(captured)
         # Not under the function's lock: an eager part may call this very function.
-        result = captured.try_call(args, kwargs, is_checked=True)
+        result = captured.try_call(args, kwargs, True)
         if result is MISS:
             raise make_refusal_error(self._options.name)
         with self._lock:

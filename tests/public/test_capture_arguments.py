@@ -315,7 +315,7 @@ def test_a_refused_call_leaves_no_trace_of_its_arguments():
     # The state is looked at, then the batch is of another signature, then the state is changed.
     graph = captured._latest
     assert graph is not None
-    assert graph.try_call((state, jnp.ones(5)), {}) is MISS
+    assert graph.try_call((state, jnp.ones(5)), {}, False) is MISS
     state["a"], mirror["a"] = jnp.ones(2) * 9, jnp.ones(2) * 9
     for count in range(3):
         x = jnp.ones(3) * count

@@ -31,6 +31,17 @@ def test_one_array_per_argument_and_one_result_is_direct():
     assert captured.cache_info() == (2, 1, 64, 1)
 
 
+def test_keyword_arguments_are_put_in_order():
+    captured = tg.capture(lambda x, y, z: x * y - z)
+    for _ in range(3):
+        assert_same(captured(X, z=X + 1, y=X + 2), X * (X + 2) - (X + 1))
+    assert captured._latest is not None
+    assert captured._latest.direct is not None
+    assert captured.cache_info() == (2, 1, 64, 1)
+    assert_same(captured(X, X + 2, X + 1), X * (X + 2) - (X + 1))
+    assert captured.cache_info().captures == 2
+
+
 @pytest.mark.parametrize(
     ("function", "args", "options"),
     [

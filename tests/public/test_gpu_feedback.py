@@ -21,6 +21,7 @@ from tests.fakes import regions_as_kernels
 from tests.fakes.cuda_on_host import CudaOnHost, make_device
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.graphed_function import GraphedFunction
+from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.cuda import buffer
 from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.results import ResultPort
@@ -45,7 +46,11 @@ def stay_fast(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def fail(*arguments: Any) -> Any:
         raise AssertionError("a call left the fast path")
 
-    return lambda: monkeypatch.setattr(GraphedFunction, "_call_generally", fail)
+    def stay() -> None:
+        monkeypatch.setattr(GraphedFunction, "_call_generally", fail)
+        monkeypatch.setattr(CapturedGraph, "_load", fail)
+
+    return stay
 
 
 def capture(function: Callable[..., Any], **options: Any) -> Any:

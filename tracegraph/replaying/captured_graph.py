@@ -16,7 +16,7 @@ from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, Tree
 from tracegraph.replaying.result_builder import ResultBuilder
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import ReplayError
-from tracegraph.runtime.jax_interop import unwrap_key
+from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
@@ -29,9 +29,10 @@ MISS: Any = object()
 class CapturedGraph:
     """The replay of one signature with its argument slots and its results.
 
-    Note [Hot path] of `GraphedFunction` reads the attributes without an underscore, among them
-    ``pending`` (results that may need settling) and ``collectors`` (per argument its index, the
-    types and the writer of its slot for arrays that can be taken at once, the slot's `collect`).
+    Note [Hot path]. For a small graph each frame and each look-up counts, so `try_call` spells the
+    usual call out: arrays of known types, resident trees, nothing to be copied. `_collectors` holds
+    what it needs of each slot: the index of the argument, the types and the writer for arrays that
+    can be taken at once, and `collect` for all other values.
 
     Args:
         prepared: the call that it was captured from; its values are not kept.
@@ -39,6 +40,38 @@ class CapturedGraph:
         lowered: its device program, plan and definition.
         replay: the instantiated definition.
     """
+
+    # As many attributes in a dict would be slow to read.
+    __slots__ = (
+        "__weakref__",
+        "_arity",
+        "_build_result",
+        "_clock",
+        "_collectors",
+        "_direct_calls",
+        "_direct_reads",
+        "_donated",
+        "_function",
+        "_keyword_slots",
+        "_launch_stages",
+        "_options",
+        "_pending",
+        "_resident_trees",
+        "_slots",
+        "_uncounted",
+        "checked",
+        "constants",
+        "direct",
+        "lock",
+        "lowered",
+        "name",
+        "names",
+        "replay",
+        "seconds",
+        "settings",
+        "signature",
+        "verification",
+    )
 
     # Constructed once per signature; each argument is a stage of the way of the data.
     def __init__(
@@ -53,20 +86,22 @@ class CapturedGraph:
         self.name, self.settings = prepared.options.name, prepared.signature.settings
         self._function, self._options = prepared.function, prepared.options
         self._uncounted = 0
-        self.clock, self.launch_stages = replay.clock, replay.launch_stages
-        self.lock, self.pending = replay.clock.lock, replay.pending
+        self._clock, self.lock = replay.clock, replay.clock.lock
+        # Results that may need settling.
+        self._pending = replay.pending
+        self._launch_stages = replay.launch_stages
         self.verification = VerificationReport(skipped="verify=False")
         self.seconds: dict[str, float] = {}
         self._donated = prepared.donated
         avals = [operand.aval for operand in checked.graph.outputs]
-        self._results = ResultBuilder(replay, checked.out_tree, avals)
-        self.build_result = self._results.build
+        results = ResultBuilder(replay, checked.out_tree, avals)
+        self._build_result, self._resident_trees = results.build, results.resident_trees
         # Only arrays given one by one: a tree must be flattened, which is the slots' work.
         self.direct: Callable[..., Any] | None = None
-        self.direct_calls = itertools.count()
+        self._direct_calls = itertools.count()
         self._direct_reads = 0
         self._build_slots(prepared)
-        if self._results.is_plain_leaf and all(type(s) is LeafSlot for s in self._slots):
+        if results.is_plain_leaf and all(type(s) is LeafSlot for s in self._slots):
             self.direct = replay.find_direct_call()
         self.constants = [to_physical(c.array, c.value.aval) for c in checked.graph.constants]
         first = len(prepared.names)
@@ -76,13 +111,12 @@ class CapturedGraph:
     def calls(self) -> int:
         """How often it was called with success; its verification does not count."""
         # Reading a counter counts too; the caller holds the function's lock.
-        direct = next(self.direct_calls) - self._direct_reads
+        direct = next(self._direct_calls) - self._direct_reads
         self._direct_reads += 1
-        return self.clock.generation - self._uncounted + direct
+        return self._clock.generation - self._uncounted + direct
 
-    def try_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_checked: bool = False
-    ) -> Any:
+    # All arguments are positional: CPython calls such a method faster than others.
+    def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
         """Replays on the arguments, or returns MISS if they have another signature.
 
         Args:
@@ -91,41 +125,68 @@ class CapturedGraph:
             is_checked: True when `check_arguments` has passed them; without it arguments that could
                 break one of its rules (values for a donated argument) are a MISS, too.
         """
-        if kwargs or self._keyword_slots:
-            if kwargs.keys() != self._keyword_slots.keys():
+        # See Note [Hot path].
+        if kwargs or len(args) != self._arity:
+            joined = self._join_keywords(args, kwargs)
+            if joined is None:
                 return MISS
-            args = (*args, *(kwargs[key] for key in self._keyword_slots))
-        if len(args) != self._slot_count:
-            return MISS
+            args = joined
+        if self.direct is not None:
+            for index, known, _, _ in self._collectors:
+                value = args[index]
+                if type(value) is not ArrayImpl or id(value.aval) not in known:
+                    break
+            else:
+                # Nothing is shared between calls, so that no lock is needed.
+                try:
+                    result = self.direct(*args)
+                except (RuntimeError, ValueError):
+                    # What XLA refuses as it is may be copied in below, or is refused there.
+                    pass
+                else:
+                    next(self._direct_calls)
+                    return result
         copies: dict[int, Any] | None = None
         while True:
+            updates: list[tuple[int, Any]] = []
             with self.lock:
                 try:
-                    updates = self._collect(args)
-                    if updates is None:
-                        return MISS
+                    if self._pending:
+                        self.replay.settle()
+                    for index, known, write, collect in self._collectors:
+                        value = args[index]
+                        if type(value) is ArrayImpl and id(value.aval) in known:
+                            write(value)
+                        elif not collect(value, updates):
+                            return MISS
                     if not updates or self._load(updates, copies):
-                        result = self.launch()
-                        self._consume(updates)
+                        self._launch_stages()
+                        self._clock.generation += 1
+                        result = self._build_result()
+                        if updates:
+                            self._consume(updates)
                         return result
                 except BaseException as error:
-                    if self.recover(error, args):
+                    if self._recover(error, args):
                         return MISS
                     raise
             if not is_checked and not self._is_harmless(updates):
                 return MISS
             copies = copy_together(value for _, value in updates if isinstance(value, Array))
 
-    def launch(self) -> Any:
-        """Launches on what is loaded and returns the results; the caller holds the lock."""
-        self.launch_stages()
-        self.clock.generation += 1
-        return self.build_result()
+    def _join_keywords(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...] | None:
+        """Returns one argument per slot; None for others than the slots'."""
+        if kwargs.keys() != self._keyword_slots.keys():
+            return None
+        joined = (*args, *(kwargs[key] for key in self._keyword_slots))
+        return joined if len(joined) == len(self._collectors) else None
 
-    def recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
+    def _recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
         """Makes the next call possible after an error; True if the arguments were at fault."""
         # Values that stood in the buffers may be gone; resident trees must be looked at again.
-        self.clock.generation += 1
+        self._clock.generation += 1
         self._uncounted += 1
         self.replay.restore()
         self._forget()
@@ -139,7 +200,7 @@ class CapturedGraph:
             CaptureError: an argument was donated before, or is donated twice.
             ReplayError: they have another signature; only what differs is shown.
         """
-        result = self.try_call(args, kwargs)
+        result = self.try_call(args, kwargs, False)
         if result is not MISS:
             return result
         # What is wrong with the arguments themselves comes before what is wrong for this graph.
@@ -151,7 +212,7 @@ class CapturedGraph:
             device=self.replay.jax_device,
             has_values=True,
         )
-        result = self.try_call(args, kwargs, is_checked=True)
+        result = self.try_call(args, kwargs, True)
         if result is MISS:
             raise self._explain_mismatch(found)
         return result
@@ -207,19 +268,10 @@ class CapturedGraph:
             copies = {}
         if any(index in self._donated for index, _ in updates):
             # The old trees must not keep leaves alive that are about to be detached.
-            for tree in self._results.resident_trees:
+            for tree in self._resident_trees:
                 tree.forget()
         self.replay.load([(index, copies.get(id(value), value)) for index, value in updates])
         return True
-
-    def _collect(self, args: tuple[Any, ...]) -> list[tuple[int, Any]] | None:
-        """Lets the slots take the arguments; returns what is left to copy, None for a mismatch."""
-        self.replay.settle()
-        updates: list[tuple[int, Any]] = []
-        for index, _, _, collect in self.collectors:
-            if not collect(args[index], updates):
-                return None
-        return updates
 
     def _consume(self, updates: list[tuple[int, Any]]) -> None:
         """Deletes what was donated: after the launch, so that a failed one takes nothing."""
@@ -260,19 +312,18 @@ class CapturedGraph:
             start += structure.num_leaves
         self._slots = [slots[key] for key in sorted(k for k in slots if isinstance(k, int))]
         self._keyword_slots = {key: slot for key, slot in slots.items() if isinstance(key, str)}
-        every_slot = (*self._slots, *self._keyword_slots.values())
-        self._slot_count = len(every_slot)
-        # The hot path takes positional arguments only.
-        self.arity = -1 if self._keyword_slots else self._slot_count
-        self.collectors = tuple(
-            (index, slot.known, slot.write, slot.collect) for index, slot in enumerate(every_slot)
+        # Graphs with keyword arguments order them first, see `_join_keywords`.
+        self._arity = -1 if self._keyword_slots else len(self._slots)
+        self._collectors = tuple(
+            (index, slot.known, slot.write, slot.collect)
+            for index, slot in enumerate((*self._slots, *self._keyword_slots.values()))
         )
         self._pair_resident_trees(spans)
 
     def _pair_resident_trees(self, spans: dict[int, tuple[int, TreeSlot]]) -> None:
         """Tells each tree that is an argument come back whole which slot it belongs to."""
         source = dict(self.checked.graph.aliases)
-        for tree in self._results.resident_trees:
+        for tree in self._resident_trees:
             inputs = [source[index] for index in tree.indices]
             count, slot = spans.get(inputs[0], (0, None))
             if slot is not None and inputs == list(range(inputs[0], inputs[0] + count)):

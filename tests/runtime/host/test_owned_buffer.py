@@ -76,14 +76,14 @@ def test_a_launch_that_loses_the_state_says_so_and_the_next_call_works(
     w, _ = step(jnp.ones(3), jnp.ones(3))
     graph = step._latest
     assert graph is not None
-    launch_stages = graph.launch_stages
+    launch_stages = graph._launch_stages
 
     def fail() -> None:
         launch_stages()
         graph.replay.inputs[0].alias.delete()  # pyright: ignore[reportAttributeAccessIssue]
         raise MemoryError("planted")
 
-    monkeypatch.setattr(graph, "launch_stages", fail)
+    monkeypatch.setattr(graph, "_launch_stages", fail)
     with pytest.raises(MemoryError, match="planted"):
         step(w, jnp.ones(3))
     monkeypatch.undo()
