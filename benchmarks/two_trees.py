@@ -45,11 +45,9 @@ def main(argv: Sequence[str]) -> None:
             found = run_tree(trees[side], _CASES.value)
             runs.append({"side": side, **found})
             print(f"run {number + 1} of {_PAIRS.value}, {side}: done", file=sys.stderr)
+            # After each run, so that a benchmark that is cut short leaves what it has.
+            write_runs(runs)
     print(format_table(runs))
-    if _OUTPUT.value:
-        command = " ".join(["python benchmarks/two_trees.py", *sys.argv[1:]])
-        text = json.dumps({"command": command, "runs": runs}, indent=1)
-        pathlib.Path(_OUTPUT.value).write_text(text + "\n")
 
 
 def run_tree(tree: pathlib.Path, cases: Sequence[str]) -> dict[str, Any]:
@@ -64,6 +62,14 @@ def run_tree(tree: pathlib.Path, cases: Sequence[str]) -> dict[str, Any]:
         found = json.loads(file.read_text())
     figures = {case["name"]: read_figures(case) for case in found["cases"]}
     return {"run": found["run"], "figures": figures}
+
+
+def write_runs(runs: Sequence[dict[str, Any]]) -> None:
+    """Writes the figures of all runs so far to the output file, if there is one."""
+    if _OUTPUT.value:
+        command = " ".join(["python benchmarks/two_trees.py", *sys.argv[1:]])
+        text = json.dumps({"command": command, "runs": runs}, indent=1)
+        pathlib.Path(_OUTPUT.value).write_text(text + "\n")
 
 
 def read_figures(case: dict[str, Any]) -> dict[str, float]:
