@@ -12,14 +12,13 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, ov
 
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
-from tracegraph.capturing.pipeline import CapturePipeline
+from tracegraph.capturing.pipeline import Capture, CapturePipeline
 from tracegraph.capturing.progress import Progress
 from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
 from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, refuse_staged
 from tracegraph.jax_internals import eval_trace, read_settings, trace_state
 from tracegraph.options import Options, read_options
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
-from tracegraph.replaying.live_plans import watch_plan
 from tracegraph.reports.explain import explain_capture
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
@@ -28,6 +27,7 @@ from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.tracing.signature import Signature
+from tracegraph.user_memory.live_plans import watch_plan
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,7 +83,7 @@ class GraphedFunction(Generic[P, R]):
         self._function = function
         self._options: Options = read_options(function, given)
         self._pool = FunctionPool(self._options.pool)
-        self._cache: collections.OrderedDict[Signature, CapturedGraph] = collections.OrderedDict()
+        self._cache: collections.OrderedDict[Signature, Capture] = collections.OrderedDict()
         self._latest: CapturedGraph | None = None
         self._retired_calls = 0
         self._misses = 0
@@ -148,7 +148,8 @@ class GraphedFunction(Generic[P, R]):
     def _list_recent(self) -> list[CapturedGraph]:
         """Returns the graphs that were used last: alternating signatures stay cheap."""
         with self._lock:
-            return list(itertools.islice(reversed(self._cache.values()), MAX_TRIED))
+            recent = itertools.islice(reversed(self._cache.values()), MAX_TRIED)
+            return [capture.graph for capture in recent]
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> GraphedFunction[P, R]: ...
@@ -223,15 +224,15 @@ class GraphedFunction(Generic[P, R]):
         """
         prepared = self._prepare(args, kwargs)
         with self._lock:
-            captured = self._cache.get(prepared.signature)
+            capture = self._cache.get(prepared.signature)
         pipeline = self._make_pipeline(prepared, Progress("explain"))
-        verification = None if captured is None else captured.verification
+        verification = None if capture is None else capture.verification
         return explain_capture(prepared, self._device, pipeline.run_to_lowered, verification)
 
     def cache_info(self) -> CacheInfo:
         """Returns the counts of hits and misses, and of the signatures that are kept."""
         with self._lock:
-            calls = self._retired_calls + sum(graph.calls for graph in self._cache.values())
+            calls = self._retired_calls + sum(each.graph.calls for each in self._cache.values())
             # A capture whose first call failed has not been used yet.
             hits = calls - self._first_calls
             return CacheInfo(hits, self._misses, MAX_SIGNATURES, len(self._cache))
@@ -239,7 +240,7 @@ class GraphedFunction(Generic[P, R]):
     def reset(self) -> None:
         """Drops all graphs: the next call captures again. Arrays that they returned stay valid."""
         with self._lock:
-            self._retired_calls += sum(graph.calls for graph in self._cache.values())
+            self._retired_calls += sum(each.graph.calls for each in self._cache.values())
             self._cache.clear()
             self._latest = None
             self._pool.leave()
@@ -265,7 +266,8 @@ class GraphedFunction(Generic[P, R]):
         ``verify``. They follow one another. `jax.jit` needs ``trace`` and ``compile``, too. The
         dict is empty before the first capture.
         """
-        latest = self._latest
+        with self._lock:
+            latest = next(reversed(self._cache.values()), None)
         return dict(latest.seconds) if latest is not None else {}
 
     @property
@@ -280,10 +282,9 @@ class GraphedFunction(Generic[P, R]):
         if trace_state.value is not eval_trace:
             refuse_staged(self._options.name)
         with self._lock:
-            captured = self._cache.get(prepared.signature)
-            is_new = captured is None
-            if captured is None:
-                captured = self._capture(prepared)
+            capture = self._cache.get(prepared.signature)
+            is_new = capture is None
+            captured = self._capture(prepared) if capture is None else capture.graph
             self._use(captured)
         # Not under the function's lock: an eager part may call this very function.
         result = captured.try_call(args, kwargs, True)
@@ -296,15 +297,14 @@ class GraphedFunction(Generic[P, R]):
     def _capture(self, prepared: PreparedCall) -> CapturedGraph:
         refuse_staged(self._options.name)
         with Progress(f"capturing `{self._options.name}`") as progress:
-            captured = self._make_pipeline(prepared, progress).capture()
-        captured.seconds = dict(progress.seconds)
-        watch_plan(captured)
+            capture = self._make_pipeline(prepared, progress).capture()
+        watch_plan(capture.graph.lowered.plan, capture.graph.replay)
         self._misses += 1
-        self._cache[prepared.signature] = captured
+        self._cache[prepared.signature] = capture
         if len(self._cache) > MAX_SIGNATURES:
             _, dropped = self._cache.popitem(last=False)
-            self._retired_calls += dropped.calls
-        return captured
+            self._retired_calls += dropped.graph.calls
+        return capture.graph
 
     def _prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_values: bool = False

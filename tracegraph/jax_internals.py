@@ -13,14 +13,13 @@ import contextlib
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as extend_core
 
-from tracegraph.ir.graph import Op
 from tracegraph.runtime.jax_interop import load_private
 from tracegraph.runtime.own_folders import OWN_FOLDERS
 
@@ -64,6 +63,39 @@ class EquationContext(NamedTuple):
     name_stack: Any
     settings: tuple[Any, ...]
     effects: frozenset[Any]
+
+
+class EquationOrigin(Protocol):
+    """Where an op comes from; `ir.graph.Origin` is one."""
+
+    @property
+    def equation_context(self) -> EquationContext | None:
+        """What its equation knew."""
+        ...
+
+
+class Equation(Protocol):
+    """What is read of an op here; `ir.graph.Op` is one. The IR imports this file."""
+
+    @property
+    def primitive(self) -> Any:
+        """JAX's primitive."""
+        ...
+
+    @property
+    def operands(self) -> Sequence[Any]:
+        """What it takes; each has an ``aval``."""
+        ...
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Its parameters, as JAX names them."""
+        ...
+
+    @property
+    def origin(self) -> EquationOrigin:
+        """Where it comes from."""
+        ...
 
 
 # JAX's own function, without a frame around it: it runs at every call of a captured function.
@@ -111,7 +143,7 @@ def _name_file(path: str) -> str:
     return pathlib.Path(path).name
 
 
-def find_source_path(op: Op) -> str | None:
+def find_source_path(op: Equation) -> str | None:
     """Returns the user's line with its whole path, as ``/home/me/file.py:12``, or None."""
     context = op.origin.equation_context
     frame = _source_info_util.user_frame(context.traceback) if context is not None else None
@@ -155,7 +187,7 @@ def measure_scan(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(constants), len(carry)
 
 
-def bind_op(op: Op, operands: Sequence[Any]) -> list[Any]:
+def bind_op(op: Equation, operands: Sequence[Any]) -> list[Any]:
     """Binds the op's primitive on arrays or tracers, as JAX's evaluation of a jaxpr does.
 
     Line, scope and settings of the original equation are in force, so that what is lowered from
@@ -176,7 +208,7 @@ def bind_op(op: Op, operands: Sequence[Any]) -> list[Any]:
     return list(results) if op.primitive.multiple_results else [results]
 
 
-def infer_results(op: Op) -> tuple[Any, ...] | None:
+def infer_results(op: Equation) -> tuple[Any, ...] | None:
     """Returns the abstract values that JAX gives the op's results, None where it has no rule."""
     if not _has_rule(op.primitive):
         return None
@@ -187,18 +219,18 @@ def infer_results(op: Op) -> tuple[Any, ...] | None:
     return tuple(results) if op.primitive.multiple_results else (results,)
 
 
-def find_effects(op: Op) -> frozenset[Any]:
+def find_effects(op: Equation) -> frozenset[Any]:
     """Returns JAX's effects of the op; none for an op that was not traced."""
     context = op.origin.equation_context
     return frozenset() if context is None else context.effects
 
 
-def has_data_effects(op: Op) -> bool:
+def has_data_effects(op: Equation) -> bool:
     """True when the op does more than compute its results (naming an axis does not count)."""
     return any(not isinstance(effect, _NamedAxisEffect) for effect in find_effects(op))
 
 
-def has_plain_placement(op: Op) -> bool:
+def has_plain_placement(op: Equation) -> bool:
     """True when a call says nothing about devices, layouts or compiler options."""
     shardings = (*op.params.get("in_shardings", ()), *op.params.get("out_shardings", ()))
     layouts = (*op.params.get("in_layouts", ()), *op.params.get("out_layouts", ()))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+
 from tracegraph.capturing.capture_lowering import list_preparations, lower_checked
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
@@ -14,6 +17,22 @@ from tracegraph.tracing.checked_graph import FirstTrace, check_trace, finish_che
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.trace import JaxTrace
 from tracegraph.verification.capture_verification import verify_capture
+from tracegraph.verification.report import VerificationReport
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """A captured graph and how it came about.
+
+    Attributes:
+        graph: what is replayed.
+        verification: what comparing it with its reference found.
+        seconds: of each stage, by name.
+    """
+
+    graph: CapturedGraph
+    verification: VerificationReport
+    seconds: Mapping[str, float]
 
 
 class CapturePipeline:
@@ -32,7 +51,7 @@ class CapturePipeline:
         self._prepared, self._device, self._pool = prepared, device, pool
         self._progress = progress
 
-    def capture(self) -> CapturedGraph:
+    def capture(self) -> Capture:
         """Goes through all stages.
 
         Raises:
@@ -41,10 +60,10 @@ class CapturePipeline:
             VerificationError: the new graph differs from its reference.
             OutOfMemoryError: the pool cannot hold the graph.
         """
-        captured = self.instantiate(self.run_to_lowered())
-        if self._prepared.options.verify:
-            self.verify(captured)
-        return captured
+        graph = self.instantiate(self.run_to_lowered())
+        verification = self.verify(graph)
+        # Complete when the progress has ended.
+        return Capture(graph, verification, self._progress.seconds)
 
     def run_to_lowered(self) -> LoweredCapture:
         """Goes through the stages that take no memory of the device."""
@@ -84,7 +103,9 @@ class CapturePipeline:
         self._progress.enter("instantiate")
         return lowered.instantiate()
 
-    def verify(self, captured: CapturedGraph) -> None:
-        """Compares the new graph with its reference; the graph gets the report."""
+    def verify(self, graph: CapturedGraph) -> VerificationReport:
+        """Compares the new graph with its reference."""
+        if not self._prepared.options.verify:
+            return VerificationReport(skipped="verify=False")
         self._progress.enter("verify")
-        captured.verification = verify_capture(self._prepared, captured, self._device)
+        return verify_capture(self._prepared, graph, self._device)

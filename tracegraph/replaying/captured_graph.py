@@ -21,7 +21,6 @@ from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.tracing.signature import Signature, is_leaf_tree
-from tracegraph.verification.report import VerificationReport
 
 MISS: Any = object()
 
@@ -67,10 +66,8 @@ class CapturedGraph:
         "name",
         "names",
         "replay",
-        "seconds",
         "settings",
         "signature",
-        "verification",
     )
 
     # Constructed once per signature; each argument is a stage of the way of the data.
@@ -90,8 +87,6 @@ class CapturedGraph:
         # Results that may need settling.
         self._pending = replay.pending
         self._launch_stages = replay.launch_stages
-        self.verification = VerificationReport(skipped="verify=False")
-        self.seconds: dict[str, float] = {}
         self._donated = prepared.donated
         avals = [operand.aval for operand in checked.graph.outputs]
         results = ResultBuilder(replay, checked.out_tree, avals)

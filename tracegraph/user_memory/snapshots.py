@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from tracegraph.replaying.live_plans import describe_live_plans
 from tracegraph.runtime.allocators import list_allocators
 from tracegraph.runtime.default_device import find_any_device
 from tracegraph.runtime.errors import ConfigError
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.snapshots.snapshot import build_snapshot, write_snapshot
+from tracegraph.user_memory.live_plans import describe_live_plans
 
 
 def memory_snapshot(mempool_id: PoolId | None = None) -> list[dict[str, Any]]:

@@ -16,8 +16,8 @@ import pytest
 import tracegraph as tg
 from tests.oracles.error_lines import line
 from tests.processes import run_copy
-from tracegraph.replaying.live_plans import describe_live_plans
 from tracegraph.runtime.memory.snapshots.snapshot import read_snapshot
+from tracegraph.user_memory.live_plans import describe_live_plans
 
 X = jnp.arange(1000.0)
 

@@ -32,8 +32,8 @@ def two(x: jax.Array) -> dict[str, jax.Array]:
 
 def read_report(captured: Any) -> str:
     """Returns what the verification of the one captured graph said."""
-    (graph,) = captured._cache.values()
-    return str(graph.verification)
+    (capture,) = captured._cache.values()
+    return str(capture.verification)
 
 
 def spoil(

@@ -6,24 +6,24 @@ import threading
 import weakref
 from typing import Any
 
-from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.runtime.memory.snapshots.snapshot import describe_plan
+from tracegraph.runtime.replay import Replay
 
-_captures: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
+_plans: weakref.WeakKeyDictionary[Replay, MemoryPlan] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def watch_plan(captured: CapturedGraph) -> None:
-    """Lets `describe_live_plans` describe a capture as long as it lives."""
+def watch_plan(plan: MemoryPlan, replay: Replay) -> None:
+    """Lets `describe_live_plans` describe the plan of a replay as long as that lives."""
     with _lock:
-        _captures.add(captured)
+        _plans[replay] = plan
 
 
 def describe_live_plans() -> list[dict[str, Any]]:
     """Returns the plan of each living capture, as a snapshot file holds it."""
     with _lock:
-        captures = list(_captures)
-    plans = [(each.lowered.plan, each.replay.arena) for each in captures]
+        plans = [(plan, replay.arena) for replay, plan in _plans.items()]
     return [
         describe_plan(
             plan.name,
