@@ -25,7 +25,7 @@ from tracegraph.lowering.planning.byte_map import ByteMap
 from tracegraph.lowering.planning.split_temporaries import Part, Split, split_allocations
 from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
-from tracegraph.runtime.errors import CaptureError, TracegraphError, UnsupportedError
+from tracegraph.runtime.errors import InternalError, TracegraphError, UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, FillNode, KernelNode
 
 BYTE = np.dtype(np.uint8)
@@ -68,7 +68,7 @@ def assemble(
 
     Raises:
         UnsupportedError: an argument or a result takes other bytes on the device than its dtype.
-        CaptureError: XLA's program contradicts itself; it is an error of ours.
+        InternalError: XLA's program contradicts itself.
     """
     buffers = list(into.buffers)
     steps: list[Step] = []
@@ -309,11 +309,9 @@ def _packed_error(spec: BufferSpec, allocation: Allocation, region: Region) -> T
     )
 
 
-def _internal_error(what: str, region: Region) -> TracegraphError:
-    return CaptureError(
+def _internal_error(what: str, region: Region) -> InternalError:
+    return InternalError(
         what,
         where=f"assembly of `{region.name}`",
         why="every byte that a step touches must have an offset in the arena",
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
     )

@@ -55,8 +55,7 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
         One stage per maximal run of captured steps, and one per eager step.
 
     Raises:
-        CaptureError: the edges of a graph leave two steps that share bytes unordered; it is an
-            error of ours.
+        InternalError: the edges of a graph leave two steps that share bytes unordered.
     """
     residents = {output.alias for output in program.outputs if output.alias is not None}
     residents |= {spec.buffer.name for spec in program.inputs if spec.role is Role.CONSTANT}

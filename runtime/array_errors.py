@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tracegraph.runtime.errors import ConfigError, ReplayError, StaleOutputError
+from tracegraph.runtime.errors import ConfigError, InternalError, ReplayError, StaleOutputError
 
 
 def make_stale_error(name: str, made: int, now: int) -> StaleOutputError:
@@ -26,14 +26,12 @@ def make_stale_error(name: str, made: int, now: int) -> StaleOutputError:
     )
 
 
-def make_unsettled_error(name: str, made: int, now: int) -> ReplayError:
+def make_unsettled_error(name: str, made: int, now: int) -> InternalError:
     """Returns the error of an owner that overwrote a fresh result without settling it."""
-    return ReplayError(
+    return InternalError(
         f"result `{name}` was overwritten before it had a copy",
         where=f"made by replay {made}, the buffer now holds replay {now}",
         why="the owner of a buffer settles its live results before a replay; it did not",
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
+
+REPORT_FIX = "internal error in tracegraph: please report this text"
 
 
 class TracegraphError(Exception):
@@ -31,7 +35,8 @@ class TracegraphError(Exception):
         super().__init__(format_error(what, where, why, fix, anchor))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.what, self.where, self.why, self.fix, self.anchor)
+        # By attributes, not by the arguments of a constructor: subclasses differ in these.
+        return copyreg.__newobj__, (type(self),), {**vars(self), "args": self.args}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def format_error(what: str, where: str, why: str, fix: str, anchor: str) -> str:
@@ -41,14 +46,26 @@ def format_error(what: str, where: str, why: str, fix: str, anchor: str) -> str:
     )
 
 
-def _rebuild(
-    kind: type[TracegraphError], what: str, where: str, why: str, fix: str, anchor: str
-) -> TracegraphError:
-    return kind(what, where=where, why=why, fix=fix, anchor=anchor)
-
-
 class CaptureError(TracegraphError):
-    """The function cannot be captured as it is written or called."""
+    """The function cannot be captured as it is written or called.
+
+    Attributes:
+        violations: each broken capture constraint that the error is about, a record with `rule`,
+            `what`, `where`, `why` and `fix`; empty if it is about anything else.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str,
+        why: str,
+        fix: str,
+        anchor: str,
+        violations: Iterable[Any] = (),
+    ) -> None:
+        super().__init__(what, where=where, why=why, fix=fix, anchor=anchor)
+        self.violations: tuple[Any, ...] = tuple(violations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +106,6 @@ class UnsupportedError(TracegraphError):
         super().__init__(what, where=where, why=why, fix=fix, anchor=anchor)
         self.refused = tuple(refused)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return *super().__reduce__(), {"refused": self.refused}
-
 
 class VerificationError(TracegraphError):
     """The replay of a new graph differs from `jax.jit`; the graph is not used."""
@@ -117,6 +131,13 @@ class ConfigError(TracegraphError):
     """An option or environment variable has an invalid value."""
 
 
+class InternalError(TracegraphError):
+    """A bug in tracegraph: a graph, a plan or an owner of memory broke a rule of its own."""
+
+    def __init__(self, what: str, *, where: str, why: str) -> None:
+        super().__init__(what, where=where, why=why, fix=REPORT_FIX, anchor="internal")
+
+
 PUBLIC_ERRORS = (
     TracegraphError,
     CaptureError,
@@ -127,6 +148,7 @@ PUBLIC_ERRORS = (
     OutOfMemoryError,
     CudaError,
     ConfigError,
+    InternalError,
 )
 for _error in PUBLIC_ERRORS:
     # Users import these from `tracegraph`, so tracebacks name them so.

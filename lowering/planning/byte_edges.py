@@ -15,7 +15,7 @@ from tracegraph.lowering.device_program import Step
 from tracegraph.lowering.planning.byte_map import ByteMap
 from tracegraph.lowering.planning.step_order import find_unordered
 from tracegraph.lowering.request import BufferSpec
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.nodes import BufferUse
 
 # The step that wrote a byte last (-1 for none), and the steps that have read it since.
@@ -111,18 +111,16 @@ def verify_edges(
         name: the captured function's name.
 
     Raises:
-        CaptureError: two such steps are not ordered; it is an error of ours.
+        InternalError: two such steps are not ordered.
     """
     pair = find_unordered_pair(steps, edges, addresses)
     if pair is None:
         return
     first, second = pair
-    raise CaptureError(
+    raise InternalError(
         f"`{steps[second].name}` shares bytes with `{steps[first].name}` and does not wait for it",
         where=f"graph of `{name}`, steps {first} and {second}",
         why="without an edge the two run in any order, and one would read or keep wrong bytes",
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.planning.step_order import find_ancestors
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
         program: the steps in program order and the order that streams declare.
 
     Raises:
-        CaptureError: a step touches a buffer that the program does not list, or a buffer that is
+        InternalError: a step touches a buffer that the program does not list, or a buffer that is
             no input is never written or is read before it is written.
     """
     uses, first_writes = _collect_uses(program)
@@ -110,11 +110,9 @@ def _find_ends(ancestors: Sequence[int]) -> list[int]:
     return ends
 
 
-def _internal_error(what: str, program_name: str) -> CaptureError:
-    return CaptureError(
+def _internal_error(what: str, program_name: str) -> InternalError:
+    return InternalError(
         what,
         where=f"lifetimes of `{program_name}`",
         why="a buffer can only get an offset when all steps that touch it are known",
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
     )

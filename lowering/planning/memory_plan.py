@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tracegraph.lowering.planning.lifetimes import Lifetime
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import ArenaSize
 
 ALIGNMENT = 256
@@ -108,7 +108,7 @@ def verify_plan(plan: MemoryPlan) -> None:
         plan: any plan, from wherever it comes.
 
     Raises:
-        CaptureError: two live buffers overlap; an offset is missing, negative or not aligned; a
+        InternalError: two live buffers overlap; an offset is missing, negative or not aligned; a
             buffer reaches outside the arena; the arena is larger than the sum of the buffers or
             smaller than their peak.
     """
@@ -120,12 +120,10 @@ def verify_plan(plan: MemoryPlan) -> None:
     shown = problems[:REPORTED_PROBLEMS]
     if len(problems) > REPORTED_PROBLEMS:
         shown.append(f"and {len(problems) - REPORTED_PROBLEMS} more")
-    raise CaptureError(
+    raise InternalError(
         f"the memory plan of `{plan.name}` is wrong: {'; '.join(shown)}",
         where=f"arena of {plan.arena_bytes:,} bytes with {len(plan.lifetimes):,} buffers",
         why="a replay writes to these addresses without any further check",
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
     )
 
 

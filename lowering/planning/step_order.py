@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 
 
 def find_ancestors(count: int, edges: Iterable[tuple[int, int]]) -> tuple[int, ...]:
@@ -19,7 +19,7 @@ def find_ancestors(count: int, edges: Iterable[tuple[int, int]]) -> tuple[int, .
         edges: pairs of step indices; the first must finish before the second.
 
     Raises:
-        CaptureError: an edge goes backwards, to itself, or to a step that does not exist.
+        InternalError: an edge goes backwards, to itself, or to a step that does not exist.
 
     Example:
         >>> find_ancestors(3, [(0, 1), (1, 2)])
@@ -36,7 +36,7 @@ def find_unordered(count: int, edges: Sequence[tuple[int, int]]) -> tuple[int, .
         edges: pairs of step indices; the first must finish before the second.
 
     Raises:
-        CaptureError: an edge goes backwards, to itself, or to a step that does not exist.
+        InternalError: an edge goes backwards, to itself, or to a step that does not exist.
 
     Example:
         >>> find_unordered(3, [(0, 1), (0, 2)])
@@ -65,7 +65,7 @@ def reduce_edges(count: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[in
         edges: pairs of step indices; the first must finish before the second.
 
     Raises:
-        CaptureError: an edge goes backwards, to itself, or to a step that does not exist.
+        InternalError: an edge goes backwards, to itself, or to a step that does not exist.
 
     Example:
         >>> reduce_edges(3, [(0, 1), (1, 2), (0, 2)])
@@ -87,12 +87,10 @@ def _group_predecessors(count: int, edges: Iterable[tuple[int, int]]) -> list[se
     grouped: list[set[int]] = [set() for _ in range(count)]
     for first, second in edges:
         if not 0 <= first < second < count:
-            raise CaptureError(
+            raise InternalError(
                 f"edge {first} -> {second} does not go forward through {count} steps",
                 where="order of the steps",
                 why="steps are in program order, so a step can only wait for an earlier one",
-                fix="internal error in tracegraph: please report this text",
-                anchor="internal",
             )
         grouped[second].add(first)
     return grouped

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from tracegraph.lowering.device_program import DeviceProgram, Step
 from tracegraph.lowering.planning.byte_edges import find_edges, find_unordered_pair, lay_apart
 from tracegraph.lowering.planning.step_order import find_ancestors
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import CaptureError, InternalError
 
 REPORTED_HAZARDS = 8
 
@@ -48,6 +48,7 @@ def verify_order(program: DeviceProgram) -> None:
     Raises:
         CaptureError: two steps touch the same bytes and neither waits for the other; the waits
             that are missing are named.
+        InternalError: the two are on one stream, whose order needs no wait of the user.
     """
     steps, addresses = program.steps, lay_apart(program.buffers)
     pair = find_unordered_pair(steps, program.edges, addresses)
@@ -62,11 +63,15 @@ def verify_order(program: DeviceProgram) -> None:
     ]
     missing.sort(key=lambda edge: (edge[1], edge[0]))
     hazards = [hazard for edge in missing or [pair] for hazard in _list_hazards(steps, *edge)]
+    hazard = hazards[0]
+    what, where = _describe(steps, hazard), _locate(program, hazards)
+    if steps[hazard.first].stream == steps[hazard.second].stream:
+        raise InternalError(what, where=where, why="steps of one stream wait for one another")
     raise CaptureError(
-        _describe(steps, hazards[0]),
-        where=_locate(program, hazards),
+        what,
+        where=where,
         why="streams run side by side; without a wait the order of the two is left to chance",
-        fix=_advise(steps, hazards[0]),
+        fix=_advise(steps, hazard),
         anchor="stream-wait",
     )
 
@@ -113,9 +118,6 @@ def _locate(program: DeviceProgram, missing: Sequence[Hazard]) -> str:
 
 def _advise(steps: Sequence[Step], hazard: Hazard) -> str:
     first, second = steps[hazard.first], steps[hazard.second]
-    if first.stream == second.stream:
-        # The user's stream order covers it; lowering has lost an edge.
-        return "internal error in tracegraph: please report this text"
     return (
         f"let stream {second.stream} wait for stream {first.stream} before `{second.name}`, "
         "as in `second.wait_stream(first)`, or use one stream"

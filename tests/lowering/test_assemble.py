@@ -33,7 +33,7 @@ from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, OutputSpec, Place
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
-from tracegraph.runtime.errors import CaptureError, UnsupportedError
+from tracegraph.runtime.errors import InternalError, UnsupportedError
 from tracegraph.runtime.nodes import FillNode
 
 PARAMETER, CONSTANT = AllocationKind.PARAMETER, AllocationKind.CONSTANT
@@ -236,7 +236,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_program_that_contradicts_itself_is_an_error_of_ours(fault: str):
     step, results, text = FAULTS[fault]
-    with pytest.raises(CaptureError, match=text) as raised:
+    with pytest.raises(InternalError, match=text) as raised:
         place([step], [CONTENT, TEMP], results, in_place=1)
     assert raised.value.fix.startswith("internal error")
 
@@ -244,7 +244,7 @@ def test_a_program_that_contradicts_itself_is_an_error_of_ours(fault: str):
 def test_results_are_counted():
     program = XlaProgram("r", P, (), ("#p",))
     region = XlaRegion(make_region("r", [X, Y], []), program)
-    with pytest.raises(CaptureError, match="has 1 results, not 0"):
+    with pytest.raises(InternalError, match="has 1 results, not 0"):
         assemble([region], (), into=make_frame([X, Y], []))
 
 

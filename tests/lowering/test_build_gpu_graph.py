@@ -17,7 +17,7 @@ from tracegraph.lowering.build_graph import build_graph, find_programmatic
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import plan_memory
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.nodes import LaunchShape, Matmul, MatmulNode, MatrixLayout, Node
 
@@ -84,7 +84,7 @@ def test_a_buffer_that_reuses_bytes_waits_for_the_one_before():
 def test_a_lost_edge_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(build_graph_module, "find_edges", lambda steps, addresses: ((0, 2),))
     steps = [kernel("a", "x", "t"), kernel("b", "x", "u"), kernel("c", "t u", "y")]
-    with pytest.raises(CaptureError, match="`c` shares bytes with `b`") as raised:
+    with pytest.raises(InternalError, match="`c` shares bytes with `b`") as raised:
         build(*steps)
     assert raised.value.fix.startswith("internal error")
 

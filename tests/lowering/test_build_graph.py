@@ -17,7 +17,7 @@ from tracegraph.lowering.device_program import BufferUse, Copy, DeviceProgram, E
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec, Role
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.nodes import CallNode, CopyNode
 
@@ -83,7 +83,7 @@ def test_edges_are_reduced():
 def test_an_edge_that_calls_lack_is_an_error_of_ours(missing: tuple[int, int]):
     edges = tuple(edge for edge in FORK_EDGES if edge not in (missing, (0, 3)))
     first, second = FORK[missing[0]].name, FORK[missing[1]].name
-    with pytest.raises(CaptureError, match=f"`{second}` shares bytes with `{first}`") as raised:
+    with pytest.raises(InternalError, match=f"`{second}` shares bytes with `{first}`") as raised:
         build(program(*FORK, edges=edges))
     assert raised.value.fix.startswith("internal error")
 

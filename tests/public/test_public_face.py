@@ -26,7 +26,7 @@ NAMES = {
         Stream Event stream current_stream default_stream set_stream synchronize
         memory
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
-        StaleOutputError OutOfMemoryError CudaError ConfigError
+        StaleOutputError OutOfMemoryError CudaError ConfigError InternalError
     """,
     "tracegraph.memory": """
         memory_allocated max_memory_allocated memory_reserved max_memory_reserved

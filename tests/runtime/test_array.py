@@ -18,7 +18,7 @@ import pytest
 
 from tests.fakes.host_memory import NumpyBuffer, make_array
 from tracegraph.runtime.array import Array, ArrayState
-from tracegraph.runtime.errors import ReplayError, StaleOutputError
+from tracegraph.runtime.errors import InternalError, ReplayError, StaleOutputError
 from tracegraph.runtime.jax_interop import ArrayImpl
 
 FRESH, RESIDENT, STATIC = ArrayState.FRESH, ArrayState.RESIDENT, ArrayState.STATIC
@@ -78,7 +78,7 @@ def test_a_value_read_from_a_buffer_does_not_change_with_it():
 def test_an_owner_that_forgets_to_settle_is_found_out(act):
     buffer, array = make_pair(FRESH)
     buffer.replay(9)
-    with pytest.raises(ReplayError) as caught:
+    with pytest.raises(InternalError) as caught:
         act(array)
     assert str(caught.value).splitlines() == [
         "result `y` was overwritten before it had a copy",

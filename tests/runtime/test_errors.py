@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from tracegraph.runtime.errors import CaptureError, RefusedWork, UnsupportedError
+from tracegraph.runtime.errors import (
+    CaptureError,
+    InternalError,
+    RefusedWork,
+    TracegraphError,
+    UnsupportedError,
+)
 
 LINES: dict[str, Any] = {"where": "a.py:3 in f", "why": "no graph holds it", "fix": "leave it out"}
 WORK = (RefusedWork("region0", "fft"), RefusedWork("region1", "program", "is unknown", "jit(f)/a"))
@@ -21,18 +27,44 @@ WORK = (RefusedWork("region0", "fft"), RefusedWork("region1", "program", "is unk
         CaptureError("`f` prints", anchor="callback", **LINES),
         UnsupportedError("`f` sorts", anchor="unsupported", **LINES),
         UnsupportedError("`f` sorts", anchor="unsupported", refused=WORK, **LINES),
+        CaptureError("`f` prints", anchor="callback", violations=["one", "two"], **LINES),
+        InternalError("the plan is wrong", where="arena", why="a replay writes there"),
     ],
-    ids=["capture", "unsupported", "refused"],
+    ids=["capture", "unsupported", "refused", "violations", "internal"],
 )
 @pytest.mark.parametrize(
     "take",
     [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))],
     ids=["copy", "deepcopy", "pickle"],
 )
-def test_an_error_is_equal_after_a_copy(error: CaptureError | UnsupportedError, take: Callable):
+def test_an_error_is_equal_after_a_copy(error: TracegraphError, take: Callable):
     taken = take(error)
     assert type(taken) is type(error)
     assert (str(taken), vars(taken)) == (str(error), vars(error))
+
+
+def test_a_copy_keeps_the_notes():
+    error = CaptureError("`f` prints", anchor="callback", **LINES)
+    error.add_note("In the graph of `f`:")
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["In the graph of `f`:"]
+
+
+def test_an_internal_error_asks_for_a_report():
+    error = InternalError("the plan is wrong", where="arena", why="a replay writes there")
+    assert isinstance(error, TracegraphError)
+    assert str(error).splitlines() == [
+        "the plan is wrong",
+        "  where: arena",
+        "  why:   a replay writes there",
+        "  fix:   internal error in tracegraph: please report this text"
+        "          docs/errors.md#internal",
+    ]
+
+
+def test_an_error_names_the_violations_that_it_reports():
+    error = CaptureError("`f` prints", anchor="callback", violations=iter("ab"), **LINES)
+    assert error.violations == ("a", "b")
+    assert CaptureError("`f` prints", anchor="callback", **LINES).violations == ()
 
 
 def test_an_error_names_the_work_that_it_refuses():

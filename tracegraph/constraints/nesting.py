@@ -7,18 +7,16 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from tracegraph.constraints.frames import locate_caller
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import CaptureError, InternalError
 from tracegraph.runtime.stream import is_tracing, traced_name
 
 
-def make_refusal_error(name: str) -> CaptureError:
+def make_refusal_error(name: str) -> InternalError:
     """Returns an internal error: a new graph does not take the call that it was made for."""
-    return CaptureError(
+    return InternalError(
         f"the graph of `{name}` refuses the call that it was captured for",
         where=locate_caller(),
         why="the arguments changed while they were checked, or their type is not what it says",
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from tracegraph.ir.graph import Graph, Op
 from tracegraph.ir.printer import print_op
@@ -22,7 +23,7 @@ class Violation:
         where: the user's line, and our op or argument.
         why: the one fact that makes it wrong.
         fix: one or two things to type.
-        op: the op that breaks the rule, where there is one.
+        op: the op that breaks the rule, where there is one; a pickle leaves it out.
 
     Example:
         >>> print(Violation("callback", "`f` prints", "a.py:3 in f", "no host code is replayed",
@@ -39,6 +40,10 @@ class Violation:
     why: str
     fix: str
     op: Op | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # JAX's objects in an op, such as its traceback, cannot be pickled.
+        return {**vars(self), "op": None}
 
     def __str__(self) -> str:
         return format_error(self.what, self.where, self.why, self.fix, self.rule)
@@ -70,8 +75,6 @@ def to_error(
     error = (
         _report_one(violations[0]) if len(violations) == 1 else _report_all(violations, graph_name)
     )
-    # Not a constructor argument: every error of the tree is made from its four lines.
-    vars(error)["violations"] = tuple(violations)
     for violation in violations:
         if violation.op is not None:
             error.add_note(_print_window(violation.op, graph))
@@ -85,6 +88,7 @@ def _report_one(violation: Violation) -> CaptureError:
         why=violation.why,
         fix=violation.fix,
         anchor=violation.rule,
+        violations=[violation],
     )
 
 
@@ -96,6 +100,7 @@ def _report_all(violations: Sequence[Violation], graph_name: str) -> CaptureErro
         why="each of them would make a replay differ from a call; they follow in source order",
         fix="fix them one by one, each as described below",
         anchor=violations[0].rule,
+        violations=violations,
     )
     error.args = ("\n\n".join([str(error), *map(str, violations)]),)
     return error

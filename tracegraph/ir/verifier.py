@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.ir.printer import print_op, print_operand, print_type
 from tracegraph.jax_internals import infer_results, measure_scan
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 
 KnownTypes: TypeAlias = set[Hashable]
 Arity: TypeAlias = tuple[Sequence[Operand], Sequence[Operand]]
@@ -26,7 +26,7 @@ def verify_graph(graph: Graph, known: KnownTypes | None = None) -> None:
             is nine tenths of the work.
 
     Raises:
-        CaptureError: an internal error: a value that is used without or before its definition,
+        InternalError: a value that is used without or before its definition,
             defined twice or numbered as another; a result whose type is not what JAX gives the
             primitive; a sub-graph that does not fit its op; an alias that cannot be granted.
 
@@ -220,10 +220,8 @@ def _is_same_type(left: Any, right: Any) -> bool:
 def _fail(graph: Graph, what: str, place: Location) -> NoReturn:
     if isinstance(place, Op):
         place = f"{place.origin.source}, {print_op(place)}"
-    raise CaptureError(
+    raise InternalError(
         f"internal error in tracegraph: {what}",
         where=f"graph `{graph.name}`, {place}",
         why="a pass or the tracer built an invalid graph",
-        fix="please report this text",
-        anchor="internal",
     )

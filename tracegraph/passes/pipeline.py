@@ -80,7 +80,7 @@ class Rewritten:
         """Verifies the graph after each pass.
 
         Raises:
-            CaptureError: an internal error: a pass built an invalid graph.
+            InternalError: a pass built an invalid graph.
         """
         known: KnownTypes = set()
         for graph in self.graphs:
@@ -116,7 +116,7 @@ def run_passes(graph: Graph, passes: Iterable[Pass]) -> tuple[Graph, tuple[PassR
         The rewritten graph, values numbered in order of definition, and one report per pass.
 
     Raises:
-        CaptureError: an internal error: a pass built an invalid graph.
+        InternalError: a pass built an invalid graph.
 
     Example:
         >>> from tracegraph.tracing.trace import trace_function

@@ -121,7 +121,8 @@ def finish_checks(prepared: PreparedCall, first: FirstTrace) -> None:
     """Does what is left: traces again, compares the two traces and verifies the passes.
 
     Raises:
-        CaptureError: the second trace differs, or a pass broke the graph.
+        CaptureError: the second trace differs.
+        InternalError: a pass broke the graph.
         Exception: the user's function raised; the exception passes as it is.
     """
     second = _build(prepared, trace_call(prepared))

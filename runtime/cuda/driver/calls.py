@@ -12,10 +12,9 @@ import enum
 from collections.abc import Iterator
 from typing import Any, NoReturn, TypeAlias
 
-from tracegraph.runtime.errors import CudaError, OutOfMemoryError
+from tracegraph.runtime.errors import REPORT_FIX, CudaError, OutOfMemoryError
 from tracegraph.runtime.nodes import LaunchShape
 
-_FIX_INTERNAL = "internal error in tracegraph: please report this text"
 _FIX_LOST = "restart the process, its GPU context is lost; compute-sanitizer finds the kernel"
 _FIX_OTHER_GPU = "capture again on this GPU: the kernels were compiled for another one"
 _FIX_DRIVER = "install a newer NVIDIA driver, then check with: nvidia-smi"
@@ -182,7 +181,7 @@ def make_call_error(
     what = f"{error_name} from {name}"
     if error_name == _OUT_OF_MEMORY:
         return OutOfMemoryError(what, where=where, why=why, fix=_FIX_MEMORY, anchor="out-of-memory")
-    fix = _FIXES.get(error_name, _FIX_INTERNAL)
+    fix = _FIXES.get(error_name, REPORT_FIX)
     return CudaError(what, where=where, why=why, fix=fix, anchor="cuda-call")
 
 

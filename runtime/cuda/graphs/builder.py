@@ -31,7 +31,7 @@ from tracegraph.runtime.cuda.driver.calls import (
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.cuda.graphs.node_actions import Action, Locate, make_action
-from tracegraph.runtime.errors import CudaError, OutOfMemoryError
+from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.nodes import KernelNode, MatmulNode, Node
 
@@ -112,12 +112,10 @@ class _Capture:
         """Gives the graph of one library call while the block runs."""
         library = self._libraries.get(node.kind)
         if library is None:
-            raise CudaError(
+            raise InternalError(
                 f"no library computes nodes of kind `{node.kind}`",
                 where=f"{node.kind} {node.name}, libraries: {', '.join(self._libraries) or 'none'}",
                 why="such a node becomes a call of an NVIDIA library",
-                fix="internal error in tracegraph: please report this text",
-                anchor="internal",
             )
         graph = self._capture(library, node, locate)
         try:
@@ -176,13 +174,11 @@ def _count_threads(node: Node) -> int:
     return math.prod(node.shape.grid) * math.prod(node.shape.block)
 
 
-def _make_edge_error(name: str, edge: tuple[int, int], rule: str) -> CudaError:
-    return CudaError(
+def _make_edge_error(name: str, edge: tuple[int, int], rule: str) -> InternalError:
+    return InternalError(
         f"graph `{name}` has a wrong edge",
         where=f"edge from node {edge[0]} to node {edge[1]}",
         why=rule,
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
     )
 
 

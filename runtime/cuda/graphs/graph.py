@@ -30,7 +30,7 @@ from tracegraph.runtime.cuda.graphs.node_actions import (
     make_action,
     move_action,
 )
-from tracegraph.runtime.errors import ReplayError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.nodes import BufferUse, KernelNode, TensorMap
 
@@ -148,7 +148,7 @@ class CudaGraph:
             How many nodes were changed.
 
         Raises:
-            ReplayError: a node that would have to change cannot be; none is changed.
+            InternalError: a node that would have to change cannot be; none is changed.
             CudaError: the driver refuses; the nodes that were changed are changed back.
         """
         with self._lock:
@@ -166,7 +166,7 @@ class CudaGraph:
         from then on. One thread calls it at a time, and none while `update` runs.
 
         Raises:
-            ReplayError: a node cannot be changed, see `can_rebind`.
+            InternalError: a node cannot be changed, see `can_rebind`.
         """
         indices = self._nodes_of_buffer.get(buffer, ())
         for index in indices:
@@ -309,13 +309,11 @@ def _destroy(driver: CudaDriver, graph: int, executable: int, kernels: list[Load
         kernels.clear()
 
 
-def _make_update_error(label: str) -> ReplayError:
-    return ReplayError(
+def _make_update_error(label: str) -> InternalError:
+    return InternalError(
         "a node cannot be given another address",
         where=label,
         why="it stands in a graph that a library captured, or would become a node of another kind",
-        fix="copy the input into its buffer instead of rebinding it",
-        anchor="internal",
     )
 
 

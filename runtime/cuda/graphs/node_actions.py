@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
-from tracegraph.runtime.errors import CudaError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.nodes import (
     BufferUse,
     CopyNode,
@@ -48,7 +48,7 @@ def make_action(driver: CudaDriver, node: Node, function: int, locate: Locate) -
         locate: returns the address of a byte range.
 
     Raises:
-        CudaError: the node is of a kind that no graph can hold.
+        InternalError: the node is of a kind that no graph can hold.
 
     Example:
         >>> from tracegraph.runtime.nodes import BufferUse, FillNode
@@ -64,12 +64,10 @@ def make_action(driver: CudaDriver, node: Node, function: int, locate: Locate) -
         return _make_fill(node, locate(node.target))
     if isinstance(node, MatmulNode):
         return Child(tuple(locate(use) for _, use in node.operands))
-    raise CudaError(
+    raise InternalError(
         f"a node of kind `{node.kind}` cannot stand in a CUDA graph",
         where=f"{node.kind} {node.name}",
         why="a CUDA graph holds kernels, copies, fills and library calls",
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
     )
 
 

@@ -40,7 +40,7 @@ class _DriverProvider:
         """Takes back a segment, and its memory with it.
 
         Raises:
-            TracegraphError: the segment was taken back before, or comes from another provider.
+            InternalError: the segment was taken back before, or comes from another provider.
         """
         self._segments.remove(segment)
         segment.storage.close()

@@ -82,7 +82,7 @@ class JaxProvider:
         """Takes back a segment; its memory goes when the last holder of it does.
 
         Raises:
-            TracegraphError: the segment was taken back before, or comes from another provider.
+            InternalError: the segment was taken back before, or comes from another provider.
         """
         self._segments.remove(segment)
         side = self._sides.pop(segment, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tracegraph.runtime.errors import TracegraphError
+from tracegraph.runtime.errors import InternalError, TracegraphError
 from tracegraph.runtime.memory.caching.block import Pool
 from tracegraph.runtime.memory.caching.block_store import BlockStore
 from tracegraph.runtime.memory.caching.capture_order import CaptureOrder
@@ -111,16 +111,15 @@ class PoolRouter:
         """Sends no more requests to a pool; its count of users stays.
 
         Raises:
-            TracegraphError: no requests go to this pool.
+            InternalError: no requests go to this pool.
         """
         with self._store.lock:
             kept = [route for route in self.routes if route[0].pool_id != pool_id]
             if len(kept) == len(self.routes):
-                raise _refuse(
+                raise InternalError(
                     f"no requests go to the pool {pool_id}",
-                    pool_id,
+                    where=f"private pool {pool_id}",
                     why="each end needs its own begin before it",
-                    fix="internal error in tracegraph: please report this text",
                 )
             self.routes[:] = kept
 
@@ -132,7 +131,7 @@ class PoolRouter:
             order: of its nodes; heeded where ``graph_capture_record_stream_reuse`` is on.
 
         Raises:
-            TracegraphError: a capture into this pool is under way.
+            InternalError: a capture into this pool is under way.
         """
         with self._store.lock:
             reuses = self._store.config.graph_capture_record_stream_reuse
@@ -142,7 +141,7 @@ class PoolRouter:
         """Says that a capture is over.
 
         Raises:
-            TracegraphError: no capture into this pool is under way.
+            InternalError: no capture into this pool is under way.
         """
         with self._store.lock:
             self._uses.end_capture(pool_id)

@@ -15,7 +15,7 @@ import collections
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from tracegraph.runtime.errors import TracegraphError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.memory.caching.block import Block, Pool
 from tracegraph.runtime.memory.caching.capture_order import CaptureOrder
 from tracegraph.runtime.memory.pool_id import PoolId
@@ -106,15 +106,13 @@ class StreamUses:
             pool: only the events of blocks of this private pool; None for all.
 
         Raises:
-            TracegraphError: a capture is under way.
+            InternalError: a capture is under way.
         """
         if self._captures:
-            raise TracegraphError(
+            raise InternalError(
                 "cannot wait for events while a capture is under way",
                 where=f"capture into the pools {', '.join(map(str, self._captures))}",
                 why="a capture records work without running it, so its events are never over",
-                fix="internal error in tracegraph: please report this text",
-                anchor="internal",
             )
         self._record_deferred()
         for stream, queue in tuple(self._pending.items()):
@@ -134,7 +132,7 @@ class StreamUses:
             order: of the capture's nodes, where blocks may be reused inside of it; None otherwise.
 
         Raises:
-            TracegraphError: a capture into this pool is under way.
+            InternalError: a capture into this pool is under way.
         """
         if pool_id in self._captures:
             raise _refuse(pool_id, "a capture into this pool is under way already")
@@ -144,7 +142,7 @@ class StreamUses:
         """Ends a capture. What it deferred is handled by the next `poll` after the last capture.
 
         Raises:
-            TracegraphError: no capture into this pool is under way.
+            InternalError: no capture into this pool is under way.
         """
         if pool_id not in self._captures:
             raise _refuse(pool_id, "no capture into this pool is under way")
@@ -225,11 +223,9 @@ class StreamUses:
             del self._pending[stream]
 
 
-def _refuse(pool_id: PoolId, why: str) -> TracegraphError:
-    return TracegraphError(
+def _refuse(pool_id: PoolId, why: str) -> InternalError:
+    return InternalError(
         f"cannot begin or end a capture into the pool {pool_id}",
         where="allocator, begin and end of captures",
         why=why,
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
     )

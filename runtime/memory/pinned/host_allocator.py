@@ -122,7 +122,7 @@ class CachingHostAllocator:
 
         Raises:
             OutOfMemoryError: the machine has no more memory that can be locked.
-            TracegraphError: ``nbytes`` is negative.
+            InternalError: ``nbytes`` is negative.
         """
         if nbytes < 0:
             raise refuse(f"cannot pin {nbytes:,} bytes", "an array has zero bytes or more")
@@ -144,7 +144,7 @@ class CachingHostAllocator:
         """Takes a block back, for reuse once all copies that read it are over.
 
         Raises:
-            TracegraphError: the block was freed before, or is not of this allocator.
+            InternalError: the block was freed before, or is not of this allocator.
         """
         with self._lock:
             if not block.is_allocated or self._map.blocks.get(block.address) is not block:
@@ -222,7 +222,7 @@ class CachingHostAllocator:
             matches: whether a stream belongs to the capture.
 
         Raises:
-            TracegraphError: a capture to this pool is under way.
+            InternalError: a capture to this pool is under way.
         """
         with self._lock:
             self._pools.begin(pool_id, matches)

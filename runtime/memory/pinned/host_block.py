@@ -7,7 +7,7 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
-from tracegraph.runtime.errors import CaptureError, TracegraphError
+from tracegraph.runtime.errors import CaptureError, InternalError
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.providers.provider import EventSource
 from tracegraph.runtime.memory.providers.segment import Segment
@@ -140,7 +140,7 @@ class HostPools:
         """Begins a capture; makes its pool if there is none.
 
         Raises:
-            TracegraphError: a capture to this pool is under way.
+            InternalError: a capture to this pool is under way.
         """
         pool = self._private.setdefault(pool_id, HostPool(pool_id))
         if pool.matches is not None:
@@ -155,7 +155,7 @@ class HostPools:
         """Ends a capture; its pool stays.
 
         Raises:
-            TracegraphError: there is no such pool.
+            InternalError: there is no such pool.
         """
         self._find(pool_id).matches = None
         pools = self._private.values()
@@ -171,7 +171,7 @@ class HostPools:
             Freed blocks that only graphs of this pool have copied from.
 
         Raises:
-            TracegraphError: there is no such pool.
+            InternalError: there is no such pool.
         """
         pool = self._find(pool_id)
         pool.use_count -= 1
@@ -241,14 +241,12 @@ class PendingBlocks:
                 self._events.synchronize(event)
 
 
-def refuse(what: str, why: str) -> TracegraphError:
+def refuse(what: str, why: str) -> InternalError:
     """Returns the error of a caller that uses pinned memory wrongly."""
-    return TracegraphError(
+    return InternalError(
         what,
         where="caching host allocator",
         why=why,
-        fix="internal error in tracegraph: please report this text",
-        anchor="pinned",
     )
 
 

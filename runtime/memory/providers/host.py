@@ -95,7 +95,7 @@ class HostProvider:
         """Frees a segment; its memory goes when the last array in it does.
 
         Raises:
-            TracegraphError: the segment was freed before, or comes from another provider.
+            InternalError: the segment was freed before, or comes from another provider.
         """
         self._segments.remove(segment)
 

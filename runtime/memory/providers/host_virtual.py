@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import sys
 
-from tracegraph.runtime.errors import TracegraphError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.memory.providers.host import HostProvider, refuse_host_memory
 
 GRANULARITY_BYTES = 2 << 20
@@ -72,7 +72,7 @@ class HostVirtualProvider(HostProvider):
 
         Raises:
             OutOfMemoryError: there is not enough memory.
-            TracegraphError: memory is there already.
+            InternalError: memory is there already.
         """
         with self._segments.lock:
             free_bytes = self.available_bytes()
@@ -86,7 +86,7 @@ class HostVirtualProvider(HostProvider):
         """Takes the memory of one `map`, or of several in a row, from its addresses.
 
         Raises:
-            TracegraphError: it is not just what is mapped there.
+            InternalError: it is not just what is mapped there.
         """
         with self._segments.lock:
             starts = self._list_mapped(address, nbytes)
@@ -101,7 +101,7 @@ class HostVirtualProvider(HostProvider):
         """Releases a range that `reserve` returned.
 
         Raises:
-            TracegraphError: memory is still mapped there, or the range is unknown.
+            InternalError: memory is still mapped there, or the range is unknown.
         """
         with self._segments.lock:
             if address not in self._ranges or self._list_mapped(address, nbytes):
@@ -123,11 +123,9 @@ def _read_address(room: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(room))
 
 
-def _refuse(what: str, address: int, nbytes: int) -> TracegraphError:
-    return TracegraphError(
+def _refuse(what: str, address: int, nbytes: int) -> InternalError:
+    return InternalError(
         f"cannot {what} {nbytes:,} bytes at {address:#x}",
         where="host provider",
         why="a range is reserved, mapped, unmapped and released once each, in this order",
-        fix="internal error in tracegraph: please report this text",
-        anchor="internal",
     )

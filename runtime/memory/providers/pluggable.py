@@ -122,7 +122,7 @@ class PluggableProvider:
         """Frees a segment, by the library, at once.
 
         Raises:
-            TracegraphError: the segment was freed before, or comes from another provider.
+            InternalError: the segment was freed before, or comes from another provider.
         """
         self._segments.remove(segment)
         segment.storage.close()

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tracegraph.runtime.errors import TracegraphError
+from tracegraph.runtime.errors import InternalError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,15 +100,13 @@ class SegmentSet:
         """Stops counting a segment that is freed.
 
         Raises:
-            TracegraphError: it was freed before, or comes from another provider.
+            InternalError: it was freed before, or comes from another provider.
         """
         with self.lock:
             if segment not in self._segments:
-                raise TracegraphError(
+                raise InternalError(
                     f"cannot free the segment at {segment.address:#x}: it is not in use",
                     where=f"{self._provider} provider",
                     why="it was freed before or comes from another provider",
-                    fix="internal error in tracegraph: please report this text",
-                    anchor="pool",
                 )
             self._segments.discard(segment)

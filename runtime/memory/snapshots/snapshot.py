@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
-from tracegraph.runtime.errors import TracegraphError
+from tracegraph.runtime.errors import InternalError, TracegraphError
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.history import History
 from tracegraph.runtime.memory.snapshots.plain_values import (
@@ -152,7 +152,7 @@ def write_snapshot(path: str | pathlib.Path, snapshot: Snapshot) -> None:
         snapshot: of `build_snapshot`.
 
     Raises:
-        TracegraphError: the snapshot holds something that a reader would refuse.
+        InternalError: the snapshot holds something that a reader would refuse.
         OSError: the file cannot be written.
     """
     _check(snapshot)
@@ -200,12 +200,10 @@ def _share_frames(
 def _check(snapshot: Any) -> None:
     problem = find_problem(snapshot)
     if problem:
-        raise TracegraphError(
+        raise InternalError(
             f"a snapshot would be unreadable: {problem}",
             where="snapshot of the allocators",
             why="viewers compute addresses from sizes and read no other form",
-            fix="internal error in tracegraph: please report this text",
-            anchor="internal",
         )
 
 

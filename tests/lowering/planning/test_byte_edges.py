@@ -12,7 +12,7 @@ from tests.fakes.gpu_programs import kernel, spec, use
 from tracegraph.lowering.device_program import DeviceStep, ExecutableCall, Step
 from tracegraph.lowering.planning.byte_edges import find_edges, lay_apart, verify_edges
 from tracegraph.lowering.planning.step_order import find_ancestors, reduce_edges
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.nodes import BufferUse
 
 # Two buffers that share the bytes from 40 to 64 of the arena.
@@ -65,7 +65,7 @@ def test_the_check_agrees_with_all_pairs_when_an_edge_is_lost(steps: list[Step],
     edges.remove(random.choice(edges))
     ancestors = find_ancestors(len(steps), edges)
     assert not all(ancestors[second] >> first & 1 for first, second in find_pairs(steps))
-    with pytest.raises(CaptureError, match="does not wait for it"):
+    with pytest.raises(InternalError, match="does not wait for it"):
         verify_edges(steps, edges, ADDRESSES, name="f")
 
 
@@ -92,7 +92,7 @@ def test_a_lost_edge_is_found(missing: int):
     edges = ((0, 1), (0, 2), (1, 3), (2, 3))
     verify_edges(steps, edges, ADDRESSES, name="f")
     left = edges[:missing] + edges[missing + 1 :]
-    with pytest.raises(CaptureError, match="does not wait for it") as raised:
+    with pytest.raises(InternalError, match="does not wait for it") as raised:
         verify_edges(steps, left, ADDRESSES, name="f")
     first, second = edges[missing]
     assert f"`{steps[second].name}` shares bytes with `{steps[first].name}`" in raised.value.what

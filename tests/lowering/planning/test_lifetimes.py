@@ -14,7 +14,7 @@ from tracegraph.lowering.device_program import BufferUse, DeviceProgram, Executa
 from tracegraph.lowering.planning.lifetimes import Lifetime, find_lifetimes
 from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec, Role
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 
 
 def make_spec(name: str, nbytes: int = 64) -> BufferSpec:
@@ -177,7 +177,7 @@ def test_disjoint_lifetimes_mean_that_one_happens_before_the_other(program: Devi
     ],
 )  # fmt: skip
 def test_a_malformed_program_is_an_internal_error(program: DeviceProgram, what: str):
-    with pytest.raises(CaptureError) as raised:
+    with pytest.raises(InternalError) as raised:
         find_lifetimes(program)
     assert raised.value.what == what
     assert raised.value.where == "lifetimes of `f`"

@@ -21,7 +21,7 @@ from tracegraph.lowering.planning.memory_plan import (
     plan_memory,
     verify_plan,
 )
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 
 TRAIN_STEP = (
     Lifetime("state['params']['dense_1']['kernel']", 65536, 0, 5, is_kept=True),
@@ -141,10 +141,10 @@ def test_the_verifier_agrees_with_marking_bytes_on_random_offsets(
     try:
         mark_bytes(plan)
     except AssertionError:
-        with pytest.raises(CaptureError, match="overlap while both live"):
+        with pytest.raises(InternalError, match="overlap while both live"):
             verify_plan(plan)
     else:
-        with pytest.raises(CaptureError) as raised:
+        with pytest.raises(InternalError) as raised:
             verify_plan(plan)
         assert "overlap while both live" not in raised.value.what
         assert "the arena is larger than the sum of its buffers" in raised.value.what
@@ -245,7 +245,7 @@ GOOD = plan_memory("f", [Lifetime("a", 512, 0, 1), Lifetime("b", 300, 1, 2)])
 )
 def test_a_planted_fault_is_found(change: dict[str, Any], what: str):
     verify_plan(GOOD)
-    with pytest.raises(CaptureError) as raised:
+    with pytest.raises(InternalError) as raised:
         verify_plan(dataclasses.replace(GOOD, **change))
     error = raised.value
     assert error.what.startswith("the memory plan of `f` is wrong: ")
@@ -257,12 +257,12 @@ def test_a_planted_fault_is_found(change: dict[str, Any], what: str):
 
 def test_all_faults_are_reported_but_not_without_end():
     lifetimes = tuple(Lifetime(f"b{index}", 256, 0, 0) for index in range(9))
-    with pytest.raises(CaptureError, match="`b4` has no offset; and 4 more"):
+    with pytest.raises(InternalError, match="`b4` has no offset; and 4 more"):
         verify_plan(MemoryPlan("f", lifetimes, {}, 9 * 256))
 
 
 def test_a_duplicate_name_is_never_planned():
-    with pytest.raises(CaptureError, match="`a` has two lifetimes"):
+    with pytest.raises(InternalError, match="`a` has two lifetimes"):
         plan_memory("f", [Lifetime("a", 1, 0, 0), Lifetime("a", 1, 0, 0)])
 
 

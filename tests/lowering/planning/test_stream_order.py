@@ -13,7 +13,7 @@ from tracegraph.lowering.device_program import BufferUse, Copy, DeviceProgram, E
 from tracegraph.lowering.planning import stream_order as stream_order_module
 from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.lowering.planning.stream_order import verify_order
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import CaptureError, InternalError, TracegraphError
 
 
 def make_call(name: str, reads: Any = (), writes: Any = (), stream: int = 0) -> ExecutableCall:
@@ -59,7 +59,7 @@ def report(program: DeviceProgram) -> str:
     """Returns where the error of an order says that waits are missing; empty for no error."""
     try:
         verify_order(program)
-    except CaptureError as error:
+    except TracegraphError as error:
         return error.where
     return ""
 
@@ -175,5 +175,5 @@ def test_all_missing_waits_are_reported_at_once():
 
 
 def test_a_missing_edge_within_one_stream_is_an_internal_error():
-    with pytest.raises(CaptureError, match="please report this text"):
+    with pytest.raises(InternalError, match="please report this text"):
         verify_order(make_program(make_call("a", [], ["x"]), make_call("b", ["x"])))

@@ -1,6 +1,9 @@
 """Callbacks and control flow: each rule fires, and its legal neighbours pass."""
 
+import copy
+import dataclasses
 import functools
+import pickle
 import re
 import types
 
@@ -270,13 +273,30 @@ def break_three_rules(x):
     return y
 
 
+def print_value(x):
+    jax.debug.print("x is {}", x)
+    return x
+
+
+@pytest.mark.parametrize("function", [break_three_rules, print_value], ids=["three", "one"])
+def test_a_pickled_error_keeps_all_but_the_ops(function):
+    graph = make_graph(function, X)
+    error = to_error(check_graph(graph), graph_name="step", graph=graph)
+    assert error.violations[0].op is not None
+    for taken in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert (str(taken), taken.__notes__) == (str(error), error.__notes__)
+        kept = [dataclasses.replace(violation, op=None) for violation in error.violations]
+        assert list(taken.violations) == kept
+    assert copy.copy(error).violations == error.violations
+
+
 def test_one_error_reports_all_violations_in_source_order():
     graph = make_graph(break_three_rules, X)
     violations = check_graph(graph)
     assert [violation.rule for violation in violations] == ["callback", "control-flow", "callback"]
     error = to_error(violations, graph_name="step", graph=graph)
     assert type(error) is CaptureError
-    assert error.violations == violations  # pyright: ignore[reportAttributeAccessIssue]
+    assert error.violations == violations
     first, *rest = to_text(error).split("\n\n")
     line = "test_graph_rules.py:N in break_three_rules"
     assert first == (

@@ -16,7 +16,7 @@ from tracegraph.ir import verifier
 from tracegraph.ir.graph import Graph, Op, Value
 from tracegraph.ir.verifier import KnownTypes, verify_graph
 from tracegraph.passes.pipeline import run_passes
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.tracing.trace import trace_function
 
 
@@ -128,7 +128,7 @@ def test_a_right_graph_passes() -> None:
 @pytest.mark.parametrize("fault", sorted(_faults()))
 def test_planted_fault(fault: str) -> None:
     plant, message = _faults()[fault]
-    with pytest.raises(CaptureError) as caught:
+    with pytest.raises(InternalError) as caught:
         verify_graph(plant(make_graph()))
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("internal error in tracegraph: ")
@@ -144,7 +144,7 @@ def test_a_call_without_a_type_rule_is_checked_against_its_subgraph() -> None:
     graph = trace_function(relu, (np.ones(2, np.float32),), {}, name="f").graph
     verify_graph(graph)
     wrong = Value(7, graph.inputs[0].aval.update(shape=(3,)))
-    with pytest.raises(CaptureError, match="custom_jvp_call gives"):
+    with pytest.raises(InternalError, match="custom_jvp_call gives"):
         verify_graph(replace_op(graph, "custom_jvp_call", results=(wrong,)))
 
 
@@ -155,7 +155,7 @@ def test_known_types_are_not_asked_for_again_but_new_ones_are() -> None:
     count = len(known)
     verify_graph(graph, known)
     assert len(known) == count > 0
-    with pytest.raises(CaptureError, match="cond gives"):
+    with pytest.raises(InternalError, match="cond gives"):
         verify_graph(_faults()["shape"][0](graph), known)
 
 
@@ -197,7 +197,7 @@ def test_an_op_with_a_parameter_that_cannot_be_compared_is_checked() -> None:
     types: KnownTypes = set()
     verify_graph(replace_op(graph, "sin", params=params), types)
     wrong = Value(7, graph.inputs[0].aval.update(shape=(3,)))
-    with pytest.raises(CaptureError, match="sin gives"):
+    with pytest.raises(InternalError, match="sin gives"):
         verify_graph(replace_op(graph, "sin", params=params, results=(wrong,)), types)
 
 
@@ -212,5 +212,5 @@ class BreakGraph:
 
 
 def test_the_pipeline_verifies_after_each_pass() -> None:
-    with pytest.raises(CaptureError, match="used before it is defined"):
+    with pytest.raises(InternalError, match="used before it is defined"):
         run_passes(make_graph(), (BreakGraph(),))

@@ -29,7 +29,7 @@ from tests.oracles import error_lines
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, Port
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
-from tracegraph.runtime.errors import CudaError, OutOfMemoryError
+from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.nodes import (
     CallNode,
@@ -140,7 +140,7 @@ def test_a_library_that_fails_ends_its_capture() -> None:
 def test_a_missing_library_is_named() -> None:
     driver = FakeDriver()
     loader = KernelLoader(driver, driver.retain_primary_context(0))
-    with pytest.raises(CudaError, match="no library computes nodes of kind `matmul`"):
+    with pytest.raises(InternalError, match="no library computes nodes of kind `matmul`"):
         CudaGraph(driver, FIVE, locate, loader, {}, "f")
 
 
@@ -165,7 +165,7 @@ def test_a_wrong_edge_is_refused(
 ) -> None:
     driver = FakeDriver()
     stage = Stage(nodes, edges, programmatic=frozenset(programmatic))
-    with pytest.raises(CudaError, match=rule) as caught:
+    with pytest.raises(InternalError, match=rule) as caught:
         build(driver, stage)
     assert caught.value.what == "graph `f` has a wrong edge"
     assert set(driver.live_handles().values()) == {"context"}
@@ -190,7 +190,7 @@ def test_a_kernel_starts_with_the_one_before_it_where_both_have_room(large: int 
 def test_a_call_of_xla_cannot_stand_in_a_graph() -> None:
     driver = FakeDriver()
     stage = Stage((CallNode("r0", abs, ("x",), ("y",)),), ())
-    with pytest.raises(CudaError, match="a node of kind `call` cannot stand in a CUDA graph"):
+    with pytest.raises(InternalError, match="a node of kind `call` cannot stand in a CUDA graph"):
         build(driver, stage)
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.fake_state import MisuseError
 from tests.fakes.memory_driver import MemoryDriver
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
-from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
+from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider
 from tracegraph.runtime.memory.providers.provider import VirtualProvider
@@ -71,7 +71,7 @@ def test_misuse_is_found(kind: str) -> None:
     provider = make(kind)
     address = provider.reserve(4 * PAGE)
     provider.map(address, PAGE)
-    misuse = (MisuseError, TracegraphError)
+    misuse = (MisuseError, InternalError)
     with pytest.raises(misuse):
         provider.map(address, PAGE)
     with pytest.raises(misuse):
@@ -86,7 +86,7 @@ def test_misuse_is_found(kind: str) -> None:
 
 def test_the_host_says_what_it_refuses() -> None:
     provider = HostVirtualProvider()
-    with pytest.raises(TracegraphError, match="cannot release 512 bytes at 0x1000") as raised:
+    with pytest.raises(InternalError, match="cannot release 512 bytes at 0x1000") as raised:
         provider.release(4096, 512)
     assert (raised.value.where, raised.value.anchor) == ("host provider", "internal")
     with pytest.raises(OutOfMemoryError, match="cannot reserve"):

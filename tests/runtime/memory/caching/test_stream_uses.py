@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes.bytes_provider import ManualEvents
 from tests.oracles import error_lines
-from tracegraph.runtime.errors import TracegraphError
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.memory.caching.block import Block, Pool
 from tracegraph.runtime.memory.caching.capture_order import CaptureOrder
 from tracegraph.runtime.memory.caching.stream_uses import StreamUses
@@ -212,7 +212,7 @@ def test_waiting_inside_of_a_capture_is_refused() -> None:
     setup = Setup()
     setup.free(SIDE)
     setup.uses.begin_capture(CAPTURE)
-    with pytest.raises(TracegraphError) as raised:
+    with pytest.raises(InternalError) as raised:
         setup.uses.synchronize_all()
     error_lines.match(
         raised.value,
@@ -229,7 +229,7 @@ def test_captures_begin_and_end_once(call: str) -> None:
     setup = Setup()
     if call == "begin_capture":
         setup.uses.begin_capture(CAPTURE)
-    with pytest.raises(TracegraphError) as raised:
+    with pytest.raises(InternalError) as raised:
         getattr(setup.uses, call)(CAPTURE)
     error_lines.match(
         raised.value,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tracegraph.runtime.errors import CaptureError, OutOfMemoryError, TracegraphError
+from tracegraph.runtime.errors import CaptureError, InternalError, OutOfMemoryError
 from tracegraph.runtime.memory.config import AllocatorConfig, parse_alloc_conf
 from tracegraph.runtime.memory.pinned import event_poller
 from tracegraph.runtime.memory.pinned.host_allocator import (
@@ -131,7 +131,7 @@ def test_sizes_are_powers_of_two(allocator: CachingHostAllocator, nbytes: int, s
 
 
 def test_less_than_nothing_is_refused(allocator: CachingHostAllocator) -> None:
-    with pytest.raises(TracegraphError, match="cannot pin -1 bytes"):
+    with pytest.raises(InternalError, match="cannot pin -1 bytes"):
         allocator.allocate(-1)
 
 
@@ -156,10 +156,10 @@ def test_freed_twice_or_by_another_is_refused(
     allocator: CachingHostAllocator, pages: FakePages
 ) -> None:
     block = allocator.allocate(8)
-    with pytest.raises(TracegraphError, match="it is not in use"):
+    with pytest.raises(InternalError, match="it is not in use"):
         CachingHostAllocator(pages).free(block)
     allocator.free(block)
-    with pytest.raises(TracegraphError, match="freed before or belongs to another"):
+    with pytest.raises(InternalError, match="freed before or belongs to another"):
         allocator.free(block)
 
 
@@ -492,7 +492,7 @@ def test_a_pool_lives_while_one_of_its_graphs_does(allocator: CachingHostAllocat
     assert allocator.allocate(8) is not block
     allocator.release_pool(pool_id)
     assert allocator.allocate(8) is block
-    with pytest.raises(TracegraphError, match="there is no pool"):
+    with pytest.raises(InternalError, match="there is no pool"):
         allocator.release_pool(pool_id)
 
 
@@ -512,9 +512,9 @@ def test_a_buffer_of_two_pools_waits_for_both(allocator: CachingHostAllocator) -
 
 def test_a_second_capture_of_a_pool_at_once_is_refused(allocator: CachingHostAllocator) -> None:
     pool_id = begin(allocator)
-    with pytest.raises(TracegraphError, match="is captured to already"):
+    with pytest.raises(InternalError, match="is captured to already"):
         begin(allocator, pool_id)
-    with pytest.raises(TracegraphError, match="there is no pool"):
+    with pytest.raises(InternalError, match="there is no pool"):
         allocator.end_allocate_to_pool(new_pool_id())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracegraph.runtime.errors import ConfigError, OutOfMemoryError, TracegraphError
+from tracegraph.runtime.errors import ConfigError, InternalError, OutOfMemoryError
 from tracegraph.runtime.memory.providers import host
 from tracegraph.runtime.memory.providers.host import HostProvider
 
@@ -94,9 +94,9 @@ def test_a_segment_is_taken_back_once():
     provider = HostProvider()
     segment = provider.allocate(100)
     provider.free(segment)
-    with pytest.raises(TracegraphError, match="cannot free the segment at 0x"):
+    with pytest.raises(InternalError, match="cannot free the segment at 0x"):
         provider.free(segment)
-    with pytest.raises(TracegraphError, match="comes from another provider"):
+    with pytest.raises(InternalError, match="comes from another provider"):
         provider.free(HostProvider().allocate(100))
 
 

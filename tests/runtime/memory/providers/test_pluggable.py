@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.pluggable_library import MEMORY, PluggableLibrary
 from tests.oracles.error_lines import match
-from tracegraph.runtime.errors import ConfigError, OutOfMemoryError, TracegraphError
+from tracegraph.runtime.errors import ConfigError, InternalError, OutOfMemoryError
 from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator, PluggableProvider
 
 STREAM = 0x7FFF_0000_5555
@@ -69,9 +69,9 @@ def test_a_segment_is_taken_back_once(library: PluggableLibrary) -> None:
     provider = make_provider(library)
     segment = provider.allocate(64)
     provider.free(segment)
-    with pytest.raises(TracegraphError, match="it is not in use"):
+    with pytest.raises(InternalError, match="it is not in use"):
         provider.free(segment)
-    with pytest.raises(TracegraphError, match="it is not in use"):
+    with pytest.raises(InternalError, match="it is not in use"):
         make_provider(library).free(provider.allocate(64))
     gc.collect()
     assert (library.read("live_count"), library.read("live_bytes")) == (0, 0)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.oracles import error_lines
 from tests.oracles.snapshot_viewer import ViewerError, check_opcodes, view
-from tracegraph.runtime.errors import TracegraphError
+from tracegraph.runtime.errors import InternalError, TracegraphError
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.config import AllocatorConfig, parse_alloc_conf
 from tracegraph.runtime.memory.pool_id import PoolId
@@ -490,9 +490,8 @@ def test_damaged_bytes_end_in_our_error_or_in_a_snapshot(tmp_path, snapshot):
 def test_an_unreadable_snapshot_is_not_written(tmp_path, snapshot, change):
     changed = copy.deepcopy(snapshot)
     change(changed)
-    with pytest.raises(TracegraphError, match="would be unreadable") as caught:
+    with pytest.raises(InternalError, match="would be unreadable"):
         write_snapshot(tmp_path / "x", changed)
-    assert caught.value.anchor == "internal"
     assert not (tmp_path / "x").exists()
 
 
