@@ -140,7 +140,7 @@ class Stream:
         Raises:
             CaptureError: a function is being captured on this thread.
         """
-        _refuse_in_capture("Stream.query")
+        _check_not_in_capture("Stream.query")
         backend = _find_backend()
         return backend is None or backend.query(self)
 
@@ -150,7 +150,7 @@ class Stream:
         Raises:
             CaptureError: a function is being captured on this thread.
         """
-        _refuse_in_capture("Stream.synchronize")
+        _check_not_in_capture("Stream.synchronize")
         backend = _find_backend()
         if backend is not None:
             backend.synchronize(self)
@@ -218,7 +218,7 @@ class Event:
         Raises:
             CaptureError: a function is being captured on this thread.
         """
-        _refuse_in_capture("Event.query")
+        _check_not_in_capture("Event.query")
         backend = _find_backend()
         return backend is None or backend.query_event(self)
 
@@ -228,7 +228,7 @@ class Event:
         Raises:
             CaptureError: a function is being captured on this thread.
         """
-        _refuse_in_capture("Event.synchronize")
+        _check_not_in_capture("Event.synchronize")
         backend = _find_backend()
         if backend is not None:
             backend.synchronize_event(self)
@@ -243,7 +243,7 @@ class Event:
             ReplayError: one of the two has no time: not recorded, or without ``enable_timing``.
             CaptureError: a function is being captured on this thread.
         """
-        _refuse_in_capture("Event.elapsed_time")
+        _check_not_in_capture("Event.elapsed_time")
         for name, event in (("start", self), ("end", end)):
             if event._recorded_at is None or not event.enable_timing:
                 raise ReplayError(
@@ -350,7 +350,7 @@ def synchronize() -> None:
     Raises:
         CaptureError: a function is being captured on this thread.
     """
-    _refuse_in_capture("synchronize")
+    _check_not_in_capture("synchronize")
     jax.effects_barrier()
     backend = _find_backend()
     if backend is not None:
@@ -379,7 +379,7 @@ def traced_name() -> str | None:
     return thread_state.tracing[-1] if thread_state.tracing else None
 
 
-def _refuse_in_capture(call: str) -> None:
+def _check_not_in_capture(call: str) -> None:
     if not is_tracing():
         return
     raise CaptureError(

@@ -203,7 +203,7 @@ def parse_alloc_conf(text: str, *, source: str = "the allocator settings") -> Al
         option = _find_option(name, entry.strip(), source)
         parsed = option.read(value)
         if parsed is None:
-            raise _refuse_value(name, value, option.allowed, source)
+            raise _make_value_error(name, value, option.allowed, source)
         values[option.field] = parsed
         given.append(name)
     config = AllocatorConfig(**values, text=text)
@@ -231,7 +231,7 @@ def _find_option(name: str, entry: str, source: str) -> _Option:
     )
 
 
-def _refuse_value(name: str, value: str, allowed: str, source: str) -> ConfigError:
+def _make_value_error(name: str, value: str, allowed: str, source: str) -> ConfigError:
     return ConfigError(
         f"allocator option `{name}` has the value {value!r}",
         where=source,
@@ -243,7 +243,7 @@ def _refuse_value(name: str, value: str, allowed: str, source: str) -> ConfigErr
 
 def _check_together(config: AllocatorConfig, given: list[str], source: str) -> None:
     if config.expandable_segments and config.provider == "jax":
-        raise _refuse_value(
+        raise _make_value_error(
             "expandable_segments",
             "True",
             "False beside provider:jax, whose arrays cannot grow, or another provider",
@@ -252,7 +252,7 @@ def _check_together(config: AllocatorConfig, given: list[str], source: str) -> N
     if config.backend == "native":
         return
     if config.provider not in ("", "cuda"):
-        raise _refuse_value(
+        raise _make_value_error(
             "provider",
             config.provider,
             "cuda, or none, beside backend:cudaMallocAsync, which is the driver's own pool",

@@ -191,22 +191,22 @@ def _check_arguments(
     skip_actions: Iterable[str],
 ) -> frozenset[str]:
     if enabled not in (None, "state", "all"):
-        raise _refuse("enabled", enabled, '"all", "state" or None')
+        raise _make_argument_error("enabled", enabled, '"all", "state" or None')
     if context not in _CONTEXTS:
-        raise _refuse("context", context, '"all", "alloc", "state" or None')
+        raise _make_argument_error("context", context, '"all", "alloc", "state" or None')
     if stacks not in ("python", "all"):
-        raise _refuse("stacks", stacks, '"all" or "python"')
+        raise _make_argument_error("stacks", stacks, '"all" or "python"')
     if not isinstance(max_entries, int) or max_entries < 1:
-        raise _refuse("max_entries", max_entries, "an integer of 1 or more")
+        raise _make_argument_error("max_entries", max_entries, "an integer of 1 or more")
     # A text is a sequence of letters, none of which is an action.
     actions: Sequence[str] = (skip_actions,) if isinstance(skip_actions, str) else [*skip_actions]
     for action in actions:
         if action not in ACTIONS:
-            raise _refuse("skip_actions", action, f"among {', '.join(ACTIONS)}")
+            raise _make_argument_error("skip_actions", action, f"among {', '.join(ACTIONS)}")
     return frozenset(actions)
 
 
-def _refuse(name: str, value: object, allowed: str) -> ConfigError:
+def _make_argument_error(name: str, value: object, allowed: str) -> ConfigError:
     return ConfigError(
         f"`{name}` of record_memory_history is {value!r}",
         where=f"record_memory_history(..., {name}={value!r})",

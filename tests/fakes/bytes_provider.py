@@ -133,7 +133,7 @@ class ManualEvents:
         self.record_count = 0
 
     def record(self, stream: int) -> ManualEvent:
-        self._refuse_captured(stream)
+        self._check_not_captured(stream)
         self.record_count += 1
         if self.record_count in self.failing_records:
             raise RuntimeError(f"record {self.record_count} fails")
@@ -144,13 +144,13 @@ class ManualEvents:
 
     def is_done(self, event: ManualEvent) -> bool:
         assert event in self.live
-        self._refuse_captured(event.stream)
+        self._check_not_captured(event.stream)
         self.asked.append(event.number)
         return event.number <= self.finished.get(event.stream, 0)
 
     def synchronize(self, event: ManualEvent) -> None:
         assert event in self.live
-        self._refuse_captured(event.stream)
+        self._check_not_captured(event.stream)
         self.synchronized.append(event)
         self.finish(event.stream, event.number)
 
@@ -162,5 +162,5 @@ class ManualEvents:
         number = self.recorded.get(stream, 0) if number is None else number
         self.finished[stream] = max(self.finished.get(stream, 0), number)
 
-    def _refuse_captured(self, stream: int) -> None:
+    def _check_not_captured(self, stream: int) -> None:
         assert not self.captured_streams & {stream, None}, "an event touches a capture"

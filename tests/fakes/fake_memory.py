@@ -130,7 +130,7 @@ class FakeMemory(FakeState):
 
     def create_memory(self, ordinal: int, nbytes: int) -> int:
         check(nbytes > 0 and nbytes % GRANULARITY == 0, f"create_memory of {nbytes} bytes")
-        self._refuse_beyond(nbytes, "create_memory")
+        self._check_room(nbytes, "create_memory")
         handle = self._create("handle", "create_memory", ordinal, nbytes)
         self._sizes[handle] = nbytes
         return handle
@@ -168,7 +168,7 @@ class FakeMemory(FakeState):
         check(nbytes > 0, f"{name} of {nbytes} bytes")
         self._enter(name, nbytes, *arguments, needs_context=True)
         if kind != "host memory":
-            self._refuse_beyond(nbytes, name)
+            self._check_room(nbytes, name)
         memory = ctypes.create_string_buffer(nbytes + ALIGNMENT)
         start = ctypes.addressof(memory)
         address = start + -start % ALIGNMENT
@@ -191,7 +191,7 @@ class FakeMemory(FakeState):
     def _count_used_bytes(self) -> int:
         return sum(self._sizes.values())
 
-    def _refuse_beyond(self, nbytes: int, name: str) -> None:
+    def _check_room(self, nbytes: int, name: str) -> None:
         if self._count_used_bytes() + nbytes > self.memory_bytes:
             raise make_call_error("CUDA_ERROR_OUT_OF_MEMORY", name, f"{name}({nbytes})", "full")
 

@@ -52,7 +52,7 @@ class RecordedProvider:
     def allocate(self, nbytes: int, stream: int = 0) -> Segment:
         if self._segments and self._segments[0][1] == nbytes:
             return Segment(self._segments.popleft()[0], nbytes, storage=None)
-        raise self._refuse(f"a segment of {nbytes:,} bytes", nbytes)
+        raise self._make_memory_error(f"a segment of {nbytes:,} bytes", nbytes)
 
     def free(self, segment: Segment) -> None:
         pass
@@ -68,13 +68,13 @@ class RecordedProvider:
 
     def reserve(self, nbytes: int) -> int:
         if not self._pages:
-            raise self._refuse(f"addresses for {nbytes:,} bytes", 0)
+            raise self._make_memory_error(f"addresses for {nbytes:,} bytes", 0)
         return self._pages[0]
 
     def map(self, address: int, nbytes: int) -> None:
         for page in range(address, address + nbytes, GRANULARITY_BYTES):
             if not self._pages or self._pages[0] != page:
-                raise self._refuse(f"pages at {address:#x}", nbytes)
+                raise self._make_memory_error(f"pages at {address:#x}", nbytes)
             self._pages.popleft()
 
     def unmap(self, address: int, nbytes: int) -> None:
@@ -83,7 +83,7 @@ class RecordedProvider:
     def release(self, address: int, nbytes: int) -> None:
         pass
 
-    def _refuse(self, what: str, nbytes: int) -> OutOfMemoryError:
+    def _make_memory_error(self, what: str, nbytes: int) -> OutOfMemoryError:
         # A request beyond the device failed in the recording too.
         if nbytes <= self._total_bytes:
             self.complaints.append(f"asked for {what}; PyTorch did not")

@@ -124,7 +124,7 @@ class DriverCalls:
         """
         results = getattr(self._api, name)(*arguments)
         if results[0]:
-            self._raise(results[0], name, arguments if shown is None else shown)
+            self._raise_call_error(results[0], name, arguments if shown is None else shown)
         if len(results) == 2:
             return results[1]
         return results[1:]
@@ -148,10 +148,10 @@ class DriverCalls:
         if result == self._api.CUresult.CUDA_ERROR_NOT_READY:
             return False
         if result:
-            self._raise(result, name, (handle,))
+            self._raise_call_error(result, name, (handle,))
         return True
 
-    def _raise(self, result: Any, name: str, arguments: object) -> NoReturn:
+    def _raise_call_error(self, result: Any, name: str, arguments: object) -> NoReturn:
         error_name = self._read_text("cuGetErrorName", result) or f"error {int(result)}"
         text = self._read_text("cuGetErrorString", result) or "the driver has no text for it"
         where = f"{name}({format_arguments(arguments)})"

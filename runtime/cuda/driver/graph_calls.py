@@ -156,7 +156,7 @@ class GraphCalls(DriverCalls):
         parameters = self._api.CUDA_GRAPH_INSTANTIATE_PARAMS()
         result, executable = self._api.cuGraphInstantiateWithParams(graph, parameters)
         if result:
-            self._raise_instantiation(result, graph, parameters, node_names)
+            self._raise_instantiation_error(result, graph, parameters, node_names)
         return int(executable)
 
     def destroy_executable(self, executable: int) -> None:
@@ -195,7 +195,7 @@ class GraphCalls(DriverCalls):
                 self._call("cuCtxSetCurrent", context)
                 (result,) = call(executable_handle, stream_handle)
             if result:
-                self._raise(result, "cuGraphLaunch", (executable, stream))
+                self._raise_call_error(result, "cuGraphLaunch", (executable, stream))
 
         launch.__dict__["owner"] = owner
         return launch
@@ -229,7 +229,7 @@ class GraphCalls(DriverCalls):
             # What is wrong with the parameters is wrong once more.
             (result,) = attempt()
             if result:
-                self._raise(result, name, (executable, node, *packed.read()))
+                self._raise_call_error(result, name, (executable, node, *packed.read()))
 
         return KernelPatch(packed, attempt, report)
 
@@ -308,14 +308,14 @@ class GraphCalls(DriverCalls):
         shown = f"node={node:#x}, cluster={cluster}"
         self._call("cuGraphKernelNodeSetAttribute", node, attribute, value, shown=shown)
 
-    def _raise_instantiation(
+    def _raise_instantiation_error(
         self, result: Any, graph: int, parameters: Any, node_names: Mapping[int, str]
     ) -> NoReturn:
         node = int(parameters.hErrNode_out)
         reason = getattr(parameters.result_out, "name", str(parameters.result_out))
         at_fault = f", at {node_names.get(node, hex(node))}" if node else ""
         shown = f"graph={graph:#x}{at_fault}, result={reason}"
-        self._raise(result, "cuGraphInstantiateWithParams", shown)
+        self._raise_call_error(result, "cuGraphInstantiateWithParams", shown)
 
     def _make_kernel_parameters(self, launch: KernelLaunch, packed: PackedParameters) -> Any:
         """Returns the driver's record, which points into ``packed``."""

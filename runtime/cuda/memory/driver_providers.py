@@ -45,7 +45,7 @@ class _DriverProvider:
         self._segments.remove(segment)
         segment.storage.close()
 
-    def _out_of_memory(self, nbytes: int) -> OutOfMemoryError:
+    def _make_memory_error(self, nbytes: int) -> OutOfMemoryError:
         return OutOfMemoryError(
             f"cannot reserve {nbytes:,} bytes of GPU memory",
             where=f"{self.name} provider: wanted {nbytes:,} bytes, "
@@ -84,7 +84,7 @@ class CudaProvider(_DriverProvider):
             try:
                 address = self._driver.allocate_memory(nbytes)
             except OutOfMemoryError as error:
-                raise self._out_of_memory(nbytes) from error
+                raise self._make_memory_error(nbytes) from error
         storage = OwnedMemory(_free_memory, self._driver, self._context, address)
         segment = Segment(address, nbytes, storage)
         self._segments.add(segment)
@@ -129,7 +129,7 @@ class CudaAsyncProvider(_DriverProvider):
             try:
                 address = self._driver.allocate_async(nbytes, handle)
             except OutOfMemoryError as error:
-                raise self._out_of_memory(nbytes) from error
+                raise self._make_memory_error(nbytes) from error
         storage = OwnedMemory(_free_async, self._driver, self._context, address, handle)
         segment = Segment(address, nbytes, storage)
         self._segments.add(segment)

@@ -68,7 +68,7 @@ class JaxProvider:
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            raise self._out_of_memory(nbytes) from error
+            raise self._make_memory_error(nbytes) from error
         segment = Segment(address, nbytes, array)
         if stream and self._order is not None:
             # What JAX had there before may still be read.
@@ -89,7 +89,7 @@ class JaxProvider:
         if side and self._order is not None:
             self._order.make_wait(self._order.stream, side)
 
-    def _out_of_memory(self, nbytes: int) -> OutOfMemoryError:
+    def _make_memory_error(self, nbytes: int) -> OutOfMemoryError:
         return OutOfMemoryError(
             f"cannot reserve {nbytes:,} bytes of GPU memory",
             where=f"jax provider on {self._jax_device}: wanted {nbytes:,} bytes, "

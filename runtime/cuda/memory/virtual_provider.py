@@ -51,7 +51,7 @@ class CudaVirtualProvider(CudaProvider):
             try:
                 handle = self._driver.create_memory(self._ordinal, nbytes)
             except OutOfMemoryError as error:
-                raise self._out_of_memory(nbytes) from error
+                raise self._make_memory_error(nbytes) from error
             try:
                 self._driver.map_memory(address, nbytes, handle)
             finally:

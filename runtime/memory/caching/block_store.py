@@ -65,7 +65,7 @@ class BlockStore:
             ConfigError: segments are to be expandable, and the provider has none that are.
         """
         if config.expandable_segments and not isinstance(self.provider, VirtualProvider):
-            raise _refuse_expandable(self.provider.name)
+            raise _make_expandable_error(self.provider.name)
         self.config = config
         limit = config.max_split_bytes
         self._max_split_bytes = sys.maxsize if limit is None else limit
@@ -79,7 +79,7 @@ class BlockStore:
             ConfigError: it is no number from 0 to 1.
         """
         if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
-            raise _refuse_fraction(fraction, self.device)
+            raise _make_fraction_error(fraction, self.device)
         total_bytes = self.provider.total_bytes() if fraction < 1 else 0
         self.allowed_bytes = int(fraction * total_bytes) if fraction < 1 else None
         self.memory_fraction = float(fraction)
@@ -344,7 +344,7 @@ def merge(block: Block, neighbour: Block) -> None:
     block.nbytes += neighbour.nbytes
 
 
-def _refuse_fraction(fraction: object, device: int) -> ConfigError:
+def _make_fraction_error(fraction: object, device: int) -> ConfigError:
     """Returns the error of a share of the device that is none."""
     return ConfigError(
         f"the memory fraction is {fraction!r}",
@@ -355,7 +355,7 @@ def _refuse_fraction(fraction: object, device: int) -> ConfigError:
     )
 
 
-def _refuse_expandable(provider: str) -> ConfigError:
+def _make_expandable_error(provider: str) -> ConfigError:
     """Returns the error of a provider that has no expandable segments."""
     return ConfigError(
         "`expandable_segments:True` is not possible here",

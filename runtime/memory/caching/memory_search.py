@@ -71,10 +71,10 @@ class MemorySearch:
         block = self._reserve(request)
         if block is None and self._rejects(request):
             self._store.statistics.num_oom_rejections += 1
-            raise self._run_out(request)
+            raise self._make_noted_error(request)
         block = block or self._release_and_reserve(request) or self._borrow(request)
         if block is None:
-            raise self._run_out(request)
+            raise self._make_noted_error(request)
         return block
 
     def release_cached(self, frames: Frames | None, *, keeps_default: bool = False) -> None:
@@ -142,7 +142,7 @@ class MemorySearch:
         self._store.statistics.num_sync_all_streams += 1
         self._uses.synchronize_all(pool)
 
-    def _run_out(self, request: Request) -> OutOfMemoryError:
+    def _make_noted_error(self, request: Request) -> OutOfMemoryError:
         store, size_class = self._store, request.size_class
         provider = size_class.provider or store.provider
         free_bytes = provider.available_bytes()
@@ -161,7 +161,7 @@ class MemorySearch:
         allowed_bytes = total_bytes if store.allowed_bytes is None else store.allowed_bytes
         for observer in self.observers:
             observer(store.device, request.segment_bytes, allowed_bytes, free_bytes)
-        return _refuse(store, request.segment_bytes, provider)
+        return _make_memory_error(store, request.segment_bytes, provider)
 
 
 def collect_garbage(store: BlockStore, frames: Frames | None = None) -> None:
@@ -251,7 +251,9 @@ def release_freeable(store: BlockStore, pool: Pool, frames: Frames | None = None
         pool.close()
 
 
-def _refuse(store: BlockStore, segment_bytes: int, provider: Provider) -> OutOfMemoryError:
+def _make_memory_error(
+    store: BlockStore, segment_bytes: int, provider: Provider
+) -> OutOfMemoryError:
     """Returns the error of a request that nothing could satisfy.
 
     Args:

@@ -57,7 +57,7 @@ class PoolRouter:
             TracegraphError: its last user is gone, or it exists and has its own settings.
         """
         if pool_id == DEFAULT_POOL_ID:
-            raise _refuse(
+            raise _make_pool_error(
                 f"cannot use the pool {pool_id} as a private pool",
                 pool_id,
                 why="(0, 0) names the default pool, which serves all other requests",
@@ -77,7 +77,7 @@ class PoolRouter:
                 return
             pool = self.find_used(pool_id)
             if provider is not None or no_split or use_on_oom:
-                raise _refuse(
+                raise _make_pool_error(
                     f"cannot change the pool {pool_id}",
                     pool_id,
                     why="provider, no_split and use_on_oom are chosen when a pool is made",
@@ -98,7 +98,7 @@ class PoolRouter:
         """
         with self._store.lock:
             if any(pool.pool_id == pool_id for pool, _ in self.routes):
-                raise _refuse(
+                raise _make_pool_error(
                     f"requests go to the pool {pool_id} already",
                     pool_id,
                     why="a capture, or a pool context, that uses it is under way",
@@ -184,7 +184,7 @@ class PoolRouter:
         """
         pool = self._store.private.get(pool_id)
         if pool is None:
-            raise _refuse(
+            raise _make_pool_error(
                 f"there is no pool {pool_id}",
                 pool_id,
                 why="a pool lives while a graph, a pool object or a block in it lives",
@@ -200,7 +200,7 @@ class PoolRouter:
         """
         pool = self.find(pool_id)
         if not pool.use_count:
-            raise _refuse(
+            raise _make_pool_error(
                 f"cannot use the pool {pool_id} again",
                 pool_id,
                 why="its last user is gone, so its memory may be released at any time",
@@ -216,6 +216,6 @@ class PoolRouter:
         return self._store.default
 
 
-def _refuse(what: str, pool_id: PoolId, *, why: str, fix: str) -> TracegraphError:
+def _make_pool_error(what: str, pool_id: PoolId, *, why: str, fix: str) -> TracegraphError:
     """Returns the error of a pool that is not in the state that a call needs."""
     return TracegraphError(what, where=f"private pool {pool_id}", why=why, fix=fix, anchor="pool")

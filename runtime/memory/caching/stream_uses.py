@@ -135,7 +135,7 @@ class StreamUses:
             InternalError: a capture into this pool is under way.
         """
         if pool_id in self._captures:
-            raise _refuse(pool_id, "a capture into this pool is under way already")
+            raise _make_capture_error(pool_id, "a capture into this pool is under way already")
         self._captures[pool_id] = order
 
     def end_capture(self, pool_id: PoolId) -> None:
@@ -145,7 +145,7 @@ class StreamUses:
             InternalError: no capture into this pool is under way.
         """
         if pool_id not in self._captures:
-            raise _refuse(pool_id, "no capture into this pool is under way")
+            raise _make_capture_error(pool_id, "no capture into this pool is under way")
         del self._captures[pool_id]
 
     def find_reusable(self, stream: int) -> None:
@@ -223,7 +223,7 @@ class StreamUses:
             del self._pending[stream]
 
 
-def _refuse(pool_id: PoolId, why: str) -> InternalError:
+def _make_capture_error(pool_id: PoolId, why: str) -> InternalError:
     return InternalError(
         f"cannot begin or end a capture into the pool {pool_id}",
         where="allocator, begin and end of captures",

@@ -56,7 +56,7 @@ class UsedBlocks:
         """
         if not block.is_allocated or self._active.get(block.address) is not block:
             if block not in self._lost:
-                raise _refuse_free(block, self._store.device)
+                raise _make_free_error(block, self._store.device)
             self._lost.remove(block)
             return
         self._store.mark_freed(block, frames)
@@ -79,7 +79,7 @@ class UsedBlocks:
             self.drain()
             block = self._active.get(address)
             if block is None or not block.is_allocated:
-                raise _refuse_address(address, self._store.device)
+                raise _make_address_error(address, self._store.device)
             return block
 
     def record_stream(self, block: Block, stream: int) -> None:
@@ -90,7 +90,7 @@ class UsedBlocks:
         """
         with self._store.lock:
             if not block.is_allocated or self._active.get(block.address) is not block:
-                raise _refuse_stream(block, stream, self._store.device)
+                raise _make_stream_error(block, stream, self._store.device)
             self._uses.record(block, stream)
 
     def free_later(self, block: Block) -> None:
@@ -133,7 +133,7 @@ class UsedBlocks:
             lock.release()
 
 
-def _refuse_free(block: Block, device: int) -> TracegraphError:
+def _make_free_error(block: Block, device: int) -> TracegraphError:
     """Returns the error of a block that is not in use."""
     return TracegraphError(
         f"cannot free the block at {block.address:#x}: it is not in use in this allocator",
@@ -144,7 +144,7 @@ def _refuse_free(block: Block, device: int) -> TracegraphError:
     )
 
 
-def _refuse_stream(block: Block, stream: int, device: int) -> TracegraphError:
+def _make_stream_error(block: Block, stream: int, device: int) -> TracegraphError:
     """Returns the error of a stream that is named for a block which is not in use."""
     return TracegraphError(
         f"cannot record stream {stream} on the block at {block.address:#x}: it is not in use",
@@ -155,7 +155,7 @@ def _refuse_stream(block: Block, stream: int, device: int) -> TracegraphError:
     )
 
 
-def _refuse_address(address: int, device: int) -> TracegraphError:
+def _make_address_error(address: int, device: int) -> TracegraphError:
     """Returns the error of an address at which no block begins."""
     return TracegraphError(
         f"no block of this allocator is in use at {address:#x}",

@@ -25,8 +25,8 @@ from tracegraph.runtime.memory.pinned.host_block import (
     HostPool,
     HostPools,
     PendingBlocks,
-    refuse,
-    refuse_pageable,
+    make_pageable_error,
+    make_pin_error,
 )
 from tracegraph.runtime.memory.pinned.host_pages import HostPageProvider, PageSource
 from tracegraph.runtime.memory.pinned.host_statistics import HostStatistics
@@ -125,7 +125,7 @@ class CachingHostAllocator:
             InternalError: ``nbytes`` is negative.
         """
         if nbytes < 0:
-            raise refuse(f"cannot pin {nbytes:,} bytes", "an array has zero bytes or more")
+            raise make_pin_error(f"cannot pin {nbytes:,} bytes", "an array has zero bytes or more")
         size = self._round_size(nbytes)
         with self._lock:
             self._reclaim()
@@ -148,7 +148,7 @@ class CachingHostAllocator:
         """
         with self._lock:
             if not block.is_allocated or self._map.blocks.get(block.address) is not block:
-                raise refuse(
+                raise make_pin_error(
                     f"cannot free the pinned block at {block.address:#x}: it is not in use",
                     "it was freed before or belongs to another allocator",
                 )
@@ -263,7 +263,7 @@ class CachingHostAllocator:
         with self._lock:
             is_captured = self._pools.find_capturing(stream) is not None
         if block is None and is_captured:
-            raise refuse_pageable(address, stream)
+            raise make_pageable_error(address, stream)
         return block if block is not None and (block.is_direct or is_captured) else None
 
     def _round_size(self, nbytes: int) -> int:

@@ -144,7 +144,7 @@ class HostPools:
         """
         pool = self._private.setdefault(pool_id, HostPool(pool_id))
         if pool.matches is not None:
-            raise refuse(
+            raise make_pin_error(
                 f"pool {pool_id} is captured to already", "one capture uses a pool at a time"
             )
         pool.use_count += 1
@@ -196,7 +196,9 @@ class HostPools:
     def _find(self, pool_id: PoolId) -> HostPool:
         pool = self._private.get(pool_id)
         if pool is None:
-            raise refuse(f"there is no pool {pool_id} of pinned memory", "it was released before")
+            raise make_pin_error(
+                f"there is no pool {pool_id} of pinned memory", "it was released before"
+            )
         return pool
 
 
@@ -241,7 +243,7 @@ class PendingBlocks:
                 self._events.synchronize(event)
 
 
-def refuse(what: str, why: str) -> InternalError:
+def make_pin_error(what: str, why: str) -> InternalError:
     """Returns the error of a caller that uses pinned memory wrongly."""
     return InternalError(
         what,
@@ -250,7 +252,7 @@ def refuse(what: str, why: str) -> InternalError:
     )
 
 
-def refuse_pageable(address: int, stream: int) -> CaptureError:
+def make_pageable_error(address: int, stream: int) -> CaptureError:
     """Returns the error of a captured copy whose host memory is not page-locked."""
     return CaptureError(
         "a copy of ordinary host memory is captured",

@@ -80,11 +80,11 @@ class HostProvider:
         with self._segments.lock:
             free_bytes = self.available_bytes()
             if nbytes > free_bytes:
-                raise refuse_host_memory(nbytes, free_bytes)
+                raise make_memory_error(nbytes, free_bytes)
             try:
                 room = np.empty(nbytes + ALIGNMENT, np.uint8)
             except MemoryError as error:
-                raise refuse_host_memory(nbytes, free_bytes) from error
+                raise make_memory_error(nbytes, free_bytes) from error
             offset = -room.ctypes.data % ALIGNMENT
             storage = room[offset : offset + nbytes]
             segment = Segment(room.ctypes.data + offset, nbytes, storage)
@@ -100,7 +100,7 @@ class HostProvider:
         self._segments.remove(segment)
 
 
-def refuse_host_memory(wanted_bytes: int, free_bytes: int) -> OutOfMemoryError:
+def make_memory_error(wanted_bytes: int, free_bytes: int) -> OutOfMemoryError:
     """Returns the error of a request that is larger than what is free."""
     return OutOfMemoryError(
         f"cannot reserve {wanted_bytes:,} bytes of host memory",

@@ -7,7 +7,7 @@ import mmap
 import sys
 
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.memory.providers.host import HostProvider, refuse_host_memory
+from tracegraph.runtime.memory.providers.host import HostProvider, make_memory_error
 
 GRANULARITY_BYTES = 2 << 20
 # Before Python 3.13 `mmap` does not name the flag. Without it Linux refuses more than it has.
@@ -60,7 +60,7 @@ class HostVirtualProvider(HostProvider):
         try:
             room = mmap.mmap(-1, nbytes + GRANULARITY_BYTES, flags=_FLAGS)
         except OSError as error:
-            raise refuse_host_memory(nbytes, self.available_bytes()) from error
+            raise make_memory_error(nbytes, self.available_bytes()) from error
         start = _read_address(room)
         address = start + -start % GRANULARITY_BYTES
         with self._segments.lock:
@@ -77,9 +77,9 @@ class HostVirtualProvider(HostProvider):
         with self._segments.lock:
             free_bytes = self.available_bytes()
             if nbytes > free_bytes:
-                raise refuse_host_memory(nbytes, free_bytes)
+                raise make_memory_error(nbytes, free_bytes)
             if self._list_mapped(address, nbytes):
-                raise _refuse("map", address, nbytes)
+                raise _make_range_error("map", address, nbytes)
             self._mapped[address] = nbytes
 
     def unmap(self, address: int, nbytes: int) -> None:
@@ -91,7 +91,7 @@ class HostVirtualProvider(HostProvider):
         with self._segments.lock:
             starts = self._list_mapped(address, nbytes)
             if sum(self._mapped[start] for start in starts) != nbytes or min(starts) != address:
-                raise _refuse("unmap", address, nbytes)
+                raise _make_range_error("unmap", address, nbytes)
             for start in starts:
                 del self._mapped[start]
             room = self._find_range(address)
@@ -105,7 +105,7 @@ class HostVirtualProvider(HostProvider):
         """
         with self._segments.lock:
             if address not in self._ranges or self._list_mapped(address, nbytes):
-                raise _refuse("release", address, nbytes)
+                raise _make_range_error("release", address, nbytes)
             del self._ranges[address]
 
     def _list_mapped(self, address: int, nbytes: int) -> list[int]:
@@ -123,7 +123,7 @@ def _read_address(room: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(room))
 
 
-def _refuse(what: str, address: int, nbytes: int) -> InternalError:
+def _make_range_error(what: str, address: int, nbytes: int) -> InternalError:
     return InternalError(
         f"cannot {what} {nbytes:,} bytes at {address:#x}",
         where="host provider",

@@ -90,7 +90,7 @@ def build_snapshot(
     }
     _share_frames(segments, traces.values())
     plain = to_plain(snapshot)
-    _check(plain)
+    _check_readable(plain)
     return plain
 
 
@@ -155,7 +155,7 @@ def write_snapshot(path: str | pathlib.Path, snapshot: Snapshot) -> None:
         InternalError: the snapshot holds something that a reader would refuse.
         OSError: the file cannot be written.
     """
-    _check(snapshot)
+    _check_readable(snapshot)
     pathlib.Path(path).write_bytes(write_plain(snapshot))
 
 
@@ -173,15 +173,15 @@ def read_snapshot(path: str | pathlib.Path) -> Snapshot:
         snapshot = read_plain(path.read_bytes())
     except OSError as error:
         why = f"{type(error).__name__}: {error.strerror}"
-        raise _refuse(path, "cannot be read", why) from error
+        raise _make_file_error(path, "cannot be read", why) from error
     except NotPlainError as error:
-        raise _refuse(path, f"holds `{error}`", "only plain values are read") from error
+        raise _make_file_error(path, f"holds `{error}`", "only plain values are read") from error
     except BrokenPickleError as error:
         why = "a snapshot is a pickle, whose last byte is a full stop"
-        raise _refuse(path, str(error), why) from error
+        raise _make_file_error(path, str(error), why) from error
     problem = find_problem(snapshot)
     if problem:
-        raise _refuse(path, "is not a snapshot", problem)
+        raise _make_file_error(path, "is not a snapshot", problem)
     return snapshot
 
 
@@ -197,7 +197,7 @@ def _share_frames(
             record["frames"] = known.setdefault(key, record["frames"])
 
 
-def _check(snapshot: Any) -> None:
+def _check_readable(snapshot: Any) -> None:
     problem = find_problem(snapshot)
     if problem:
         raise InternalError(
@@ -207,7 +207,7 @@ def _check(snapshot: Any) -> None:
         )
 
 
-def _refuse(path: pathlib.Path, what: str, why: str) -> TracegraphError:
+def _make_file_error(path: pathlib.Path, what: str, why: str) -> TracegraphError:
     return TracegraphError(
         f"snapshot file {path} {what}",
         where=f"reading {path}",
