@@ -25,7 +25,7 @@ from tracegraph.lowering.planning.byte_map import ByteMap
 from tracegraph.lowering.planning.split_temporaries import Part, Split, split_allocations
 from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
-from tracegraph.runtime.errors import InternalError, TracegraphError, UnsupportedError
+from tracegraph.runtime.errors import InternalError, UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, FillNode, KernelNode
 
 BYTE = np.dtype(np.uint8)
@@ -192,7 +192,7 @@ def _move_step(
             return BufferUse(_name_empty(region), 0, 0)
         part = part_of.get(use)
         if part is None:
-            raise _internal_error(
+            raise _make_assembly_error(
                 f"`{step.name}` neither reads nor writes {use}, which its node uses", region
             )
         return BufferUse(part_names[part], use.offset - split.parts[part].offset, use.nbytes)
@@ -237,7 +237,7 @@ def _copy_results(
     written: set[str] = set()
     for copy in copies:
         if copy.source.buffer in written:
-            raise _internal_error(f"results are copied in a circle at `{copy.name}`", region)
+            raise _make_assembly_error(f"results are copied in a circle at `{copy.name}`", region)
         written.add(copy.target.buffer)
     return copies
 
@@ -269,22 +269,24 @@ def _verify_program(compiled: XlaRegion) -> None:
     region, program = compiled.region, compiled.program
     allocations = {allocation.name: allocation for allocation in program.allocations}
     if len(program.outputs) != len(region.outputs):
-        raise _internal_error(
+        raise _make_assembly_error(
             f"XLA's program has {len(program.outputs)} results, not {len(region.outputs)}", region
         )
     unknown = {use.buffer for step in program.steps for use in (*step.reads, *step.writes)}
     unknown = (unknown | {*program.outputs}) - allocations.keys()
     if unknown:
-        raise _internal_error(f"unknown allocations are used: {', '.join(sorted(unknown))}", region)
+        raise _make_assembly_error(
+            f"unknown allocations are used: {', '.join(sorted(unknown))}", region
+        )
     for spec, allocation in _pair_specs(region, program, allocations):
         if allocation.nbytes < spec.nbytes:
-            raise _packed_error(spec, allocation, region)
+            raise _make_packed_error(spec, allocation, region)
     donated = {spec.name for spec in region.inputs[: compiled.in_place]}
     fixed, _ = _name_fixed(region, program)
     for step in program.steps:
         for use in step.writes:
             if use.nbytes and use.buffer in fixed and fixed[use.buffer] not in donated:
-                raise _internal_error(
+                raise _make_assembly_error(
                     f"`{step.name}` writes `{fixed[use.buffer]}`, which is not donated", region
                 )
 
@@ -298,7 +300,9 @@ def _pair_specs(
     return [*pairs, *zip(region.outputs, outputs, strict=True)]
 
 
-def _packed_error(spec: BufferSpec, allocation: Allocation, region: Region) -> TracegraphError:
+def _make_packed_error(
+    spec: BufferSpec, allocation: Allocation, region: Region
+) -> UnsupportedError:
     return UnsupportedError(
         f"`{spec.name}` takes {spec.nbytes} bytes as {spec.dtype.name}{list(spec.shape)}, but "
         f"{allocation.nbytes} on the device",
@@ -309,7 +313,7 @@ def _packed_error(spec: BufferSpec, allocation: Allocation, region: Region) -> T
     )
 
 
-def _internal_error(what: str, region: Region) -> InternalError:
+def _make_assembly_error(what: str, region: Region) -> InternalError:
     return InternalError(
         what,
         where=f"assembly of `{region.name}`",

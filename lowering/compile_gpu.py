@@ -119,7 +119,7 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
         compiled.append(dataclasses.replace(record, float_atomics=program.float_atomics))
         pieces.append(XlaRegion(_rename(arranged, renamed), program, count))
     if refusals:
-        raise _join_refusals(refusals)
+        raise _make_joined_error(refusals)
     frame = frame_program(request, renamed, copies)
     program, plan = plan_program(pieces, declared_edges(request.regions), frame)
     return CompiledForGpu(program, plan, tuple(compiled))
@@ -201,7 +201,7 @@ def _compile_to_kernels(
     return executable, _read(executable, region), options
 
 
-def _join_refusals(errors: Sequence[UnsupportedError]) -> UnsupportedError:
+def _make_joined_error(errors: Sequence[UnsupportedError]) -> UnsupportedError:
     """Returns the first error, with what the others say of their regions."""
     first, *others = errors
     for other in others:

@@ -69,7 +69,9 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
             lifetimes.append(Lifetime(name, 0, 0, final, is_kept=name in outputs))
             continue
         if name not in first_writes or uses[name][0] < first_writes[name]:
-            raise _internal_error(f"no step writes buffer `{name}` before it is read", program.name)
+            raise _make_program_error(
+                f"no step writes buffer `{name}` before it is read", program.name
+            )
         last = final if name in outputs else max(map(ends.__getitem__, uses[name]))
         is_kept = name in outputs
         lifetimes.append(Lifetime(name, nbytes, first_writes[name], last, is_kept))
@@ -91,10 +93,10 @@ def _collect_uses(program: DeviceProgram) -> tuple[dict[str, list[int]], dict[st
 def _verify_buffers(program: DeviceProgram, named: set[str]) -> None:
     listed = {buffer.name for buffer in program.buffers}
     if len(listed) < len(program.buffers):
-        raise _internal_error("a buffer is listed twice", program.name)
+        raise _make_program_error("a buffer is listed twice", program.name)
     if named - listed:
         unknown = ", ".join(f"`{name}`" for name in sorted(named - listed))
-        raise _internal_error(f"the program does not list the buffers {unknown}", program.name)
+        raise _make_program_error(f"the program does not list the buffers {unknown}", program.name)
 
 
 def _find_ends(ancestors: Sequence[int]) -> list[int]:
@@ -110,7 +112,7 @@ def _find_ends(ancestors: Sequence[int]) -> list[int]:
     return ends
 
 
-def _internal_error(what: str, program_name: str) -> InternalError:
+def _make_program_error(what: str, program_name: str) -> InternalError:
     return InternalError(
         what,
         where=f"lifetimes of `{program_name}`",

@@ -201,7 +201,7 @@ ALLOWED: dict[str, Fields] = {
 _CHECKED_ELSEWHERE = frozenset(("xla.gpu.ThunkProto", "xla.HloModuleProtoWithConfig"))
 
 
-def refuse_unlisted(message: Message, within: str = "") -> None:
+def check_listed(message: Message, within: str = "") -> None:
     """Raises `Refusal` when a field is set that is not on the list.
 
     Args:
@@ -279,7 +279,7 @@ def _list_messages(descriptor: Any, value: Any) -> Any:
     return value.values() if descriptor.message_type.GetOptions().map_entry else value
 
 
-def refuse_schema(schema: Any) -> None:
+def check_schema(schema: Any) -> None:
     """Raises `Refusal` when a field that is read is not in the installed schema.
 
     Args:

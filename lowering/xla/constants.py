@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracegraph.lowering.xla.allow_list import refuse_unlisted
+from tracegraph.lowering.xla.allow_list import check_listed
 from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.refusal import Refusal
 
@@ -95,7 +95,7 @@ def read_literal(instruction: Any) -> bytes:
     """
     shape, literal = instruction.shape, instruction.literal
     for message in (shape, literal):
-        refuse_unlisted(message, f" in the constant `{instruction.name}`")
+        check_listed(message, f" in the constant `{instruction.name}`")
     if shape.element_type != literal.shape.element_type or (
         list(shape.layout.minor_to_major) != list(literal.shape.layout.minor_to_major)
     ):

@@ -51,7 +51,7 @@ def read_executable(serialized: bytes, schema: Schema) -> Message:
     return _read_split_proto(executable, EXECUTABLE, schema)
 
 
-def refuse_unknown_fields(message: Message, where: str) -> None:
+def check_known_fields(message: Message, where: str) -> None:
     """Raises UnsupportedError if a field is set, at any depth, that the schema does not know.
 
     Args:
@@ -142,7 +142,7 @@ def _read_options(data: bytes, begin: int, schema: Schema) -> Any:
         return _read_split_proto(data, OPTIONS, schema)
     options = schema.message_class(OPTIONS)()
     _merge(options, data, f"byte {begin}, behind the {_HEADER}")
-    refuse_unknown_fields(options, OPTIONS)
+    check_known_fields(options, OPTIONS)
     return options
 
 
@@ -153,7 +153,7 @@ def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:
         raise make_unreadable_error("there is no manifest", f"{type_name}, record 0")
     manifest: Any = schema.message_class(MANIFEST)()
     _merge(manifest, records[0], f"{type_name}, record 0 (manifest)")
-    refuse_unknown_fields(manifest, f"{type_name}, manifest")
+    check_known_fields(manifest, f"{type_name}, manifest")
     if manifest.result_proto_type != type_name:
         problem = f"the manifest is of {manifest.result_proto_type!r}, not {type_name!r}"
         raise make_unreadable_error(problem, f"{type_name}, record 0 (manifest)")
@@ -168,7 +168,7 @@ def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:
         return message
     # Something was discarded, or the writer's form is longer than it need be.
     message = _join_pieces(type_name, pieces, schema)
-    refuse_unknown_fields(message, type_name)
+    check_known_fields(message, type_name)
     return message
 
 

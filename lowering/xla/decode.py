@@ -13,7 +13,7 @@ from tracegraph.lowering.xla.allocations import (
     read_updated,
     read_views,
 )
-from tracegraph.lowering.xla.allow_list import refuse_schema, refuse_unlisted
+from tracegraph.lowering.xla.allow_list import check_listed, check_schema
 from tracegraph.lowering.xla.atomics import find_float_atomics
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.origins import index_entry, index_origins
@@ -46,7 +46,7 @@ def decode_executable(executable: Message, *, name: str) -> XlaProgram:
     program: Any = executable
     refused: list[RefusedThunk] = []
     try:
-        _check_schema(program)
+        _check_program(program)
         views = read_views(program.buffer_allocations.values)
         outputs = read_outputs(program, views)
         updated = read_updated(program)
@@ -80,9 +80,9 @@ def read_program(serialized: bytes, *, name: str) -> XlaProgram:
     return decode_executable(read_executable(serialized, load_schema()), name=name)
 
 
-def _check_schema(program: Any) -> None:
-    refuse_schema(program.DESCRIPTOR)
-    refuse_unlisted(program)
+def _check_program(program: Any) -> None:
+    check_schema(program.DESCRIPTOR)
+    check_listed(program)
     config = program.hlo_module_with_config.config
     if config.replica_count > 1 or config.num_partitions > 1:
         raise Refusal(f"is for {config.replica_count} by {config.num_partitions} devices")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tracegraph.lowering.device_program import DeviceStep
-from tracegraph.lowering.xla.allow_list import refuse_unlisted
+from tracegraph.lowering.xla.allow_list import check_listed
 from tracegraph.lowering.xla.kernels import decode_custom_kernel, decode_kernel, make_fill
 from tracegraph.lowering.xla.matmul import decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
@@ -70,9 +70,9 @@ def _decode_thunk(
     """Returns the steps of one thunk; a `Refusal` says why there are none."""
     if kind not in _DECODERS and kind not in _NESTED and kind != "async_done":
         raise Refusal(_describe_kind(thunk, kind))
-    refuse_unlisted(thunk.thunk_info)
+    check_listed(thunk.thunk_info)
     message = getattr(thunk, thunk.WhichOneof("impl"))
-    refuse_unlisted(message)
+    check_listed(message)
     if kind == "async_done":
         # What follows waits for the bytes that it reads, whichever step wrote them.
         return []

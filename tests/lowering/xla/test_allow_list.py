@@ -13,9 +13,9 @@ from tracegraph.lowering.xla import allow_list
 from tracegraph.lowering.xla.allow_list import (
     ALLOWED,
     Fields,
+    check_listed,
+    check_schema,
     find_unlisted,
-    refuse_schema,
-    refuse_unlisted,
 )
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable
@@ -98,7 +98,7 @@ def test_a_field_that_is_new_in_the_schema_is_looked_for():
 
 
 def test_the_recorded_schema_has_all_that_is_read():
-    refuse_schema(message_class("xla.gpu.GpuExecutableProto").DESCRIPTOR)
+    check_schema(message_class("xla.gpu.GpuExecutableProto").DESCRIPTOR)
 
 
 def test_a_schema_that_lost_a_field():
@@ -123,7 +123,7 @@ def test_a_schema_that_lost_a_field():
     pool.Add(file)
     descriptor = pool.FindMessageTypeByName("xla.ShapeProto")
     with pytest.raises(Refusal, match=r"its format has no xla\.LayoutProto\.element_size_in_bits$"):
-        refuse_schema(descriptor)
+        check_schema(descriptor)
 
 
 def test_a_program_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -158,4 +158,4 @@ def test_a_refusal_names_the_field_and_where_it_is():
     message = message_class(MATMUL)(group_sizes={})
     expected = rf"^sets {MATMUL}\.group_sizes in `dot`, whose meaning is not known"
     with pytest.raises(Refusal, match=expected):
-        refuse_unlisted(message, " in `dot`")
+        check_listed(message, " in `dot`")

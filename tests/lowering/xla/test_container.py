@@ -22,7 +22,7 @@ from tests.fakes.riegeli_writer import (
 )
 from tests.fakes.xla_recordings import PROGRAMS, read_recording, recorded_schema
 from tests.oracles.error_lines import match
-from tracegraph.lowering.xla.container import read_executable, refuse_unknown_fields
+from tracegraph.lowering.xla.container import check_known_fields, read_executable
 from tracegraph.lowering.xla.schema import EXECUTABLE, OPTIONS
 from tracegraph.runtime.errors import UnsupportedError
 
@@ -39,7 +39,7 @@ def thunk(name: str) -> Any:
     return SCHEMA.message_class("xla.gpu.ThunkProto")(thunk_info={"profile_annotation": name})
 
 
-def refuse(serialized: bytes) -> UnsupportedError:
+def catch_refusal(serialized: bytes) -> UnsupportedError:
     with pytest.raises(UnsupportedError) as caught:
         read_executable(serialized, SCHEMA)
     return caught.value
@@ -52,7 +52,7 @@ def try_reading(serialized: bytes) -> tuple[Any, UnsupportedError | None]:
         return None, error
 
 
-def read_or_refuse(serialized: bytes) -> Any:
+def read_or_catch(serialized: bytes) -> Any:
     """Returns the program, or None; any other end of the decoder fails the test."""
     program, error = try_reading(serialized)
     if error is not None:
@@ -155,7 +155,7 @@ class TestHeader:
         ],
     )  # fmt: skip
     def test_a_false_header_is_refused(self, header: bytes, problem: str, where: str) -> None:
-        error = refuse(header)
+        error = catch_refusal(header)
         assert problem in error.what
         assert error.where.startswith(where)
 
@@ -163,7 +163,7 @@ class TestHeader:
         options: Any = SCHEMA.message_class(OPTIONS)(serialized_executable=b"of a CPU")
         for data in (b"", options.SerializeToString()):
             match(
-                refuse(write_header() + data),
+                catch_refusal(write_header() + data),
                 "the program that XLA compiled cannot be read: it holds no GPU program",
                 "xla.ExecutableAndOptionsProto, field serialized_executable",
                 "tracegraph reads the form",
@@ -171,35 +171,37 @@ class TestHeader:
             )
 
     def test_noise_behind_the_header_is_refused(self) -> None:
-        error = refuse(write_header() + b"\xff\xff\xff")
+        error = catch_refusal(write_header() + b"\xff\xff\xff")
         assert "it is no xla.ExecutableAndOptionsProto" in error.what
         assert error.where == "byte 14, behind the IFRT header"
 
 
 class TestSplitProto:
     def test_there_must_be_a_manifest(self) -> None:
-        error = refuse(write_outer(SIGNATURE))
+        error = catch_refusal(write_outer(SIGNATURE))
         assert "there is no manifest" in error.what
         assert error.where == f"{EXECUTABLE}, record 0"
 
     def test_the_manifest_must_be_one(self) -> None:
-        error = refuse(write_outer(write_chunks(record_chunk([b"\xff"]))))
+        error = catch_refusal(write_outer(write_chunks(record_chunk([b"\xff"]))))
         assert "it is no xla.SplitProtoManifest" in error.what
         assert error.where == f"{EXECUTABLE}, record 0 (manifest)"
 
     def test_the_type_name_must_be_right(self) -> None:
-        error = refuse(write_inner(make_manifest(SCHEMA, "xla.HloProto", []), []))
+        error = catch_refusal(write_inner(make_manifest(SCHEMA, "xla.HloProto", []), []))
         assert "the manifest is of 'xla.HloProto', not 'xla.gpu.GpuExecutableProto'" in error.what
 
     @pytest.mark.parametrize("count", [0, 1, 3])
     def test_the_number_of_records_must_be_right(self, count: int) -> None:
         manifest = make_manifest(SCHEMA, EXECUTABLE, [(ASM_TEXT, b""), (BINARY, b"")])
-        error = refuse(write_inner(manifest, [b""] * count))
+        error = catch_refusal(write_inner(manifest, [b""] * count))
         assert f"{count} records where 2 are declared" in error.what
 
     def test_a_record_of_another_type_is_refused(self) -> None:
         pieces = [executable(module_name="m"), (BINARY, b"")]
-        error = refuse(write_inner(make_manifest(SCHEMA, EXECUTABLE, pieces), [b"\x0b", b""]))
+        error = catch_refusal(
+            write_inner(make_manifest(SCHEMA, EXECUTABLE, pieces), [b"\x0b", b""])
+        )
         assert "it is no xla.gpu.GpuExecutableProto" in error.what
         assert error.where == f"{EXECUTABLE}, record 1"
 
@@ -207,20 +209,20 @@ class TestSplitProto:
         pieces = [(BINARY, b"\xff cubin"), executable(module_name="m")]
         manifest = make_manifest(SCHEMA, EXECUTABLE, pieces)
         module = pieces[1].SerializeToString()
-        error = refuse(write_inner(manifest, [module, b"\xff cubin"]))
+        error = catch_refusal(write_inner(manifest, [module, b"\xff cubin"]))
         assert error.where == f"{EXECUTABLE}, record 2"
 
     def test_a_record_without_a_kind_is_refused(self) -> None:
         manifest = make_manifest(SCHEMA, EXECUTABLE, [])
         manifest.records.add()
-        error = refuse(write_inner(manifest, [b""]))
+        error = catch_refusal(write_inner(manifest, [b""]))
         assert "the manifest gives it the kind None" in error.what
         assert error.where == f"{EXECUTABLE}, record 1"
 
     def test_a_record_of_an_unknown_kind_is_refused(self) -> None:
         manifest = make_manifest(SCHEMA, EXECUTABLE, [])
         manifest.records.add().MergeFromString(b"\x22\x00")  # field 4 of the oneof to come
-        error = refuse(write_inner(manifest, [b""]))
+        error = catch_refusal(write_inner(manifest, [b""]))
         assert "field 4 is not in the schema" in error.what
         assert error.where == f"{EXECUTABLE}, manifest.records[0]"
 
@@ -251,7 +253,7 @@ class TestSplitProto:
         override = {"field_path": [{"field_number": BINARY}], "field_type": 1} | changes
         manifest = make_manifest(SCHEMA, EXECUTABLE, [])
         manifest.records.add(field_override_record=override)
-        error = refuse(write_inner(manifest, [b"\xff"]))
+        error = catch_refusal(write_inner(manifest, [b"\xff"]))
         assert problem in error.what
         assert error.where == f"{EXECUTABLE}, record 1"
 
@@ -260,7 +262,7 @@ class TestUnknownFields:
     def test_a_program_with_one_is_refused(self) -> None:
         program = executable(thunks=[thunk("a"), thunk("b")])
         program.thunks[1].thunk_info.MergeFromString(b"\xf8\x3f\x01")  # number 1023
-        error = refuse(write_program(SCHEMA, [program]))
+        error = catch_refusal(write_program(SCHEMA, [program]))
         assert "field 1023 is not in the schema" in error.what
         assert error.where == f"{EXECUTABLE}.thunks[1].thunk_info[0]"
 
@@ -272,22 +274,22 @@ class TestUnknownFields:
             options.SerializeToString(),
             write_split(SCHEMA, OPTIONS, [options], "s"),
         ):
-            assert refuse(write_header() + data).where == f"{OPTIONS}.compile_options[0]"
+            assert catch_refusal(write_header() + data).where == f"{OPTIONS}.compile_options[0]"
 
     @pytest.mark.parametrize("name", PROGRAMS)
     def test_recorded_programs_have_none(self, name: str) -> None:
         program = read_executable(read_recording(name), SCHEMA)
         before = program.SerializeToString(deterministic=True)
-        refuse_unknown_fields(program, "here")
+        check_known_fields(program, "here")
         assert program.SerializeToString(deterministic=True) == before
 
     def test_one_in_a_map_is_found(self) -> None:
         metadata: Any = SCHEMA.message_class("stream_executor.gpu.TmaMetadataProto")()
         metadata.arg_index_to_tma_info[3].SetInParent()
-        refuse_unknown_fields(metadata, "here")
+        check_known_fields(metadata, "here")
         metadata.arg_index_to_tma_info[3].MergeFromString(b"\xf8\x3f\x01")
         with pytest.raises(UnsupportedError, match="field 1023 is not in the schema") as caught:
-            refuse_unknown_fields(metadata, "here")
+            check_known_fields(metadata, "here")
         assert caught.value.where == "here.arg_index_to_tma_info[0]"
 
 
@@ -296,27 +298,27 @@ class TestDamage:
     def test_every_shortened_program_is_refused(self, name: str) -> None:
         serialized = read_recording(name)
         for size in range(len(serialized)):
-            assert read_or_refuse(serialized[:size]) is None, size
+            assert read_or_catch(serialized[:size]) is None, size
 
     @pytest.mark.parametrize("name", PROGRAMS)
     def test_a_lengthened_program_is_refused(self, name: str) -> None:
         serialized = read_recording(name)
         for more in (b"\0", b"\0" * 40, b"\xff" * 99, serialized):
-            assert read_or_refuse(serialized + more) is None
+            assert read_or_catch(serialized + more) is None
 
     @pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
-    def test_a_program_with_any_byte_changed_is_read_or_refused(self, flip: int) -> None:
+    def test_a_program_with_any_byte_changed_is_read_or_catchd(self, flip: int) -> None:
         serialized = read_recording("mm_f64")
         refused = 0
         for index in range(len(serialized)):
             damaged = bytearray(serialized)
             damaged[index] ^= flip
-            refused += read_or_refuse(bytes(damaged)) is None
+            refused += read_or_catch(bytes(damaged)) is None
         assert refused > 100
 
     @given(st.data())
     @settings(max_examples=200, deadline=None)
-    def test_a_damaged_inner_file_is_read_or_refused(self, data: st.DataObject) -> None:
+    def test_a_damaged_inner_file_is_read_or_catchd(self, data: st.DataObject) -> None:
         """Without compression outside, so that the faults arrive in the layers behind it."""
         pieces = [
             (ASM_TEXT, b"text"),
@@ -331,24 +333,24 @@ class TestDamage:
                 st.binary(max_size=9)
             )
             serialized += b"\0" if not serialized else b""
-        program = read_or_refuse(bytes(serialized))
+        program = read_or_catch(bytes(serialized))
         assert program is None or program.DESCRIPTOR.full_name == EXECUTABLE
 
     @given(st.lists(st.binary(max_size=60), max_size=6))
     @settings(max_examples=200, deadline=None)
-    def test_noise_as_records_is_read_or_refused(self, records: list[bytes]) -> None:
+    def test_noise_as_records_is_read_or_catchd(self, records: list[bytes]) -> None:
         manifest = make_manifest(SCHEMA, EXECUTABLE, [(MODULE_NAME, b"")] * len(records))
         for entry, _ in zip(manifest.records, records[::2], strict=False):
             entry.proto_merge_record.SetInParent()
-        program = read_or_refuse(write_inner(manifest, records))
+        program = read_or_catch(write_inner(manifest, records))
         assert program is None or program.DESCRIPTOR.full_name == EXECUTABLE
 
     @given(st.binary(max_size=300))
     @settings(max_examples=300, deadline=None)
     def test_noise_is_refused(self, noise: bytes) -> None:
-        assert read_or_refuse(noise) is None
-        assert read_or_refuse(write_header() + SIGNATURE + noise) is None
-        assert read_or_refuse(write_outer(noise)) is None
+        assert read_or_catch(noise) is None
+        assert read_or_catch(write_header() + SIGNATURE + noise) is None
+        assert read_or_catch(write_outer(noise)) is None
 
     def test_deep_nesting_is_refused(self) -> None:
         """A message in a message a thousand times would overflow a stack."""
@@ -363,4 +365,4 @@ class TestDamage:
             body = b"\x0a" + varint(len(inner)) + inner
             inner = varint(nested << 3 | 2) + varint(len(body)) + body
         for record in (sequence, number + varint(len(inner)) + inner):
-            assert read_or_refuse(write_inner(manifest, [record])) is None
+            assert read_or_catch(write_inner(manifest, [record])) is None

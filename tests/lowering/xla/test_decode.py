@@ -27,7 +27,7 @@ from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, KernelNode, LaunchShape, MatmulNode
 
 
-def refuse(program: Any) -> UnsupportedError:
+def catch_refusal(program: Any) -> UnsupportedError:
     with pytest.raises(UnsupportedError) as caught:
         decode_executable(program, name="step")
     return caught.value
@@ -114,7 +114,7 @@ def test_results_of_a_tuple_in_their_order():
     text_format.Merge(text, program)
     assert decode_executable(program, name="step").outputs == ("#3", "#0", "#0")
     program.output_info_map.pop()
-    assert "maps the results [(), (0,), (2,)] of 3" in refuse(program).what
+    assert "maps the results [(), (0,), (2,)] of 3" in catch_refusal(program).what
 
 
 def test_all_that_is_not_lowered_is_in_one_error():
@@ -126,7 +126,7 @@ def test_all_that_is_not_lowered_is_in_one_error():
         make_kernel(),
         make_copy((1, 0, 32), (3, 500, 32), 32, name="too_far"),
     ]
-    error = refuse(make_program(*thunks))
+    error = catch_refusal(make_program(*thunks))
     error_lines.match(
         error,
         "`step` has work that cannot be lowered: custom_call (2), while (1), device_to_device_copy",
@@ -139,7 +139,9 @@ def test_all_that_is_not_lowered_is_in_one_error():
 
 
 def test_many_thunks_are_counted_not_listed():
-    error = refuse(make_program(*[f"{name_thunk(f'w{i}')} while_thunk {{ }}" for i in range(20)]))
+    error = catch_refusal(
+        make_program(*[f"{name_thunk(f'w{i}')} while_thunk {{ }}" for i in range(20)])
+    )
     assert "while (20)" in error.what
     assert error.where.endswith("HLO `w7`; and 12 more")
 
@@ -248,7 +250,7 @@ def test_planted_faults(plant: Any, expected: str):
     program = make_program(make_kernel())
     assert isinstance(decode_executable(program, name="step"), XlaProgram)
     plant(program)
-    error = refuse(program)
+    error = catch_refusal(program)
     error_lines.match(
         error,
         f"the compiled program of `step` {expected}",
@@ -281,11 +283,11 @@ def test_arrays_lie_in_rows(dimensions: Any, order: Any, is_dense: bool):
     if is_dense:
         assert decode_executable(program, name="step").outputs == ("#0",)
         return
-    assert "whose axes lie in the order [0, 1, 2], innermost first" in refuse(program).what
+    assert "whose axes lie in the order [0, 1, 2], innermost first" in catch_refusal(program).what
 
 
 def test_a_parameter_that_is_not_donated_is_never_written():
-    error = refuse(make_program(make_kernel(((2, 0, 32), (1, 0, 32)), (False, True))))
+    error = catch_refusal(make_program(make_kernel(((2, 0, 32), (1, 0, 32)), (False, True))))
     assert "writes into the parameter #1 at `add`" in error.what
 
 
@@ -293,7 +295,7 @@ def test_a_constant_is_never_written():
     constant = "buffer_allocations { values { index: 5 size: 4 is_constant: true } }"
     constant += ' constants { symbol_name: "c" allocation_index: 5 content { data: "abcd" } }'
     program = make_program(make_kernel(), make_copy((1, 0, 4), (5, 0, 4), 4), text=constant)
-    assert "writes into the constant #5 at `copy`" in refuse(program).what
+    assert "writes into the constant #5 at `copy`" in catch_refusal(program).what
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -302,7 +304,7 @@ def test_a_constant_has_one_entry(count: int):
     entry = ' constants { symbol_name: "c" allocation_index: 5 content { data: "abcd" } }'
     read = make_copy((5, 0, 4), (3, 0, 4), 4)
     program = make_program(make_kernel(), read, text=text + entry * count)
-    assert f"has {count} constants for allocation #5" in refuse(program).what
+    assert f"has {count} constants for allocation #5" in catch_refusal(program).what
     unread = make_program(make_kernel(), text=text + entry * count)
     kinds = [each.kind for each in decode_executable(unread, name="step").allocations]
     assert kinds[5] is AllocationKind.UNUSED

@@ -41,7 +41,7 @@ def decode_node(thunk: str) -> KernelNode:
     return node
 
 
-def refuse(*thunks: str, text: str = "") -> str:
+def catch_refusal(*thunks: str, text: str = "") -> str:
     with pytest.raises(UnsupportedError) as caught:
         decode(*thunks, text=text)
     return caught.value.why
@@ -61,7 +61,7 @@ def edit(path: str, value: Any = None, *, thunk: str = "") -> Any:
     return program
 
 
-def refuse_edit(path: str, value: Any = None) -> str:
+def catch_refused_edit(path: str, value: Any = None) -> str:
     with pytest.raises(UnsupportedError) as caught:
         decode_executable(edit(path, value), name="step")
     return caught.value.why
@@ -223,7 +223,7 @@ TILE_FAULTS = {
 
 @pytest.mark.parametrize(("old", "new", "expected"), TILE_FAULTS.values(), ids=TILE_FAULTS.keys())
 def test_tensor_maps_that_do_not_hold_together(old: str, new: str, expected: str):
-    assert expected in refuse(make_kernel(text=TILE.replace(old, new, 1)))
+    assert expected in catch_refusal(make_kernel(text=TILE.replace(old, new, 1)))
 
 
 FAULTS = {
@@ -241,7 +241,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("path", "value", "expected"), FAULTS.values(), ids=FAULTS.keys())
 def test_launches_that_do_not_hold_together(path: str, value: Any, expected: str):
-    assert f"custom_kernel {expected}" in refuse_edit(path, value)
+    assert f"custom_kernel {expected}" in catch_refused_edit(path, value)
 
 
 def test_code_that_only_xla_can_find():
@@ -249,7 +249,7 @@ def test_code_that_only_xla_can_find():
         text='custom_kernel { kernel_spec { in_process_symbol { persistent_name: "topk" } } }'
     )
     expected = "sets stream_executor.KernelLoaderSpecProto.in_process_symbol, whose meaning"
-    assert expected in refuse(thunk)
+    assert expected in catch_refusal(thunk)
 
 
 @pytest.mark.parametrize(
@@ -274,14 +274,16 @@ def test_code_that_only_xla_can_find():
 )
 def test_parameters_that_do_not_hold_together(text: str, expected: str):
     packing = f"custom_kernel {{ kernel_spec {{ kernel_args_packing_spec {{ {text} }} }} }}"
-    assert expected in refuse(make_kernel(text=packing))
+    assert expected in catch_refusal(make_kernel(text=packing))
 
 
 def test_flags_and_zeroed_arguments_that_do_not_hold_together():
-    assert "has 3 arguments and says of 2 whether" in refuse(make_kernel(written=(False, True)))
+    assert "has 3 arguments and says of 2 whether" in catch_refusal(
+        make_kernel(written=(False, True))
+    )
     for index in (1, 3, -1):
         thunk = make_kernel(text=f"zeroed_output_buffer_indices: {index}")
-        assert f"zeroes argument {index}, which is no output" in refuse(thunk)
+        assert f"zeroes argument {index}, which is no output" in catch_refusal(thunk)
 
 
 OLD = f"""{name_thunk("add")} kernel_thunk {{
@@ -307,6 +309,6 @@ def test_kernels_of_the_program_s_own_image():
 
 
 def test_an_image_that_may_refer_to_constants_is_not_used():
-    assert "has no compiled kernel" in refuse(OLD)
+    assert "has no compiled kernel" in catch_refusal(OLD)
     constant = 'binary: "image" constants { symbol_name: "c" allocation_index: -1 }'
-    assert "has no compiled kernel" in refuse(OLD, text=constant)
+    assert "has no compiled kernel" in catch_refusal(OLD, text=constant)

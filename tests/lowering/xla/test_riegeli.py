@@ -22,13 +22,13 @@ CHUNK = "the file, chunk 1 at byte 64"
 HUGE = (1 << 63, (1 << 64) - 1)
 
 
-def refuse(file: bytes) -> UnsupportedError:
+def catch_refusal(file: bytes) -> UnsupportedError:
     with pytest.raises(UnsupportedError) as caught:
         read_records(file, "the file")
     return caught.value
 
 
-def read_or_refuse(file: bytes) -> tuple[list[bytes], UnsupportedError | None]:
+def read_or_catch(file: bytes) -> tuple[list[bytes], UnsupportedError | None]:
     """Returns the records or the error; any other end of the reader fails the test."""
     try:
         return read_records(file, "the file"), None
@@ -83,7 +83,7 @@ def test_a_file_without_chunks_has_no_records() -> None:
 
 def test_an_error_has_four_lines() -> None:
     match(
-        refuse(write_chunks(Chunk("t"))),
+        catch_refusal(write_chunks(Chunk("t"))),
         "the program that XLA compiled cannot be read: chunks of kind 't' are not known",
         CHUNK,
         "tracegraph reads the form that XLA writes",
@@ -135,14 +135,14 @@ def snappy_claim(size: int, inner: int | None = None) -> bytes:
     ],
 )  # fmt: skip
 def test_a_false_claim_is_refused(chunk: Chunk, problem: str) -> None:
-    error = refuse(write_chunks(chunk))
+    error = catch_refusal(write_chunks(chunk))
     assert problem in error.what
     assert error.where.startswith(CHUNK)
 
 
 def test_the_place_of_a_later_chunk_is_named() -> None:
     good = record_chunk([b"abc"], "")
-    error = refuse(write_chunks(good, Chunk("t")))
+    error = catch_refusal(write_chunks(good, Chunk("t")))
     assert error.where == f"the file, chunk 2 at byte {64 + 40 + len(good.data)}"
 
 
@@ -158,26 +158,26 @@ def test_the_largest_snappy_ratio_is_read() -> None:
 
 @pytest.mark.parametrize("size", range(64))
 def test_a_file_ends_behind_its_signature(size: int) -> None:
-    assert refuse(writer.SIGNATURE[:size]).where == "the file, byte 0"
+    assert catch_refusal(writer.SIGNATURE[:size]).where == "the file, byte 0"
 
 
 def test_every_shortened_file_is_refused() -> None:
     file = write_chunks(record_chunk([b"one", b"two" * 40]))
     for size in set(range(len(file))) - {64}:
-        assert "cannot be read" in refuse(file[:size]).what
+        assert "cannot be read" in catch_refusal(file[:size]).what
     assert read_records(file[:64], "the file") == []
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8), st.sampled_from(["", "s"]), st.data())
 @settings(max_examples=300, deadline=None)
-def test_a_damaged_file_is_read_or_refused(
+def test_a_damaged_file_is_read_or_catchd(
     records: list[bytes], compression: str, data: st.DataObject
 ) -> None:
     file = bytearray(write_chunks(record_chunk(records, compression), record_chunk(records)))
     for _ in range(data.draw(st.integers(1, 4))):
         index = data.draw(st.integers(64, len(file) - 1))
         file[index] = data.draw(st.integers(0, 255))
-    found, error = read_or_refuse(bytes(file))
+    found, error = read_or_catch(bytes(file))
     if error is not None:
         assert error.where.startswith("the file, ")
         return
@@ -187,8 +187,8 @@ def test_a_damaged_file_is_read_or_refused(
 
 @given(st.binary(max_size=400))
 @settings(max_examples=300, deadline=None)
-def test_noise_behind_a_signature_is_read_or_refused(noise: bytes) -> None:
-    _, error = read_or_refuse(writer.SIGNATURE + noise)
+def test_noise_behind_a_signature_is_read_or_catchd(noise: bytes) -> None:
+    _, error = read_or_catch(writer.SIGNATURE + noise)
     assert error is None or error.where.startswith("the file, chunk ")
 
 

@@ -34,7 +34,7 @@ def decode(*thunks: str) -> tuple[DeviceStep, ...]:
     return decode_executable(make_program(*thunks), name="step").steps
 
 
-def refuse(*thunks: str) -> UnsupportedError:
+def catch_refusal(*thunks: str) -> UnsupportedError:
     with pytest.raises(UnsupportedError) as caught:
         decode(*thunks)
     return caught.value
@@ -118,7 +118,7 @@ def test_sequences_stand_in_their_place():
 
 def test_refusals_inside_of_sequences_are_all_named():
     inner = " ".join(f"thunks {{ {name_thunk(name)} fft_thunk {{ }} }}" for name in ("a", "b"))
-    error = refuse(f"sequential_thunk {{ {inner} }}", f"{name_thunk('c')} fft_thunk {{ }}")
+    error = catch_refusal(f"sequential_thunk {{ {inner} }}", f"{name_thunk('c')} fft_thunk {{ }}")
     assert error.what == "`step` has work that cannot be lowered: fft (3)"
     assert error.where == "fft at HLO `a`; fft at HLO `b`; fft at HLO `c`"
 
@@ -154,16 +154,16 @@ FAULTS = {
 
 @pytest.mark.parametrize(("thunk", "expected"), FAULTS.values(), ids=FAULTS.keys())
 def test_planted_faults(thunk: str, expected: str):
-    assert expected in refuse(make_kernel(), thunk).why
+    assert expected in catch_refusal(make_kernel(), thunk).why
 
 
 def test_a_thunk_without_a_kind_is_refused():
-    assert refuse(name_thunk("new")).what.endswith("cannot be lowered: unknown (1)")
+    assert catch_refusal(name_thunk("new")).what.endswith("cannot be lowered: unknown (1)")
 
 
 def test_host_copies_are_refused():
     thunk = make_copy((1, 0, 4), (3, 0, 4), 4).replace("device_to_device", "device_to_host")
-    assert refuse(thunk).what.endswith("device_to_host_copy (1)")
+    assert catch_refusal(thunk).what.endswith("device_to_host_copy (1)")
 
 
 def test_a_field_that_is_not_interpreted_refuses_its_thunk_only():
@@ -313,4 +313,4 @@ def test_every_message_of_a_thunk_is_checked(
 
 @pytest.mark.parametrize(("changes", "expected"), SLICE_FAULTS.values(), ids=SLICE_FAULTS.keys())
 def test_slices_that_are_refused(changes: dict[str, Any], expected: str):
-    assert expected in refuse(make_slice_fusion(**changes)).why
+    assert expected in catch_refusal(make_slice_fusion(**changes)).why
