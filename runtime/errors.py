@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
@@ -36,7 +35,7 @@ class TracegraphError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # By attributes, not by the arguments of a constructor: subclasses differ in these.
-        return copyreg.__newobj__, (type(self),), {**vars(self), "args": self.args}  # pyright: ignore[reportAttributeAccessIssue]
+        return _make_empty_error, (type(self),), {**vars(self), "args": self.args}
 
 
 def format_error(what: str, where: str, why: str, fix: str, anchor: str) -> str:
@@ -44,6 +43,10 @@ def format_error(what: str, where: str, why: str, fix: str, anchor: str) -> str:
     return (
         f"{what}\n  where: {where}\n  why:   {why}\n  fix:   {fix}          docs/errors.md#{anchor}"
     )
+
+
+def _make_empty_error(kind: type[TracegraphError]) -> TracegraphError:
+    return kind.__new__(kind)
 
 
 class CaptureError(TracegraphError):

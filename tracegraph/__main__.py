@@ -121,11 +121,11 @@ def explain_target(target: str) -> str:
     """
     path, _, name = target.rpartition(":")
     if not pathlib.Path(path).is_file():
-        raise _usage_error(f"there is no file {path}", "the target is FILE:FUNCTION")
+        raise _make_usage_error(f"there is no file {path}", "the target is FILE:FUNCTION")
     namespace = runpy.run_path(path, run_name="tracegraph_target")
     function = namespace.get(name)
     if not callable(function):
-        raise _usage_error(f"{path} has no function `{name}`", "the target is FILE:FUNCTION")
+        raise _make_usage_error(f"{path} has no function `{name}`", "the target is FILE:FUNCTION")
     graphed = function if isinstance(function, GraphedFunction) else capture(function)
     return graphed.explain(*_find_arguments(graphed, namespace, path))
 
@@ -143,7 +143,7 @@ def _find_arguments(function: Any, namespace: dict[str, Any], path: str) -> tupl
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     if required:
-        raise _usage_error(
+        raise _make_usage_error(
             f"{path} does not say with which {', '.join(required)} to explain the function",
             "a graph has static shapes, so it is made from example arguments",
         )
@@ -168,7 +168,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _usage_error(what: str, why: str) -> ConfigError:
+def _make_usage_error(what: str, why: str) -> ConfigError:
     return ConfigError(
         what,
         where="command line",

@@ -15,7 +15,7 @@ from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.pipeline import Capture, CapturePipeline
 from tracegraph.capturing.progress import Progress
 from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
-from tracegraph.constraints.nesting import make_refusal_error, refuse_nested, refuse_staged
+from tracegraph.constraints.nesting import check_not_nested, check_not_staged, make_refusal_error
 from tracegraph.jax_internals import eval_trace, read_settings, trace_state
 from tracegraph.options import Options, read_options
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
@@ -277,10 +277,10 @@ class GraphedFunction(Generic[P, R]):
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
-        refuse_nested(self._options.name)
+        check_not_nested(self._options.name)
         prepared = self._prepare(args, kwargs, has_values=True)
         if trace_state.value is not eval_trace:
-            refuse_staged(self._options.name)
+            check_not_staged(self._options.name)
         with self._lock:
             capture = self._cache.get(prepared.signature)
             is_new = capture is None
@@ -295,7 +295,7 @@ class GraphedFunction(Generic[P, R]):
         return result
 
     def _capture(self, prepared: PreparedCall) -> CapturedGraph:
-        refuse_staged(self._options.name)
+        check_not_staged(self._options.name)
         with Progress(f"capturing `{self._options.name}`") as progress:
             capture = self._make_pipeline(prepared, progress).capture()
         watch_plan(capture.graph.lowered.plan, capture.graph.replay)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from tracegraph.constraints.frames import locate_function
 from tracegraph.runtime.errors import CaptureError, ConfigError
@@ -51,14 +51,20 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
     known = {field.name for field in dataclasses.fields(Options)}
     for keyword in given:
         if keyword not in known:
-            _refuse(f"capture has no option `{keyword}`", where, f"the options are {_join(known)}")
+            _raise_option_error(
+                f"capture has no option `{keyword}`", where, f"the options are {_join(known)}"
+            )
     if given["mode"] not in MODES:
-        _refuse(f"mode={given['mode']!r} is unknown", where, f"the modes are {_join(MODES)}")
+        _raise_option_error(
+            f"mode={given['mode']!r} is unknown", where, f"the modes are {_join(MODES)}"
+        )
     if given["outputs"] not in OUTPUTS:
-        _refuse(f"outputs={given['outputs']!r} is unknown", where, f"they are {_join(OUTPUTS)}")
+        _raise_option_error(
+            f"outputs={given['outputs']!r} is unknown", where, f"they are {_join(OUTPUTS)}"
+        )
     pool = given["pool"].id if isinstance(given["pool"], MemPool) else given["pool"]
     if pool is not None and not isinstance(pool, PoolId):
-        _refuse(
+        _raise_option_error(
             "pool= is not a pool",
             where,
             "a pool is what `pool()` of a captured function, `tg.graph_pool_handle()` and "
@@ -66,9 +72,13 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         )
     stream = given["stream"] if given["stream"] is not None else Stream()
     if given["name"] is not None and not isinstance(given["name"], str):
-        _refuse(f"name={given['name']!r} is not a text", where, "the name stands in messages")
+        _raise_option_error(
+            f"name={given['name']!r} is not a text", where, "the name stands in messages"
+        )
     if not isinstance(stream, Stream):
-        _refuse("stream= is not a tg.Stream", where, "work is captured on a stream of tracegraph")
+        _raise_option_error(
+            "stream= is not a tg.Stream", where, "work is captured on a stream of tracegraph"
+        )
     if stream is default_stream():
         raise CaptureError(
             "the capture is asked for on the default stream",
@@ -81,7 +91,9 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
     statics = _resolve(parameters, given, "static", where)
     donated = _resolve(parameters, given, "donate", where)
     if statics[0] & donated[0] or statics[1] & donated[1]:
-        _refuse("an argument is static and donated", where, "a static argument has no buffer")
+        _raise_option_error(
+            "an argument is static and donated", where, "a static argument has no buffer"
+        )
     return Options(
         *statics,
         *donated,
@@ -94,7 +106,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
     )
 
 
-def _refuse(what: str, where: str, why: str) -> None:
+def _raise_option_error(what: str, where: str, why: str) -> NoReturn:
     raise ConfigError(
         what,
         where=f"{where}, tg.capture",
@@ -130,7 +142,7 @@ def _resolve(
     resolved = {p: p + len(positional) if p < 0 and not has_variadic else p for p in positions}
     for wanted, position in sorted(resolved.items()):
         if position < 0 or (position >= len(positional) and not has_variadic):
-            _refuse(
+            _raise_option_error(
                 f"{kind}_argnums has {wanted}",
                 where,
                 f"the function has {len(positional)} positional arguments",
@@ -139,7 +151,7 @@ def _resolve(
     by_name = {p.name: i for i, p in enumerate(positional)}
     for name in sorted(names):
         if name not in {p.name for p in parameters} and not takes_any_name:
-            _refuse(
+            _raise_option_error(
                 f"{kind}_argnames has '{name}'",
                 where,
                 f"the arguments are {', '.join(p.name for p in parameters) or 'none'}",
@@ -159,7 +171,7 @@ def _as_tuple(value: Any, kind: type, keyword: str, where: str) -> tuple[Any, ..
     is_iterable = isinstance(values, Iterable) and not isinstance(values, str)
     values = tuple(values) if is_iterable else (value,)
     if not all(isinstance(item, kind) and not isinstance(item, bool) for item in values):
-        _refuse(
+        _raise_option_error(
             f"{keyword}={value!r} is not allowed", where, f"it is one or more of {kind.__name__}"
         )
     return values

@@ -59,7 +59,7 @@ def find_unlowered(graph: Graph) -> dict[int, Violation]:
     for index, op in enumerate(graph.ops):
         inner = _find_inner(op)
         if inner is not None:
-            found[index] = _refuse(op, inner, _name_kind(inner))
+            found[index] = _make_op_violation(op, inner, _name_kind(inner))
     return found
 
 
@@ -86,14 +86,16 @@ def find_refused(
     for work in refused:
         index = find_marked_op(work.path)
         if index is not None and index not in uncapturable and index < len(graph.ops):
-            named.setdefault(index, _refuse(graph.ops[index], graph.ops[index], work.kind))
+            named.setdefault(
+                index, _make_op_violation(graph.ops[index], graph.ops[index], work.kind)
+            )
     if named and is_precise:
         return named
     regions = list_region_ops(graph, uncapturable)
     found: dict[int, Violation] = {}
     for work in refused:
         for index in regions.get(work.region, ()):
-            found.setdefault(index, _refuse_neighbour(graph.ops[index], work))
+            found.setdefault(index, _make_neighbour_violation(graph.ops[index], work))
     return found | named
 
 
@@ -129,23 +131,23 @@ def _name_kind(op: Op) -> str:
     return UNLOWERED_PRIMITIVES.get(op.name, _LOOP)
 
 
-def _refuse(op: Op, inner: Op, kind: str) -> Violation:
+def _make_op_violation(op: Op, inner: Op, kind: str) -> Violation:
     within = "" if inner is op else f" inside `{op.name}`"
-    return _describe(
+    return _make_violation(
         op, f"`{inner.name}`{within} becomes work that no graph on a GPU holds yet: {kind}"
     )
 
 
-def _refuse_neighbour(op: Op, work: RefusedWork) -> Violation:
+def _make_neighbour_violation(op: Op, work: RefusedWork) -> Violation:
     reason = f" ({work.reason})" if work.reason else ""
-    return _describe(
+    return _make_violation(
         op,
         f"`{op.name}` is in one region with work that no graph on a GPU holds yet: "
         f"{work.kind}{reason}",
     )
 
 
-def _describe(op: Op, what: str) -> Violation:
+def _make_violation(op: Op, what: str) -> Violation:
     return Violation(
         "unsupported",
         what,

@@ -13,4 +13,4 @@ from tracegraph.constraints.printing import watch_print as watch_print
 from tracegraph.constraints.trace_errors import translate_trace_error as translate_trace_error
 from tracegraph.constraints.traces import compare_traces as compare_traces
 from tracegraph.constraints.violation import Violation as Violation
-from tracegraph.constraints.violation import to_error as to_error
+from tracegraph.constraints.violation import make_capture_error as make_capture_error

@@ -51,31 +51,31 @@ def check_arguments(leaves: Sequence[ArgumentLeaf], *, device: Any) -> tuple[Vio
     found = []
     holders: _Holders = {}
     for leaf in leaves:
-        violation = check_leaf(leaf, device) or _check_twice(leaf, holders)
+        violation = find_leaf_violation(leaf, device) or _find_sharing_violation(leaf, holders)
         if violation is not None:
             found.append(violation)
     return tuple(found)
 
 
-def check_leaf(leaf: ArgumentLeaf, device: Any) -> Violation | None:
+def find_leaf_violation(leaf: ArgumentLeaf, device: Any) -> Violation | None:
     """Checks one leaf by itself: its type, whether it was deleted, and its device."""
     value = leaf.value
     if isinstance(value, Tracer):
-        return _refuse_tracer(leaf)
+        return _make_tracer_violation(leaf)
     if not _is_array(value):
-        return _refuse_object(leaf)
+        return _make_object_violation(leaf)
     if isinstance(value, int) and not _fits(value):
-        return _refuse_number(leaf)
+        return _make_number_violation(leaf)
     if not isinstance(value, jax.Array):
         return None
     if value.is_deleted():
-        return _refuse_deleted(leaf)
+        return _make_deleted_violation(leaf)
     if len(value.sharding.device_set) > 1 or (value.committed and value.devices() != {device}):
-        return _refuse_device(leaf, device)
+        return _make_device_violation(leaf, device)
     return None
 
 
-def _check_twice(
+def _find_sharing_violation(
     leaf: ArgumentLeaf, holders: dict[tuple[str, int], ArgumentLeaf]
 ) -> Violation | None:
     # NumPy arrays and numbers are copied in, so donating them consumes nothing.
@@ -84,7 +84,7 @@ def _check_twice(
     for key in _identify(leaf.value):
         first = holders.setdefault(key, leaf)
         if first is not leaf and (first.is_donated or leaf.is_donated):
-            return _refuse_twice(first, leaf)
+            return _make_sharing_violation(first, leaf)
     return None
 
 
@@ -124,7 +124,7 @@ def _name_kind(value: Any) -> str:
     return kind if dtype is None else f"{kind} of {dtype}"
 
 
-def _refuse_object(leaf: ArgumentLeaf) -> Violation:
+def _make_object_violation(leaf: ArgumentLeaf) -> Violation:
     return Violation(
         "non-array-argument",
         f"{leaf.path} is a {_name_kind(leaf.value)}, not an array",
@@ -135,7 +135,7 @@ def _refuse_object(leaf: ArgumentLeaf) -> Violation:
     )
 
 
-def _refuse_number(leaf: ArgumentLeaf) -> Violation:
+def _make_number_violation(leaf: ArgumentLeaf) -> Violation:
     return Violation(
         "non-array-argument",
         f"{leaf.path} is {leaf.value}, which JAX's default integer type cannot hold",
@@ -145,7 +145,7 @@ def _refuse_number(leaf: ArgumentLeaf) -> Violation:
     )
 
 
-def _refuse_deleted(leaf: ArgumentLeaf) -> Violation:
+def _make_deleted_violation(leaf: ArgumentLeaf) -> Violation:
     return Violation(
         "deleted-argument",
         f"{leaf.path} has been deleted",
@@ -155,7 +155,7 @@ def _refuse_deleted(leaf: ArgumentLeaf) -> Violation:
     )
 
 
-def _refuse_twice(first: ArgumentLeaf, second: ArgumentLeaf) -> Violation:
+def _make_sharing_violation(first: ArgumentLeaf, second: ArgumentLeaf) -> Violation:
     if first.is_donated and second.is_donated:
         what = f"{second.path} is the same array as {first.path}, and both are donated"
     else:
@@ -170,7 +170,7 @@ def _refuse_twice(first: ArgumentLeaf, second: ArgumentLeaf) -> Violation:
     )
 
 
-def _refuse_device(leaf: ArgumentLeaf, device: Any) -> Violation:
+def _make_device_violation(leaf: ArgumentLeaf, device: Any) -> Violation:
     devices = ", ".join(sorted(str(held) for held in leaf.value.devices()))
     return Violation(
         "other-device",
@@ -181,7 +181,7 @@ def _refuse_device(leaf: ArgumentLeaf, device: Any) -> Violation:
     )
 
 
-def _refuse_tracer(leaf: ArgumentLeaf) -> Violation:
+def _make_tracer_violation(leaf: ArgumentLeaf) -> Violation:
     return Violation(
         "nested-capture",
         f"{leaf.path} has no value: the captured function was called inside jit, grad, vmap or "

@@ -18,7 +18,7 @@ _WRAPPING_MODULES = ("jax", "functools")
 _DEEPEST_WRAPPER = 6
 
 
-def check_callback(op: Op, graph_name: str) -> Violation | None:
+def find_callback_violation(op: Op, graph_name: str) -> Violation | None:
     """Finds an op that needs the host: a callback, a print, a check or a host transfer.
 
     Args:
@@ -31,20 +31,20 @@ def check_callback(op: Op, graph_name: str) -> Violation | None:
     if op.name not in _HOST_WORK and not callable(op.params.get("callback")):
         return None
     if op.name in _PRINTS:
-        return _refuse_print(op, graph_name)
+        return _make_print_violation(op, graph_name)
     if op.name in _CHECKS:
-        return _refuse_check(op, graph_name)
-    return _refuse_callback(op, graph_name)
+        return _make_check_violation(op, graph_name)
+    return _make_callback_violation(op, graph_name)
 
 
 def has_callback(op: Op) -> bool:
     """True when the op, or an op inside it, needs the host."""
-    if check_callback(op, "") is not None:
+    if find_callback_violation(op, "") is not None:
         return True
     return any(has_callback(inner) for _, graph in op.subgraphs for inner in graph.ops)
 
 
-def _refuse_callback(op: Op, graph_name: str) -> Violation:
+def _make_callback_violation(op: Op, graph_name: str) -> Violation:
     name = name_callback(op.params.get("callback"))
     subject = "the host's part" if op.name in _TRANSFERS else "the callback"
     called = subject if name is None else f"{subject} `{name}`"
@@ -58,7 +58,7 @@ def _refuse_callback(op: Op, graph_name: str) -> Violation:
     )
 
 
-def _refuse_print(op: Op, graph_name: str) -> Violation:
+def _make_print_violation(op: Op, graph_name: str) -> Violation:
     text = str(op.params.get("fmt", ""))
     return Violation(
         "callback",
@@ -70,7 +70,7 @@ def _refuse_print(op: Op, graph_name: str) -> Violation:
     )
 
 
-def _refuse_check(op: Op, graph_name: str) -> Violation:
+def _make_check_violation(op: Op, graph_name: str) -> Violation:
     return Violation(
         "callback",
         f"`{graph_name}` checks a traced value on the host while it is being captured",

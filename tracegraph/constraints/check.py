@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracegraph.constraints.callbacks import check_callback
-from tracegraph.constraints.control_flow import check_control_flow
+from tracegraph.constraints.callbacks import find_callback_violation
+from tracegraph.constraints.control_flow import find_control_flow_violation
 from tracegraph.constraints.dependence import Dependence, iterate_ops, list_subgraphs
 from tracegraph.constraints.leaks import check_leaks
 from tracegraph.constraints.streams import check_streams
@@ -29,7 +29,9 @@ def check_graph(
     dependence = Dependence(graph)
     ops = list(iterate_ops(graph))
     found = [
-        violation for op in ops if (violation := _check_op(op, dependence, graph.name)) is not None
+        violation
+        for op in ops
+        if (violation := _find_op_violation(op, dependence, graph.name)) is not None
     ]
     found += check_streams(graph)
     if argument_count is not None:
@@ -54,20 +56,22 @@ def find_uncapturable(graph: Graph) -> dict[int, Violation]:
     dependence = Dependence(graph)
     found = {}
     for index, op in enumerate(graph.ops):
-        violation = _find_first(op, dependence, graph.name)
+        violation = _find_first_violation(op, dependence, graph.name)
         if violation is not None:
             found[index] = violation
     return found
 
 
-def _check_op(op: Op, dependence: Dependence, graph_name: str) -> Violation | None:
-    return check_callback(op, graph_name) or check_control_flow(op, dependence, graph_name)
+def _find_op_violation(op: Op, dependence: Dependence, graph_name: str) -> Violation | None:
+    return find_callback_violation(op, graph_name) or find_control_flow_violation(
+        op, dependence, graph_name
+    )
 
 
-def _find_first(op: Op, dependence: Dependence, graph_name: str) -> Violation | None:
+def _find_first_violation(op: Op, dependence: Dependence, graph_name: str) -> Violation | None:
     inner = (o for subgraph in list_subgraphs(op) for o in iterate_ops(subgraph))
     for candidate in (op, *inner):
-        violation = _check_op(candidate, dependence, graph_name)
+        violation = _find_op_violation(candidate, dependence, graph_name)
         if violation is not None:
             return violation
     return None

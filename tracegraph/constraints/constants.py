@@ -23,7 +23,7 @@ def find_large_constants(graph: Graph, limit_bytes: int = _MEBIBYTE) -> tuple[Vi
         One note per array, in order. The function is captured all the same.
     """
     return tuple(
-        _report(graph, constant)
+        _make_constant_violation(graph, constant)
         for constant in graph.constants
         if _measure_bytes(constant.array) >= limit_bytes
     )
@@ -33,7 +33,7 @@ def _measure_bytes(array: Any) -> int:
     return int(getattr(array, "nbytes", 0))
 
 
-def _report(graph: Graph, constant: Constant) -> Violation:
+def _make_constant_violation(graph: Graph, constant: Constant) -> Violation:
     value = constant.value
     op = next((op for op in iterate_ops(graph) if value in op.operands), None)
     place = f"the results of `{graph.name}`" if op is None else locate_op(op)

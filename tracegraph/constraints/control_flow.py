@@ -19,7 +19,9 @@ _CONVERGING = frozenset(
 )
 
 
-def check_control_flow(op: Op, dependence: Dependence, graph_name: str) -> Violation | None:
+def find_control_flow_violation(
+    op: Op, dependence: Dependence, graph_name: str
+) -> Violation | None:
     """Finds a branch or a loop whose path depends on data.
 
     Args:
@@ -32,15 +34,15 @@ def check_control_flow(op: Op, dependence: Dependence, graph_name: str) -> Viola
         platform are fine.
     """
     if op.name == "cond" and dependence.has_dependent_predicate(op):
-        return _refuse_branch(op, graph_name)
+        return _make_branch_violation(op, graph_name)
     if op.name == "while" and dependence.has_dependent_predicate(op):
-        return _refuse_loop(op, graph_name)
+        return _make_loop_violation(op, graph_name)
     if op.name in _CONVERGING and any(dependence.depends(operand) for operand in op.operands):
-        return _refuse_convergence(op, graph_name)
+        return _make_convergence_violation(op, graph_name)
     return None
 
 
-def _refuse_branch(op: Op, graph_name: str) -> Violation:
+def _make_branch_violation(op: Op, graph_name: str) -> Violation:
     return Violation(
         "control-flow",
         f"`{graph_name}` takes a branch that depends on data",
@@ -52,7 +54,7 @@ def _refuse_branch(op: Op, graph_name: str) -> Violation:
     )
 
 
-def _refuse_loop(op: Op, graph_name: str) -> Violation:
+def _make_loop_violation(op: Op, graph_name: str) -> Violation:
     return Violation(
         "control-flow",
         f"`{graph_name}` runs a loop whose length depends on data",
@@ -65,7 +67,7 @@ def _refuse_loop(op: Op, graph_name: str) -> Violation:
     )
 
 
-def _refuse_convergence(op: Op, graph_name: str) -> Violation:
+def _make_convergence_violation(op: Op, graph_name: str) -> Violation:
     return Violation(
         "control-flow",
         f"`{graph_name}` computes `{op.name}`, which loops until its data converges",

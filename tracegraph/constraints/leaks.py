@@ -23,23 +23,25 @@ def check_leaks(graph: Graph, argument_count: int) -> list[Violation]:
         One violation per array, at its first use.
     """
     leaked = graph.inputs[: len(graph.inputs) - argument_count]
-    return [_refuse_value(graph, value) for value in leaked]
+    return [_make_value_violation(graph, value) for value in leaked]
 
 
-def recognise_leak(error: Exception, function: Callable[..., Any], name: str) -> Violation | None:
+def find_leak_violation(
+    error: Exception, function: Callable[..., Any], name: str
+) -> Violation | None:
     """Returns the violation behind JAX's error of a leaked tracer, None for other errors."""
     if not isinstance(error, jax.errors.UnexpectedTracerError):
         return None
-    return _refuse_leak(name, locate_error(error, function), None)
+    return _make_leak_violation(name, locate_error(error, function), None)
 
 
-def _refuse_value(graph: Graph, value: Value) -> Violation:
+def _make_value_violation(graph: Graph, value: Value) -> Violation:
     op = next((op for op in graph.ops if value in op.operands), None)
     where = f"the results of `{graph.name}`" if op is None else locate_op(op)
-    return _refuse_leak(graph.name, where, op)
+    return _make_leak_violation(graph.name, where, op)
 
 
-def _refuse_leak(graph_name: str, where: str, op: Op | None) -> Violation:
+def _make_leak_violation(graph_name: str, where: str, op: Op | None) -> Violation:
     return Violation(
         "leaked-tracer",
         f"`{graph_name}` uses an array that was left over from another trace",

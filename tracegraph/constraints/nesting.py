@@ -20,7 +20,7 @@ def make_refusal_error(name: str) -> InternalError:
     )
 
 
-def refuse_nested(name: str) -> None:
+def check_not_nested(name: str) -> None:
     """Refuses a call inside the capture of another function, in this thread."""
     if not is_tracing():
         return
@@ -33,7 +33,7 @@ def refuse_nested(name: str) -> None:
     )
 
 
-def refuse_staged(name: str) -> None:
+def check_not_staged(name: str) -> None:
     """Refuses a capture where JAX does not compute: while it traces, or runs nothing compiled."""
     if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         raise CaptureError(

@@ -11,7 +11,7 @@ from typing import Any
 from jax.core import Tracer
 
 from tracegraph.constraints.frames import locate_caller
-from tracegraph.constraints.violation import Violation, to_error
+from tracegraph.constraints.violation import Violation, make_capture_error
 
 _lock = threading.Lock()
 _tracing = threading.local()
@@ -52,11 +52,11 @@ def _install(change: int) -> None:
 def _print(*values: Any, **options: Any) -> None:
     name = getattr(_tracing, "name", None)
     if name is not None and any(isinstance(value, Tracer) for value in values):
-        raise to_error([_refuse_print(name)], graph_name=name)
+        raise make_capture_error([_make_print_violation(name)], graph_name=name)
     _plain_print(*values, **options)
 
 
-def _refuse_print(name: str) -> Violation:
+def _make_print_violation(name: str) -> Violation:
     return Violation(
         "host-read",
         f"`{name}` prints a traced value with `print`",

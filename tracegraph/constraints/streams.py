@@ -53,7 +53,7 @@ class _StreamWalk:
     def check_joins(self) -> None:
         for stream, (tick, op) in self._last.items():
             if self._clocks[CAPTURING_STREAM].get(stream, -1) < tick:
-                self.violations.append(_refuse_missing_join(op, stream, self._name))
+                self.violations.append(_make_join_violation(op, stream, self._name))
 
     def _run(self, op: Op) -> None:
         stream = op.origin.stream
@@ -70,7 +70,7 @@ class _StreamWalk:
         stream, tick = self._made.get(id(value), (CAPTURING_STREAM, 0))
         if clock.get(stream, -1) >= tick:
             return
-        self.violations.append(_refuse_use(op, value, stream, self._name))
+        self.violations.append(_make_use_violation(op, value, stream, self._name))
         clock[stream] = tick
 
     def _record(self, op: Op) -> None:
@@ -82,7 +82,7 @@ class _StreamWalk:
         stream, event = op.params["stream"], op.params["event"]
         clock = self._clocks.setdefault(stream, {})
         if event not in self._events:
-            self.violations.append(_refuse_unrecorded(op, stream, event, self._name))
+            self.violations.append(_make_event_violation(op, stream, event, self._name))
             return
         for other, tick in self._events[event].items():
             clock[other] = max(clock.get(other, -1), tick)
@@ -91,7 +91,7 @@ class _StreamWalk:
         clock = self._clocks.setdefault(stream, {})
         clock[stream] = clock.get(stream, 0) + 1
         if CAPTURING_STREAM not in clock:
-            self.violations.append(_refuse_missing_fork(op, stream, self._name))
+            self.violations.append(_make_fork_violation(op, stream, self._name))
             # Reported once: the rest is checked as if the stream had forked here.
             clock[CAPTURING_STREAM] = self._clocks[CAPTURING_STREAM][CAPTURING_STREAM]
         return clock[stream]
@@ -105,7 +105,7 @@ def _name_stream(stream: int) -> str:
     return "the capturing stream" if stream == CAPTURING_STREAM else f"stream {stream}"
 
 
-def _refuse_use(op: Op, value: Value, made_on: int, graph_name: str) -> Violation:
+def _make_use_violation(op: Op, value: Value, made_on: int, graph_name: str) -> Violation:
     used_on, made = _name_stream(op.origin.stream), _name_stream(made_on)
     return Violation(
         "stream-wait",
@@ -118,7 +118,7 @@ def _refuse_use(op: Op, value: Value, made_on: int, graph_name: str) -> Violatio
     )
 
 
-def _refuse_missing_fork(op: Op, stream: int, graph_name: str) -> Violation:
+def _make_fork_violation(op: Op, stream: int, graph_name: str) -> Violation:
     return Violation(
         "stream-wait",
         f"`{graph_name}` works on stream {stream} before the stream has forked",
@@ -130,7 +130,7 @@ def _refuse_missing_fork(op: Op, stream: int, graph_name: str) -> Violation:
     )
 
 
-def _refuse_unrecorded(op: Op, stream: int, event: int, graph_name: str) -> Violation:
+def _make_event_violation(op: Op, stream: int, event: int, graph_name: str) -> Violation:
     return Violation(
         "stream-wait",
         f"`{graph_name}` makes {_name_stream(stream)} wait for event {event}, which was never "
@@ -142,7 +142,7 @@ def _refuse_unrecorded(op: Op, stream: int, event: int, graph_name: str) -> Viol
     )
 
 
-def _refuse_missing_join(op: Op, stream: int, graph_name: str) -> Violation:
+def _make_join_violation(op: Op, stream: int, graph_name: str) -> Violation:
     return Violation(
         "stream-join",
         f"`{graph_name}` ends while stream {stream} has not joined the capturing stream",

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from tracegraph.constraints.frames import locate_error, locate_function
-from tracegraph.constraints.leaks import recognise_leak
-from tracegraph.constraints.violation import Violation, to_error
+from tracegraph.constraints.leaks import find_leak_violation
+from tracegraph.constraints.violation import Violation, make_capture_error
 from tracegraph.runtime.errors import CaptureError
 
 _DYNAMIC_SHAPE = re.compile(
@@ -52,14 +52,14 @@ def translate_trace_error(
     Returns:
         The error to raise instead, or None for an exception of the user's own.
     """
-    for recognise in _RECOGNISERS:
-        violation = recognise(error, function, name)
+    for find in _FINDERS:
+        violation = find(error, function, name)
         if violation is not None:
-            return to_error([violation], graph_name=name)
+            return make_capture_error([violation], graph_name=name)
     return None
 
 
-def _recognise_branch(
+def _find_branch_violation(
     error: Exception, function: Callable[..., Any], name: str
 ) -> Violation | None:
     if not isinstance(error, jax.errors.TracerBoolConversionError):
@@ -73,7 +73,9 @@ def _recognise_branch(
     )
 
 
-def _recognise_shape(error: Exception, function: Callable[..., Any], name: str) -> Violation | None:
+def _find_shape_violation(
+    error: Exception, function: Callable[..., Any], name: str
+) -> Violation | None:
     is_mask = isinstance(error, jax.errors.NonConcreteBooleanIndexError)
     is_candidate = isinstance(error, TypeError | IndexError)
     if not is_mask and not (is_candidate and _DYNAMIC_SHAPE.search(str(error))):
@@ -90,7 +92,9 @@ def _recognise_shape(error: Exception, function: Callable[..., Any], name: str) 
     )
 
 
-def _recognise_read(error: Exception, function: Callable[..., Any], name: str) -> Violation | None:
+def _find_read_violation(
+    error: Exception, function: Callable[..., Any], name: str
+) -> Violation | None:
     is_read = isinstance(
         error,
         jax.errors.ConcretizationTypeError
@@ -122,7 +126,7 @@ def _name_reader(error: Exception) -> str:
     return "Python"
 
 
-def _recognise_result(
+def _find_result_violation(
     error: Exception, function: Callable[..., Any], name: str
 ) -> Violation | None:
     found = _RESULT.search(str(error)) if isinstance(error, TypeError) else None
@@ -139,7 +143,7 @@ def _recognise_result(
     )
 
 
-def _recognise_argument(
+def _find_argument_violation(
     error: Exception, function: Callable[..., Any], name: str
 ) -> Violation | None:
     found = _ARGUMENT.search(str(error)) if isinstance(error, TypeError) else None
@@ -155,11 +159,11 @@ def _recognise_argument(
 
 
 # In this order: JAX's error of a Python branch is also one of reading a value.
-_RECOGNISERS = (
-    _recognise_branch,
-    _recognise_shape,
-    _recognise_read,
-    recognise_leak,
-    _recognise_result,
-    _recognise_argument,
+_FINDERS = (
+    _find_branch_violation,
+    _find_shape_violation,
+    _find_read_violation,
+    find_leak_violation,
+    _find_result_violation,
+    _find_argument_violation,
 )

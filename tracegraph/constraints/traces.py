@@ -79,20 +79,20 @@ class _Comparison:
             if not self._compare_op(one, other):
                 return False
         if len(first.ops) != len(second.ops):
-            self._refuse_end(first, second)
+            self._add_end_violation(first, second)
             return False
         self._compare_outputs(first, second)
         return True
 
     def _compare_op(self, first: Op, second: Op) -> bool:
         if not (_has_same_form(first, second) and self._has_same_order(first, second)):
-            self._refuse(locate_op(first), print_op(first), print_op(second), first)
+            self._add_violation(locate_op(first), print_op(first), print_op(second), first)
             return False
         difference = self._find_difference(first.operands, second.operands)
         if first.name not in STREAM_MARKS:
             difference = difference or _find_param_difference(first.params, second.params)
         if difference is not None:
-            self._refuse(locate_op(first), *difference, first)
+            self._add_violation(locate_op(first), *difference, first)
         self._pair(first.results, second.results)
         pairs = zip(first.subgraphs, second.subgraphs, strict=True)
         return all(self.compare(one, other) for (_, one), (_, other) in pairs)
@@ -111,7 +111,7 @@ class _Comparison:
     def _compare_outputs(self, first: Graph, second: Graph) -> None:
         difference = self._find_difference(first.outputs, second.outputs)
         if difference is not None:
-            self._refuse(f"the results of `{first.name}`", *difference, None)
+            self._add_violation(f"the results of `{first.name}`", *difference, None)
 
     def _find_difference(
         self, first: Sequence[Operand], second: Sequence[Operand]
@@ -144,13 +144,13 @@ class _Comparison:
         pairs = zip(first, second, strict=False)
         self._partners.update((id(one), other) for one, other in pairs)
 
-    def _refuse_end(self, first: Graph, second: Graph) -> None:
+    def _add_end_violation(self, first: Graph, second: Graph) -> None:
         longer = max(first, second, key=lambda graph: len(graph.ops))
         op = longer.ops[min(len(first.ops), len(second.ops))]
         counts = (f"{len(first.ops)} ops", f"{len(second.ops)} ops")
-        self._refuse(locate_op(op), *counts, op)
+        self._add_violation(locate_op(op), *counts, op)
 
-    def _refuse(self, where: str, first: str, second: str, op: Op | None) -> None:
+    def _add_violation(self, where: str, first: str, second: str, op: Op | None) -> None:
         self.violations.append(
             Violation(
                 "python-work",

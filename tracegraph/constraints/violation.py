@@ -54,7 +54,7 @@ def locate_op(op: Op) -> str:
     return f"{op.origin.source}, {print_op(op)}"
 
 
-def to_error(
+def make_capture_error(
     violations: Sequence[Violation], *, graph_name: str, graph: Graph | None = None
 ) -> CaptureError:
     """Combines all violations into one error, in the order given.
@@ -73,7 +73,9 @@ def to_error(
     if not violations:
         raise ValueError("no violation to report")
     error = (
-        _report_one(violations[0]) if len(violations) == 1 else _report_all(violations, graph_name)
+        _make_single_error(violations[0])
+        if len(violations) == 1
+        else _make_joint_error(violations, graph_name)
     )
     for violation in violations:
         if violation.op is not None:
@@ -81,7 +83,7 @@ def to_error(
     return error
 
 
-def _report_one(violation: Violation) -> CaptureError:
+def _make_single_error(violation: Violation) -> CaptureError:
     return CaptureError(
         violation.what,
         where=violation.where,
@@ -92,7 +94,7 @@ def _report_one(violation: Violation) -> CaptureError:
     )
 
 
-def _report_all(violations: Sequence[Violation], graph_name: str) -> CaptureError:
+def _make_joint_error(violations: Sequence[Violation], graph_name: str) -> CaptureError:
     lines = dict.fromkeys(violation.where.split(", ")[0] for violation in violations)
     error = CaptureError(
         f"`{graph_name}` breaks {len(violations)} capture constraints",

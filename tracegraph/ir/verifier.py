@@ -78,16 +78,18 @@ class _Scope:
 
     def define(self, value: Value, place: Location) -> None:
         if value in self._defined:
-            _fail(self._graph, f"{print_operand(value)} is defined twice", place)
+            _raise_graph_error(self._graph, f"{print_operand(value)} is defined twice", place)
         if value.number in self._numbers:
-            _fail(self._graph, f"two values have the number {value.number}", place)
+            _raise_graph_error(self._graph, f"two values have the number {value.number}", place)
         self._defined.add(value)
         self._numbers.add(value.number)
 
     def use(self, operand: Operand, place: Location) -> None:
         if operand in self._defined or isinstance(operand, Literal):
             return
-        _fail(self._graph, f"{print_operand(operand)} is used before it is defined", place)
+        _raise_graph_error(
+            self._graph, f"{print_operand(operand)} is used before it is defined", place
+        )
 
 
 def _identify_types(op: Op) -> Hashable:
@@ -117,11 +119,13 @@ def _verify_types(graph: Graph, op: Op) -> None:
     if wanted is None:
         return
     if len(wanted) != len(op.results):
-        _fail(graph, f"{op.name} has {len(op.results)} results, not {len(wanted)}", op)
+        _raise_graph_error(graph, f"{op.name} has {len(op.results)} results, not {len(wanted)}", op)
     for value, aval in zip(op.results, wanted, strict=True):
         if not _is_same_type(value.aval, aval):
             got, want = print_type(value.aval), print_type(aval)
-            _fail(graph, f"{print_operand(value)} is {got}, but {op.name} gives {want}", op)
+            _raise_graph_error(
+                graph, f"{print_operand(value)} is {got}, but {op.name} gives {want}", op
+            )
 
 
 def _verify_subgraphs(graph: Graph, op: Op) -> None:
@@ -137,11 +141,11 @@ def _compare(
     graph: Graph, what: str, inner: Sequence[Operand], outer: Sequence[Operand], op: Op
 ) -> None:
     if len(inner) != len(outer):
-        _fail(graph, f"{what} {len(inner)} values, not {len(outer)}", op)
+        _raise_graph_error(graph, f"{what} {len(inner)} values, not {len(outer)}", op)
     for index, (left, right) in enumerate(zip(inner, outer, strict=True)):
         if not _is_same_type(left.aval, right.aval):
             got, want = print_type(left.aval), print_type(right.aval)
-            _fail(graph, f"{what} {got} as value {index}, not {want}", op)
+            _raise_graph_error(graph, f"{what} {got} as value {index}, not {want}", op)
 
 
 def _verify_aliases(graph: Graph) -> None:
@@ -150,15 +154,17 @@ def _verify_aliases(graph: Graph) -> None:
     for output, index in graph.aliases:
         place = f"alias of output {output} and input {index}"
         if not 0 <= output < len(graph.outputs) or not 0 <= index < len(graph.inputs):
-            _fail(graph, "an alias names an output or input that does not exist", place)
+            _raise_graph_error(
+                graph, "an alias names an output or input that does not exist", place
+            )
         if output in outputs or index in inputs:
-            _fail(graph, "an output or input has two aliases", place)
+            _raise_graph_error(graph, "an output or input has two aliases", place)
         outputs.add(output)
         inputs.add(index)
         got, want = graph.outputs[output].aval, graph.inputs[index].aval
         if not _is_same_type(got, want):
             types = f"{print_type(got)} and {print_type(want)}"
-            _fail(graph, f"an alias joins {types}", place)
+            _raise_graph_error(graph, f"an alias joins {types}", place)
 
 
 def _call_arity(op: Op) -> tuple[Arity, ...]:
@@ -217,7 +223,7 @@ def _is_same_type(left: Any, right: Any) -> bool:
     return print_type(left) == print_type(right)
 
 
-def _fail(graph: Graph, what: str, place: Location) -> NoReturn:
+def _raise_graph_error(graph: Graph, what: str, place: Location) -> NoReturn:
     if isinstance(place, Op):
         place = f"{place.origin.source}, {print_op(place)}"
     raise InternalError(

@@ -209,7 +209,7 @@ class CapturedGraph:
         )
         result = self.try_call(args, kwargs, True)
         if result is MISS:
-            raise self._explain_mismatch(found)
+            raise self._make_mismatch_error(found)
         return result
 
     def replay_once(self, leaves: Sequence[Any]) -> list[Any]:
@@ -324,7 +324,7 @@ class CapturedGraph:
             if slot is not None and inputs == list(range(inputs[0], inputs[0] + count)):
                 tree.remember = slot.remember
 
-    def _explain_mismatch(self, found: PreparedCall) -> ReplayError:
+    def _make_mismatch_error(self, found: PreparedCall) -> ReplayError:
         """Returns an error that shows wanted and got side by side where they differ."""
         difference = describe_mismatch(
             _list_leaf_specs(self.names, self.signature),

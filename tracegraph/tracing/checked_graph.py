@@ -19,7 +19,7 @@ from tracegraph.constraints.leaks import check_leaks
 from tracegraph.constraints.printing import watch_print
 from tracegraph.constraints.trace_errors import translate_trace_error
 from tracegraph.constraints.traces import compare_traces
-from tracegraph.constraints.violation import Violation, to_error
+from tracegraph.constraints.violation import Violation, make_capture_error
 from tracegraph.ir.graph import Graph
 from tracegraph.ir.printer import print_graph
 from tracegraph.lowering.collector import hold_collector
@@ -105,13 +105,15 @@ def check_trace(prepared: PreparedCall, trace: JaxTrace) -> FirstTrace:
         CaptureError: capture constraints are broken; all of them are named.
     """
     traced = _build(prepared, trace)
-    _refuse_all(check_leaks(traced.graph, len(prepared.names)), traced.graph)
+    _check_no_violations(check_leaks(traced.graph, len(prepared.names)), traced.graph)
     donation = ResolveDonation(prepared.donated, prepared.match_trees(traced.out_tree))
     rewritten = rewrite_graph(traced.graph, (*DEFAULT_PASSES, donation))
     graph = rewritten.graph
     uncapturable = find_uncapturable(graph) if prepared.options.mode == "partial" else {}
     eager_ops = {id(graph.ops[index]) for index in uncapturable}
-    _refuse_all([v for v in check_graph(graph) if not _is_inside(v, graph, eager_ops)], graph)
+    _check_no_violations(
+        [v for v in check_graph(graph) if not _is_inside(v, graph, eager_ops)], graph
+    )
     notes = find_large_constants(graph)
     checked = CheckedGraph(graph, traced.out_tree, uncapturable, rewritten.reports, notes)
     return FirstTrace(traced, rewritten, checked)
@@ -126,7 +128,7 @@ def finish_checks(prepared: PreparedCall, first: FirstTrace) -> None:
         Exception: the user's function raised; the exception passes as it is.
     """
     second = _build(prepared, trace_call(prepared))
-    _refuse_all(compare_traces(first.traced.graph, second.graph), first.traced.graph)
+    _check_no_violations(compare_traces(first.traced.graph, second.graph), first.traced.graph)
     first.rewritten.verify()
 
 
@@ -146,9 +148,9 @@ def _build(prepared: PreparedCall, trace: JaxTrace) -> Traced:
     return build_traced(trace, capturing_stream=prepared.options.stream.number)
 
 
-def _refuse_all(violations: Sequence[Violation], graph: Graph) -> None:
+def _check_no_violations(violations: Sequence[Violation], graph: Graph) -> None:
     if violations:
-        raise to_error(violations, graph_name=graph.name, graph=graph)
+        raise make_capture_error(violations, graph_name=graph.name, graph=graph)
 
 
 def _is_inside(violation: Violation, graph: Graph, ops: set[int]) -> bool:

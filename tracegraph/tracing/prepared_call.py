@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tracegraph.constraints.arguments import check_arguments
-from tracegraph.constraints.violation import to_error
+from tracegraph.constraints.violation import make_capture_error
 from tracegraph.options import Options
 from tracegraph.tracing.signature import (
     BoundCall,
@@ -138,7 +138,7 @@ def prepare_call(
         device=device,
     )
     if violations:
-        raise to_error(violations, graph_name=options.name)
+        raise make_capture_error(violations, graph_name=options.name)
     leaves, tree = jax.tree_util.tree_flatten((bound.args, bound.kwargs))
     signature = make_signature(bound, leaves, tree)
     return PreparedCall(function, options, bound, signature, tuple(leaves), tuple(names))

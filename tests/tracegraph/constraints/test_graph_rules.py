@@ -19,7 +19,7 @@ from tracegraph.constraints import (
     check_graph,
     find_large_constants,
     find_uncapturable,
-    to_error,
+    make_capture_error,
 )
 from tracegraph.constraints.callbacks import name_callback
 from tracegraph.ir.graph import Graph, Op, Origin
@@ -281,7 +281,7 @@ def print_value(x):
 @pytest.mark.parametrize("function", [break_three_rules, print_value], ids=["three", "one"])
 def test_a_pickled_error_keeps_all_but_the_ops(function):
     graph = make_graph(function, X)
-    error = to_error(check_graph(graph), graph_name="step", graph=graph)
+    error = make_capture_error(check_graph(graph), graph_name="step", graph=graph)
     assert error.violations[0].op is not None
     for taken in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
         assert (str(taken), taken.__notes__) == (str(error), error.__notes__)
@@ -294,7 +294,7 @@ def test_one_error_reports_all_violations_in_source_order():
     graph = make_graph(break_three_rules, X)
     violations = check_graph(graph)
     assert [violation.rule for violation in violations] == ["callback", "control-flow", "callback"]
-    error = to_error(violations, graph_name="step", graph=graph)
+    error = make_capture_error(violations, graph_name="step", graph=graph)
     assert type(error) is CaptureError
     assert error.violations == violations
     first, *rest = to_text(error).split("\n\n")
@@ -312,7 +312,7 @@ def test_one_error_reports_all_violations_in_source_order():
 def test_one_violation_is_the_error_with_the_ops_around_it():
     graph = make_graph(lambda x: jax.pure_callback(np.sin, x, x * 2) + 1, X)
     (violation,) = check_graph(graph)
-    error = to_error([violation], graph_name="step", graph=graph)
+    error = make_capture_error([violation], graph_name="step", graph=graph)
     assert str(error) == str(violation)
     assert error.anchor == "callback"
     assert error.__notes__ == [
@@ -321,7 +321,9 @@ def test_one_violation_is_the_error_with_the_ops_around_it():
         "> %2 = pure_callback %1\n"
         "  %3 = add %2, 1.0:f32[]"
     ]
-    assert to_error([violation], graph_name="step").__notes__ == ["> %2 = pure_callback %1"]
+    assert make_capture_error([violation], graph_name="step").__notes__ == [
+        "> %2 = pure_callback %1"
+    ]
 
 
 def test_note_shows_the_op_that_holds_the_violation():
@@ -329,13 +331,13 @@ def test_note_shows_the_op_that_holds_the_violation():
         lambda x: lax.scan(lambda c, y: (c + jnp.sin(y), lax.igamma(y, y)), 0.0, x), X
     )
     (violation,) = check_graph(graph)
-    (note,) = to_error([violation], graph_name="step", graph=graph).__notes__
+    (note,) = make_capture_error([violation], graph_name="step", graph=graph).__notes__
     assert re.search(r"^> %1, %2 = scan", note, re.MULTILINE)
 
 
 def test_no_violation_makes_no_error():
     with pytest.raises(ValueError, match="no violation to report"):
-        to_error([], graph_name="step")
+        make_capture_error([], graph_name="step")
 
 
 def test_find_uncapturable_gives_the_index_of_each_top_level_op():
