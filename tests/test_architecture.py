@@ -81,6 +81,19 @@ FAULTS = [
             (rules.check_module_names, "tracegraph/capture/__init__.py", "", "named like the public `capture`"),
             (rules.check_records, "runtime/x.py", RECORD_HEAD + SEVEN_FIELDS, "x.py:3: record `R` has 7 fields"),
             (rules.check_records, "runtime/x.py", "from dataclasses import dataclass\n@dataclass\nclass R:\n  a: int", "`R` is not frozen"),
+            (rules.check_error_names, "runtime/x.py", "def refuse(): pass", "x.py:1: `refuse` is no name of this idiom"),
+            (rules.check_error_names, "runtime/x.py", "def _refuse_size(): pass", "`_refuse_size` is no name of this idiom"),
+            (rules.check_error_names, "tracegraph/x.py", "def report_all(): pass", "`report_all` is no name of this idiom"),
+            (rules.check_error_names, "lowering/x.py", "def find_fault() -> BadError: pass", "`find_fault` returns an error"),
+            (rules.check_error_names, "lowering/x.py", "def make_fault() -> errors.BadError | WorseError: pass", "`make_fault` returns an error"),
+            (rules.check_error_names, "runtime/x.py", "class A:\n  async def _make_it(self) -> 'BadError': pass", "x.py:2: `_make_it` returns an error"),
+            (rules.check_error_names, "runtime/x.py", "def fail() -> NoReturn: pass", "`fail` always raises"),
+            (rules.check_error_names, "runtime/x.py", "def fail() -> typing.NoReturn: pass", "`fail` always raises"),
+            (rules.check_error_names, "runtime/x.py", "def _raise_late() -> None: pass", "`_raise_late` is to return NoReturn"),
+            (rules.check_error_names, "runtime/x.py", "def raise_late(): pass", "`raise_late` is to return NoReturn"),
+            (rules.check_error_names, "tracegraph/x.py", "def _describe(op) -> Violation: pass", "`_describe` returns a violation"),
+            (rules.check_error_names, "tracegraph/x.py", "def find_it(op) -> Violation: pass", "`find_it` returns a violation"),
+            (rules.check_error_names, "tracegraph/x.py", "def check_op(op) -> Violation | None: pass", "`check_op` looks for a violation"),
         ]
     )
 ]  # fmt: skip
@@ -105,6 +118,12 @@ LEGAL_NEIGHBOURS = [
             (rules.check_module_names, "tracegraph/__init__.py", "from tracegraph import decorator as decorator"),
             (rules.check_records, "runtime/x.py", RECORD_HEAD + '    """R. More than six\n    fields because x."""\n' + SEVEN_FIELDS),
             (rules.check_records, "runtime/x.py", RECORD_HEAD + "    a: ClassVar[int]\n" + SEVEN_FIELDS[:-12]),
+            (rules.check_error_names, "runtime/x.py", "def make_late_error() -> BadError | WorseError: pass"),
+            (rules.check_error_names, "runtime/x.py", "class A(pickle.Unpickler):\n  def find_class(self) -> NoReturn: pass"),
+            (rules.check_error_names, "runtime/x.py", "def _raise_late_error() -> NoReturn: pass\nclass FooError: pass"),
+            (rules.check_error_names, "runtime/x.py", "def refused(): pass\ndef report(): pass\ndef _make_report(): pass"),
+            (rules.check_error_names, "tracegraph/x.py", "def translate(error) -> BadError | None: pass"),
+            (rules.check_error_names, "tracegraph/x.py", "def find_op_violation() -> Violation | None: pass\ndef _make_violation() -> Violation: pass"),
         ]
     )
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import re
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -32,6 +33,8 @@ ROOM_PARENTS = ("tracegraph", "lowering", "runtime", "runtime/cuda", "runtime/me
 LINE_LIMIT = 400
 LINE_EXCUSE = "past 400 lines because"
 FIELD_LIMIT = 6
+# It overrides a method of `pickle.Unpickler`.
+NAMED_BY_PYTHON = ("find_class",)
 FIELD_EXCUSE = "More than six fields because"
 
 Rule: TypeAlias = Callable[[pathlib.Path], list[str]]
@@ -397,6 +400,44 @@ def _find_record_problems(node: ast.ClassDef) -> Iterator[str]:
         yield f"record `{node.name}` has {len(fields)} fields, more than {FIELD_LIMIT}"
 
 
+def check_error_names(root: pathlib.Path) -> list[str]:
+    """One idiom of errors: a function's name says if it returns an error or raises one."""
+    return [
+        f"{source.path}:{node.lineno}: {problem}"
+        for source in read_sources(root)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.name not in NAMED_BY_PYTHON
+        for problem in _find_name_problems(node)
+    ]
+
+
+def _find_name_problems(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    name = node.name.removeprefix("_")
+    if re.match(r"refuse(_|$)|report_", name):
+        yield f"`{node.name}` is no name of this idiom: make_, find_, check_ or raise_"
+    kinds = [each.rpartition(".")[2] for each in _list_return_types(node)]
+    if kinds == ["NoReturn"] and not name.startswith("raise_"):
+        yield f"`{node.name}` always raises, so it is named raise_..."
+    if (
+        kinds
+        and all(kind.endswith("Error") for kind in kinds)
+        and not re.fullmatch(r"make_\w+_error", name)
+    ):
+        yield f"`{node.name}` returns an error, so it is named make_..._error"
+    if kinds == ["Violation"] and not re.fullmatch(r"make_(\w+_)?violation", name):
+        yield f"`{node.name}` returns a violation, so it is named make_..._violation"
+    if kinds == ["Violation", "None"] and not re.fullmatch(r"find_\w+_violation", name):
+        yield f"`{node.name}` looks for a violation, so it is named find_..._violation"
+    if name.startswith("raise_") and kinds != ["NoReturn"]:
+        yield f"`{node.name}` is to return NoReturn"
+
+
+def _list_return_types(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Returns the members of the union that a function is annotated to return."""
+    return [] if node.returns is None else ast.unparse(node.returns).strip("'").split(" | ")
+
+
 RULES: tuple[Rule, ...] = (
     check_layers,
     check_local_imports,
@@ -409,4 +450,5 @@ RULES: tuple[Rule, ...] = (
     check_file_lengths,
     check_module_names,
     check_records,
+    check_error_names,
 )
