@@ -36,7 +36,7 @@ _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes on the CPU")
 _WORKER = flags.DEFINE_enum("worker", None, [JIT, TRACEGRAPH], "make one first call, print JSON")
 
 # What `jax.jit` does as well.
-SHARED_STAGES = ("trace", "compile")
+SHARED_PHASES = ("trace", "compile")
 LIMIT = 0.10
 
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def measure_first_call(case: Case, name: str) -> dict[str, float]:
-    """Returns the seconds of one first call, and of the stages that the side tells of."""
+    """Returns the seconds of one first call, and of each phase, where the side has them."""
     donated = (0,) if case.has_state else ()
     wrap = jax.jit if name == JIT else tg.capture
     side = JaxSide(case, wrap(case.function, donate_argnums=donated))
@@ -91,13 +91,13 @@ def measure_case(name: str) -> dict[str, Any]:
             samples[side].append(run_worker(name, side))
             print(f"[{name}, {side}: {samples[side][-1]['first call']:.2f} s]", file=sys.stderr)
     (jit, mine) = (take_medians(samples[side]) for side in (JIT, TRACEGRAPH))
-    stages = {stage: value for stage, value in mine.items() if stage != "first call"}
-    beyond = sum(value for stage, value in stages.items() if stage not in SHARED_STAGES)
+    phases = {phase: value for phase, value in mine.items() if phase != "first call"}
+    beyond = sum(value for phase, value in phases.items() if phase not in SHARED_PHASES)
     return {
         "first call": {JIT: jit["first call"], TRACEGRAPH: mine["first call"]},
-        "stages": stages,
+        "phases": phases,
         "beyond": beyond,
-        "beyond / compile": beyond / stages["compile"],
+        "beyond / compile": beyond / phases["compile"],
         "first call / jax.jit": mine["first call"] / jit["first call"],
         "samples": samples,
     }
@@ -136,12 +136,12 @@ def describe_run() -> dict[str, str]:
 def format_page(document: Mapping[str, Any]) -> str:
     """Returns the document as a Markdown page."""
     cases: Mapping[str, Any] = document["cases"]
-    stages = list(dict.fromkeys(stage for each in cases.values() for stage in each["stages"]))
-    header = ["case", *(f"{side} s" for side in (JIT, TRACEGRAPH)), *stages]
+    phases = list(dict.fromkeys(phase for each in cases.values() for phase in each["phases"]))
+    header = ["case", *(f"{side} s" for side in (JIT, TRACEGRAPH)), *phases]
     header += ["beyond s", "beyond / compile", "first call / jax.jit"]
     rows = []
     for name, each in cases.items():
-        seconds = [*each["first call"].values(), *(each["stages"].get(s, 0.0) for s in stages)]
+        seconds = [*each["first call"].values(), *(each["phases"].get(s, 0.0) for s in phases)]
         ratios = (each["beyond / compile"], each["first call / jax.jit"])
         cells = [f"{value:.2f}" for value in (*seconds, each["beyond"])]
         rows.append([name, *cells, *(f"{value:.3f}" for value in ratios)])
@@ -151,8 +151,8 @@ def format_page(document: Mapping[str, Any]) -> str:
                 "# The first call",
                 "\n".join(f"* {key}: {value}" for key, value in document["run"].items()),
                 format_table(header, rows),
-                "*Beyond* is every stage but `trace` and `compile`, through which `jax.jit` goes as"
-                f" well; at most {LIMIT:.2f} of `compile` is wanted.",
+                "*Beyond* is every phase but `trace` and `compile`, which `jax.jit` has as well"
+                f"; at most {LIMIT:.2f} of `compile` is wanted.",
             ]
         )
         + "\n"

@@ -149,7 +149,7 @@ def read_sizes(function: Any) -> CaptureSizes:
 
 
 def read_capture_seconds(function: Any) -> dict[str, float]:
-    """Returns the seconds of each stage of the capture; XLA's own is called ``compile``.
+    """Returns the seconds of each phase of the capture; XLA's own is called ``compile``.
 
     Raises:
         MissingFigureError: the function does not tell.
@@ -157,7 +157,7 @@ def read_capture_seconds(function: Any) -> dict[str, float]:
     timings = getattr(function, "timings", None)
     if timings is None:
         raise MissingFigureError("captured functions of this build have no `timings()`")
-    seconds = {str(stage): float(value) for stage, value in dict(timings()).items()}
+    seconds = {str(phase): float(value) for phase, value in dict(timings()).items()}
     if "compile" not in seconds:
         raise MissingFigureError(f"`timings()` has no `compile`, only {', '.join(seconds)}")
     return seconds

@@ -202,7 +202,7 @@ def _move_step(
 
 
 def _name_empty(region: Region) -> str:
-    """Returns the buffer that stands for ranges of no bytes: they need an address all the same."""
+    """Returns the buffer for ranges of no bytes: they need an address too."""
     return f"{region.name}.empty"
 
 
@@ -245,7 +245,7 @@ def _copy_results(
 def _fill_undefined(
     buffers: Sequence[BufferSpec], steps: Sequence[Step], region: Region
 ) -> list[Step]:
-    """Returns steps that fill with zeros what XLA leaves undefined, as `jnp.empty` does."""
+    """Returns steps that set to zero what XLA leaves undefined, as `jnp.empty` does."""
     whole = {spec.name: BufferUse(spec.name, 0, spec.nbytes) for spec in buffers if spec.nbytes}
     written = {name: ByteMap(False) for name in whole}
     undefined: set[str] = set()

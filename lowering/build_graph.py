@@ -3,7 +3,7 @@
 Note [Programmatic edges]
 An edge P -> C is full when C is started after P has completed, and programmatic when C may be
 started before that. XLA writes kernels that begin with a wait (`griddepcontrol.wait`, before they
-touch memory): there C stands still until every kernel with an edge to it has *completed* and what
+touch memory): there C waits until every kernel with an edge to it has *completed* and what
 it wrote is visible. Starting C early then hides the time that starting takes, and nothing else.
 An edge is programmatic only if both nodes are kernels and C begins with a wait; else it is full.
 
@@ -110,7 +110,7 @@ def _find_stage_edges(
     """Returns the fewest edges among the steps of one stage, by their index in it.
 
     Device nodes wait for what shares bytes with them. A compiled call keeps the order that
-    the streams declare: what it touches besides its buffers is its own affair.
+    the streams declare: what else it touches is not known here.
     """
     if any(isinstance(step, ExecutableCall) for step in steps):
         last = first + len(steps) - 1

@@ -1,10 +1,10 @@
-"""Python's collector, held off while a capture makes its records.
+"""Pauses Python's garbage collector while a capture makes its records.
 
 Note [Collector]
 Python looks for cycles of dead objects whenever enough objects have been made, and at times among
 all there are. Some steps of a capture make tens of thousands of records in a fraction of a second,
 next to as many of JAX's, and all of them stay: the collector finds nothing and takes a quarter of
-the time. It is held off for such a step alone. No code of the user's runs in it, and what other
+the time. It is paused for such a step only. No code of the user's runs in it, and what other
 threads leave behind is collected as soon as it is over.
 """
 
@@ -22,7 +22,7 @@ _was_enabled = False
 
 @contextlib.contextmanager
 def hold_collector() -> Iterator[None]:
-    """Keeps the collector from running in the body, in all threads; also inside of another one.
+    """Pauses the collector in the body, for all threads; may be nested.
 
     A collector that is off stays off.
 

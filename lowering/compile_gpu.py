@@ -30,7 +30,7 @@ from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import UnsupportedError
 
-# Per word in a refusal the options that make XLA write plain kernels instead.
+# By a word of the refusal: the options that make XLA write plain kernels instead.
 PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
     ("ext.cub_sort", ("xla_gpu_enable_cub_radix_sort", False)),
     ("in_process_symbol", ("xla_disable_hlo_passes", "topk-specializer")),
@@ -126,7 +126,7 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
 
 
 def prepare_reading() -> None:
-    """Learns how XLA describes its programs: half a second, once per CUDA plugin."""
+    """Loads XLA's schema: half a second, once per CUDA plugin."""
     # Without a plugin the capture is refused where one is needed.
     with contextlib.suppress(UnsupportedError):
         load_schema()
@@ -147,7 +147,7 @@ def plan_program(
         CaptureError: the streams leave two steps that touch the same bytes unordered.
     """
     serial, serial_plan = plan_smallest(regions, order, frame)
-    # In levels the order of the streams is no longer to be seen.
+    # The levels replace the order of the streams.
     verify_order(serial)
     wide = widen(serial, int(WIDE_BUDGET * serial_plan.arena_bytes))
     wide_plan = plan_memory(frame.name, find_lifetimes(wide))

@@ -34,15 +34,15 @@ class CompileTarget(Protocol):
         ...
 
     def prepare_arena(self, size: ArenaSize) -> None:
-        """Hears what memory the graph will need, as soon as that is known."""
+        """Is called with the size of the arena as soon as it is known."""
         ...
 
 
-class StageProgress(Protocol):
-    """Hears which stage of a capture begins."""
+class PhaseProgress(Protocol):
+    """Is notified of each phase of a capture."""
 
-    def enter(self, stage: str, detail: str = "") -> None:
-        """Says which stage begins, and what of it."""
+    def enter(self, phase: str, detail: str = "") -> None:
+        """Begins a phase; the detail says which part of it."""
         ...
 
 
@@ -51,14 +51,13 @@ class Compiler:
 
     Args:
         target: the device that they are compiled for.
-        progress: hears of ``compile`` where JAX begins to compile, and of ``lower`` when it is
-            done.
+        progress: enters ``compile`` when JAX begins to compile, and ``lower`` when it is done.
         overlap: work for the calling thread while XLA compiles. Where nothing is compiled, or an
             error comes before that, it is left to the caller.
     """
 
     def __init__(
-        self, target: CompileTarget, progress: StageProgress, overlap: Overlap | None = None
+        self, target: CompileTarget, progress: PhaseProgress, overlap: Overlap | None = None
     ) -> None:
         self.target, self._progress = target, progress
         self._overlap = overlap if overlap is not None else Overlap()
@@ -111,9 +110,9 @@ class Compiler:
         return compiled
 
     def finish_overlap(self) -> None:
-        """Does what was to overlap with XLA, unless it has been begun before."""
+        """Does what was to overlap with XLA, unless it was started before."""
         if not self._overlap.is_done:
-            self._progress.enter(self._overlap.stage)
+            self._progress.enter(self._overlap.phase)
             self._overlap.finish()
 
 

@@ -1,7 +1,7 @@
 """Overlap: work for the calling thread while XLA compiles in another one.
 
-XLA holds no lock of Python while it compiles, which is most of the time of a capture. All else
-stays in the calling thread, with what that keeps for itself: streams, JAX's settings, the stack.
+XLA holds no lock of Python while it compiles, which is most of the time of a capture. All other
+work stays in the calling thread, which has the streams, JAX's settings and the stack.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ class Overlap:
     """Work that may go on while XLA compiles, and is done once.
 
     Args:
-        stage: what to call the time that it takes when the compilation is over.
+        phase: that the time counts to which the work takes after the compilation has ended.
         work: what it raises comes before what the compilation raises. None: there is no work.
-        preparations: what later stages would do themselves, each with its stage; begun only as long
-            as XLA compiles.
+        preparations: what later phases would do otherwise, each with its phase; started only while
+            XLA compiles.
     """
 
     def __init__(
         self,
-        stage: str = "",
+        phase: str = "",
         work: Callable[[], None] | None = None,
         preparations: Sequence[Preparation] = (),
     ) -> None:
-        self.stage = stage
+        self.phase = phase
         self._work = work
         self._preparations = list(preparations)
 
     @property
     def is_done(self) -> bool:
-        """True when the work has been begun, with whatever outcome."""
+        """True when the work was started, even if it failed."""
         return self._work is None
 
     def finish(self) -> None:
-        """Does the work, unless it has been begun before."""
+        """Does the work, unless it was started before."""
         work, self._work = self._work, None
         if work is not None:
             work()
@@ -51,11 +51,11 @@ class Overlap:
 
         Args:
             compile_program: for any thread; see `carry_settings`.
-            on_late: called with the stage of the work if the compilation ends before it.
+            on_late: called with the phase of the work if the compilation ends before it.
 
         Raises:
             Exception: the work or the compilation failed. If both did it is the error of the work,
-                which tells what is wrong with the program that was compiled.
+                which says what is wrong with the program that was compiled.
 
         Example:
             >>> Overlap("check", lambda: print("checked")).run(lambda: 6 * 7, print)
@@ -75,15 +75,15 @@ class Overlap:
                 compiled.set_exception(error)
             with lock:
                 if is_working:
-                    on_late(self.stage)
+                    on_late(self.phase)
 
-        # Not of a pool of threads: that takes no work once the main thread has ended, while a
-        # thread which is still there may go on to capture.
+        # No thread pool: it takes no work once the main thread has ended, but other threads may
+        # still capture.
         thread = threading.Thread(target=compile_and_tell, name="tracegraph-compile")
         try:
             thread.start()
         except RuntimeError:
-            # Some releases of Python 3.12 start no thread at all by then; the work is left over.
+            # Some releases of Python 3.12 start no thread by then; the work is left to the caller.
             return compile_program()
         try:
             self.finish()
@@ -91,12 +91,12 @@ class Overlap:
         finally:
             with lock:
                 is_working = False
-            # Nothing of a failed capture goes on.
+            # The thread does not outlive a failed capture.
             thread.join()
         return compiled.result()
 
     def _prepare(self, until: Callable[[], bool]) -> None:
         """Makes the preparations one after another, until a condition holds."""
         while self._preparations and not until():
-            self.stage, prepare = self._preparations.pop(0)
+            self.phase, prepare = self._preparations.pop(0)
             prepare()

@@ -8,15 +8,15 @@ compiles, which the calling thread only waits for, they cost nothing.
 
 from __future__ import annotations
 
-# The C library keeps freed memory up to twice the largest block that it mapped by itself and got
-# back, and takes 32 MiB at most for that.
+# The C library keeps freed memory up to twice the largest block that was mapped separately and
+# freed, and takes 32 MiB at most for that.
 _LARGEST_MAPPED_BYTES = 31 << 20
 _BLOCK_BYTES = 1 << 20
 MOST_BYTES = 2 * _LARGEST_MAPPED_BYTES - (6 << 20)
 
 
 def warm_memory(nbytes: int) -> int:
-    """Touches memory and gives it back to the heap, where later allocations find it.
+    """Touches memory and frees it to the heap, where later allocations find it.
 
     Args:
         nbytes: how much; no more than ``MOST_BYTES`` is kept.
@@ -30,7 +30,7 @@ def warm_memory(nbytes: int) -> int:
     """
     count = min(nbytes, MOST_BYTES) // _BLOCK_BYTES
     if count:
-        # Mapped by itself, and given back at once: it only makes the heap keep what follows.
+        # Mapped separately, and freed at once: it only makes the heap keep what follows.
         bytes(_LARGEST_MAPPED_BYTES)
     blocks = [b"\1" * _BLOCK_BYTES for _ in range(count)]
     return sum(map(len, blocks))

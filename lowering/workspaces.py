@@ -1,4 +1,4 @@
-"""Workspaces: the temporaries that CUDA libraries ask for, as part of a graph's arena."""
+"""Workspaces: the temporaries that CUDA libraries need, as part of a graph's arena."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ class BufferUse(NamedTuple):
 
 
 Relocate: TypeAlias = Callable[[BufferUse], BufferUse]
+Locate: TypeAlias = Callable[[BufferUse], int]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tests.processes import run_copy
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 EXPECTED = {
     "01_capture_and_replay": ["hits=9, misses=2"],
-    "02_every_stage": ["dot_general", "arena", "hits=19, misses=1"],
+    "02_every_phase": ["dot_general", "arena", "hits=19, misses=1"],
     "03_train_digits": [
         "epoch 15/15",
         "loss curve equals jax.jit's bit for bit: True",

@@ -257,9 +257,9 @@ class GraphedFunction(Generic[P, R]):
         return self._pool.join(self._device).pool_id
 
     def timings(self) -> dict[str, float]:
-        """Returns the seconds that each stage of the latest graph's capture took.
+        """Returns the seconds that each phase of the latest graph's capture took.
 
-        The stages are ``trace`` (JAX runs the function on abstract values), ``check`` (the graph,
+        The phases are ``trace`` (JAX runs the function on abstract values), ``check`` (the graph,
         its passes, the constraints, and what is left of the second trace when XLA is done),
         ``compile`` (JAX and XLA lower and compile the regions, with the second trace beside),
         ``lower`` (cut into regions, read XLA's program, plan, build), ``instantiate`` and

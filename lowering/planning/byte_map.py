@@ -57,7 +57,7 @@ class ByteMap(Generic[T]):
         return before
 
     def _cut(self, start: int, end: int) -> slice:
-        """Makes pieces begin at both offsets and returns where those of the range stand."""
+        """Makes pieces begin at both offsets and returns where those of the range are."""
         starts, values = self._starts, self._values
         first = bisect.bisect_left(starts, start)
         if first == len(starts) or starts[first] != start:

@@ -5,8 +5,8 @@ Steps of different streams run side by side, so step indices alone do not say wh
 lifetime is therefore extended at its end: it lasts until the greatest step that is *not* ordered
 after all uses of the buffer. Every later step waits for all of them. If the lifetimes of ``a`` and
 ``b`` are disjoint and ``b`` starts later, every step that touches ``b`` lies after the end of
-``a``, hence waits for every use of ``a``: the two may share bytes. Extending the start too would be
-correct as well, and would only waste room.
+``a``, hence waits for every use of ``a``: the two may share bytes. Extending the start as well
+would be correct, but would waste memory.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def verify_plan(plan: MemoryPlan) -> None:
     """Checks everything that a replay relies on.
 
     Args:
-        plan: any plan, from wherever it comes.
+        plan: any plan.
 
     Raises:
         InternalError: two live buffers overlap; an offset is missing, negative or not aligned; a
@@ -365,7 +365,8 @@ def _draw_bar(lifetime: Lifetime, step_count: int) -> str:
 
 
 def _shorten(name: str) -> str:
-    # The end of a path such as state['params']['dense_1']['kernel'] tells it from its siblings.
+    # The end of a path such as state['params']['dense_1']['kernel'] distinguishes it from its
+    # siblings.
     return name if len(name) <= NAME_COLUMNS else "…" + name[1 - NAME_COLUMNS :]
 
 

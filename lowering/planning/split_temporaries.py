@@ -9,7 +9,7 @@ read begins a new part, since nothing of the old bytes can be seen through it an
 always finds the bytes that it would find in XLA's allocation; parts that no step connects may
 lie anywhere. Joining more than needed is always right: one part per allocation is XLA's layout.
 
-XLA writes some instructions as several steps of one name: a copy of the operand or a fill with an
+XLA writes some instructions as several steps of one name: a memcpy of the operand or a memset to an
 initial value, then a kernel that works in place on it (sorts, scatters, sums by atomics). The
 operands of the instruction do not tell that the kernel reads those bytes. So what a later step of
 an instruction writes counts as read.
@@ -79,7 +79,7 @@ def split_allocations(
     for step in steps:
         writes = _only(step.writes, allocations)
         reads = _only(step.reads, allocations)
-        # A later step of one instruction goes on with what the earlier ones wrote, whether XLA
+        # A later step of one instruction continues with what the earlier ones wrote, whether XLA
         # lists it as an operand or not: see Note [Splitting is safe].
         reads += writes if step.name in names else ()
         names.add(step.name)

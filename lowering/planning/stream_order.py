@@ -1,4 +1,4 @@
-"""The order that streams and waits declare, held against the bytes that the steps share."""
+"""The order that streams and waits declare, checked against the bytes that the steps share."""
 
 from __future__ import annotations
 

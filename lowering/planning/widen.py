@@ -4,13 +4,13 @@ Note [Levels]
 XLA's serial order is one for a device that runs a step at a time: a buffer may take the bytes of
 another as soon as the steps that use it are over *in that order*. In a graph each such reuse is an
 edge, often from a step that no other waits for to one on the longest chain, and makes the chain
-longer. So the steps are put into levels: a step stands in a later level than all that it depends
+longer. So the steps are put into levels: a step is in a later level than all that it depends
 on, and as early as the memory allows. Buffers share bytes only if the uses of one lie in earlier
 levels than those of the other. Then no edge of reuse goes within a level, and the graph's longest
 chain is no longer than the number of levels.
 
 More steps side by side need more memory at once. A step that does not fit into the budget waits for
-a later level; if nothing fits, the step that comes first in XLA's order goes on alone.
+a later level; if nothing fits, the step that comes first in XLA's order runs alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def widen(program: DeviceProgram, budget_bytes: int) -> DeviceProgram:
     Args:
         program: steps in an order that gives the right result; one that calls regions is returned
             as it is.
-        budget_bytes: what all buffers may take at one time, as far as that can be had.
+        budget_bytes: what all buffers may take at one time, where that is possible.
     """
     if any(isinstance(step, ExecutableCall) for step in program.steps):
         return program

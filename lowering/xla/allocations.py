@@ -121,7 +121,7 @@ def read_updated(executable: Any) -> frozenset[int]:
     """Returns the numbers of the parameters that a result updates in place.
 
     Raises:
-        Refusal: a result is said to update a parameter and stands elsewhere.
+        Refusal: a result is said to update a parameter and is elsewhere.
     """
     updated = set()
     allocations = executable.buffer_allocations.values
@@ -167,7 +167,7 @@ def check_dense(shape: Any, what: str) -> None:
     order = [axis for axis in layout.minor_to_major if 0 <= axis < len(shape.dimensions)]
     if sorted(order) != list(range(len(shape.dimensions))):
         raise Refusal(f"has {what} of {len(shape.dimensions)} axes in the order {order}")
-    # The place of an axis of one element is of no consequence, nor is any in an empty array.
+    # The place of an axis of one element does not matter, nor does any in an empty array.
     counted = [axis for axis in order if shape.dimensions[axis] != 1]
     is_empty = 0 in shape.dimensions
     is_padded = layout.tail_padding_alignment_in_elements not in (0, 1)

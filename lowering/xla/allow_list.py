@@ -44,7 +44,7 @@ def _fields(read: str, *, newer: str = "", **ignored: str) -> Fields:
     return Fields(frozenset(read.split()), frozenset(newer.split()), ignored)
 
 
-_SERIAL = "steps stand in serial order; what may overlap follows from byte ranges"
+_SERIAL = "steps are in serial order; what may overlap follows from byte ranges"
 _LABEL = "a label for people"
 _SHAPE = "addresses and byte counts are all that a step needs"
 _OTHER = "of another thunk kind, which refuses by itself"
@@ -80,7 +80,7 @@ ALLOWED: dict[str, Fields] = {
     ),
     "xla.HloInputOutputAliasProto.AliasEntryProto": _fields(
         "parameter_number parameter_shape_index",
-        output_shape_index="stands beside the entry",
+        output_shape_index="is given with the entry",
         kind="whether it must or may: JAX's donation is always given",
     ),
     "xla.gpu.GpuExecutableProto.ConstantInfoProto": _fields("symbol_name content allocation_index"),

@@ -137,7 +137,7 @@ def _read_header_fields(header: bytes, base: int) -> Iterator[tuple[int, int | b
 
 
 def _read_options(data: bytes, begin: int, schema: Schema) -> Any:
-    """Returns the program with its compile options, which stand behind the header."""
+    """Returns the program with its compile options, which follow the header."""
     if data.startswith(SIGNATURE):
         return _read_split_proto(data, OPTIONS, schema)
     options = schema.message_class(OPTIONS)()

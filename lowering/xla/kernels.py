@@ -5,7 +5,7 @@ XLA says which arguments a kernel writes, not which of them it also reads. Read 
 always right, but it makes the step depend on the one that wrote those bytes before. An argument
 counts as only written when that is proven:
 
-* the instruction that the kernel computes stands in the entry computation,
+* the instruction that the kernel computes is in the entry computation,
 * the kernel has one argument for each operand (equal ones may share one), and after them one for
   each result. All of the results are written; an operand is written only where it has the bytes of
   a result, which the kernel then updates in place,
@@ -59,7 +59,8 @@ _RELOCATIONS = {"KIND_BITS64_ABSOLUTE": 8}
 
 
 def decode_custom_kernel(thunk: Any, name: str, scope: Scope) -> list[DeviceStep]:
-    """Returns the steps of a ``CustomKernelThunkProto``: fills of zeroed outputs, then the kernel.
+    """Returns the steps of a ``CustomKernelThunkProto``: memsets of zeroed outputs, then the
+    kernel.
 
     Raises:
         Refusal: it has no cubin, or its description does not hold together.
@@ -110,7 +111,7 @@ def _make_steps(
     uses: Sequence[BufferUse],
     launch: Launch,
 ) -> list[DeviceStep]:
-    """Returns the fills of zeroed outputs, then the kernel."""
+    """Returns the memsets of zeroed outputs, then the kernel."""
     numbers, written = launch.parameters, list(thunk.written)
     if len(written) != len(uses):
         raise Refusal(f"has {len(uses)} arguments and says of {len(written)} whether it writes")
@@ -138,7 +139,7 @@ def _make_steps(
 
 
 def make_fill(name: str, target: BufferUse, value: int = 0, element_bytes: int = 0) -> DeviceStep:
-    """Returns the step that sets a byte range; zeros are set by fours where they fit."""
+    """Returns the memset of a byte range; zeros in elements of four bytes where they fit."""
     if not element_bytes:
         element_bytes = 1 if target.offset % 4 or target.nbytes % 4 else 4
     return DeviceStep(FillNode(name, target, value, element_bytes), reads=(), writes=(target,))
@@ -176,7 +177,7 @@ def find_overwritten(
 
 
 def _collect(uses: Sequence[BufferUse]) -> tuple[BufferUse, ...]:
-    """Returns each range once; empty ones are of no consequence for order or memory."""
+    """Returns each range once; empty ones matter for neither order nor memory."""
     return tuple(dict.fromkeys([use for use in uses if use.nbytes]))
 
 

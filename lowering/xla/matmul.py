@@ -4,7 +4,7 @@ cublasLt writes columns first. Where XLA wants rows first, the matmul is turned 
 D = A @ B it computes transpose(D) = transpose(B) @ transpose(A). No byte moves: A and B change
 places, and every layout is read the other way (rows for columns, the other order).
 
-Enum values are read by name from the message's own descriptors, and whatever is not listed here is
+Enum values are read by name from the message's own descriptors, and what is not listed here is
 refused: the numbers, the fields and their meaning change between versions of XLA.
 """
 
@@ -75,7 +75,7 @@ COMPUTE_TYPES = {
     "BLAS_COMPUTATION_TYPE_BF16_AS_F32": "32F_FAST_16BF",
     "BLAS_COMPUTATION_TYPE_TF32_AS_F32": "32F_FAST_TF32",
 }
-# How the sum is made, where the program asks for an algorithm (`jax.lax.DotAlgorithmPreset`).
+# How the sum is made, where the program names an algorithm (`jax.lax.DotAlgorithmPreset`).
 # The split ones (X3, X6, X9) reach cublasLt only after XLA has split the operands itself.
 ALGORITHM_COMPUTE_TYPES = {
     "ALG_DOT_F16_F16_F16": "16F",
@@ -91,7 +91,7 @@ ALGORITHM_COMPUTE_TYPES = {
     "ALG_DOT_ANY_F8_ANY_F8_F32": "32F",
     "ALG_DOT_ANY_F8_ANY_F8_F32_FAST_ACCUM": "32F",
 }
-# How the sum is made by the dtype of the result, where nothing is asked for. float32 and complex64
+# How the sum is made by the dtype of the result, where none is named. float32 and complex64
 # may use TF32 on top: see `_find_compute_type`.
 RESULT_COMPUTE_TYPES = {
     "float8_e4m3fn": "32F",
@@ -112,7 +112,7 @@ LAST_SCALE_MODE = 1
 ALGORITHM_COUNT = 128
 
 OPTIONAL_ROLES = ("bias", "aux", "a_scale", "b_scale", "c_scale", "d_scale", "d_amax", "workspace")
-# Which operand stands where, once the matmul is turned around.
+# Which operand is where, once the matmul is turned around.
 EXCHANGED_ROLES = {"a": "b", "b": "a", "a_scale": "b_scale", "b_scale": "a_scale"}
 
 

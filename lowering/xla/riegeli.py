@@ -1,6 +1,6 @@
 """Riegeli: the record files that XLA's compiled programs are stored in.
 
-A file is a sequence of chunks, and at each multiple of 64 KiB a block header of 24 bytes stands in
+A file is a sequence of chunks, and at each multiple of 64 KiB a block header of 24 bytes comes in
 between, also in the middle of a chunk. Only what XLA writes is read: simple chunks, plain or
 compressed with snappy. The hashes (HighwayHash, which has no well-kept package) are not compared:
 the bytes come straight from the compiler in this process, and a new graph is verified by replay.
@@ -31,7 +31,7 @@ _COMPRESSIONS = {ord("b"): "Brotli", ord("z"): "Zstandard"}
 
 @dataclasses.dataclass(frozen=True)
 class _Chunk:
-    """One chunk without block headers; ``where`` says where it stands, for errors."""
+    """One chunk without block headers; ``where`` says where it is, for errors."""
 
     kind: str
     record_count: int

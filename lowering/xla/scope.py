@@ -30,8 +30,7 @@ class Scope:
     """What the thunks of one sequence refer to.
 
     Attributes:
-        views: by number of the allocation: the bytes that it stands for, or None where no thunk
-            may look.
+        views: by number of the allocation: its bytes, or None where no thunk may read or write.
         instructions: of the program's entry computation, by name.
         codes: kernels met so far; equal ones are kept once.
         binary: the image that old kernels are looked up in; empty where that would be wrong.

@@ -214,7 +214,7 @@ _DECODERS: Mapping[str, Decoder] = {
     "partition_id": _decode_device_number,
 }
 
-# Kinds that stand for the thunks inside of them.
+# Kinds that consist of the thunks inside them.
 _NESTED: Mapping[str, Callable[[Any, Scope], tuple[Iterable[Any], Scope]]] = {
     "sequential": _open_sequence,
     "async_start": _open_async,

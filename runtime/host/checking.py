@@ -21,7 +21,7 @@ from tracegraph.runtime.nodes import Node
 POISON = 0xFF
 
 
-class CheckedHostGraph:
+class CheckingGraph:
     """Like HostGraph, but launches in a random allowed order and poisons dead buffers.
 
     Args:

@@ -14,7 +14,7 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.environment import read_alloc_conf
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.host.buffer import HostBuffer
-from tracegraph.runtime.host.checking import POISON, CheckedHostGraph
+from tracegraph.runtime.host.checking import POISON, CheckingGraph
 from tracegraph.runtime.host.graph import HostGraph, find_detours, find_direct, find_in_place
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.memory.allocator import Allocator
@@ -94,7 +94,7 @@ class HostDevice:
         """Binds every stage to the buffers."""
         if self._is_checking:
             indices = range(len(definition.stages))
-            return Instance(tuple(CheckedHostGraph(definition, i, buffers) for i in indices))
+            return Instance(tuple(CheckingGraph(definition, i, buffers) for i in indices))
         detours = find_detours(definition, buffers, fresh)
         return Instance(
             tuple(HostGraph(stage, buffers, detours) for stage in definition.stages),

@@ -57,12 +57,12 @@ def test_first_calls_are_made_in_processes_of_their_own(tmp_path: pathlib.Path) 
     assert ran.returncode == 0, ran.stderr
     document = json.loads((tmp_path / "first_call_dry_run.json").read_text())
     case = document["cases"]["tiny"]
-    stages = case["stages"]
-    assert {"trace", "check", "compile", "lower", "instantiate", "verify"} == stages.keys()
-    beyond = sum(stages.values()) - stages["trace"] - stages["compile"]
+    phases = case["phases"]
+    assert {"trace", "check", "compile", "lower", "instantiate", "verify"} == phases.keys()
+    beyond = sum(phases.values()) - phases["trace"] - phases["compile"]
     assert case["beyond"] == pytest.approx(beyond)
-    assert case["beyond / compile"] == case["beyond"] / stages["compile"]
-    assert sum(stages.values()) < case["first call"]["tg.capture"]
+    assert case["beyond / compile"] == case["beyond"] / phases["compile"]
+    assert sum(phases.values()) < case["first call"]["tg.capture"]
     ratio = case["first call"]["tg.capture"] / case["first call"]["jax.jit"]
     assert case["first call / jax.jit"] == ratio
     page = (tmp_path / "first_call_dry_run.md").read_text()

@@ -24,11 +24,11 @@ class Target:
         self.arenas.append(size)
 
 
-class NotedStages(list[tuple[str, str]]):
-    """Progress that notes what it is told."""
+class NotedPhases(list[tuple[str, str]]):
+    """Progress that notes each call."""
 
-    def enter(self, stage: str, detail: str = "") -> None:
-        self.append((stage, detail))
+    def enter(self, phase: str, detail: str = "") -> None:
+        self.append((phase, detail))
 
 
 def make_compiler(
@@ -36,9 +36,9 @@ def make_compiler(
     *,
     takes_kernels: bool = False,
     updates_in_place: bool = False,
-    stages: NotedStages | None = None,
+    phases: NotedPhases | None = None,
 ) -> Compiler:
     """Returns a compiler, by default for JAX's first device, which overlaps with nothing."""
     device = jax.devices()[0] if jax_device is None else jax_device
     target = Target(device, takes_kernels, updates_in_place)
-    return Compiler(target, NotedStages() if stages is None else stages)
+    return Compiler(target, NotedPhases() if phases is None else phases)

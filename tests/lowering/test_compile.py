@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.core import Tracer
 
-from tests.fakes.compilers import NotedStages, make_compiler
+from tests.fakes.compilers import NotedPhases, make_compiler
 from tracegraph.lowering.compile import compile_request, declared_edges, place_donated_results
 from tracegraph.lowering.device_program import Copy, ExecutableCall
 from tracegraph.lowering.lower import lower_request
@@ -128,14 +128,14 @@ def test_an_input_that_comes_back_as_it_is_moves_nothing():
 
 
 def test_program_names_steps_buffers_and_outputs():
-    stages = NotedStages()
+    phases = NotedPhases()
     wanted = request(
         region("a", "x s", "t", Place(7)),
         region("b", "t", "n y", Place(0, ("a",))),
         outputs=(("n", "s"), ("y", None)),
     )
-    program = compile_request(wanted, make_compiler(stages=stages))
-    assert stages == [
+    program = compile_request(wanted, make_compiler(phases=phases))
+    assert phases == [
         ("compile", "a of 2"),
         ("lower", "a of 2"),
         ("compile", "b of 2"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.deviceless import topology
-from tests.fakes.compilers import NotedStages, make_compiler
+from tests.fakes.compilers import NotedPhases, make_compiler
 from tests.fakes.gpu_programs import allocation, kernel
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.compile_gpu import compile_for_gpu
@@ -111,13 +111,13 @@ def make(x: Any) -> tuple[Any]:
 
 def test_state_is_updated_in_place_and_regions_are_kept_as_references(reader: FakeReader):
     reader.in_place = {"update": 1}
-    stages = NotedStages()
+    phases = NotedPhases()
     wanted = request(
         region("make", make, "x", "t", Place(3)),
         region("update", update, "t s", "n", Place(0, ("make",))),
     )
-    compiled = compile_for_gpu(wanted, make_compiler(stages=stages))
-    assert stages == [
+    compiled = compile_for_gpu(wanted, make_compiler(phases=phases))
+    assert phases == [
         ("compile", "make of 2"),
         ("lower", "make of 2"),
         ("compile", "update of 2"),

@@ -30,8 +30,8 @@ class Compilation:
         return "program"
 
 
-def ignore(stage: str) -> None:
-    """Is told of a stage."""
+def ignore(phase: str) -> None:
+    """Takes a phase, and does nothing."""
 
 
 def fail(error: Exception) -> Callable[[], None]:
@@ -117,26 +117,26 @@ def test_the_error_of_the_compilation_is_raised_when_the_work_is_done():
 
 
 def test_the_time_after_the_compilation_belongs_to_the_work():
-    told: list[str] = []
-    is_told = threading.Event()
+    entered: list[str] = []
+    is_entered = threading.Event()
     compilation = Compilation()
     compilation.may_end.set()
 
-    def tell(stage: str) -> None:
-        told.append(stage)
-        is_told.set()
+    def enter(phase: str) -> None:
+        entered.append(phase)
+        is_entered.set()
 
-    Overlap("trace", lambda: _await(is_told)).run(compilation, tell)
-    assert told == ["trace"]
+    Overlap("trace", lambda: _await(is_entered)).run(compilation, enter)
+    assert entered == ["trace"]
 
 
 def test_the_time_before_its_end_belongs_to_the_compilation():
-    told: list[str] = []
+    entered: list[str] = []
     compilation = Compilation()
     ended = threading.Timer(0.3, compilation.may_end.set)
     overlap = Overlap("trace", ended.start)
-    overlap.run(compilation, told.append)
-    assert told == []
+    overlap.run(compilation, entered.append)
+    assert entered == []
 
 
 def test_preparations_are_begun_only_while_the_other_compiles():
@@ -162,21 +162,21 @@ def test_preparations_are_begun_only_while_the_other_compiles():
     assert done == ["work", "first", "second"]
 
 
-def test_the_time_of_a_preparation_belongs_to_its_stage():
-    told: list[str] = []
-    is_told = threading.Event()
+def test_the_time_of_a_preparation_belongs_to_its_phase():
+    entered: list[str] = []
+    is_entered = threading.Event()
     compilation = Compilation()
 
-    def tell(stage: str) -> None:
-        told.append(stage)
-        is_told.set()
+    def enter(phase: str) -> None:
+        entered.append(phase)
+        is_entered.set()
 
     def prepare() -> None:
         compilation.may_end.set()
-        _await(is_told)
+        _await(is_entered)
 
-    Overlap("trace", lambda: None, [("verify", prepare)]).run(compilation, tell)
-    assert told == ["verify"]
+    Overlap("trace", lambda: None, [("verify", prepare)]).run(compilation, enter)
+    assert entered == ["verify"]
 
 
 def test_a_thread_that_outlives_the_main_one_may_compile():

@@ -254,13 +254,13 @@ def test_a_call_with_values_inside_jit_is_refused_and_changes_nothing():
     assert_same(step(w), jnp.zeros(3) + 2)
 
 
-@pytest.mark.parametrize("stage", ["trace", "lower", "explain"])
-def test_frames_of_ours_are_hidden_at_every_stage(stage):
+@pytest.mark.parametrize("phase", ["trace", "lower", "explain"])
+def test_frames_of_ours_are_hidden_at_every_phase(phase):
     def broken(x):
         raise ZeroDivisionError("the user's")
 
     with pytest.raises(ZeroDivisionError, match="the user's") as caught:
-        getattr(tg.capture(broken), stage)(X)
+        getattr(tg.capture(broken), phase)(X)
     files = [str(entry.path) for entry in caught.traceback]
     inner = [file for file in files if "/tracegraph/" in file or "/runtime/" in file]
     # The frame that raises again is the only one of ours that Python keeps.

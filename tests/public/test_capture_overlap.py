@@ -151,7 +151,7 @@ def test_settings_of_the_calling_thread_hold_in_both(target: str, monkeypatch: p
     assert result.dtype == np.float64
 
 
-def test_stages_add_up_to_the_time_that_passed(target: str):
+def test_phases_add_up_to_the_time_that_passed(target: str):
     captured = tg.capture(lambda x: jnp.sin(x) * 2)
     start = time.perf_counter()
     captured.lower(X)

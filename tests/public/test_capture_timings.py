@@ -1,4 +1,4 @@
-"""`timings()`: which stages of a capture are told apart, and what the progress line is told."""
+"""`timings()`: the phases of a capture, and what the progress line shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.capturing.progress import Progress
 
-STAGES = {"trace", "check", "compile", "lower", "instantiate", "verify"}
+PHASES = {"trace", "check", "compile", "lower", "instantiate", "verify"}
 
 
 def double(x: jax.Array) -> jax.Array:
@@ -26,22 +26,22 @@ def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return request.param
 
 
-def test_each_stage_is_told(target: str):
+def test_each_phase_has_its_seconds(target: str):
     captured = tg.capture(double)
     assert captured.timings() == {}
     start = time.perf_counter()
     captured(jnp.ones(3))
     passed = time.perf_counter() - start
     seconds = captured.timings()
-    assert seconds.keys() == STAGES
+    assert seconds.keys() == PHASES
     assert all(value > 0 for value in seconds.values())
     assert sum(seconds.values()) <= passed
 
 
-def test_what_is_not_verified_has_no_such_stage(target: str):
+def test_what_is_not_verified_has_no_such_phase(target: str):
     captured = tg.capture(double, verify=False)
     captured(jnp.ones(3))
-    assert captured.timings().keys() == STAGES - {"verify"}
+    assert captured.timings().keys() == PHASES - {"verify"}
 
 
 def test_the_seconds_are_those_of_the_latest_graph(target: str):
@@ -58,9 +58,9 @@ def test_the_line_names_the_regions(target: str, monkeypatch: pytest.MonkeyPatch
     entered: list[tuple[str, str]] = []
     enter = Progress.enter
 
-    def record(self: Progress, stage: str, detail: str = "") -> None:
-        entered.append((stage, detail))
-        enter(self, stage, detail)
+    def record(self: Progress, phase: str, detail: str = "") -> None:
+        entered.append((phase, detail))
+        enter(self, phase, detail)
 
     monkeypatch.setattr(Progress, "enter", record)
 

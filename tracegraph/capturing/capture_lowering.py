@@ -96,7 +96,7 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
         graph: what is captured.
 
     Returns:
-        Functions, each with the stage that would have to do it otherwise.
+        Functions, each with the phase that would do it otherwise.
     """
     if not device.takes_kernels:
         return []

@@ -1,4 +1,4 @@
-"""The pipeline: a prepared call becomes a captured graph, one method a stage."""
+"""The pipeline: a prepared call becomes a captured graph, one method per phase."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Capture:
     Attributes:
         graph: what is replayed.
         verification: what comparing it with its reference found.
-        seconds: of each stage, by name.
+        seconds: of each phase, by name.
     """
 
     graph: CapturedGraph
@@ -36,13 +36,13 @@ class Capture:
 
 
 class CapturePipeline:
-    """The stages of one capture, in their order: what one returns, the next one takes.
+    """The phases of one capture, in order: each takes what the one before returned.
 
     Args:
         prepared: the call that is captured.
         device: that it is captured for.
         pool: that the memory of the graph comes from.
-        progress: hears of each stage, and counts its seconds.
+        progress: is notified of each phase, and counts its seconds.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CapturePipeline:
         self._progress = progress
 
     def capture(self) -> Capture:
-        """Goes through all stages.
+        """Runs all phases.
 
         Raises:
             CaptureError: the function cannot be captured; all reasons are named.
@@ -66,7 +66,7 @@ class CapturePipeline:
         return Capture(graph, verification, self._progress.seconds)
 
     def run_to_lowered(self) -> LoweredCapture:
-        """Goes through the stages that take no memory of the device."""
+        """Runs the phases that allocate no device memory."""
         return self.lower(self.check(self.trace()))
 
     def trace(self) -> JaxTrace:
@@ -88,7 +88,7 @@ class CapturePipeline:
         try:
             checked, lowered = lower_checked(self._prepared, first, compiler)
         except Exception:
-            # What differs from trace to trace may be the reason, and is told first.
+            # A difference between the two traces may be the reason: it is reported first.
             overlap.finish()
             raise
         compiler.finish_overlap()

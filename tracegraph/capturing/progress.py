@@ -20,7 +20,7 @@ class Progress:
         title: what is going on, as ``capturing `step```.
 
     Attributes:
-        seconds: how long each stage took, by name; a stage that was entered again adds up.
+        seconds: of each phase, by name; a phase that is entered again adds up.
 
     Example:
         >>> with Progress("capturing `step`") as progress:
@@ -30,18 +30,18 @@ class Progress:
     def __init__(self, title: str) -> None:
         self.seconds: dict[str, float] = {}
         self._title = title
-        self._stage = self._detail = ""
+        self._phase = self._detail = ""
         self._start = self._entered = time.perf_counter()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
         self._has_written = False
 
-    def enter(self, stage: str, detail: str = "") -> None:
-        """Says which stage begins, and what of it."""
+    def enter(self, phase: str, detail: str = "") -> None:
+        """Begins a phase; the detail says which part of it."""
         now = time.perf_counter()
-        if self._stage:
-            self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._entered
-        self._stage, self._detail, self._entered = stage, detail, now
+        if self._phase:
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._entered
+        self._phase, self._detail, self._entered = phase, detail, now
 
     def __enter__(self) -> Progress:
         if is_shown():
@@ -69,8 +69,8 @@ class Progress:
         self._has_written = True
         while not self._done.wait(_PERIOD_SECONDS):
             seconds = time.perf_counter() - self._start
-            stage = f"{self._stage} {self._detail}".rstrip()
-            self._write(f"{stage}, {seconds:.0f} s", end="")
+            phase = f"{self._phase} {self._detail}".rstrip()
+            self._write(f"{phase}, {seconds:.0f} s", end="")
 
     def _write(self, text: str, *, end: str) -> None:
         sys.stderr.write(f"\r\x1b[K{self._title}: {text}{end}")

@@ -70,7 +70,7 @@ class CapturedGraph:
         "signature",
     )
 
-    # Constructed once per signature; each argument is a stage of the way of the data.
+    # Constructed once per signature; each argument is what one phase of the capture returned.
     def __init__(
         self,
         prepared: PreparedCall,

@@ -30,10 +30,10 @@ from tracegraph.runtime.cuda.driver.calls import (
 )
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
-from tracegraph.runtime.cuda.graphs.node_actions import Action, Locate, make_action
+from tracegraph.runtime.cuda.graphs.node_actions import Action, make_action
 from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError
 from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.nodes import KernelNode, MatmulNode, Node
+from tracegraph.runtime.nodes import KernelNode, Locate, MatmulNode, Node
 
 
 class Library(Protocol):

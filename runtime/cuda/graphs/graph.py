@@ -25,14 +25,13 @@ from tracegraph.runtime.cuda.graphs.node_actions import (
     Action,
     Child,
     Empty,
-    Locate,
     is_patchable,
     make_action,
     move_action,
 )
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.nodes import BufferUse, KernelNode, TensorMap
+from tracegraph.runtime.nodes import BufferUse, KernelNode, Locate, TensorMap
 
 
 class _Executable:

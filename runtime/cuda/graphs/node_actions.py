@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TypeAlias
 
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.nodes import (
-    BufferUse,
     CopyNode,
     FillNode,
     KernelNode,
     KernelParameter,
+    Locate,
     MatmulNode,
     Node,
     TensorMap,
 )
-
-Locate: TypeAlias = Callable[[BufferUse], int]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,9 +28,7 @@ from tracegraph.runtime.cuda.libraries.nvidia_bindings import (
 )
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.nodes import BufferUse, Matmul, MatmulNode, MatrixLayout
-
-Locate = Callable[[BufferUse], int]
+from tracegraph.runtime.nodes import Locate, Matmul, MatmulNode, MatrixLayout
 
 # JAX's dtype names, with the names of cudaDataType_t.
 DATA_TYPES = {

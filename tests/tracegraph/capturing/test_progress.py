@@ -67,7 +67,7 @@ def test_when_it_is_shown(
     assert is_shown() is expected
 
 
-def test_a_long_capture_shows_its_stage_and_its_end(terminal: Callable[[], Terminal]):
+def test_a_long_capture_shows_its_phase_and_its_end(terminal: Callable[[], Terminal]):
     shown = terminal()
     with Progress("capturing `step`") as line:
         line.enter("trace")
@@ -119,10 +119,10 @@ def test_its_thread_ends_with_it(terminal: Callable[[], Terminal]):
     assert threading.active_count() == before
 
 
-def test_seconds_of_a_stage_that_is_entered_again_add_up(monkeypatch: pytest.MonkeyPatch):
+def test_seconds_of_a_phase_that_is_entered_again_add_up(monkeypatch: pytest.MonkeyPatch):
     times = iter([0.0, 1.0, 3.0, 7.0, 15.0])
     monkeypatch.setattr(progress, "time", types.SimpleNamespace(perf_counter=times.__next__))
     line = Progress("capturing `step`")
-    for stage in ("compile", "lower", "compile", ""):
-        line.enter(stage, "region0 of 1")
+    for phase in ("compile", "lower", "compile", ""):
+        line.enter(phase, "region0 of 1")
     assert line.seconds == {"compile": 2.0 + 8.0, "lower": 4.0}

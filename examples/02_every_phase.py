@@ -1,4 +1,4 @@
-"""Look at every stage between a Python function and its replay, one at a time.
+"""Look at every phase between a Python function and its replay, one at a time.
 
 function -> Graph (our IR) -> regions -> memory plan -> graph -> replay
 """
@@ -34,7 +34,7 @@ def make_layers() -> Layers:
 
 
 def main() -> None:
-    """Prints each stage, then replays."""
+    """Prints each phase, then replays."""
     layers, x = make_layers(), jnp.ones((16, 8))
 
     print("--- trace: the Graph, one line per op, with the line that it comes from")
@@ -57,7 +57,7 @@ def main() -> None:
     print(f"loss {values[0]:.4f} -> {values[-1]:.4f}, {step.cache_info()}")
 
     assert "dot_general" in ir_text
-    assert "02_every_stage.py" in ir_text
+    assert "02_every_phase.py" in ir_text
     assert float(values[-1]) < float(values[0])
     assert step.cache_info().captures == 1
 
