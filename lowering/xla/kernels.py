@@ -59,8 +59,7 @@ _RELOCATIONS = {"KIND_BITS64_ABSOLUTE": 8}
 
 
 def decode_custom_kernel(thunk: Any, name: str, scope: Scope) -> list[DeviceStep]:
-    """Returns the steps of a ``CustomKernelThunkProto``: memsets of zeroed outputs, then the
-    kernel.
+    """Returns the steps of a ``CustomKernelThunkProto``: memsets of zeroed outputs, a kernel.
 
     Raises:
         Refusal: it has no cubin, or its description does not hold together.
