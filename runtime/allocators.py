@@ -116,7 +116,7 @@ def find_backend_name(allocator: Allocator) -> str:
 
 
 def _make_direct(provider: Provider, **options: Any) -> DirectAllocator:
-    # Without a cache by the user's wish there are no statistics either, as in PyTorch.
+    # With caching turned off there are no statistics either, as in PyTorch.
     counts = not read_no_memory_caching()
     return DirectAllocator(provider, **options, counts=counts, trim=getattr(provider, "trim", None))
 

@@ -1,9 +1,9 @@
-"""Array: a `jax.Array` whose value stands in a static buffer until somebody needs it.
+"""Array: a `jax.Array` whose value is in a static buffer until it is needed.
 
 Note [States of an Array].
 
     FRESH ----settle, or first read---> SETTLED      an immutable value
-    RESIDENT ----detach---------------> SETTLED      shows the buffer's present bytes until then
+    RESIDENT ----detach---------------> SETTLED      shows the buffer's current bytes until then
     STATIC                                           readable until the next replay
     any ----consume, delete-----------> DELETED      every read raises, as after donation
 
@@ -63,10 +63,10 @@ _SETTLED, _DELETED = ArrayState.SETTLED, ArrayState.DELETED
 
 
 class Array(jax.Array):
-    """A value in a captured graph's pool, as its calls return it; goes wherever a `jax.Array` goes.
+    """A value in a captured graph's pool, as its calls return it; used like any `jax.Array`.
 
     Args:
-        buffer: where the value stands.
+        buffer: holds the value.
         generation: number of the replay that made it.
         state: FRESH, RESIDENT or STATIC.
     """
@@ -84,7 +84,7 @@ class Array(jax.Array):
         "_state",
     )
     __hash__ = None  # type: ignore[assignment]
-    # NumPy's operators give way to those of the type with the higher priority.
+    # NumPy's operators defer to those of the type with the higher priority.
     __array_priority__ = 100
 
     _buffer: ReadableBuffer | None
@@ -130,15 +130,15 @@ class Array(jax.Array):
         self._state, self._plain, self._snapshot = _DELETED, None, None
 
     def is_in(self, arena: Any) -> bool:
-        """True while the value stands in this arena."""
+        """True while the value is in this arena."""
         buffer = self._buffer
         return buffer is not None and buffer.arena is arena
 
     def peek(self) -> Any:
-        """Returns the present value as something to copy from, which must not be written.
+        """Returns the current value as something to copy from, which must not be written.
 
         On the host it is NumPy memory, on another device whatever its buffers take. No copy is
-        made: for a value that stands in a buffer, hold the buffer's lock meanwhile.
+        made: for a value in a buffer, hold the buffer's lock meanwhile.
         """
         buffer = self._buffer
         if buffer is None:
@@ -167,7 +167,7 @@ class Array(jax.Array):
         return self._state
 
     def jax(self) -> PlainArray:
-        """Returns the present value as a plain immutable `jax.Array`.
+        """Returns the current value as a plain immutable `jax.Array`.
 
         Raises:
             StaleOutputError: a later replay has overwritten a static output.
@@ -183,7 +183,7 @@ class Array(jax.Array):
 
     @property
     def lock(self) -> threading.RLock:
-        """Held by whoever reads or writes what the array stands for."""
+        """Held while the array's value is read or written."""
         buffer = self._buffer
         return self._lock if buffer is None else buffer.clock.lock
 
@@ -215,7 +215,7 @@ class Array(jax.Array):
         value = to_plain(src)
         with buffer.clock.lock:
             _check_generation(buffer, self)
-            # Only FRESH values stand in memory that nothing writes.
+            # Only FRESH values are in memory that nothing writes.
             cast(StaticBuffer, buffer).write(value)
             self._plain = None
         return self
@@ -331,7 +331,7 @@ class Array(jax.Array):
             raise RuntimeError(f"Array has been deleted with shape={self.aval.str_short()}.")
 
     def _leave(self, buffer: ReadableBuffer, snapshot: Any, state: ArrayState) -> None:
-        """Gives up the buffer; everything that is needed later is kept here."""
+        """Releases the buffer; keeps what is needed later."""
         self._aval, self._device, self._lock = buffer.aval, buffer.jax_device, buffer.clock.lock
         self._snapshot, self._state, self._context = snapshot, state, buffer.context
         # Last: another thread that finds no buffer finds all the rest.
@@ -350,7 +350,7 @@ class Array(jax.Array):
             return self._plain
 
     def _read_buffer(self, buffer: ReadableBuffer) -> PlainArray:
-        """Returns the value of an array that stands in a buffer; the caller holds the lock."""
+        """Returns the value of an array in a buffer; the caller holds the lock."""
         _check_generation(buffer, self)
         if self._plain is None or self._generation != buffer.clock.generation:
             self._plain = make_plain(buffer.snapshot(), buffer.aval, buffer.jax_device)
@@ -361,14 +361,14 @@ class Array(jax.Array):
         return value
 
 
-# Everything else is asked of the plain value.
+# Everything else is forwarded to the plain value.
 forward_names(Array, Array.jax)
 Array.__module__ = "tracegraph"
 register_array_type(Array, Array.jax)
 
 
 def _check_generation(buffer: ReadableBuffer, array: Array) -> None:
-    """Raises when the bytes are no longer those that the array stands for."""
+    """Raises when a later replay has overwritten the array's value."""
     made, now = array._generation, buffer.clock.generation
     if array._state is _RESIDENT or made == now:
         return

@@ -20,7 +20,7 @@ def make_stale_error(name: str, made: int, now: int) -> StaleOutputError:
         f"static output `{name}` was overwritten by a later replay",
         where=f"read at {find_user_line()}; made by replay {made}, "
         f"the buffer now holds replay {now}",
-        why='outputs="static" hands out the static buffer itself, which every replay overwrites',
+        why='outputs="static" returns the static buffer itself, which every replay overwrites',
         fix='copy it before the next call (`.copy()`), or capture with outputs="fresh"',
         anchor="stale-output",
     )
@@ -40,7 +40,7 @@ def make_immutable_error(described: str) -> ReplayError:
     return ReplayError(
         f"`copy_` cannot write to this {described}: it is an immutable value",
         where=f"copy_ at {find_user_line()}",
-        why="only donated state and static outputs stand in a static buffer that may be written",
+        why="only donated state and static outputs are in a static buffer that may be written",
         fix='pass the new value to the next call, or capture with outputs="static"',
         anchor="array-copy",
     )

@@ -1,4 +1,4 @@
-"""The names that an `Array` does not answer itself: they are asked of its plain value."""
+"""The names that an `Array` forwards to its plain value."""
 
 from __future__ import annotations
 

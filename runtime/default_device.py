@@ -58,7 +58,7 @@ def _find_jax_device(device: Any) -> Any:
     raise ConfigError(
         f"`device` is {device!r}",
         where="argument `device`",
-        why=f"memory is looked after on {', '.join(map(str, known))}",
+        why=f"tracegraph manages memory on {', '.join(map(str, known))}",
         fix=f"pass an index from 0 to {len(local) - 1}, a JAX device of these, or leave it out",
         anchor="config",
     )

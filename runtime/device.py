@@ -39,7 +39,7 @@ class MemoryComparison(Protocol):
     def read_range(
         self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> np.ndarray[Any, Any]:
-        """Returns a copy on the host of an array at an address, behind all work so far."""
+        """Returns a copy on the host of an array at an address, after all work so far."""
         ...
 
 
@@ -72,7 +72,7 @@ class Device(Protocol):
         ...
 
     def number_stream(self, stream: Stream) -> int:
-        """Returns how the allocator calls a stream; 0 is the one that JAX computes on."""
+        """Returns the allocator's number of a stream; 0 is the one that JAX computes on."""
         ...
 
     @property
@@ -88,15 +88,15 @@ class Device(Protocol):
         """True when compiled regions may overwrite the memory of resident state."""
         ...
 
-    # What takes long is begun while XLA compiles: any thread may call these three, at any time
+    # What takes long is started while XLA compiles: any thread may call these three, at any time
     # before `instantiate`, which needs none of them.
 
     def prepare_arena(self, size: ArenaSize) -> None:
-        """Begins what makes the memory of an arena quick to take."""
+        """Starts to prepare the allocation of an arena."""
         ...
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Makes memory for results of a type quick to take."""
+        """Prepares the allocation of results of a type."""
         ...
 
     def preload_libraries(self) -> None:
@@ -118,6 +118,6 @@ class Device(Protocol):
             definition: the whole capture.
             buffers: what `bind_buffers` returned for it.
             fresh: results that users get as immutable values; the device may give them memory of
-                their own, so that nothing needs to be copied when they are handed out.
+                their own, so that nothing needs to be copied when they are returned.
         """
         ...

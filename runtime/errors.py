@@ -123,7 +123,7 @@ class StaleOutputError(ReplayError):
 
 
 class OutOfMemoryError(TracegraphError):
-    """The pool cannot hold what the memory plan asks for."""
+    """The pool has too little memory for the memory plan."""
 
 
 class CudaError(TracegraphError):

@@ -1,4 +1,4 @@
-"""GraphDefinition: what lowering hands to a device. Nodes, edges and a place for every buffer."""
+"""GraphDefinition: what lowering passes to a device. Nodes, edges and a place for every buffer."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class ReplayClock:
 
     Attributes:
         generation: number of the last replay.
-        lock: held by whoever reads or writes the arena; one for all graphs that share scratch.
+        lock: held while the arena is read or written; one for all graphs that share scratch.
         dropped_leaves: how many resident leaves were deleted by others than this graph's replays;
             no tree with such a leaf may be taken for unchanged.
         has_copied: True when an input was copied into the arena since the last launch.

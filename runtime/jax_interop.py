@@ -57,7 +57,7 @@ def load_private(path: str, reason: str, *, door: str = "runtime/jax_interop.py"
         raise UnsupportedError(
             f"JAX {jax.__version__} has no `{path}`",
             where=f"{door}, at `import tracegraph`",
-            why=f"no public name of JAX stands for it: {reason}",
+            why=f"JAX has no public name for it: {reason}",
             fix=f'install a supported version: pip install "{SUPPORTED_JAX}"',
             anchor="unsupported-jax",
         ) from error
@@ -179,7 +179,7 @@ _row_major_layouts: dict[Any, bool] = {}
 def is_row_major(array: Any) -> bool:
     """True for a plain array in XLA's default layout, the one that compiled programs read.
 
-    Any other was asked for through ``jax.experimental.layout``. The array's `format`, which is
+    Any other was chosen through ``jax.experimental.layout``. The array's `format`, which is
     public, takes 2 us; what JAX makes it from takes a tenth of that.
     """
     layout = array._pjrt_layout

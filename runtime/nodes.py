@@ -52,7 +52,7 @@ class CallNode:
 
 @dataclasses.dataclass(frozen=True)
 class CopyNode:
-    """A copy of a byte range of one buffer into one of another."""
+    """Copies a byte range of one buffer into one of another."""
 
     name: str
     source: BufferUse
@@ -80,7 +80,7 @@ class FillNode:
     """Sets a byte range to a repeated value.
 
     Attributes:
-        name: of the instruction that asked for it.
+        name: of the instruction that it belongs to.
         target: the byte range.
         value: one element, as an unsigned number.
         element_bytes: 1, 2 or 4; the range holds whole elements.
@@ -138,7 +138,7 @@ class TensorMap:
     More than six fields because they are the parameters of ``cuTensorMapEncodeTiled``, one to one.
 
     Attributes:
-        use: where the array stands; the descriptor holds its address.
+        use: where the array is; the descriptor holds its address.
         element_bytes: 1, 2, 4 or 8.
         dims: elements per dimension, innermost first.
         strides: bytes between elements of the dimensions but the innermost.
@@ -231,7 +231,7 @@ class MatrixLayout:
         is_row_order: True when rows are contiguous.
         batch_count: number of matrices.
         batch_stride: elements between two of them; 0 repeats one.
-        transpose: ``N``, ``T`` or ``C``: what the product does to it.
+        transpose: ``N``, ``T`` or ``C``: what the matmul does to it.
     """
 
     dtype: str
@@ -256,8 +256,8 @@ class Matmul:
         compute_type: name after ``CUBLAS_COMPUTE_``, as ``32F_FAST_TF32``.
         scale_type: JAX's name of the dtype of alpha and beta.
         epilogue: name after ``CUBLASLT_EPILOGUE_``, as ``GELU_BIAS``.
-        algorithm_index: which entry of cublasLt's list for this product.
-        workspace_limit_bytes: the limit that the list is asked for with.
+        algorithm_index: which entry of cublasLt's list for this matmul.
+        workspace_limit_bytes: the limit that the list is requested with.
         has_fast_accumulation: for operands of eight bits.
     """
 
@@ -277,13 +277,13 @@ class Matmul:
 
 @dataclasses.dataclass(frozen=True)
 class MatmulNode:
-    """One cublasLt product.
+    """One cublasLt matmul.
 
     Attributes:
         name: of the instruction that it computes.
         matmul: what is computed.
         operands: byte ranges by role: ``a``, ``b``, ``c``, ``d``, ``workspace``, and where the
-            product has them ``bias``, ``aux``, ``a_scale``, ``b_scale``, ``c_scale``, ``d_scale``,
+            matmul has them ``bias``, ``aux``, ``a_scale``, ``b_scale``, ``c_scale``, ``d_scale``,
             ``d_amax``.
     """
 

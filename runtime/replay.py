@@ -1,14 +1,14 @@
-"""Replay: a captured graph with its memory. Fill the static inputs, launch, hand out the results.
+"""Replay: a captured graph with its memory. Fill the static inputs, launch, return the results.
 
 Note [Fresh outputs]. Where the device does not make a result in memory of its own, it is read from
 the graph's static output buffer, which the next replay overwrites. Copying at every call would
-waste the copies that nobody reads, so the copy is deferred: just before a buffer is overwritten,
+waste the copies that are never read, so the copy is deferred: just before a buffer is overwritten,
 every result that is still alive takes a private copy.
 
 Note [Resident state]. A donated input that aliases a result never leaves the graph's memory. The
-user holds one leaf object for it; handing that object back costs one identity check. Any other
-value given for it is copied in, and the leaf that stood for the old contents, if someone still
-holds it, is first detached with a private copy. So a leaf changes only by being donated itself.
+user holds one leaf object for it; passing that object again costs one identity check. Any other
+value given for it is copied in, and the leaf of the old contents, if it is still held, is first
+detached with a private copy. So a leaf changes only by being donated itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Replay:
     Args:
         definition: what to instantiate.
         device: where.
-        pool: takes the arena; it is given back by `close` or when the last array in it is gone.
+        pool: allocates the arena, which is freed by `close` or with the last array in it.
         output_state: what results promise, FRESH or STATIC.
     """
 
@@ -67,7 +67,7 @@ class Replay:
         )
         self.stages, self.takers = instance.stages, instance.takers
         self._consumed, self._direct = instance.consumed, instance.direct
-        # What `launch` does before it counts; a caller that is in a hurry does both itself.
+        # What `launch` does before it counts; a caller on the fast path does both itself.
         self.launch_stages = _join_launches([stage.launch for stage in self.stages])
 
     def settle(self) -> None:
@@ -112,9 +112,9 @@ class Replay:
                 leaf.consume()
 
     def find_direct_call(self) -> Callable[..., Any] | None:
-        """Returns what computes all results from all inputs and touches no buffer, if there is it.
+        """Returns what computes all results from all inputs without a buffer; None if nothing does.
 
-        Such a graph is one call whose inputs are all rebound and whose results are all handed out.
+        Such a graph is one call whose inputs are all rebound and whose results all leave the graph.
         It takes the inputs in their order; its one result comes bare, several come as a tuple.
         """
         return self._direct
@@ -140,7 +140,7 @@ class Replay:
     def make_taker(self, index: int) -> Callable[[], jax.Array]:
         """Returns a function that gives one result of the last replay.
 
-        A result that is resident or stands in the arena is an Array; one that the device made in
+        A result that is resident or in the arena is an Array; one that the device made in
         memory of its own is the plain array that it made.
         """
         buffer = self._outputs[index]
@@ -157,7 +157,7 @@ class Replay:
         return array
 
     def _find_leaf(self, buffer: StaticBuffer) -> Array:
-        """Returns the one leaf object that stands for a resident result."""
+        """Returns the one leaf object of a resident result."""
         reference = self._leaves.get(buffer.name)
         leaf = reference() if reference is not None else None
         if leaf is None or leaf.is_deleted():

@@ -26,7 +26,7 @@ class DeviceContext(Protocol):
         ...
 
     def number_stream(self, stream: Stream) -> int:
-        """Returns how the allocator calls a stream."""
+        """Returns the allocator's number of a stream."""
         ...
 
     def hold(self, array: Any, memory: Any, stream: Stream) -> None:
@@ -41,7 +41,7 @@ class DeviceContext(Protocol):
 
 
 class ReadableBuffer(Protocol):
-    """Memory that the value of an `Array` stands in. It never holds its arrays."""
+    """Memory that holds the value of an `Array`. It never holds its arrays."""
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ class ReadableBuffer(Protocol):
         ...
 
     def snapshot(self) -> Any:
-        """Returns a private copy of the present bytes.
+        """Returns a private copy of the current bytes.
 
         On the host a NumPy array; elsewhere what has ``copy()``, ``to_jax()``, which is called
         once, ``block_until_ready()`` and ``is_ready()``.

@@ -68,7 +68,7 @@ _finders: list[Callable[[], StreamBackend | None]] = []
 
 
 def register_backend(find: Callable[[], StreamBackend | None]) -> None:
-    """Sets how the backend of the device in use is found; None stands for the host."""
+    """Sets how the backend of the device in use is found; None is the host."""
     _finders[:] = [find]
 
 

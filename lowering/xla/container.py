@@ -101,7 +101,7 @@ def _read_header(serialized: bytes) -> int:
     found = dict[int, int | bytes]()
     for number, value, offset in _read_header_fields(serialized[begin:end], begin):
         if number in found and number in (1, 2):
-            raise make_unreadable_error(f"field {number} stands twice", f"{_HEADER}, byte {offset}")
+            raise make_unreadable_error(f"field {number} occurs twice", f"{_HEADER}, byte {offset}")
         found[number] = value
     if found.get(1) != _HEADER_VERSION or found.get(2) != _HEADER_KIND:
         raise make_unreadable_error(

@@ -64,7 +64,7 @@ class DeviceValue:
 
 
 class DeviceView:
-    """The present bytes of a buffer, to be copied before the next replay.
+    """The current bytes of a buffer, to be copied before the next replay.
 
     Args:
         address: of the first byte.
@@ -135,7 +135,7 @@ class CudaBuffer:
         return DeviceView(self.address, self.snapshot)
 
     def snapshot(self) -> DeviceValue:
-        """Returns a private copy of the present bytes."""
+        """Returns a private copy of the current bytes."""
         aval = self.aval
         (raw,) = allocate_arrays(aval.shape, aval.dtype, aval.weak_type, self.jax_device, 1)
         self.context.copy(_get_pointer(raw), self.address, self.nbytes)

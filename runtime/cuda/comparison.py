@@ -92,7 +92,7 @@ class CudaComparison:
         pieces, owners = _cut_pieces(pairs)
         if not owners.size:
             return []
-        # The verdicts stand behind the table, all 0.
+        # The verdicts follow the table, all 0.
         host = np.pad(pieces.view(np.uint8).ravel(), (0, owners.size))
         table = jax.block_until_ready(jax.device_put(host, self._context.jax_device))
         first = _get_pointer(table)
@@ -110,7 +110,7 @@ class CudaComparison:
     def read_range(
         self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> np.ndarray[Any, Any]:
-        """Returns a copy on the host of an array at a device address, behind all work so far."""
+        """Returns a copy on the host of an array at a device address, after all work so far."""
         array, order = np.empty(shape, dtype), self._context.order
         with order.use_context():
             if array.nbytes:

@@ -37,7 +37,7 @@ class CudaContext:
         return self.order.is_idle()
 
     def number_stream(self, stream: Stream) -> int:
-        """Returns how the allocator calls a stream, of which the driver knows from then on."""
+        """Returns the allocator's number of a stream, and registers the stream."""
         return self.order.number_stream(stream)
 
     def hold(self, array: Any, memory: Any, stream: Stream) -> None:
@@ -54,12 +54,12 @@ class CudaContext:
             self.staging.copy(array, target)
 
     def fill(self, target: int, value: int, nbytes: int) -> None:
-        """Enqueues setting every byte of a device range behind all work so far."""
+        """Enqueues setting every byte of a device range after all work so far."""
         with self.order.use_context():
             self.driver.fill_async(target, value, 1, nbytes, self.order.stream)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Enqueues a copy between device addresses behind all work so far."""
+        """Enqueues a copy between device addresses after all work so far."""
         if not nbytes:
             return
         with self.order.use_context():

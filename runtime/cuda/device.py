@@ -94,7 +94,7 @@ class CudaDevice:
         return self.context.staging.allocator
 
     def number_stream(self, stream: Stream) -> int:
-        """Returns how the allocator calls a stream, of which the driver knows from then on."""
+        """Returns the allocator's number of a stream, and registers the stream."""
         return self.context.number_stream(stream)
 
     def bind_buffers(
@@ -133,7 +133,7 @@ class CudaDevice:
                 driver, stage, locate, self._kernels, self._libraries, definition.name
             )
         users = [_count_users(stage) for stage in definition.stages]
-        # What nodes are pointed at is memory of JAX.
+        # Nodes are pointed at memory of JAX.
         is_mixed = any(buffer.arena.provider.name != "jax" for buffer in buffers.values())
         find_patchers = functools.partial(_find_patchers, users, graphs, is_mixed)
         for name in _list_rebindable(definition):
@@ -157,12 +157,12 @@ class CudaDevice:
         self._libraries["matmul"].preload()
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Compiles what gives memory to results of a type, so that no call has to wait for it."""
+        """Compiles the allocation of results of a type, so that no call has to wait for it."""
         count = count_stock(math.prod(shape) * dtype.itemsize)
         prepare_allocation(shape, dtype, self.jax_device, count)
 
     def prepare_arena(self, size: ArenaSize) -> None:
-        """Begins to compile, in threads of their own, what gives both parts of an arena memory."""
+        """Starts to compile the allocation of both parts of an arena, in threads of their own."""
         if self.allocator.provider.name != "jax":
             return
         for nbytes in filter(None, (size.kept_bytes, size.scratch_bytes)):
@@ -230,7 +230,7 @@ def _find_patchers(
 
 
 _devices: dict[Any, CudaDevice] = {}
-# Re-entrant: a finaliser may ask for an allocator.
+# Re-entrant: a finaliser may need an allocator.
 _lock = threading.RLock()
 
 
@@ -242,7 +242,7 @@ def find_cuda_device(jax_device: Any) -> CudaDevice:
     """
     with _lock:
         if jax_device not in _devices:
-            # First what refuses a machine without CUDA, in our words.
+            # First, because it refuses a machine without CUDA with an error of ours.
             driver = load_driver()
             stream = find_compute_stream(jax_device)
             _devices[jax_device] = CudaDevice(jax_device, driver, stream)

@@ -1,13 +1,13 @@
 """JaxOrder: how our work and JAX's work on one GPU wait for each other.
 
-Note [One stream]. XLA computes on one stream per device, and hands work to it before a call
-returns. Graphs are launched on that very stream. So a replay comes after all computations that JAX
-was asked for before it, JAX's later computations come after the replay, and memory that JAX frees
-and uses again is not touched before the replay has read it; no event is needed and the host never
-waits. Two things are not ordered by that stream alone. (1) An array that is still on its way to
-the device: XLA copies on another stream, so a replay that gets an array which is not ready makes
-the stream wait for it, through the DLPack protocol. (2) A read of our results by the host: XLA
-waits for the event at which *it* defined the array. So a result becomes a plain array only when the
+Note [One stream]. XLA computes on one stream per device, and enqueues the work of a call before the
+call returns. Graphs are launched on that very stream. So a replay comes after all computations of
+earlier calls of JAX, JAX's later computations come after the replay, and memory that JAX frees and
+uses again is not touched before the replay has read it; no event is needed and the host never
+waits. Two things are not ordered by that stream alone. (1) An array that is still on its way to the
+device: XLA copies on another stream, so a replay that gets an array which is not ready makes the
+stream wait for it, through the DLPack protocol. (2) A read of our results by the host: XLA waits
+for the event at which *it* defined the array. So a result becomes a plain array only when the
 stream is idle, or by passing through an XLA program that does nothing but define it anew.
 """
 
@@ -79,7 +79,7 @@ class JaxOrder:
             return self._side_streams[stream.number]
 
     def number_stream(self, stream: Stream) -> int:
-        """Returns how allocators call a stream, 0 for JAX's; `find_handle` knows it then."""
+        """Returns the allocators' number of a stream, 0 for JAX's; registers the stream."""
         self.find_stream(stream)
         return 0 if stream is default_stream() else stream.number
 

@@ -39,7 +39,7 @@ class ResultPort:
     its own memory.
 
     Args:
-        buffer: the static buffer that it stands for.
+        buffer: the static buffer whose value it writes.
         patchers: functions that point the graph's nodes at another address.
 
     Attributes:
@@ -48,7 +48,7 @@ class ResultPort:
         room: how many spares are kept.
         name: of the buffer.
         aval: JAX's abstract value of the result.
-        clock: with the lock of the graph; it stands still, because a result is written once.
+        clock: with the lock of the graph; it never advances, because a result is written once.
     """
 
     __slots__ = (
@@ -119,13 +119,13 @@ class Result:
     """The memory of one result, to be read.
 
     Note [Results as inputs]. A graph reads the result of another graph, or of its own, where it is.
-    Dropped unread, the memory goes back to its port, and the next launch of that port's graph may
-    write it: behind all that is on the stream by then. The caller holds what he gives to a graph
-    until that is launched. And a graph never writes what it reads, because memory that is
+    Dropped unread, the memory returns to its port, and the next launch of that port's graph may
+    write it: after all that is on the stream by then. The caller keeps what it passes to a graph
+    alive until that is launched. And a graph never writes what it reads, because memory that is
     held is not among the spares.
 
     Args:
-        port: takes the memory back if it was never read.
+        port: gets the memory if it was never read.
         piece: of memory.
 
     Attributes:
@@ -187,7 +187,7 @@ class Result:
         return DeviceView(self.address, self._copy)
 
     def snapshot(self) -> DeviceValue:
-        """Gives the memory itself away: it is a value of its own already."""
+        """Returns the memory itself: nothing writes to it any more."""
         # Kept here too, so that a read that fails may be tried again.
         self._is_seen = True
         return DeviceValue(self._piece[0], self.context)

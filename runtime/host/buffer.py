@@ -21,7 +21,7 @@ class HostBuffer:
     Note [Rebinding]. XLA:CPU takes its arguments from wherever they are and puts its results into
     memory of its own. So an immutable array given for a copied input is not copied: the calls that
     read this input are pointed at it, as a CUDA graph's node parameters are patched. And a result
-    that leaves the graph as an immutable value is handed out as XLA made it. What stays inside the
+    that leaves the graph as an immutable value is returned as XLA made it. What stays inside the
     graph (temporaries between regions, constants, state that several regions read) is in the arena.
 
     Args:
@@ -65,12 +65,12 @@ class HostBuffer:
         self.result: Any = None
 
     def take_result(self) -> Any:
-        """Returns the result that is handed out, and drops it."""
+        """Returns the result, and drops it."""
         result, self.result = self.result, None
         return result
 
     def snapshot(self) -> np.ndarray[Any, Any]:
-        """Returns a private copy of the present bytes."""
+        """Returns a private copy of the current bytes."""
         return self.view.copy()
 
     def to_jax(self, snapshot: np.ndarray[Any, Any]) -> Any:

@@ -27,7 +27,7 @@ from tracegraph.runtime.stream import Stream, default_stream
 
 
 class HostDevice:
-    """The embedded default: honest streams, pools and graphs without a GPU.
+    """The embedded default: real streams, pools and graphs without a GPU.
 
     Args:
         jax_device: one of ``jax.devices("cpu")``.
@@ -53,7 +53,7 @@ class HostDevice:
         return _find_host_allocator()
 
     def number_stream(self, stream: Stream) -> int:
-        """Returns how the allocator calls a stream."""
+        """Returns the allocator's number of a stream."""
         return 0 if stream is default_stream() else stream.number
 
     @property

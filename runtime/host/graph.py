@@ -229,7 +229,7 @@ def _reads_arena(arguments: list[Any]) -> bool:
 def _call_on_copies(call: Callable[..., Any], inputs: list[Any], arguments: list[Any]) -> Any:
     """Calls again with rebound arrays copied in: XLA refuses those of another memory layout.
 
-    Only XLA can tell, and asking before each call would cost more than most calls. An array that
+    Only XLA can tell, and a check before each call would cost more than most calls. An array that
     the user committed to another device is not copied: the call raises again.
     """
     for index, buffer in enumerate(arguments):
@@ -244,7 +244,7 @@ def _bind_result_copies(results: list[Any], kept: list[int]) -> Callable[[Sequen
     """Returns a function that copies some of a call's outputs into their buffers."""
     addresses = [results[index].address for index in kept]
     sizes = [results[index].nbytes for index in kept]
-    # With one index `itemgetter` returns the item itself, so the first is asked for twice.
+    # With one index `itemgetter` returns the item itself, so the first is requested twice.
     select = operator.itemgetter(*kept, kept[0])
 
     def copy_kept(outputs: Sequence[Any]) -> None:

@@ -63,7 +63,7 @@ class OwnedBuffer:
 
     @property
     def alias(self) -> Any:
-        """The array itself; to be donated, and not to be looked at in any other way."""
+        """The array itself; to be donated, and not to be read in any other way."""
         return self._arguments[self._argument_index]
 
     @property
@@ -73,11 +73,11 @@ class OwnedBuffer:
 
     @property
     def view(self) -> np.ndarray[Any, Any]:
-        """A copy of the present bytes, see Note [In place]."""
+        """A copy of the current bytes, see Note [In place]."""
         return self.snapshot()
 
     def snapshot(self) -> np.ndarray[Any, Any]:
-        """Returns a private copy of the present bytes."""
+        """Returns a private copy of the current bytes."""
         return self._map_bytes().copy()
 
     def write(self, value: Any) -> None:

@@ -1,7 +1,7 @@
 """Options of the allocators: one table, and the parser of its text.
 
 The text is that of the CUDA semantics: ``option:value,option:value``. A settings call replaces all
-settings; of an option that stands twice the last one counts. Sizes in the text are in MiB.
+settings; of an option that is given twice the last one counts. Sizes in the text are in MiB.
 
 | Option | Values (default first) | Meaning |
 |---|---|---|
@@ -9,7 +9,7 @@ settings; of an option that stands twice the last one counts. Sizes in the text 
 | ``provider`` | not set, jax, cuda, host | where segments come from; not set: as the device does |
 | ``max_split_size_mb`` | no limit, 20 or more | larger blocks are never split |
 | ``max_non_split_rounding_mb`` | 20 or more | waste allowed where such a block is served |
-| ``garbage_collection_threshold`` | off, between 0 and 1 | share above which old blocks go |
+| ``garbage_collection_threshold`` | off, between 0 and 1 | share above which old blocks are freed |
 | ``roundup_power2_divisions`` | off, N, ``[M:N,...,>:N]`` | steps between powers of two |
 | ``large_segment_size_mb`` | 20, even, 10 to 1024 | segment of requests under 10 MiB |
 | ``expandable_segments`` | False, True | memory is mapped page by page, not with provider:jax |
@@ -186,7 +186,7 @@ def parse_alloc_conf(text: str, *, source: str = "the allocator settings") -> Al
 
     Args:
         text: as ``max_split_size_mb:512,expandable_segments:True``; empty for the defaults.
-        source: where the text stands, for errors.
+        source: where the text comes from, for errors.
 
     Raises:
         ConfigError: an option is unknown or has a value that is not allowed.
@@ -197,7 +197,7 @@ def parse_alloc_conf(text: str, *, source: str = "the allocator settings") -> Al
     """
     values: dict[str, Any] = {}
     given: list[str] = []
-    # A comma inside brackets parts the pairs of a list, not two options.
+    # A comma inside brackets separates the pairs of a list, not two options.
     for entry in re.split(r",(?![^\[\]]*\])", text) if text.strip() else ():
         name, _, value = (part.strip() for part in entry.partition(":"))
         option = _find_option(name, entry.strip(), source)
@@ -226,7 +226,7 @@ def _find_option(name: str, entry: str, source: str) -> _Option:
         f"there is no allocator option `{name}`",
         where=f"{source}, entry {entry!r}",
         why=f"the options are {', '.join(OPTIONS)}",
-        fix="write option:value, parted by commas, or leave this one out",
+        fix="write option:value, separated by commas, or leave this one out",
         anchor="config",
     )
 

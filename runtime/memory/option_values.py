@@ -24,7 +24,7 @@ def read_flag(text: str) -> bool | None:
 
 def read_count(text: str) -> int | None:
     """Returns a whole number of at most nine digits."""
-    # Nine digits are a thousand TiB of MiB: more is a slip of the keyboard.
+    # Nine digits are a thousand TiB of MiB: more is a typo.
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
@@ -107,7 +107,7 @@ def _read_division_list(pairs: list[str]) -> tuple[tuple[int, int], ...] | None:
         last = read_count(start) or 0
         if last not in divisions:
             return None
-        # The first pair speaks for everything below it too.
+        # The first pair holds for everything below it too.
         first = INTERVALS_MIB[0] if index == 0 else last
         divisions.update({each: count for each in INTERVALS_MIB if first <= each <= last})
     return tuple(divisions.items())

@@ -111,7 +111,7 @@ class PrivatePool:
             ) from error
 
     def share_scratch(self, nbytes: int) -> Scratch:
-        """Returns memory that others of this pool use as well; the smallest that is big enough.
+        """Returns the smallest scratch of this pool that is large enough; other graphs use it too.
 
         It is freed when its last holder is gone.
 
@@ -119,7 +119,7 @@ class PrivatePool:
             nbytes: wanted size.
 
         Raises:
-            OutOfMemoryError: there is none so big, and neither pool nor provider has room for it.
+            OutOfMemoryError: none is large enough, and neither pool nor provider has room.
         """
         with self._lock:
             fitting = [each for each in self._scratch if each.block.nbytes >= nbytes]
@@ -156,7 +156,7 @@ def announce_pool(pool_id: PoolId, allocator: Allocator | None = None) -> None:
 
     Args:
         pool_id: its id.
-        allocator: that has the pool already; None if the first capture says it.
+        allocator: that has the pool already; None if the first capture sets it.
     """
     _handles[pool_id] = allocator
 

@@ -30,7 +30,7 @@ COUNTERS = (
 
 
 class Stat:
-    """One quantity over time: what it is now, its highest value, and all that came and went.
+    """One quantity over time: its value now, its peak, and all that was added and removed.
 
     ``freed`` is derived, so that a decrease is a single step.
 
@@ -52,7 +52,7 @@ class Stat:
 
     @property
     def freed(self) -> int:
-        """All that went since the last `reset_accumulated`."""
+        """All that was removed since the last `reset_accumulated`."""
         return self._start + self.allocated - self.current
 
     def increase(self, amount: int) -> None:

@@ -135,7 +135,7 @@ def test_static_results_are_the_buffer_itself():
     assert "test_capture_outputs.py:" in error.where
     assert "in test_static_results_are_the_buffer_itself" in error.where
     assert "made by replay" in error.where
-    assert 'outputs="static" hands out the static buffer itself' in error.why
+    assert 'outputs="static" returns the static buffer itself' in error.why
     assert ".copy()" in error.fix
     assert_same(second, (X + 1) * 2)
 

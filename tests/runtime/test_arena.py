@@ -1,4 +1,4 @@
-"""Arena: one block of a pool, given back when the last holder is gone, in whatever order."""
+"""Arena: one block of a pool, freed when the last holder is gone, in whatever order."""
 
 from __future__ import annotations
 

@@ -149,8 +149,7 @@ def test_a_static_output_read_after_the_next_replay_is_stale(is_read):
         "static output `y` was overwritten by a later replay",
         f"  where: read at test_array.py:{line} in read_static_too_late; "
         "made by replay 1, the buffer now holds replay 2",
-        '  why:   outputs="static" hands out the static buffer itself, '
-        "which every replay overwrites",
+        '  why:   outputs="static" returns the static buffer itself, which every replay overwrites',
         "  fix:   copy it before the next call (`.copy()`), "
         'or capture with outputs="fresh"          docs/errors.md#stale-output',
     ]

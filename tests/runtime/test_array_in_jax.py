@@ -1,4 +1,4 @@
-"""Array goes wherever a jax.Array goes: every row is compared with the plain array."""
+"""An Array can be used wherever a jax.Array can: every row is compared with the plain array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices leave nothing to the garbage collector: memory goes with the last name of a graph."""
+"""Devices leave nothing to the garbage collector: memory is freed with the last name of a graph."""
 
 from __future__ import annotations
 

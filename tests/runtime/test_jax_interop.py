@@ -64,7 +64,7 @@ def test_a_missing_private_name_is_refused_by_name(path):
     lines = str(caught.value).splitlines()
     assert lines[0] == f"JAX {jax.__version__} has no `{path}`"
     assert lines[1].startswith("  where: runtime/x.py, at `import tracegraph`")
-    assert lines[2] == "  why:   no public name of JAX stands for it: the type of an array"
+    assert lines[2] == "  why:   JAX has no public name for it: the type of an array"
     assert 'pip install "jax>=0.10,<0.13"' in lines[3]
     assert lines[3].endswith("docs/errors.md#unsupported-jax")
 

@@ -150,7 +150,7 @@ def test_values_of_the_same_arena_are_read_before_any_is_written(is_checking: bo
     np.testing.assert_array_equal(new_other, X)
 
 
-def test_a_result_that_nobody_holds_is_not_copied():
+def test_a_result_that_is_not_held_is_not_copied():
     replay = make_step(is_checking=True)
     load(replay, (0, X), (1, X))
     snapshots = 0

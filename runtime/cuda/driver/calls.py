@@ -87,7 +87,7 @@ class KernelLaunch:
 
 @dataclasses.dataclass(frozen=True)
 class CopyRange:
-    """What a copy node of a graph copies, from device memory to device memory."""
+    """What a memcpy node of a graph copies, from device memory to device memory."""
 
     target_address: int
     source_address: int
@@ -96,7 +96,7 @@ class CopyRange:
 
 @dataclasses.dataclass(frozen=True)
 class FillRange:
-    """What a fill node of a graph sets: ``count`` elements of 1, 2 or 4 bytes to one value."""
+    """What a memset node of a graph sets: ``count`` elements of 1, 2 or 4 bytes to one value."""
 
     target_address: int
     value: int
@@ -143,7 +143,7 @@ class DriverCalls:
         return self._call("cuDeviceGet", ordinal)
 
     def _is_done(self, name: str, handle: int) -> bool:
-        """Calls one of the functions that answer whether work is done."""
+        """Calls one of the functions that say whether work is done."""
         result = getattr(self._api, name)(handle)[0]
         if result == self._api.CUresult.CUDA_ERROR_NOT_READY:
             return False

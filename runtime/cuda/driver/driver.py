@@ -1,7 +1,7 @@
 """The one door to the CUDA driver: the only file that imports its bindings.
 
-The bindings are an optional package, and are imported at the first use, so that a machine without
-CUDA can import everything and is told what is missing only when it asks for a GPU.
+The bindings are an optional package, and are imported at the first use, so that everything can be
+imported without CUDA: what is missing is an error only where a GPU is used.
 """
 
 from __future__ import annotations

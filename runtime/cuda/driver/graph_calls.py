@@ -217,7 +217,7 @@ class GraphCalls(DriverCalls):
         packed = PackedParameters(launch.parameters)
         parameters = self._make_kernel_parameters(launch, packed)
         name = "cuGraphExecKernelNodeSetParams"
-        # Without a frame of Python around it: it is on the way of each call.
+        # No Python frame around it: each call goes through it.
         attempt = functools.partial(
             getattr(self._api, name),
             self._api.CUgraphExec(executable),
@@ -226,7 +226,7 @@ class GraphCalls(DriverCalls):
         )
 
         def report() -> None:
-            # What is wrong with the parameters is wrong once more.
+            # Wrong parameters fail again.
             (result,) = attempt()
             if result:
                 self._raise_call_error(result, name, (executable, node, *packed.read()))
@@ -234,13 +234,13 @@ class GraphCalls(DriverCalls):
         return KernelPatch(packed, attempt, report)
 
     def set_copy_node(self, executable: int, node: int, copy: CopyRange, context: int) -> None:
-        """Changes what a copy node of an executable graph copies from now on."""
+        """Changes what a memcpy node of an executable graph copies from now on."""
         parameters = self._make_copy_parameters(copy)
         name = "cuGraphExecMemcpyNodeSetParams"
         self._call(name, executable, node, parameters, context, shown=copy)
 
     def set_fill_node(self, executable: int, node: int, fill: FillRange, context: int) -> None:
-        """Changes what a fill node of an executable graph sets from now on."""
+        """Changes what a memset node of an executable graph sets from now on."""
         parameters = self._make_fill_parameters(fill)
         name = "cuGraphExecMemsetNodeSetParams"
         self._call(name, executable, node, parameters, context, shown=fill)

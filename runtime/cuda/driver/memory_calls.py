@@ -14,7 +14,7 @@ _PORTABLE = 0x01  # Both CU_MEMHOSTALLOC_PORTABLE and CU_MEMHOSTREGISTER_PORTABL
 
 
 class MemoryCalls(DriverCalls):
-    """Calls that give or take memory. The thread needs a current context."""
+    """Calls that allocate, map or free memory. The thread needs a current context."""
 
     def read_memory(self) -> tuple[int, int]:
         """Returns the free and the total bytes of the device, as the driver counts them."""
@@ -25,7 +25,7 @@ class MemoryCalls(DriverCalls):
         """Returns the address of new device memory.
 
         Raises:
-            OutOfMemoryError: the device does not have that many free bytes.
+            OutOfMemoryError: the device has too few free bytes.
         """
         with self._allow_during_capture():
             return int(self._call("cuMemAlloc", nbytes))
@@ -39,7 +39,7 @@ class MemoryCalls(DriverCalls):
         """Returns the address of memory from the driver's pool, to be used after a stream's work.
 
         Raises:
-            OutOfMemoryError: the device does not have that many free bytes.
+            OutOfMemoryError: the device has too few free bytes.
         """
         return int(self._call("cuMemAllocAsync", nbytes, stream))
 
@@ -98,22 +98,22 @@ class MemoryCalls(DriverCalls):
         """Returns the handle of new memory of a device, without an address.
 
         Raises:
-            OutOfMemoryError: the device does not have that many free bytes.
+            OutOfMemoryError: the device has too few free bytes.
         """
         shown = (nbytes, f"device {ordinal}")
         properties = self._make_properties(ordinal)
         return int(self._call("cuMemCreate", nbytes, properties, 0, shown=shown))
 
     def release_memory(self, handle: int) -> None:
-        """Releases memory; the device has it back when it is mapped nowhere any more."""
+        """Releases memory; the device frees it once it is mapped nowhere."""
         self._call("cuMemRelease", handle)
 
     def map_memory(self, address: int, nbytes: int, handle: int) -> None:
-        """Puts memory at a reserved address; not to be touched before `allow_access`."""
+        """Maps memory at a reserved address; not to be touched before `allow_access`."""
         self._call("cuMemMap", address, nbytes, 0, handle, 0)
 
     def unmap_memory(self, address: int, nbytes: int) -> None:
-        """Takes memory from its address, at once: no work that uses it may be under way."""
+        """Unmaps memory, at once: no work that uses it may be pending."""
         self._call("cuMemUnmap", address, nbytes)
 
     def allow_access(self, address: int, nbytes: int, ordinal: int) -> None:

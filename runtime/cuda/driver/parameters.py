@@ -6,13 +6,13 @@ import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# A tensor map must stand on such a border; for everything else it is more than enough.
+# A tensor map needs this alignment; for everything else it is more than enough.
 PARAMETER_ALIGNMENT = 64
 WORD_BYTES = 8
 
 
 class PackedParameters:
-    """Parameters of one kernel in memory, each on a border of 64 bytes.
+    """Parameters of one kernel in memory, each aligned to 64 bytes.
 
     Args:
         parameters: the bytes of each.
@@ -46,7 +46,7 @@ class PackedParameters:
         self.write(parameters)
 
     def read(self) -> tuple[bytes, ...]:
-        """Returns the present bytes of each parameter."""
+        """Returns the current bytes of each parameter."""
         memory = self.words.cast("B")
         ranges = zip(self.starts, self._sizes, strict=True)
         return tuple(bytes(memory[8 * start : 8 * start + size]) for start, size in ranges)
@@ -63,7 +63,7 @@ class KernelPatch:
 
     Args:
         packed: what the driver reads.
-        attempt: asks the driver to make the present bytes those of all launches from now on; the
+        attempt: makes the current bytes those of all launches from now on; the
             first item of what it returns is the error, 0 for none.
         report: raises what an attempt that failed has found, or makes up for it.
     """
@@ -79,7 +79,7 @@ class KernelPatch:
         self.packed, self.attempt, self.report = packed, attempt, report
 
     def send(self) -> None:
-        """Makes the present bytes those of all launches from now on.
+        """Makes the current bytes those of all launches from now on.
 
         Raises:
             CudaError: the driver refuses them.

@@ -1,4 +1,4 @@
-"""Streams, events, copies and fills of the CUDA driver."""
+"""Streams, events, memcpys and memsets of the CUDA driver."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StreamCalls(DriverCalls):
         return int(self._call("cuEventCreate", value))
 
     def record_event(self, event: int, stream: int) -> None:
-        """Records an event behind the work so far of a stream."""
+        """Records an event after the work so far of a stream."""
         self._call("cuEventRecord", event, stream)
 
     def query_event(self, event: int) -> bool:

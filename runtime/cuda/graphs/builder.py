@@ -2,8 +2,8 @@
 
 Note [Child graphs]
     A library call is captured on a stream of its own, in the mode that concerns only this thread,
-    and becomes a child graph. What is inside is the library's affair: its nodes cannot be given
-    other addresses, and no edge to or from it is programmatic.
+    and becomes a child graph. Its nodes are the library's: they cannot be given other addresses,
+    and no edge to or from it is programmatic.
 
 Note [Early starts]
     A kernel that waits for others itself may be started when every block of theirs has ended, or
@@ -109,7 +109,7 @@ class _Capture:
 
     @contextlib.contextmanager
     def run(self, node: MatmulNode, locate: Locate) -> Iterator[int]:
-        """Gives the graph of one library call while the block runs."""
+        """Yields the graph of one library call."""
         library = self._libraries.get(node.kind)
         if library is None:
             raise InternalError(

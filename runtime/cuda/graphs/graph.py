@@ -125,8 +125,8 @@ class CudaGraph:
 
         Args:
             buffer: its name.
-            kernels_only: the address is of memory of another origin, which copies and fills do not
-                take: the driver refuses it.
+            kernels_only: the address is of memory of another origin, which the driver refuses for
+                memcpys and memsets.
         """
         nodes = [self.stage.nodes[index] for index in self._nodes_of_buffer.get(buffer, ())]
         if kernels_only and not all(isinstance(node, KernelNode) for node in nodes):
@@ -312,7 +312,7 @@ def _make_update_error(label: str) -> InternalError:
     return InternalError(
         "a node cannot be given another address",
         where=label,
-        why="it stands in a graph that a library captured, or would become a node of another kind",
+        why="it is in a graph that a library captured, or would become a node of another kind",
     )
 
 

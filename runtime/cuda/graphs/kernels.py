@@ -49,7 +49,8 @@ class KernelLoader:
         self.driver = driver
         self.context = context
         self._lock = threading.Lock()
-        # Graphs hold the libraries, so that the last graph that goes takes its kernels with it.
+        # Graphs hold the libraries, so that kernels are unloaded with the last graph that launches
+        # them.
         self._libraries: weakref.WeakValueDictionary[bytes, LoadedLibrary]
         self._libraries = weakref.WeakValueDictionary()
 
@@ -59,7 +60,7 @@ class KernelLoader:
         return len(self._libraries)
 
     def load(self, code: KernelCode, shape: LaunchShape) -> LoadedKernel:
-        """Returns a kernel that may be launched with a shape, and keeps no hold on it.
+        """Returns a kernel that may be launched with a shape, without keeping it alive.
 
         Args:
             code: the image and the symbol in it.

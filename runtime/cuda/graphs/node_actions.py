@@ -77,10 +77,10 @@ def is_patchable(node: Node, action: Action) -> bool:
 
 
 def move_action(node: Node, action: Action, buffer: str, address: int) -> Action:
-    """Returns what a copy or a fill does once one buffer has another address.
+    """Returns what a memcpy or a memset does once one buffer has another address.
 
     Args:
-        node: the copy or fill.
+        node: the memcpy or memset.
         action: what it does now.
         buffer: name of the buffer that moves.
         address: of its first byte.

@@ -26,7 +26,7 @@ class CudaStage:
         order: of JAX's work and ours.
 
     Attributes:
-        launch_graph: puts the graph on JAX's stream, and does nothing else.
+        launch_graph: enqueues the graph on JAX's stream, and does nothing else.
     """
 
     def __init__(self, graph: CudaGraph, ports: Sequence[ResultPort], order: JaxOrder) -> None:

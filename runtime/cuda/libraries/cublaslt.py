@@ -1,11 +1,11 @@
-"""cublasLt: one product of a graph, enqueued through NVIDIA's Python bindings.
+"""cublasLt: one matmul of a graph, enqueued through NVIDIA's Python bindings.
 
 Note [The algorithm that XLA chose]
 XLA keeps no identifier of a cublasLt algorithm, only its place in the list that cublasLt makes for
-the product. The list is the same when it comes from the same library, on the same device, for the
+the matmul. The list is the same when it comes from the same library, on the same device, for the
 same descriptors and the same limit of workspace. Hence three rules: exactly one libcublasLt may be
-loaded in the process; the list is asked for before the addresses of bias, auxiliary output and
-scales are set, as XLA does; and it is asked for with XLA's own limit, even when
+loaded in the process; the list is requested before the addresses of bias, auxiliary output and
+scales are set, as XLA does; and it is requested with XLA's own limit, even when
 ``CUBLAS_WORKSPACE_CONFIG`` permits less. Only when the chosen algorithm needs more than is
 permitted, the best one that needs less is taken in its place.
 """
@@ -43,7 +43,7 @@ DATA_TYPES = {
     "int8": "CUDA_R_8I",
     "int32": "CUDA_R_32I",
 }
-# Attributes of the product's descriptor that hold an operand's address.
+# Attributes of the matmul's descriptor that hold an operand's address.
 ADDRESS_ATTRIBUTES = {
     "bias": "BIAS_POINTER",
     "aux": "EPILOGUE_AUX_POINTER",
@@ -53,14 +53,14 @@ ADDRESS_ATTRIBUTES = {
     "d_scale": "D_SCALE_POINTER",
     "d_amax": "AMAX_D_POINTER",
 }
-# What XLA asks for: the first of the list alone, or a list long enough to choose from.
+# What XLA requests: the first of the list alone, or a list long enough to choose from.
 LIST_LENGTH = 128
 STATUS_SUCCESS = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """An entry of cublasLt's list for a product.
+    """An entry of cublasLt's list for a matmul.
 
     Attributes:
         opaque: one ``cublasLtMatmulAlgo_t``.
@@ -73,9 +73,9 @@ class Algorithm:
 
 @dataclasses.dataclass(frozen=True)
 class Descriptors:
-    """cublasLt's own objects for a product: how it is made, and the layout of each matrix."""
+    """cublasLt's own objects for a matmul: how it is made, and the layout of each matrix."""
 
-    product: int
+    operation: int
     a: int
     b: int
     c: int
@@ -83,7 +83,7 @@ class Descriptors:
 
 
 class CublasLt:
-    """Enqueues products on streams of one CUDA context; may be used from any thread.
+    """Enqueues matmuls on streams of one CUDA context; may be used from any thread.
 
     Args:
         load: returns the module ``nvmath``.
@@ -109,9 +109,9 @@ class CublasLt:
             self._load()
 
     def prepare(self, node: MatmulNode) -> None:
-        """Loads the library and chooses the product's algorithm, before a stream captures.
+        """Loads the library and chooses the matmul's algorithm, before a stream captures.
 
-        The context that the product will run in must be current.
+        The context that the matmul will run in must be current.
 
         Raises:
             UnsupportedError: the bindings are missing.
@@ -123,10 +123,10 @@ class CublasLt:
             self._choose(node, descriptors)
 
     def enqueue(self, node: MatmulNode, locate: Locate, stream: int) -> None:
-        """Enqueues one product, or adds it to the graph that the stream is capturing.
+        """Enqueues one matmul, or adds it to the graph that the stream is capturing.
 
         Args:
-            node: the product.
+            node: the matmul.
             locate: the address of a byte range.
             stream: handle of a stream of the current context.
 
@@ -139,11 +139,11 @@ class CublasLt:
             self._open()
             descriptors = self._describe(node, stack)
             algorithm = self._choose(node, descriptors)
-            self._set_addresses(node, descriptors.product, addresses)
+            self._set_addresses(node, descriptors.operation, addresses)
             self._multiply(node, descriptors, algorithm, addresses, stream)
 
     def close(self) -> None:
-        """Destroys the handle; further calls do nothing, and a further product makes a new one."""
+        """Destroys the handle; further calls do nothing, and a further matmul makes a new one."""
         with self._lock:
             if self._handle:
                 self._call("cublasLtDestroy", "close", self._lt.destroy, self._handle)
@@ -158,7 +158,7 @@ class CublasLt:
             return
         self._permitted_bytes = read_cublas_workspace_bytes()
         self._nvmath = self._load()
-        handle = self._call("cublasLtCreate", "the first matrix product", self._lt.create)
+        handle = self._call("cublasLtCreate", "the first matmul", self._lt.create)
         try:
             check_one_library("libcublasLt", self._read_maps())
         except CudaError:
@@ -174,14 +174,14 @@ class CublasLt:
             for layout in (matmul.a, matmul.b, matmul.c, matmul.d)
         ]
         compute_types = self._nvmath.bindings.cublas.ComputeType
-        product = self._call(
+        operation = self._call(
             "cublasLtMatmulDescCreate",
             node.name,
             self._lt.matmul_desc_create,
             getattr(compute_types, f"COMPUTE_{matmul.compute_type}"),
             self._find_data_type(matmul.scale_type),
         )
-        stack.callback(self._lt.matmul_desc_destroy, product)
+        stack.callback(self._lt.matmul_desc_destroy, operation)
         operations = self._nvmath.bindings.cublas.Operation
         values = {
             "POINTER_MODE": self._lt.PointerMode.HOST,
@@ -190,8 +190,8 @@ class CublasLt:
             "EPILOGUE": getattr(self._lt.Epilogue, matmul.epilogue),
             "FAST_ACCUM": matmul.has_fast_accumulation,
         }
-        self._set_attributes(node, product, values)
-        return Descriptors(product, *layouts)
+        self._set_attributes(node, operation, values)
+        return Descriptors(operation, *layouts)
 
     def _describe_layout(
         self, node: MatmulNode, layout: MatrixLayout, stack: contextlib.ExitStack
@@ -226,7 +226,7 @@ class CublasLt:
             )
         return descriptor
 
-    def _set_attributes(self, node: MatmulNode, product: int, values: dict[str, int]) -> None:
+    def _set_attributes(self, node: MatmulNode, operation: int, values: dict[str, int]) -> None:
         lt = self._lt
         for name, value in values.items():
             attribute = getattr(lt.MatmulDescAttribute, name)
@@ -235,13 +235,13 @@ class CublasLt:
                 f"cublasLtMatmulDescSetAttribute({name}={value})",
                 node.name,
                 lt.matmul_desc_set_attribute,
-                product,
+                operation,
                 attribute,
                 buffer.ctypes.data,
                 buffer.nbytes,
             )
 
-    def _set_addresses(self, node: MatmulNode, product: int, addresses: dict[str, int]) -> None:
+    def _set_addresses(self, node: MatmulNode, operation: int, addresses: dict[str, int]) -> None:
         values = {
             attribute: addresses[role]
             for role, attribute in ADDRESS_ATTRIBUTES.items()
@@ -250,7 +250,7 @@ class CublasLt:
         if "aux" in addresses:
             values["EPILOGUE_AUX_LD"] = node.matmul.d.leading_stride
             values["EPILOGUE_AUX_BATCH_STRIDE"] = node.matmul.d.batch_stride
-        self._set_attributes(node, product, values)
+        self._set_attributes(node, operation, values)
 
     def _choose(self, node: MatmulNode, descriptors: Descriptors) -> Algorithm:
         """See Note [The algorithm that XLA chose]."""
@@ -267,7 +267,7 @@ class CublasLt:
             chosen = self._list_algorithms(node, descriptors, limit_bytes, 1)
         if not chosen:
             raise CudaError(
-                f"cublasLt has no algorithm {index} for the matrix product `{node.name}`",
+                f"cublasLt has no algorithm {index} for the matmul `{node.name}`",
                 where=f"cublasLtMatmulAlgoGetHeuristic with {limit_bytes} bytes of workspace",
                 why="the list is shorter than the one that XLA chose from",
                 fix="unset CUBLAS_WORKSPACE_CONFIG; if that does not help, report this text",
@@ -342,7 +342,7 @@ class CublasLt:
             node.name,
             self._lt.matmul,
             self._handle,
-            descriptors.product,
+            descriptors.operation,
             alpha.ctypes.data,
             addresses["a"],
             descriptors.a,

@@ -16,7 +16,7 @@ def load_nvmath() -> Any:
         UnsupportedError: they are not installed.
     """
     try:
-        # The import is slow and loads CUDA libraries: only who calls one pays for it.
+        # The import is slow and loads CUDA libraries: only captures with such a call pay for it.
         return importlib.import_module("nvmath")
     except ImportError as error:
         raise UnsupportedError(
@@ -29,7 +29,7 @@ def load_nvmath() -> Any:
 
 
 def read_memory_map() -> str:
-    """Returns the text of ``/proc/self/maps``: which file stands where in this process."""
+    """Returns the text of ``/proc/self/maps``: which file is mapped where in this process."""
     return pathlib.Path("/proc/self/maps").read_text()
 
 

@@ -23,11 +23,11 @@ class _DriverProvider:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all segments that were handed out and not taken back."""
+        """Bytes of all segments in use."""
         return self._segments.nbytes
 
     def available_bytes(self) -> int:
-        """Returns the free bytes of the GPU, beside all of its users; less may fit in one piece."""
+        """Returns the free bytes of the GPU; less may fit in one piece."""
         with self._driver.use_context(self._context):
             return self._driver.read_memory()[0]
 
@@ -37,10 +37,10 @@ class _DriverProvider:
             return self._driver.read_memory()[1]
 
     def free(self, segment: Segment) -> None:
-        """Takes back a segment, and its memory with it.
+        """Frees a segment and its memory.
 
         Raises:
-            InternalError: the segment was taken back before, or comes from another provider.
+            InternalError: the segment was freed before, or comes from another provider.
         """
         self._segments.remove(segment)
         segment.storage.close()
@@ -57,10 +57,10 @@ class _DriverProvider:
 
 
 class CudaProvider(_DriverProvider):
-    """Hands out memory of cuMemAlloc. Safe from several threads, and while a thread captures.
+    """Allocates by cuMemAlloc. Safe from several threads, and while a thread captures.
 
-    Taking a segment back waits for the work of the whole GPU, so nothing is freed that a graph
-    under way still uses.
+    Freeing a segment waits for the work of the whole GPU, so nothing is freed that a running graph
+    still uses.
 
     Args:
         driver: the CUDA driver.
@@ -74,10 +74,10 @@ class CudaProvider(_DriverProvider):
 
         Args:
             nbytes: its size, at least 1.
-            stream: of no importance here.
+            stream: ignored.
 
         Raises:
-            OutOfMemoryError: the GPU does not have that much in one piece.
+            OutOfMemoryError: the GPU has no free piece of that size.
         """
         del stream
         with self._driver.use_context(self._context):
@@ -92,10 +92,10 @@ class CudaProvider(_DriverProvider):
 
 
 class CudaAsyncProvider(_DriverProvider):
-    """Hands out memory of the driver's own pool, in the order of streams.
+    """Allocates from the driver's own pool, in stream order.
 
-    A segment may be used by work that is given to its stream after the allocation, and goes back to
-    the pool after the work that its stream has when it is freed. The pool keeps what is free.
+    A segment may be used by work that is enqueued on its stream after the allocation, and returns
+    to the pool after the work that its stream has when it is freed. The pool keeps what is free.
 
     Args:
         driver: the CUDA driver.
@@ -122,7 +122,7 @@ class CudaAsyncProvider(_DriverProvider):
             stream: number of the stream on which it is used and freed.
 
         Raises:
-            OutOfMemoryError: the GPU does not have that much.
+            OutOfMemoryError: the GPU has too little memory.
         """
         handle = self._find_stream(stream)
         with self._driver.use_context(self._context):

@@ -1,4 +1,4 @@
-"""CudaEvents: the events of a GPU as the allocators ask for them, used again and again."""
+"""CudaEvents: the events of a GPU for its allocators, recycled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CudaEvents:
         weakref.finalize(self, _destroy, driver, self._free).atexit = False
 
     def record(self, stream: int) -> int:
-        """Returns an event that is done when all work given to ``stream`` so far is.
+        """Returns an event that is done when all work enqueued on ``stream`` so far is.
 
         Raises:
             CudaError: the driver refused.
@@ -65,7 +65,7 @@ class CudaEvents:
         self._driver.synchronize_event(event)
 
     def release(self, event: int) -> None:
-        """Takes back an event that is not asked for any more; it may still be pending."""
+        """Recycles an event that is not needed any more; it may still be pending."""
         self._homes[event].append(event)
 
 

@@ -14,8 +14,8 @@ from tracegraph.runtime.stream import Stream
 class HeldMemory:
     """Keeps plain arrays until streams are done with them. Safe from several threads.
 
-    JAX gives the memory of a dropped array to the next array, and knows only its own stream. So
-    what another stream uses is kept here: when the tg.Array that stood for it dies, an event is
+    JAX reuses the memory of a dropped array for the next one, and knows only its own stream. So
+    what another stream uses is kept here: when the tg.Array over it dies, an event is
     recorded on each of its streams, and `poll` drops it when all of them are over.
 
     Args:
@@ -36,7 +36,7 @@ class HeldMemory:
         """Notes that a stream uses the memory of an array.
 
         Args:
-            array: whose death is waited for.
+            array: its memory is kept after its death.
             memory: a plain array that keeps its bytes.
             stream: which; JAX's own needs no note.
         """

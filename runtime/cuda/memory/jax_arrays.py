@@ -1,6 +1,6 @@
 """Arrays of JAX with undefined contents: memory of JAX's own that our work writes.
 
-A compiled program gives them, one per shape, dtype and count: it runs nothing on the GPU.
+A compiled program allocates them, one per shape, dtype and count: it runs nothing on the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _is_ready = ArrayImpl.is_ready
 
 
 def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
-    """Returns what `_compile_allocator` gives; who comes while another compiles it waits."""
+    """Returns the result of `_compile_allocator`; waits while another thread compiles it."""
     once = _Once(_compile_allocator, shapes, jax_device)
     return _allocators.setdefault((shapes, jax_device), once).find()
 
@@ -44,7 +44,7 @@ _allocators: dict[Any, _Once] = {}
 
 
 def _compile_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
-    """Returns a compiled function that gives fresh arrays with undefined contents."""
+    """Returns a compiled function that returns fresh arrays with undefined contents."""
 
     def allocate() -> tuple[Any, ...]:
         return tuple(jnp.empty(shape, dtype) for shape, dtype in shapes)

@@ -15,12 +15,12 @@ from tracegraph.runtime.memory.providers.segment import Segment, SegmentSet
 
 
 class JaxProvider:
-    """Hands out segments that are ``uint8`` arrays of JAX, aligned to 256 bytes.
+    """Allocates segments as ``uint8`` arrays of JAX, aligned to 256 bytes.
 
-    JAX hands freed memory out at once, because its next user computes on JAX's stream, after all
+    JAX reuses freed memory at once, because its next user computes on JAX's stream, after all
     that is there already. Graphs are launched there too. A segment for another stream is the one
     exception: that stream waits for JAX's when the segment comes from JAX, and JAX's stream waits
-    for it when the segment goes back. Safe from several threads.
+    for it when the segment is freed. Safe from several threads.
 
     Args:
         jax_device: a GPU of JAX.
@@ -37,7 +37,7 @@ class JaxProvider:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all segments that were handed out and not taken back."""
+        """Bytes of all segments in use."""
         return self._segments.nbytes
 
     def available_bytes(self) -> int:
@@ -79,10 +79,10 @@ class JaxProvider:
         return segment
 
     def free(self, segment: Segment) -> None:
-        """Takes back a segment; its memory goes when the last holder of it does.
+        """Frees a segment; its memory is freed with its last holder.
 
         Raises:
-            InternalError: the segment was taken back before, or comes from another provider.
+            InternalError: the segment was freed before, or comes from another provider.
         """
         self._segments.remove(segment)
         side = self._sides.pop(segment, 0)

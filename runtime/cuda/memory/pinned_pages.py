@@ -39,7 +39,7 @@ class CudaPages:
             return Segment(self._driver.allocate_host(nbytes), nbytes, None)
 
     def free(self, segment: Segment) -> None:
-        """Takes back a segment."""
+        """Frees a segment."""
         with self._driver.use_context(self._context):
             self._driver.free_host(segment.address)
 

@@ -42,10 +42,10 @@ class CudaVirtualProvider(CudaProvider):
             return self._driver.reserve_addresses(nbytes)
 
     def map(self, address: int, nbytes: int) -> None:
-        """Puts fresh memory behind reserved addresses, for this GPU to read and write.
+        """Maps fresh memory at reserved addresses, for this GPU to read and write.
 
         Raises:
-            OutOfMemoryError: the GPU does not have that much.
+            OutOfMemoryError: the GPU has too little memory.
         """
         with self._driver.use_context(self._context):
             try:
@@ -64,7 +64,7 @@ class CudaVirtualProvider(CudaProvider):
                 raise
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Takes the memory of one `map`, or of several in a row, from its addresses.
+        """Unmaps the memory of one `map`, or of several in a row.
 
         Unlike cuMemFree the driver does not wait here by itself.
         """

@@ -23,14 +23,14 @@ class Block:
     Attributes:
         segment: where it lies.
         address: of its first byte.
-        nbytes: its size, at least what was asked for.
-        requested_bytes: what was asked for.
+        nbytes: its size, at least what was requested.
+        requested_bytes: what was requested.
         stream: on which it may be used at once.
         size_class: that it returns to.
         previous: the piece before it in its segment, or None.
         next: the piece after it in its segment, or None.
         is_allocated: its user holds it.
-        is_mapped: memory stands behind its addresses.
+        is_mapped: memory is mapped at its addresses.
         stream_uses: other streams that read it; None for no such stream.
         event_count: events that must be done before it is free.
         search_count: that of its size class when it became free; its age counts from there.
@@ -96,7 +96,7 @@ class Block:
 
     @property
     def reach_bytes(self) -> int:
-        """Its size, with the unmapped addresses behind it that could be mapped."""
+        """Its size, with the unmapped addresses after it that could be mapped."""
         room = self.next
         return self.nbytes if room is None or room.is_mapped else self.nbytes + room.nbytes
 
@@ -121,7 +121,7 @@ class SizeClass:
 
     Attributes:
         free: its free blocks.
-        unmapped: addresses of expandable segments that no memory stands behind.
+        unmapped: addresses of expandable segments without memory.
         segment_count: segments that it holds.
         search_count: how often it was searched while garbage collection was on.
     """
@@ -172,7 +172,7 @@ class SizeClass:
             stream: blocks of other streams are not considered.
             below_bytes: the block is smaller than this.
             uses_expandable: blocks of expandable segments are served. A block counts with the
-                unmapped room behind it, so that this room is kept for large requests.
+                unmapped addresses after it, so that these are kept for large requests.
         """
         fitting = self.free.list_from(nbytes, stream)
         if not uses_expandable and fitting and fitting[0].expandable is not None:
@@ -246,6 +246,6 @@ class Pool:
         return sum(each.free.nbytes for each in self.size_classes)
 
     def close(self) -> None:
-        """Lets go of the provider; blocks that were freed may still refer to the size classes."""
+        """Drops the provider; blocks that were freed may still refer to the size classes."""
         for each in self.size_classes:
             each.provider = None

@@ -237,7 +237,7 @@ class BlockStore:
         """Returns the segment of a free block, which is all of it, to the provider."""
         if self.history.is_enabled:
             self._note("segment_free", block, block.nbytes, frames or self.segments[block.segment])
-        # First out of the books: if the provider fails, the segment must not be used again.
+        # Forgotten first: if the provider fails, the segment must not be used again.
         block.size_class.free.remove(block)
         del self.segments[block.segment]
         self._count_segment(block, -1)
@@ -245,7 +245,7 @@ class BlockStore:
         (block.size_class.provider or self.provider).free(block.segment)
 
     def count_mapped(self, size_class: SizeClass, nbytes: int) -> None:
-        """Counts memory that was put behind addresses, or taken from there if negative."""
+        """Counts memory that was mapped, or unmapped if negative."""
         self.reserved_bytes += nbytes
         self.statistics.count_reserved(nbytes, size_class.pool_id, is_small=size_class.is_small)
         if nbytes > 0:
@@ -254,7 +254,7 @@ class BlockStore:
             self.statistics.num_device_free += 1
 
     def close(self) -> None:
-        """Ends all references of blocks to one another, so that each goes with its last user.
+        """Ends all references of blocks to one another, so that each is freed with its last user.
 
         Free blocks and their size class refer to each other, and so do the pieces of a segment:
         without this, the memory of an allocator that is gone waits for the garbage collector.
@@ -275,7 +275,7 @@ class BlockStore:
         try:
             return provider.allocate(nbytes, stream)
         except OutOfMemoryError:
-            # The allocator says it in its own words, after it has tried all else.
+            # The allocator raises its own error after it has tried everything else.
             return None
         finally:
             if unlocks:

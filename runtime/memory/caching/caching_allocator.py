@@ -232,7 +232,7 @@ class CachingAllocator:
         self._used.record_stream(block, stream)
 
     def empty_cache(self, pool_id: PoolId | None = None) -> None:
-        """Releases free segments: the provider has their memory again.
+        """Releases free segments to the provider.
 
         Args:
             pool_id: of a private pool without users, for its segments only; None for all segments

@@ -1,9 +1,9 @@
 """CaptureOrder: what runs before what inside one capture, as far as memory reuse must know it.
 
-While streams are captured, no event can be asked whether work is over: nothing runs. But the order
+While streams are captured, no event tells whether work is over: nothing runs. But the order
 in which the work will run is known, because it is the graph that is being captured. Bytes that were
 used on several streams may be allocated again once all of these uses come before everything that
-the asking stream will do from now on.
+the requesting stream will do from now on.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CaptureOrder:
         return node
 
     def record(self, event: Hashable, stream: int) -> None:
-        """Lets ``event`` stand for all that ``stream`` has launched so far.
+        """Records ``event`` after all that ``stream`` has launched so far.
 
         Raises:
             CaptureError: the stream takes no part in this capture.
@@ -72,7 +72,7 @@ class CaptureOrder:
         self._events[event] = self.get_terminals(stream)
 
     def wait(self, event: Hashable, stream: int) -> None:
-        """Lets ``stream`` go on after ``event``; a stream outside of the capture joins it so.
+        """Makes ``stream`` wait for ``event``; a stream outside of the capture joins it so.
 
         Raises:
             CaptureError: the event was not recorded in this capture.

@@ -1,4 +1,4 @@
-"""The state of a private pool, kept and brought back: which blocks were live, and where.
+"""The state of a private pool, saved and restored: which blocks were live, and where.
 
 Graphs that were captured one after the other into one pool find at replay the blocks that were live
 when they were captured. To capture another graph after one of them, the pool must first look as it
@@ -27,7 +27,7 @@ class BlockState:
     Attributes:
         address: of its first byte.
         nbytes: its size.
-        requested_bytes: what was asked for.
+        requested_bytes: what was requested.
         segment: where it lies; weak, since a checkpoint keeps no memory alive.
     """
 
@@ -52,7 +52,7 @@ class PoolCheckpoint:
 
 @dataclasses.dataclass(frozen=True)
 class RestoredPool:
-    """What bringing a checkpoint back has changed.
+    """What restoring a checkpoint has changed.
 
     Attributes:
         freed_addresses: of the blocks that were live before, in order.
@@ -82,7 +82,7 @@ def restore_checkpoint(
     """Makes exactly the blocks of ``checkpoint`` live, at their old places.
 
     All blocks of the pool are freed first. One that is live before and after stays the same object,
-    so its owner need not be told. Other streams' uses of the pool are waited for on the host.
+    so its owner need not be notified. Other streams' uses of the pool are waited for on the host.
 
     Args:
         store: all blocks of the allocator.
@@ -124,7 +124,7 @@ def _free_all(store: BlockStore, uses: StreamUses, pool: Pool, live: list[Block]
 
 
 def _detach(block: Block) -> None:
-    """Lets another object stand for a free block that an owner may still hold."""
+    """Replaces a free block by another object, because an owner may still hold it."""
     free = block.size_class.free
     if block in free:
         free.remove(block)
@@ -158,9 +158,9 @@ def _check_segments(store: BlockStore, pool: Pool, checkpoint: PoolCheckpoint) -
     if lost or checkpoint.pool_id != pool.pool_id:
         places = ", ".join(f"{state.address:#x}" for state in lost)
         raise TracegraphError(
-            f"cannot bring back the checkpoint of pool {checkpoint.pool_id}",
+            f"cannot restore the checkpoint of pool {checkpoint.pool_id}",
             where=f"pool {pool.pool_id}" + (f", blocks at {places}" if lost else ""),
-            why="their segments were released since" if lost else "it is of another pool",
+            why="their segments have been released" if lost else "it is of another pool",
             fix="keep the pool in use for as long as its checkpoints are needed",
             anchor="pool",
         )
@@ -186,10 +186,10 @@ def _check_uses(store: BlockStore, uses: StreamUses, pool: Pool) -> None:
     used = _list_active(store, pool)
     if uses.is_capturing and any(block.stream_uses or block.event_count for block in used):
         raise TracegraphError(
-            f"cannot bring back a checkpoint of pool {pool.pool_id} now",
+            f"cannot restore a checkpoint of pool {pool.pool_id} now",
             where="a capture is under way, and blocks of the pool were used on several streams",
-            why="whether these uses are over cannot be asked during a capture",
-            fix="bring the checkpoint back before the capture begins",
+            why="during a capture no event tells whether these uses are over",
+            fix="restore the checkpoint before the capture begins",
             anchor="pool",
         )
 
@@ -198,7 +198,7 @@ def _check_stale(pool: Pool, unknown: set[Block]) -> None:
     if unknown:
         places = ", ".join(sorted(f"{block.address:#x}" for block in unknown))
         raise TracegraphError(
-            f"cannot bring back a checkpoint of pool {pool.pool_id}: stale blocks are not live",
+            f"cannot restore a checkpoint of pool {pool.pool_id}: stale blocks are not live",
             where=f"argument `stale`, blocks at {places}",
             why="only what is live in the pool can be taken from its owner",
             fix="pass blocks of this pool that are not freed yet",
@@ -258,7 +258,7 @@ def _make_blank(block: Block) -> Block:
 
 
 def _replace(store: BlockStore, block: Block, kept: Block | None) -> Block:
-    """Lets the block that an owner has kept stand where ``block`` stands."""
+    """Puts the block that an owner has kept in the place of ``block``."""
     if kept is None:
         return block
     store.active[block.address] = _move(block, kept)
@@ -266,7 +266,7 @@ def _replace(store: BlockStore, block: Block, kept: Block | None) -> Block:
 
 
 def _move(block: Block, place: Block) -> Block:
-    """Gives ``place`` all that ``block`` is, also in the eyes of its neighbours."""
+    """Copies all fields of ``block`` to ``place``, and links its neighbours to it."""
     for name in Block.__slots__:
         setattr(place, name, getattr(block, name))
     if place.previous is not None:

@@ -31,7 +31,7 @@ class DirectAllocator:
     """An `Allocator` that caches nothing: what is freed returns to the provider.
 
     For providers that cache by themselves, as the driver's pool or a user's library, and for tools
-    that find wrong accesses: a block has just the bytes that were asked for. A freed block that
+    that find wrong accesses: a block has just the bytes that were requested. A freed block that
     other streams still use is released when they are done. There are no checkpoints of pools,
     which say which blocks of cached segments are live.
 

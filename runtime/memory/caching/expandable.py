@@ -1,7 +1,7 @@
-"""ExpandableSegment: a range of addresses behind which memory is put page by page.
+"""ExpandableSegment: a range of addresses to which memory is mapped page by page.
 
-Mapped further at its end, it is never too small for a request that the device could serve, and what
-is freed in it merges: memory does not get stuck in segments of the wrong size.
+It grows at its end, so it is never too small for a request that the device could serve, and what
+is freed in it merges: no memory is left in segments of the wrong size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ExpandableSegment:
         page_bytes: what is mapped and unmapped at once, a multiple of the provider's granularity.
 
     Attributes:
-        segment: the range, whose storage frees everything with its last holder.
+        segment: the range, whose storage frees everything when it is dropped.
         page_bytes: as given.
 
     Raises:
@@ -46,7 +46,7 @@ class ExpandableSegment:
         self.segment = Segment(address, nbytes, storage)
 
     def map(self, address: int, nbytes: int) -> int:
-        """Puts memory behind as many pages as a piece of the range needs.
+        """Maps as many pages as a piece of the range needs.
 
         Args:
             address: of the piece, where a page begins; nothing is mapped there.
@@ -86,7 +86,7 @@ class ExpandableSegment:
         return first, max(end - first, 0)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Takes the memory of whole pages away; blocks the host until no work uses it."""
+        """Unmaps whole pages; blocks the host until no work uses them."""
         self._provider.unmap(address, nbytes)
         self._pages.difference_update(range(address, address + nbytes, self.page_bytes))
 

@@ -1,8 +1,8 @@
 """Blocks of expandable segments: how a request finds room in them, and how pages are unmapped.
 
-An expandable segment is a chain of blocks over its whole range of addresses. Those behind which
-there is no memory are *unmapped*, and kept apart from the free ones. There is one such segment for
-each stream and size class, unless its addresses run out.
+An expandable segment is a chain of blocks over its whole range of addresses. Blocks without memory
+are *unmapped*, and kept apart from the free ones. There is one such segment for each stream and
+size class, unless its addresses run out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def expand(
         store: all blocks.
         size_class: of the request.
         nbytes: its rounded size.
-        segment_bytes: what a segment of its own would have, which the allowed share is asked for.
+        segment_bytes: the size of a segment of its own, which is compared with the allowed share.
         stream: of the block.
         frames: call stack of the request, if one was recorded.
 
@@ -115,7 +115,7 @@ def _open_segment(
     try:
         expandable = ExpandableSegment(provider, range_bytes, page_bytes)
     except OutOfMemoryError:
-        # The allocator says it in its own words, after it has tried all else.
+        # The allocator raises its own error after it has tried everything else.
         return None
     segment = expandable.segment
     block = Block(segment, segment.address, range_bytes, stream, size_class)
@@ -128,7 +128,7 @@ def _open_segment(
 
 
 def _map(store: BlockStore, block: Block, wanted_bytes: int, frames: Frames | None) -> bool:
-    """Puts memory behind the start of an unmapped block, which then absorbs free neighbours."""
+    """Maps memory at the start of an unmapped block, which then absorbs free neighbours."""
     expandable, size_class, address = block.expandable, block.size_class, block.address
     assert expandable is not None
     nbytes = expandable.map(address, min(wanted_bytes, block.nbytes))

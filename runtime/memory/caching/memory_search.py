@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 class MemorySearch:
-    """Asks one source after the other. Not locked: the allocator's lock guards it.
+    """Tries one source after the other. Not locked: the allocator's lock guards it.
 
     Args:
         store: the blocks of the allocator.

@@ -18,7 +18,7 @@ class PoolRouter:
 
     A pool is made by its first user, counts its users, and becomes *freeable* when that count is 0:
     then its free segments are released with the next `empty_cache` or when memory runs out, and the
-    pool itself goes with its last segment.
+    pool itself is deleted with its last segment.
 
     Args:
         store: the blocks of the allocator.
@@ -124,7 +124,7 @@ class PoolRouter:
             self.routes[:] = kept
 
     def begin_capture(self, pool_id: PoolId, order: CaptureOrder | None = None) -> None:
-        """Says that streams are captured: until the end no event is recorded or asked.
+        """Says that streams are captured: until the end no event is recorded or queried.
 
         Args:
             pool_id: that the capture allocates from; names the capture.

@@ -35,7 +35,7 @@ def describe_segments(store: BlockStore, pool_id: PoolId | None = None) -> list[
 
 
 def list_blocks(store: BlockStore) -> Iterator[Block]:
-    """Returns all blocks behind which there is memory, free ones first."""
+    """Returns all mapped blocks, free ones first."""
     for pool in (store.default, *store.private.values()):
         for size_class in pool.size_classes:
             yield from size_class.free

@@ -4,7 +4,7 @@ A block is allocated again on its own stream without waiting, since work of one 
 order. Work of another stream is known only by `record_stream`. Such a block waits here after it was
 freed: one event per stream is recorded, and the block returns to its pool when all are over.
 
-During a capture events can neither be recorded nor asked on the captured streams. Then the block
+During a capture events can be neither recorded nor queried on the captured streams. Then the block
 waits until no capture is under way, or, where reuse inside of captures is on, until all streams
 that used it have joined its own stream.
 """
@@ -35,7 +35,7 @@ class StreamUses:
     Not locked: every method is called under the lock of the allocator.
 
     Args:
-        events: records events on streams and asks whether they are over.
+        events: records events on streams and queries them.
         put_back: called with each block that no stream uses any more.
     """
 
@@ -125,7 +125,7 @@ class StreamUses:
             self._drop_if_empty(stream)
 
     def begin_capture(self, pool_id: PoolId, order: CaptureOrder | None = None) -> None:
-        """Starts to defer: from now on no event is recorded or asked.
+        """Starts to defer: from now on no event is recorded or queried.
 
         Args:
             pool_id: the pool that the capture allocates from; names the capture.

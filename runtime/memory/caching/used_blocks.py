@@ -1,4 +1,4 @@
-"""UsedBlocks: the blocks that users hold, and how they come back, from finalisers too."""
+"""UsedBlocks: the blocks that users hold, and how they are freed, from finalisers too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UsedBlocks:
 
     Note [Finalisers]. A finaliser may run inside any call, also inside the allocator's own, in the
     same thread. So it must not change anything there and then: it calls `free_later` or
-    `release_pool_later`, which only take a note, unless the allocator is idle at that moment. The
+    `release_pool_later`, which only note it, unless the allocator is idle at that moment. The
     next call of the allocator does what was noted, in its order.
 
     Args:
@@ -49,7 +49,7 @@ class UsedBlocks:
         self.noted: collections.deque[Block | PoolId] = collections.deque()
 
     def free(self, block: Block, frames: Frames | None) -> None:
-        """Takes a block back from its user, under the allocator's lock.
+        """Frees a block, under the allocator's lock.
 
         Raises:
             TracegraphError: the block is not in use in this allocator.
@@ -66,7 +66,7 @@ class UsedBlocks:
             self._put_back(block, frames)
 
     def lose(self, blocks: tuple[Block, ...]) -> None:
-        """Lets nothing happen when the users of some blocks, which have lost them, free them."""
+        """Ignores later frees of some blocks by users that have lost them."""
         self._lost.update(blocks)
 
     def find(self, address: int) -> Block:

@@ -10,7 +10,7 @@ PERIOD_S = 1e-3
 
 
 class Pollable(Protocol):
-    """What is asked from time to time."""
+    """What is polled from time to time."""
 
     def poll(self) -> None:
         """Looks at events; never waits."""
@@ -26,7 +26,7 @@ class EventPoller:
 
     def __init__(self, pollable: Pollable) -> None:
         self._stopped = threading.Event()
-        # Also at interpreter exit: the thread must not call into what is being taken down.
+        # Also at interpreter exit: the thread must not call into objects that are being destroyed.
         weakref.finalize(pollable, self._stopped.set)
         self._thread = threading.Thread(
             target=_poll, args=(weakref.ref(pollable), self._stopped), daemon=True

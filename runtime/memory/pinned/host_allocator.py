@@ -141,7 +141,7 @@ class CachingHostAllocator:
         return block
 
     def free(self, block: HostBlock) -> None:
-        """Takes a block back, for reuse once all copies that read it are over.
+        """Frees a block, for reuse once all copies that read it are over.
 
         Raises:
             InternalError: the block was freed before, or is not of this allocator.
@@ -157,7 +157,7 @@ class CachingHostAllocator:
             self._release_surplus()
 
     def free_later(self, block: HostBlock) -> None:
-        """Takes a block back at the next call; never waits and never calls the driver.
+        """Frees a block at the next call; never waits and never calls the driver.
 
         For finalisers, which may run anywhere, also in the middle of `allocate`.
         """
@@ -244,7 +244,7 @@ class CachingHostAllocator:
             self._release_surplus()
 
     def find_source(self, address: int, stream: int) -> HostBlock | None:
-        """Returns the block that a copy to a device may read as long as it likes.
+        """Returns the block of host memory that a copy to a device may read at any later time.
 
         Args:
             address: of host memory.
@@ -256,7 +256,7 @@ class CachingHostAllocator:
         Raises:
             CaptureError: a capture of the stream is under way, and the memory is not page-locked.
         """
-        # Most processes have no such block, and the copy of a small array counts every step.
+        # Most processes have no such block, and for the copy of a small array each step counts.
         if not self._has_direct and not self._pools.is_any_capturing:
             return None
         block = self.find_block(address)
@@ -322,7 +322,7 @@ class CachingHostAllocator:
 
     def _reclaim(self) -> None:
         self._drain()
-        # A capture forbids questions about events.
+        # Events must not be queried during a capture.
         if self._pools.is_any_capturing:
             return
         for block in self._pending.poll():
@@ -334,7 +334,7 @@ class CachingHostAllocator:
 
     def _free(self, block: HostBlock) -> None:
         block.is_allocated = False
-        # A block that graphs copy from comes back when their pools are released.
+        # A block that graphs copy from is free again when their pools are released.
         if block.captured_by:
             return
         if block.events:

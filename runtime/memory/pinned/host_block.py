@@ -20,7 +20,7 @@ class HostBlock:
         segment: its memory; a block is a whole segment.
         address: of its first byte.
         nbytes: its size, a power of two unless it is very large.
-        requested_bytes: what was asked for last.
+        requested_bytes: what was requested last.
         pool: that it returns to.
         is_allocated: True until it is freed.
         is_direct: its user promised not to change it while copies read it.

@@ -12,7 +12,7 @@ from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.providers.segment import Segment
 
-# Segments cut from the reserve start on this border, as those of a driver do at least.
+# Segments cut from the reserve have this alignment, which is the least of a driver's.
 ALIGNMENT = 512
 
 
@@ -74,7 +74,7 @@ class PlainPages:
 
 
 class PageSource:
-    """Gets segments in the way that the options ask for, and frees them in the same way.
+    """Allocates segments in the way that the options say, and frees them in the same way.
 
     Args:
         provider: page-locks memory.
@@ -90,7 +90,7 @@ class PageSource:
         self._reserve_used_bytes = 0
 
     def take_reserved(self, nbytes: int) -> Segment | None:
-        """Returns the next piece of the reserve, None when it is used up or not asked for.
+        """Returns the next piece of the reserve, None when it is used up or not configured.
 
         The reserve is page-locked at the first call; its pieces are never freed alone.
 
@@ -148,7 +148,7 @@ def reserve_pages(nbytes: int) -> Segment:
     """Returns ordinary zeroed memory that begins on a page.
 
     Raises:
-        OutOfMemoryError: the system refuses to give that much.
+        OutOfMemoryError: the system has too little memory.
 
     Example:
         >>> reserve_pages(100).address % mmap.PAGESIZE
@@ -168,7 +168,7 @@ def reserve_pages(nbytes: int) -> Segment:
 
 
 def touch_pages(segment: Segment, thread_count: int) -> None:
-    """Writes to every page, so that the system finds the memory now and the lock is quick.
+    """Writes to every page, so that the system allocates them now and the lock is quick.
 
     Args:
         segment: fresh memory, which becomes zero.

@@ -18,7 +18,7 @@ CGROUP_LIMIT_PATH = pathlib.Path("/sys/fs/cgroup/memory.max")
 class HostProvider:
     """Allocates NumPy-backed segments, aligned to 256 bytes. Safe from several threads.
 
-    The system gives memory on credit: a request for more than there is may succeed and end the
+    The system overcommits memory: a request for more than there is may succeed and end the
     process when the bytes are touched. So each request is compared with what is free first.
 
     Args:
@@ -71,7 +71,7 @@ class HostProvider:
 
         Args:
             nbytes: its size.
-            stream: of no importance here.
+            stream: ignored.
 
         Raises:
             OutOfMemoryError: there is not enough free memory.
@@ -92,7 +92,7 @@ class HostProvider:
             return segment
 
     def free(self, segment: Segment) -> None:
-        """Frees a segment; its memory goes when the last array in it does.
+        """Frees a segment; its memory is freed with the last array in it.
 
         Raises:
             InternalError: the segment was freed before, or comes from another provider.

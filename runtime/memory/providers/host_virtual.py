@@ -10,7 +10,7 @@ from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.memory.providers.host import HostProvider, make_memory_error
 
 GRANULARITY_BYTES = 2 << 20
-# Before Python 3.13 `mmap` does not name the flag. Without it Linux refuses more than it has.
+# Before Python 3.13 `mmap` does not name the flag. Linux refuses more than it has without it.
 NO_RESERVE = 0x4000 if sys.platform.startswith("linux") else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
 
@@ -18,7 +18,7 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
 class HostVirtualProvider(HostProvider):
     """A VirtualProvider over ordinary memory. Safe from several threads.
 
-    The system puts memory behind an address when it is first touched. So `map` only counts, and
+    The system backs an address with memory when it is first touched. So `map` only counts, and
     refuses what a device would refuse; `unmap` frees the memory.
 
     Args:
@@ -68,7 +68,7 @@ class HostVirtualProvider(HostProvider):
         return address
 
     def map(self, address: int, nbytes: int) -> None:
-        """Puts fresh memory behind reserved addresses.
+        """Maps fresh memory at reserved addresses.
 
         Raises:
             OutOfMemoryError: there is not enough memory.
@@ -83,7 +83,7 @@ class HostVirtualProvider(HostProvider):
             self._mapped[address] = nbytes
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Takes the memory of one `map`, or of several in a row, from its addresses.
+        """Unmaps the memory of one `map`, or of several in a row.
 
         Raises:
             InternalError: it is not just what is mapped there.

@@ -86,7 +86,7 @@ class PluggableProvider:
         return self._segments.nbytes
 
     def available_bytes(self) -> int:
-        """Returns the free bytes of the device; the library may have its own ideas."""
+        """Returns the free bytes of the device; the library may have other limits."""
         return self._read_memory()[0]
 
     def total_bytes(self) -> int:
@@ -109,8 +109,8 @@ class PluggableProvider:
             raise OutOfMemoryError(
                 f"the pluggable allocator returned NULL for {nbytes:,} bytes",
                 where=f"{self._allocate.__name__}({nbytes}, {self._device}, {handle:#x})",
-                why="NULL says that there is no memory, and nothing else can be asked for any",
-                fix="free arrays, or look into the library why it refuses",
+                why="NULL says that there is no memory, and there is no other provider to try",
+                fix="free arrays, or find out in the library why it refuses",
                 anchor="out-of-memory",
             )
         storage = OwnedMemory(self._free, address, nbytes, self._device, handle)

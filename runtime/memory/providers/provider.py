@@ -50,7 +50,7 @@ class VirtualProvider(Provider, Protocol):
         ...
 
     def map(self, address: int, nbytes: int) -> None:
-        """Puts fresh memory behind reserved addresses.
+        """Maps fresh memory at reserved addresses.
 
         Raises:
             OutOfMemoryError: there is not enough memory.
@@ -58,7 +58,7 @@ class VirtualProvider(Provider, Protocol):
         ...
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Takes the memory of one `map`, or of several in a row, from its addresses.
+        """Unmaps the memory of one `map`, or of several in a row.
 
         Blocks the host until no work of the device uses it any more.
         """
@@ -73,7 +73,7 @@ class EventSource(Protocol):
     """Marks points in streams, to learn later whether the work before them is over."""
 
     def record(self, stream: int) -> Any:
-        """Returns an event that is done when all work given to ``stream`` so far is."""
+        """Returns an event that is done when all work enqueued on ``stream`` so far is."""
         ...
 
     def is_done(self, event: Any) -> bool:
@@ -103,7 +103,7 @@ class NoEvents:
         return stream
 
     def is_done(self, event: Any) -> bool:
-        """Says yes."""
+        """Returns True."""
         return event is not None
 
     def synchronize(self, event: Any) -> None:

@@ -102,7 +102,7 @@ def _check_opcodes(data: bytes) -> None:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """A second wall: finds no class and no function, so that nothing in a file can be called."""
+    """Second line of defence: finds no class and no function, so nothing in a file is called."""
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise NotPlainError(f"{module_name}.{global_name}")

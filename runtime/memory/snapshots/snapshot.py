@@ -148,7 +148,7 @@ def write_snapshot(path: str | pathlib.Path, snapshot: Snapshot) -> None:
     """Writes a snapshot that pytorch.org/memory_viz and ``python -m tracegraph memory`` read.
 
     Args:
-        path: of the new file; by custom it ends in ``.pickle``.
+        path: of the new file; by convention it ends in ``.pickle``.
         snapshot: of `build_snapshot`.
 
     Raises:

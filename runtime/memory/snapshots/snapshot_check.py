@@ -8,7 +8,7 @@ STATES = ("active_allocated", "active_pending_free", "inactive")
 
 
 def find_problem(snapshot: Any) -> str:
-    """Returns what a viewer would stumble over first, or an empty text.
+    """Returns the first thing that a viewer could not read, or an empty text.
 
     Args:
         snapshot: any plain value.

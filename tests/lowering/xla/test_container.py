@@ -146,7 +146,7 @@ class TestHeader:
             (write_header(version=2), "version 2 of b'pjrt_ifrt', not version 3", "IFRT header"),
             (write_header(kind=b"proxy"), "version 3 of b'proxy', not version", "IFRT header"),
             (b"\x00", "version None of None, not version 3", "IFRT header, byte 1"),
-            (write_header(rest=b"\x08\x03"), "field 1 stands twice", "IFRT header, byte 14"),
+            (write_header(rest=b"\x08\x03"), "field 1 occurs twice", "IFRT header, byte 14"),
             (write_header(rest=b"\x0b"), "wire type 3 is not known", "IFRT header, byte 14"),
             (write_header(rest=b"\x2a\x09x"), "field 5 of 9 bytes has 1 bytes left", "IFRT"),
             (write_header(rest=b"\x29abc"), "field 5 of 8 bytes has 3 bytes left", "IFRT"),

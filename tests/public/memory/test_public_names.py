@@ -210,7 +210,7 @@ def test_wrong_devices_are_named(name: str, wrong: Any) -> None:
         DEVICE_CALLS[name](wrong)
     assert raised.value.what == f"`device` is {wrong!r}"
     assert raised.value.where == "argument `device`"
-    known = raised.value.why.removeprefix("memory is looked after on ").split(", ")
+    known = raised.value.why.removeprefix("tracegraph manages memory on ").split(", ")
     assert known == sorted(set(known))
 
 

@@ -201,7 +201,7 @@ def test_segments_are_counted_and_taken_back_once(device: CudaOnHost) -> None:
             "it was freed before",
             "internal error",
         )
-    # Dropped without being given back.
+    # Dropped without being freed.
     del other, segment
     caught = None
     gc.collect()

@@ -41,7 +41,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnHost]:
     """A device that does nothing before the host waits; memory it works on must be kept."""
     device = make_device(monkeypatch, is_deferred=True)
     yield device
-    # What keeps the memory of pending work goes with the test.
+    # What keeps the memory of pending work is dropped with the test.
     with device.context.order.use_context():
         device.driver.synchronize_context()
 

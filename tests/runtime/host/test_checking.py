@@ -83,7 +83,7 @@ def test_declared_edges_give_the_right_result_in_every_order():
 def test_a_missing_edge_gives_a_wrong_result(missing: tuple[int, int]):
     definition = fork([edge for edge in FORK_EDGES if edge != missing])
     assert count_wrong(launch_often(definition), (X + 1) * 5) > 0
-    # Without the checking mode nodes run in program order, and nobody would notice.
+    # Without the checking mode nodes run in program order, and it would not be noticed.
     assert count_wrong(launch_often(definition, is_checking=False), (X + 1) * 5) == 0
 
 

@@ -1,4 +1,5 @@
-"""PrivatePool: one user of a pool, sharing by id and by handle, scratch, and when memory goes."""
+"""PrivatePool: one user of a pool, sharing by id and by handle, scratch, and when memory is
+freed."""
 
 from __future__ import annotations
 

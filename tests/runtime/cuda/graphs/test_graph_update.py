@@ -68,7 +68,7 @@ def test_update_refuses_library_calls_before_it_changes_anything() -> None:
         caught.value,
         "a node cannot be given another address",
         "node 3 of graph `f`, matmul dot",
-        "it stands in a graph that a library captured",
+        "it is in a graph that a library captured",
         "internal error in tracegraph",
     )
     with pytest.raises(InternalError):

@@ -56,7 +56,7 @@ def test_every_value_is_what_it_was_promised_to_be(
             replay.load([(0, floats([x] * 4))])
         elif kind == "state":
             if leaf is not None:
-                # It stands for the old state from now on.
+                # It is the old state from now on.
                 kept.append((leaf, s))
             s = float(choose.randrange(100))
             replay.load([(0, floats([x] * 4)), (1, floats([s] * 4))])

@@ -160,7 +160,7 @@ def test_a_list_that_is_too_short_is_an_error():
     library, lt = make_library((0, 0), (0, 3))
     with pytest.raises(CudaError) as raised:
         library.enqueue(make_node(algorithm_index=1), find_address, 0)
-    assert raised.value.what == "cublasLt has no algorithm 1 for the matrix product `dot.1`"
+    assert raised.value.what == "cublasLt has no algorithm 1 for the matmul `dot.1`"
     assert "1048576 bytes" in raised.value.where
     assert list(lt.alive.values()) == ["create"]
 

@@ -80,7 +80,7 @@ def test_a_large_array_goes_piece_by_piece(
     target = np.zeros(nbytes + 8, np.uint8)
     stage = open_staging(driver)
     stage.copy(source, target.ctypes.data)
-    # Page-locked memory is given back only after the copies from it.
+    # Page-locked memory is freed only after the copies from it.
     del stage
     assert "host memory" not in driver.live_handles().values()
     np.testing.assert_array_equal(target[:nbytes], source)
@@ -118,14 +118,14 @@ def pin(stage: Staging, values: Any, *, is_direct: bool = True) -> np.ndarray[An
     return array
 
 
-def test_an_array_that_nobody_changes_is_copied_from_where_it_is(driver: MemoryDriver) -> None:
+def test_an_array_that_is_not_changed_is_copied_from_where_it_is(driver: MemoryDriver) -> None:
     stage, target = open_staging(driver), np.zeros(8)
     source = pin(stage, np.arange(16.0))
     stage.copy(source[8:], target.ctypes.data)
     assert driver.count_calls("allocate_host") == 1
     (call,) = [call for call in driver.calls if call.name == "copy_async"]
     assert call.arguments == (target.ctypes.data, source.ctypes.data + 64, 64, STREAM)
-    # Whoever breaks the promise sees it.
+    # A broken promise is seen.
     source[8:] = -1
     driver.finish(STREAM)
     assert target.tolist() == [-1.0] * 8

@@ -108,7 +108,7 @@ def test_a_provider_that_breaks_leaves_the_books_right(
     assert errors == 1
     for block in blocks:
         allocator.free(block)
-    # The lock is free, and all but the lost segment comes back.
+    # The lock is free, and all but the lost segment is released.
     thread = threading.Thread(target=allocator.empty_cache)
     thread.start()
     thread.join(timeout=60)

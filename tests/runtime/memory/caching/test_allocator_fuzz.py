@@ -44,7 +44,7 @@ OPERATIONS_PER_SEED = 5000
 
 
 class RandomProgram:
-    """Chooses operations that are allowed in the present state.
+    """Chooses operations that are allowed in the current state.
 
     Args:
         seed: of all choices.
@@ -230,7 +230,7 @@ def plant_forgotten_event(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_no_deferral(patch: pytest.MonkeyPatch) -> None:
-    """A freed block is served again at once, whoever uses it."""
+    """A freed block is served again at once, even if a stream uses it."""
 
     def put_back(self: StreamUses, block: Block) -> None:
         block.stream_uses = None
@@ -240,7 +240,7 @@ def plant_no_deferral(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_poll_in_capture(patch: pytest.MonkeyPatch) -> None:
-    """Events are recorded and asked although a capture is under way."""
+    """Events are recorded and queried although a capture is under way."""
     patch.setattr(StreamUses, "begin_capture", lambda self, pool_id, order=None: None)
     patch.setattr(StreamUses, "end_capture", lambda self, pool_id: None)
 

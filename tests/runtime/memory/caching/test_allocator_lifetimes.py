@@ -156,7 +156,7 @@ def test_graph_capture_reclaim(sides: tuple[int, ...]) -> None:
         allocator.record_stream(block, side)
     allocator.free(block)
     for side in sides:
-        # As long as one stream has not come back, the bytes are not free.
+        # As long as one stream is not done, the bytes are not free.
         early = allocator.allocate(8 * MIB, main)
         assert early.address != address
         allocator.free(early)
@@ -290,7 +290,7 @@ def test_the_provider_of_a_pool_lives_as_long_as_its_blocks() -> None:
 
 
 class Owner:
-    """Whoever holds a block, and gives it back in its finaliser."""
+    """An owner of a block that frees it in its finaliser."""
 
     def __init__(self, allocator: CachingAllocator, block: Block) -> None:
         weakref.finalize(self, allocator.free_later, block)

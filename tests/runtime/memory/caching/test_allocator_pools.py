@@ -217,7 +217,7 @@ def test_a_pool_that_is_gone_does_not_lend_but_gives_its_memory_back() -> None:
         allocator.pools.use_count(pool_id)
 
 
-def test_pools_that_nobody_needs_are_reclaimed_under_pressure() -> None:
+def test_pools_without_users_are_reclaimed_under_pressure() -> None:
     provider = ScriptedProvider(100 * MIB)
     allocator = CachingAllocator(provider)
     pool_id = new_pool_id()

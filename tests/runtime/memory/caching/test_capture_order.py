@@ -1,4 +1,4 @@
-"""What runs before what inside a capture, told stream by stream."""
+"""What runs before what inside a capture, stream by stream."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Setup:
         return [block for one in self.allocator.snapshot(POOL) for block in one["blocks"]]
 
     def read_state(self) -> list[dict]:
-        """Returns all that must come back: segments and blocks without their call stacks."""
+        """Returns all that must be restored: segments and blocks without their call stacks."""
         segments = [dict(one) for one in self.allocator.snapshot(POOL)]
         for segment in segments:
             segment.pop("frames", None)
@@ -293,10 +293,10 @@ def test_uses_cannot_be_waited_for_during_a_capture(setup: Setup) -> None:
     setup.allocator.pools.end_capture(OTHER_POOL)
     error_lines.match(
         raised.value,
-        what="cannot bring back a checkpoint of pool (1, 0) now",
+        what="cannot restore a checkpoint of pool (1, 0) now",
         where="a capture is under way",
-        why="whether these uses are over cannot be asked",
-        fix="bring the checkpoint back before the capture begins",
+        why="during a capture no event tells",
+        fix="restore the checkpoint before the capture begins",
     )
     assert setup.read_state() == before
     setup.allocator.set_checkpoint(POOL, checkpoint)
@@ -317,9 +317,9 @@ def test_a_segment_that_was_given_back_is_missed(setup: Setup) -> None:
         setup.allocator.set_checkpoint(POOL, checkpoint)
     error_lines.match(
         raised.value,
-        what="cannot bring back the checkpoint of pool (1, 0)",
+        what="cannot restore the checkpoint of pool (1, 0)",
         where=f"pool (1, 0), blocks at {block.address:#x}",
-        why="their segments were released since",
+        why="their segments have been released",
         fix="keep the pool in use",
     )
     assert setup.count_live() == 1
@@ -333,7 +333,7 @@ def test_a_checkpoint_is_of_one_pool(setup: Setup) -> None:
     setup.allocator.pools.release(OTHER_POOL)
     error_lines.match(
         raised.value,
-        what="cannot bring back the checkpoint of pool (1, 0)",
+        what="cannot restore the checkpoint of pool (1, 0)",
         where="pool (2, 0)",
         why="it is of another pool",
         fix="keep the pool in use",
@@ -350,7 +350,7 @@ def test_only_live_blocks_can_become_stale(setup: Setup) -> None:
             setup.allocator.set_checkpoint(POOL, checkpoint, stale=[block])
         error_lines.match(
             raised.value,
-            what="cannot bring back a checkpoint of pool (1, 0): stale blocks are not live",
+            what="cannot restore a checkpoint of pool (1, 0): stale blocks are not live",
             where=f"argument `stale`, blocks at {block.address:#x}",
             why="only what is live in the pool",
             fix="pass blocks of this pool",
@@ -359,7 +359,7 @@ def test_only_live_blocks_can_become_stale(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("call", ["get_checkpoint", "set_checkpoint"])
-def test_a_pool_that_nobody_needs_has_no_checkpoints(setup: Setup, call: str) -> None:
+def test_a_pool_without_users_has_no_checkpoints(setup: Setup, call: str) -> None:
     setup.allocator.pools.create_or_increment(OTHER_POOL)
     setup.allocator.pools.release(OTHER_POOL)
     arguments = [setup.allocator.get_checkpoint(POOL)] if call == "set_checkpoint" else []

@@ -96,7 +96,7 @@ def test_blocks_are_freed_once(provider: HostProvider) -> None:
         allocator.allocate(1 << 61)
 
 
-def test_finalisers_return_blocks_while_nobody_is_inside(provider: HostProvider) -> None:
+def test_finalisers_return_blocks_while_no_call_is_inside(provider: HostProvider) -> None:
     allocator = DirectAllocator(provider)
     with allocator.lock:
         allocator.free_later(allocator.allocate(1000))
@@ -146,7 +146,7 @@ def test_arenas_of_a_private_pool(provider: HostProvider) -> None:
     allocator.pools.release(pool_id)
     allocator.free(arena)
     assert provider.reserved_bytes == 0
-    # A pool that nobody needs goes with its last segment.
+    # A pool without users is deleted with its last segment.
     with pytest.raises(TracegraphError, match="there is no pool"):
         allocator.pool_bytes(pool_id)
 

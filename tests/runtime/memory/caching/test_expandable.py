@@ -1,4 +1,4 @@
-"""Growing segments: where requests find room, what is given back, and what fails.
+"""Expandable segments: where requests find memory, what is unmapped, and what fails.
 
 Longer than 400 lines: all cases are read against the same scripted provider.
 """
@@ -236,7 +236,7 @@ def test_full_memory_takes_pages_from_other_ranges() -> None:
 
 def test_pages_mapped_for_a_request_that_fails_are_not_lost() -> None:
     allocator, provider = make()
-    # The third page fails, and again when all cached memory was given back.
+    # The third page fails, and again when all cached memory was released.
     provider.failing_calls = {3, 6}
     with pytest.raises(OutOfMemoryError):
         allocator.allocate(4 * PAGE)

@@ -19,7 +19,7 @@ CAPTURE, SECOND_CAPTURE = PoolId(7), PoolId(8)
 
 
 class Setup:
-    """A `StreamUses` whose blocks come back into a list."""
+    """A `StreamUses` that puts its blocks into a list."""
 
     def __init__(self) -> None:
         self.events = ManualEvents()

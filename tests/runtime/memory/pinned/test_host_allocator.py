@@ -1,6 +1,6 @@
 """The caching host allocator: sizes, reuse under copies, captures, options, statistics.
 
-Longer than 400 lines: PyTorch's tests, the options and the threads all stand on the fakes below.
+Longer than 400 lines: PyTorch's tests, the options and the threads all use the fakes below.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CAPTURED, OTHER = 7, 8
 
 
 class FakePages:
-    """Hands out addresses without memory, and counts."""
+    """Returns addresses without memory, and counts."""
 
     name = "fake"
 
@@ -72,7 +72,7 @@ class FakePages:
 
 
 class FakeEvents:
-    """Events that are over when the test says so, or when somebody waits for them."""
+    """Events that are over when the test says so, or when they are waited for."""
 
     def __init__(self) -> None:
         self.live: dict[int, int] = {}
@@ -284,7 +284,7 @@ def test_empty_cache_leaves_what_is_in_use(
     assert allocator.reserved_bytes == 8
 
 
-def test_memory_is_given_back_once_nobody_holds_the_allocator(
+def test_memory_is_freed_with_the_last_holder_of_the_allocator(
     pages: FakePages, events: FakeEvents
 ) -> None:
     allocator = make(pages, "pinned_reserve_segment_size_mb:1", events)

@@ -27,7 +27,7 @@ def test_more_than_the_machine_has_is_refused_before_it_is_allocated():
     assert provider.allocate(1000).nbytes == 1000
 
 
-def test_segments_that_nobody_has_touched_count_as_taken(monkeypatch: pytest.MonkeyPatch):
+def test_segments_that_were_never_touched_count_as_taken(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(host, "_read_physical_bytes", lambda: 10_000)
     provider = HostProvider()
     segment = provider.allocate(6000)
