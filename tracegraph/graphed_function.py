@@ -309,7 +309,7 @@ class GraphedFunction(Generic[P, R]):
     def _prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_values: bool = False
     ) -> PreparedCall:
-        """Binds, checks and flattens a call; types stand in for arrays unless it has values."""
+        """Binds, checks and flattens a call; types may replace arrays unless it has values."""
         return prepare_call(
             self._function,
             self._options,

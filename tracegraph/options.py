@@ -73,7 +73,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
     stream = given["stream"] if given["stream"] is not None else Stream()
     if given["name"] is not None and not isinstance(given["name"], str):
         _raise_option_error(
-            f"name={given['name']!r} is not a text", where, "the name stands in messages"
+            f"name={given['name']!r} is not a text", where, "the name appears in messages"
         )
     if not isinstance(stream, Stream):
         _raise_option_error(

@@ -158,7 +158,7 @@ OPTIONS = [
     ({"outputs": "new"}, "outputs='new' is unknown", "they are fresh, static"),
     ({"pool": 3}, "pool= is not a pool", "a pool is what `pool()` of a captured function, `tg."),
     ({"stream": 3}, "stream= is not a tg.Stream", "work is captured on a stream of tracegraph"),
-    ({"name": 3}, "name=3 is not a text", "the name stands in messages"),
+    ({"name": 3}, "name=3 is not a text", "the name appears in messages"),
     ({"donate_argnums": 5}, "donate_argnums has 5", "the function has 2 positional arguments"),
     ({"donate_argnums": 1.5}, "donate_argnums=1.5 is not allowed", "it is one or more of int"),
     ({"donate_argnums": True}, "donate_argnums=True is not allowed", "it is one or more of int"),

@@ -28,7 +28,7 @@ from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.verification.difference import is_large, prepare_difference
 
-# What reading a program takes of the heap, for each op of its graph.
+# Heap bytes that reading a program takes, for each op of its graph.
 WARM_BYTES = 16 << 10
 # Compilations that may follow one another before a refused region runs eagerly as a whole.
 MAX_PRECISE_CUTS = 3
@@ -114,7 +114,7 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
             ("verify", functools.partial(device.prepare_result, *each))
             for each in dict.fromkeys(fresh)
         ]
-    # Sums in an order that is left to chance: then results are not equal bit for bit.
+    # Sums without a fixed order: results are not equal bit for bit.
     if options.verify and _has_op(graph, "scatter-add"):
         preparations += [
             ("verify", functools.partial(prepare_difference, *each, device.jax_device))

@@ -18,7 +18,7 @@ class FunctionPool:
 
     def __init__(self, pool_id: PoolId | None) -> None:
         self._pool_id = pool_id
-        # Held from now on, whatever becomes of the captures that share it.
+        # Held from now on, even if the captures that share it go.
         self._shared = find_pool(pool_id) if pool_id is not None else None
         self._joined: PrivatePool | None = None
 

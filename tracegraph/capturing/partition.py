@@ -37,7 +37,7 @@ _MARKED = re.compile(rf"(?:^|/){_MARK}(\d+)(?=/|$)")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Draft:
-    """A region that is still growing.
+    """A region that is not finished yet.
 
     More than six fields because it is the region and its place among the others at once.
     """
@@ -64,7 +64,7 @@ def partition_graph(
     Args:
         graph: checked and optimised.
         input_names: one unique name per graph input; names that begin with ``%`` are ours.
-        donated: indices of the inputs that the caller gives up.
+        donated: indices of the donated inputs.
         uncapturable: indices of the ops that run eagerly between two graphs.
         is_marked: let XLA's program name the op behind each instruction; see `find_marked_op`.
         bind: of the trace that the graph was made from, for a region that is all of it.
@@ -129,7 +129,7 @@ def find_marked_op(path: str) -> int | None:
 
 
 class _Drafter:
-    """Walks the ops in program order and deals them out to regions."""
+    """Walks the ops in program order and assigns them to regions."""
 
     def __init__(self) -> None:
         self._drafts: dict[str, _Draft] = {}
@@ -170,7 +170,7 @@ class _Drafter:
             self._waits.setdefault(stream, set()).update(new)
 
     def _add_eager(self, op: Op) -> None:
-        """Gives the op to an eager region that comes after everything before it."""
+        """Adds the op to an eager region that comes after everything before it."""
         is_compiled = not has_callback(op)
         latest = next(reversed(self._drafts.values()), None)
         if latest is not None and latest is self._floor and latest.is_compiled and is_compiled:
@@ -362,7 +362,7 @@ def make_flat_function(
     Args:
         name: of the function, as it shows in profiles.
         ops: in program order.
-        inputs: the values that the arguments stand for.
+        inputs: the values of the arguments.
         outputs: what to return.
         marks: by the identity of an op the scope that it is bound in.
     """

@@ -1,8 +1,8 @@
 """Ops that no graph on a GPU holds yet: found by their names, or by what lowering refused.
 
 Partial mode runs them as calls of XLA between two graphs. The names save a compilation that is
-known to end in a refusal; whatever else XLA turns into work that cannot be lowered is found after
-that compilation, and cut out then.
+known to end in a refusal; other ops that become work which cannot be lowered are found after that
+compilation, and cut out then.
 """
 
 from __future__ import annotations

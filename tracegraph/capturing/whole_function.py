@@ -32,7 +32,7 @@ def make_whole_function(
     Args:
         bind: of the trace that the graph was made from; see `JaxTrace`.
         graph: without constants.
-        inputs: those of the graph's inputs that the arguments stand for.
+        inputs: the graph's inputs that the arguments are the values of.
         outputs: those of its outputs that are returned.
         bind_ops: does the same op by op, for a trace that is lost.
     """
@@ -58,5 +58,5 @@ def make_whole_function(
 
 
 def _make_unused(aval: Any) -> Any:
-    """Returns what stands for an input that no op reads; XLA drops it."""
+    """Returns a placeholder for an input that no op reads; XLA drops it."""
     return jnp.zeros(*describe_physical(aval))

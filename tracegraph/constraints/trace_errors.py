@@ -138,7 +138,7 @@ def _find_result_violation(
         "non-array-output",
         f"`{name}` returns a {found.group('kind')} (`{result}`), not an array",
         locate_function(function),
-        "a replay hands out arrays of the graph's pool; it runs no Python that could make others",
+        "a replay returns arrays of the graph's pool; it runs no Python that could make others",
         "return arrays, numbers or None in tuples, lists and dicts, and make the rest outside",
     )
 

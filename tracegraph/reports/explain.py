@@ -138,7 +138,7 @@ def _list_copies(lowered: Lowered) -> list[str]:
     resident = [output.buffer.nbytes for output in program.outputs if output.alias is not None]
     if fresh:
         lines.append(
-            f"{_count(fresh, 'result')}, {sum(fresh):,} bytes: handed out, copied where the next "
+            f"{_count(fresh, 'result')}, {sum(fresh):,} bytes: returned, copied where the next "
             "call would overwrite a value that is still alive"
         )
     if resident:

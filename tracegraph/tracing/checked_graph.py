@@ -71,7 +71,7 @@ def trace_call(prepared: PreparedCall) -> JaxTrace:
     """Lets JAX trace the user's function once, on abstract values of a call's signature.
 
     Raises:
-        CaptureError: the function asked for what a traced value does not have.
+        CaptureError: the function needs what a traced value does not have.
         Exception: the user's function raised; the exception passes as it is.
     """
     options, signature = prepared.options, prepared.signature
@@ -120,7 +120,7 @@ def check_trace(prepared: PreparedCall, trace: JaxTrace) -> FirstTrace:
 
 
 def finish_checks(prepared: PreparedCall, first: FirstTrace) -> None:
-    """Does what is left: traces again, compares the two traces and verifies the passes.
+    """Finishes the checks: traces again, compares the two traces and verifies the passes.
 
     Raises:
         CaptureError: the second trace differs.

@@ -44,7 +44,7 @@ class PreparedCall:
 
     @functools.cached_property
     def donated(self) -> frozenset[int]:
-        """The indices of the dynamic leaves that the caller gives up."""
+        """The indices of the donated dynamic leaves."""
         donated: list[int] = []
         start = 0
         for is_donated, structure in self.list_arguments():
@@ -68,10 +68,10 @@ class PreparedCall:
         ]
 
     def match_trees(self, out_tree: Any) -> tuple[tuple[int, int], ...]:
-        """Pairs results with donated inputs where a whole donated argument comes back.
+        """Pairs results with donated inputs where a whole donated argument is returned.
 
-        By shape alone a scalar loss could take the buffer of a scalar in the state; the tree tells
-        that the state is what comes back as the state.
+        By shape alone a scalar loss could take the buffer of a scalar in the state; the tree says
+        which result is the new state.
 
         Args:
             out_tree: structure of the results.
@@ -125,7 +125,7 @@ def prepare_call(
         args: positional arguments.
         kwargs: keyword arguments.
         device: JAX's device that the graph is for.
-        has_values: False when a `jax.ShapeDtypeStruct` may stand in for an array.
+        has_values: False when a `jax.ShapeDtypeStruct` may replace an array.
 
     Raises:
         CaptureError: an argument cannot be an input of a graph; all such arguments are named.

@@ -135,7 +135,7 @@ class Signature:
         tree: structure of the dynamic arguments.
         leaves: one type per dynamic leaf.
         statics: static arguments by position or name.
-        static_kinds: what tells static values apart that Python takes for equal.
+        static_kinds: what distinguishes static values that are equal in Python.
         positions: the place of each dynamic argument among the user's positional ones.
         settings: JAX's settings that programs depend on, as 64-bit types and matmul precision.
     """
@@ -156,9 +156,9 @@ def make_signature(call: BoundCall, leaves: Sequence[Any], tree: Any) -> Signatu
 
 
 def find_static_kind(value: Any) -> Any:
-    """Returns what tells a static value from one that Python takes for equal.
+    """Returns what distinguishes a static value from others that are equal in Python.
 
-    Python says that 1, 1.0 and True are equal, and 0.0 and -0.0; a traced function does not.
+    In Python 1, 1.0 and True are equal, and 0.0 and -0.0; in a traced function they are not.
 
     Example:
         >>> find_static_kind((1, -0.0)) == find_static_kind((True, 0.0))

@@ -67,7 +67,7 @@ class Traced:
 
 
 class LostTraceError(Exception):
-    """JAX no longer holds a trace, or not for the present types and settings."""
+    """JAX no longer holds a trace, or not for the current types and settings."""
 
 
 def trace_jaxpr(
@@ -193,7 +193,7 @@ class _GraphBuilder:
             return Literal(atom.val, atom.aval) if is_literal(atom) else values[atom]
 
         inputs = [define(variable) for variable in jaxpr.invars]
-        # An open jaxpr's constants are parameters: nothing says what arrays they stand for.
+        # An open jaxpr's constants are parameters: nothing says which arrays they are.
         free = [define(variable) for variable in jaxpr.constvars[len(arrays) :]]
         constants = tuple(
             Constant(define(variable), f"c{index}", array)
@@ -224,7 +224,7 @@ class _GraphBuilder:
 
     def _make_origin(self, context: EquationContext, enclosing: Origin) -> Origin:
         scope = describe_scope(context)
-        # JAX forgets the user's line inside its own functions: the line that calls them stands in.
+        # JAX forgets the user's line inside its own functions: the line that calls them is used.
         source = describe_source(context)
         if not source:
             source, outer = enclosing.source, enclosing.equation_context

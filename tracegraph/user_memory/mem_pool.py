@@ -20,9 +20,9 @@ from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator
 class MemPool:
     """A private pool of a device's allocator: its memory serves only what is allocated in it.
 
-    Captures share it by ``pool=``; `use_mem_pool` sends what a thread allocates there. What lives
-    in it may outlive this object; its memory returns to the provider with the first `empty_cache`
-    after it was freed.
+    Captures share it by ``pool=``; `use_mem_pool` sends what a thread allocates there. Blocks in it
+    may outlive this object; its memory returns to the provider with the first `empty_cache` after
+    it was freed.
 
     Args:
         allocator: where its segments come from; None for the device's own provider.
@@ -103,7 +103,7 @@ def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
     JAX's own arrays stay where JAX puts them.
 
     Args:
-        pool: where to.
+        pool: the pool that requests go to.
         device: of the pool; None for the pool's own.
 
     Raises:

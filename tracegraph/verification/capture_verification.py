@@ -16,7 +16,7 @@ from tracegraph.verification.report import VerificationReport, compare_results, 
 def verify_capture(
     prepared: PreparedCall, captured: CapturedGraph, device: Device
 ) -> VerificationReport:
-    """Compares replays on a call's own arguments with what XLA gives.
+    """Compares replays on a call's own arguments with XLA's results.
 
     Args:
         prepared: the call.
@@ -26,7 +26,7 @@ def verify_capture(
 
     Raises:
         VerificationError: a result differs; all are named.
-        OutOfMemoryError: there is no room for the copies that the comparison needs.
+        OutOfMemoryError: there is no memory for the copies that the comparison needs.
     """
     if reason := find_skip_reason(captured.checked):
         return VerificationReport(skipped=reason)

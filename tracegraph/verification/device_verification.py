@@ -1,10 +1,10 @@
-"""Verification on a GPU: a graph must give what the XLA executable gives that it was made from.
+"""Verification on a GPU: a graph must compute what its XLA executable computes.
 
-Not what `jax.jit` gives: two compilations of one program may choose other kernels. The pool is
-filled with NaN bytes before the first replay, so that a read of memory that nothing has written
-shows. Two replays are compared, bit for bit: one on the call's own arguments, copied in, and one on
-other arguments that the graph's nodes are pointed at. Only where XLA's program adds floats in an
-order that is left to chance, or where it calls a library between two graphs, is a small difference
+It is not compared with `jax.jit`: two compilations of one program may choose other kernels. The
+pool is filled with NaN bytes before the first replay, so that a read of memory that nothing has
+written shows. Two replays are compared, bit for bit: one on the call's own arguments, copied in,
+and one on other arguments that the graph's nodes are pointed at. Only where XLA's program adds
+floats in no fixed order, or where it calls a library between two graphs, is a small difference
 allowed.
 """
 
@@ -44,7 +44,7 @@ def verify_on_device(
 
     Raises:
         VerificationError: a result differs; all are named.
-        OutOfMemoryError: there is no room for the copies that the comparison needs.
+        OutOfMemoryError: there is no memory for the copies that the comparison needs.
     """
     try:
         return _compare_twice(comparison, captured, leaves, paths)

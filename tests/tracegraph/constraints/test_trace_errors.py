@@ -181,7 +181,7 @@ def test_result_that_is_not_an_array(result, named):
     assert to_text(translate(step, X)) == (
         f"`step` returns a {named}, not an array\n"
         + place("step")
-        + "  why:   a replay hands out arrays of the graph's pool; it runs no Python that could "
+        + "  why:   a replay returns arrays of the graph's pool; it runs no Python that could "
         "make others\n"
         "  fix:   return arrays, numbers or None in tuples, lists and dicts, and make the rest "
         "outside          docs/errors.md#non-array-output"
