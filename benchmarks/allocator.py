@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/allocator.py [--json FILE]
 
-A hit is served from memory that the allocator has already: no side may call its device meanwhile,
+A hit is served from cached memory: no side may call its device meanwhile,
 which is checked. Samples of all sides take turns, so that a busy machine hits all of them; the
 figures are medians. Without a GPU only our side runs, over ordinary memory: the work is the same.
 """
@@ -48,7 +48,7 @@ _neighbours: list[Any] = []
 
 
 class Side(NamedTuple):
-    """An allocator: what allocates, what frees, and how often it has asked its device."""
+    """An allocator: what allocates, what frees, and how often it has called its device."""
 
     allocate: Callable[[int], Any]
     free: Callable[[Any], object]
@@ -93,8 +93,8 @@ def make_single_loop(side: Side, nbytes: int, *, is_exact: bool = False) -> Loop
 def make_mixed_loop(side: Side, seed: int) -> Loop:
     """Returns a loop that frees ten of a hundred blocks at a time and allocates them again.
 
-    Their sizes are from 1 byte to 16 MiB. They come back in the opposite order, so blocks are
-    split and merged.
+    Their sizes are from 1 byte to 16 MiB. They are allocated again in the opposite order, so blocks
+    are split and merged.
     """
     allocate, free = side.allocate, side.free
     rng = random.Random(seed)
@@ -164,13 +164,13 @@ def make_torch_side() -> Side:
 
 
 def make_cupy_side() -> Side:
-    """Returns CuPy's pool; what it hands out is free again when nobody holds it."""
+    """Returns CuPy's pool; its blocks are freed when they are dropped."""
     cupy: Any = importlib.import_module("cupy")
     return Side(cupy.cuda.alloc, lambda _: None, cupy.get_default_memory_pool().total_bytes)
 
 
 def measure(sides: Mapping[str, Side], name: str, repeats: int, pairs: int) -> Row:
-    """Times one workload on all sides in turns; exits where a side asked its device.
+    """Times one workload on all sides in turns; exits where a side called its device.
 
     Args:
         sides: by name.

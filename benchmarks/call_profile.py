@@ -90,7 +90,7 @@ def count_bytecodes(call: Callable[[], Any]) -> int:
     sys.settrace(trace)
     try:
         call()
-        # Python 3.12 and later begin to report instructions only once a frame has asked for them.
+        # Python 3.12 and later report instructions only after a frame has enabled it.
         count = 0
         call()
     finally:

@@ -1,4 +1,4 @@
-"""The figures of `gpu_replay.py`: ratios, the limits they are held against, and the tables."""
+"""The figures of `gpu_replay.py`: ratios, the limits they are compared with, and the tables."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def count_needed_bytes(capture: Mapping[str, Any]) -> float | None:
 
 
 def compute_figures(result: CaseResult) -> dict[str, float]:
-    """Returns every figure that can be held against a limit; those not measured are left out."""
+    """Returns every figure that has a limit; those not measured are left out."""
     figures: dict[str, float] = {}
     mine, jit, torch = (
         result.sides.get(TRACEGRAPH),
@@ -112,7 +112,7 @@ def compute_figures(result: CaseResult) -> dict[str, float]:
 def check_limits(
     results: Sequence[CaseResult], limits: Sequence[Limit] = LIMITS
 ) -> list[dict[str, Any]]:
-    """Returns one row per limit of a case that was asked for: measured value and verdict."""
+    """Returns one row per limit of a case that was chosen: measured value and verdict."""
     by_name = {result.name: result for result in results}
     rows = []
     for limit in limits:

@@ -26,11 +26,11 @@ class MissingFigureError(Exception):
 
 
 class PeerError(Exception):
-    """The PyTorch process could not do what it was asked for."""
+    """The PyTorch process failed to answer a request."""
 
 
 class Side(Protocol):
-    """One way to run a case; its state goes on from call to call."""
+    """One way to run a case; its state is kept from call to call."""
 
     def time_total(self, calls: int) -> float:
         """See `gpu_timing.time_total`."""
@@ -96,7 +96,7 @@ class JaxSide:
         return time_each(self._advance, self._synchronise)
 
     def time_launch(self) -> list[float]:
-        """Times the launch of the graph alone; the state moves without this side's knowing."""
+        """Times the launch of the graph alone; these launches are not counted as calls."""
         return time_each(find_launcher(self.call), self._finish_launches)
 
     def _finish_launches(self) -> None:
@@ -152,7 +152,7 @@ def read_capture_seconds(function: Any) -> dict[str, float]:
     """Returns the seconds of each phase of the capture; XLA's own is called ``compile``.
 
     Raises:
-        MissingFigureError: the function does not tell.
+        MissingFigureError: the function has no `timings()`, or no `compile` in it.
     """
     timings = getattr(function, "timings", None)
     if timings is None:

@@ -129,11 +129,11 @@ def _attend_by_sdpa(query: Any, key: Any, value: Any) -> Any:
 def to_device(tree: Any, name: str = "") -> Any:
     """Returns a tree of NumPy arrays as one of CUDA tensors.
 
-    Whole numbers become int64, which losses ask for, and weights lie transposed, as in `nn.Linear`.
+    Whole numbers become int64, which losses need, and weights lie transposed, as in `nn.Linear`.
 
     Args:
         tree: of dicts, lists and arrays.
-        name: the key that it stands under.
+        name: its key.
     """
     if isinstance(tree, dict):
         return {key: to_device(value, key) for key, value in tree.items()}
@@ -239,7 +239,7 @@ class GraphedStep:
             parameter.grad = None
 
     def _restart(self, shape: Shape) -> None:
-        """Puts the initial numbers back, where the graph expects them: the warm-up moved them."""
+        """Restores the initial numbers in place: the warm-up has changed them."""
         if isinstance(shape, PointwiseShape):
             return
         with torch.no_grad():
@@ -300,7 +300,7 @@ def serve(connection: Any) -> None:
     """Answers requests until the pipe is closed.
 
     Args:
-        connection: takes (name of a method of `Peers`, arguments), gives (True, its result) or
+        connection: receives (name of a method of `Peers`, arguments), sends (True, its result) or
             (False, one line on the error).
     """
     find_peers = functools.lru_cache(Peers)

@@ -102,7 +102,7 @@ def make_tiny_loop(wrap: Wrap, *, input_count: int) -> Loop:
 
 
 def make_step_loop(wrap: Wrap, *, leaf_count: int, leaf_size: int) -> Loop:
-    """Returns a loop over `step` with donated state of so many leaves; the state goes on."""
+    """Returns a loop over `step` with donated state of so many leaves, kept from call to call."""
     call = wrap(step, donate_argnums=(0,))
     state = {
         f"leaf_{index:04}": jnp.full((leaf_size,), index, jnp.float32)

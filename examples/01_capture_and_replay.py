@@ -32,7 +32,7 @@ def main() -> None:
     # All results are still there: what a call returned keeps its value.
     for result, value in zip(results, wanted, strict=True):
         assert np.array_equal(result, value)
-    # A result is a jax.Array, and goes wherever one goes.
+    # A result is a jax.Array, and can be used wherever one can.
     assert isinstance(results[0], jax.Array)
     print(f"sum of the first result: {jnp.sum(results[0]):.4f}")
 

@@ -41,7 +41,7 @@ def main() -> None:
     ir_text = str(step.trace(layers, x))
     print(ir_text)
 
-    print("--- lower: the program, and where each buffer stands in the arena")
+    print("--- lower: the program, and where each buffer is in the arena")
     lowered = step.lower(layers, x)
     print(lowered)
     assert lowered.plan.arena_bytes <= lowered.pool_bytes

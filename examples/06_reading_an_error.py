@@ -13,7 +13,7 @@ import tracegraph as tg
 
 
 def lookup(x: np.ndarray) -> np.ndarray:
-    """Stands for Python work that JAX cannot see into."""
+    """An example of Python work that JAX cannot see into."""
     return np.interp(x, [0.0, 1.0], [0.0, 10.0]).astype(np.float32)
 
 
