@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def short_collections() -> None:
     """Leaves everything that is alive now out of the collector's rounds.
 
-    Many tests ask for a collection, and one over all modules of JAX takes a third of a second.
+    Many tests run a collection, and one over all modules of JAX takes a third of a second.
     """
     gc.collect()
     gc.freeze()

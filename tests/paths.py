@@ -1,4 +1,4 @@
-"""Where things stand in the checkout."""
+"""Where things are in the checkout."""
 
 import pathlib
 

@@ -34,7 +34,7 @@ ANCHORS = (
     re.compile(r"Violation\(\s*\"([a-z-]+)\""),
     re.compile(r"docs/errors\.md#([a-z-]+)"),
 )
-# What may stand for an anchor where none is spelled out: that of another record, or a constant.
+# What may replace an anchor where none is spelled out: that of another record, or a constant.
 PASSED_ON = re.compile(
     r"(?<![\w-])anchor=(?!\"|anchor\b|[a-z_]+(\[0\])?\.(anchor|rule)\b|_?[A-Z_]*ANCHOR\b)"
 )

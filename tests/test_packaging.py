@@ -136,7 +136,7 @@ def test_editable_install(checkout: pathlib.Path, tmp_path: pathlib.Path) -> Non
     folders = _run(python, *code, cwd=tmp_path).split()
     assert folders == [str(checkout / "tracegraph"), str(checkout / "lowering")]
     own = {each.name.split("-")[0] for each in packages.iterdir()} & set(LAYERS)
-    assert own == {"tracegraph"}, "only the metadata of tracegraph may stand in site-packages"
+    assert own == {"tracegraph"}, "only the metadata of tracegraph may be in site-packages"
 
 
 def test_package_list_is_complete() -> None:

@@ -238,7 +238,7 @@ if __name__ == "__main__":
 def test_a_process_without_pytorch_is_reported(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "start.py"
     path.write_text(PIPE)
-    # Whatever stands in the environment, `import torch` fails in the process.
+    # Whatever the environment has, `import torch` fails in the process.
     (tmp_path / "torch.py").write_text("raise ImportError('no PyTorch here')\n")
     ran = _run([str(path)])
     assert json.loads(ran.stdout) == "the PyTorch process has ended"

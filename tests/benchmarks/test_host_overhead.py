@@ -51,7 +51,7 @@ def test_results_that_differ_stop_the_benchmark() -> None:
     assert "tiny, two inputs: results differ from jax.jit after 2 calls" in ran.stderr
 
 
-# Our own functions are stood in for by this script's: one grows with the leaves, one does not.
+# Functions of this script take the place of ours: one grows with the leaves, one does not.
 GROWTH = """
 import call_profile
 

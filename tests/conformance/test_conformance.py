@@ -84,7 +84,7 @@ def _return_first_result(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _overwrite_earlier_results(function: Callable[..., Any]) -> Callable[..., Any]:
-    # A buffer aligned for XLA, so that the arrays handed out share its memory.
+    # A buffer aligned for XLA, so that the returned arrays share its memory.
     raw = np.empty(4 * 64 * 4 + 64, np.uint8)
     start = -raw.ctypes.data % 64
     buffer = raw[start : start + 4 * 64 * 4].view(np.float32).reshape(4, 64)

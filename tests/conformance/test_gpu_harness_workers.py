@@ -23,7 +23,7 @@ WORKER = textwrap.dedent("""
     from tests.gpu.harness_workers import is_last, write_begun, write_done
     for name in sys.argv[1:]:
         write_begun(name, sys.stdout)
-        print("text of somebody else")
+        print("text of another process")
         if name.startswith("crash"):
             os._exit(7)
         outcome = Outcome.ERROR if name.startswith("fault") else Outcome.PASSED

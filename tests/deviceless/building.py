@@ -29,7 +29,7 @@ DRIVER_KINDS = {"kernel": "kernel", "memcpy": "copy", "memset": "fill", "matmul"
 
 
 class FakeLibrary:
-    """Stands for cublasLt: enqueues one piece of work per product."""
+    """A fake cublasLt: enqueues one piece of work per matmul."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self._driver = driver

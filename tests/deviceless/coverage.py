@@ -165,7 +165,7 @@ def is_expected(figures: Figures) -> bool:
 
 
 def _shorten(figures: Figures) -> str:
-    """Returns a reason without what tells cases of one kind apart."""
+    """Returns a reason without what distinguishes cases of one kind."""
     text = figures.reason.partition("`region0` has work that cannot be lowered: ")
     return text[2] or f"{figures.name}: {figures.reason}"
 

@@ -23,7 +23,7 @@ class Call:
 
 
 class BytesProvider:
-    """Hands out segments of real bytes, at the lowest address that is free.
+    """Allocates segments of real bytes, at the lowest address that is free.
 
     So segments touch each other and addresses come again: what merges over the edge of a segment,
     or trusts an address for longer than its segment lives, is found.
@@ -84,7 +84,7 @@ class BytesProvider:
             storage[offset : offset + TOKEN_BYTES] = number.to_bytes(TOKEN_BYTES, "little")
 
     def read(self, address: int, nbytes: int) -> set[int]:
-        """Returns what stands where `write` wrote."""
+        """Returns what is where `write` wrote."""
         storage, offsets = self._find(address, nbytes)
         return {int.from_bytes(storage[one : one + TOKEN_BYTES], "little") for one in offsets}
 
@@ -116,7 +116,7 @@ class ManualEvents:
 
     Attributes:
         finished: the number of the last event of each stream that is over.
-        live: events that were recorded and not yet given back.
+        live: events that were recorded and not yet released.
         asked: the numbers of the events that were asked, in order.
         captured_streams: on these no event may be recorded, asked or waited for; nor on any, if it
             holds None.

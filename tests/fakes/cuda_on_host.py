@@ -55,7 +55,7 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaOnHost:
         return run
 
     def make_allocator(shapes: Any, device: Any) -> Any:
-        # Memory has no value until somebody writes it: nothing has to be finished for it.
+        # Memory has no value until it is written: nothing has to be finished for it.
         def allocate() -> Any:
             arrays = jax.block_until_ready(allocator(shapes, device)())
             if driver.is_deferred:
@@ -88,7 +88,7 @@ def on_floats(function: Callable[..., Any]) -> Callable[[tuple[bytes, ...]], Non
 def compare_pieces(parameters: tuple[bytes, ...]) -> None:
     """Does what the kernel `comparison.COMPARE_PIECES` does."""
     first, verdicts = (int.from_bytes(parameter, "little") for parameter in parameters)
-    # The verdicts stand behind the table.
+    # The verdicts follow the table.
     table = np.ctypeslib.as_array((ctypes.c_uint64 * ((verdicts - first) // 8)).from_address(first))
     for index, (one, other, nbytes) in enumerate(table.reshape(-1, 3).tolist()):
         if ctypes.string_at(one, nbytes) != ctypes.string_at(other, nbytes):

@@ -63,7 +63,7 @@ MATMUL = MatmulNode(
 
 
 class FakeLibrary:
-    """Enqueues one piece of work per product, or fails."""
+    """Enqueues one piece of work per matmul, or fails."""
 
     def __init__(self, driver: FakeDriver, error: Exception | None = None) -> None:
         self.driver, self.error = driver, error

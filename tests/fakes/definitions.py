@@ -23,7 +23,7 @@ FLOATS = jax.ShapeDtypeStruct((SIZE,), np.float32)
 
 
 def compile_call(function: Callable[..., Any], *arguments: jax.ShapeDtypeStruct) -> Any:
-    """Returns an XLA executable, as lowering hands it over."""
+    """Returns an XLA executable, as lowering passes it on."""
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     typed = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in arguments]
     return jax.jit(function, keep_unused=True, out_shardings=sharding).lower(*typed).compile()

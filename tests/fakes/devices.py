@@ -38,7 +38,7 @@ def use_device(monkeypatch: pytest.MonkeyPatch, kind: str) -> CudaOnHost | None:
     """Makes captures and tg.memory use a device; returns the one of a GPU, None for the host.
 
     Args:
-        monkeypatch: takes it back.
+        monkeypatch: undoes it.
         kind: ``host``, or the name of a provider of a GPU.
     """
     if kind == "host":

@@ -1,7 +1,7 @@
 """FakeBindings: the module ``cuda.bindings.driver`` with calls that are recorded, not made.
 
 Where the real bindings are installed, their records and enumerations are used, so that a field or a
-member that they do not have is found. Elsewhere plain objects stand in for them.
+member that they do not have is found. Elsewhere plain objects replace them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """FakeDriver: the CUDA driver's methods without a GPU, strict about misuse.
 
-It records every call, hands out distinct handles, keeps the nodes and edges of graphs, can fail at
-a chosen call, and raises MisuseError (no CudaError, so nobody handles it by mistake) for what would
-crash or corrupt a real process. With ``moves_bytes=True`` addresses are those of host memory, and
-copies, fills and launches of graphs really happen, at once and in order.
+It records every call, returns distinct handles, keeps the nodes and edges of graphs, can fail at
+a chosen call, and raises MisuseError (no CudaError, so no code handles it by mistake) for what
+would crash or corrupt a real process. With ``moves_bytes=True`` addresses are those of host memory,
+and memcpys, memsets and launches of graphs really happen, at once and in order.
 """
 
 from __future__ import annotations

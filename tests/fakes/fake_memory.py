@@ -36,7 +36,7 @@ class FakeMemory(FakeState):
         options: those of FakeState.
 
     Attributes:
-        kept_bytes: how much each pool of the driver keeps, by handle, as it was told.
+        kept_bytes: how much each pool of the driver keeps, by handle, as it was set.
     """
 
     def __init__(self, *, memory_bytes: int = 1 << 35, **options: Any) -> None:
@@ -183,7 +183,7 @@ class FakeMemory(FakeState):
         self._sizes.pop(address, None)
 
     def _forget_unused(self, handle: int) -> None:
-        """Memory without an address stays while somebody holds its handle or it is mapped."""
+        """Memory without an address stays while its handle is held or it is mapped."""
         is_mapped = any(mapping.handle == handle for mapping in self._mappings.values())
         if handle not in self._live and not is_mapped:
             del self._sizes[handle]

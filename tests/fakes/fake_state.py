@@ -55,7 +55,7 @@ class FakeNode:
 
 @dataclasses.dataclass(frozen=True)
 class FakeExecutable:
-    """An executable graph: present actions by node, and the streams of its launches."""
+    """An executable graph: current actions by node, and the streams of its launches."""
 
     graph: int
     nodes: dict[int, FakeNode]
@@ -70,7 +70,7 @@ class FakeState:
         fail_at: number of the call that fails, from 1; handing back resources counts too.
         fail_on: name of a method whose next call fails.
         error: CUDA's name of the failure.
-        moves_bytes: copies, fills and launches happen, on host memory.
+        moves_bytes: memcpys, memsets and launches happen, on host memory.
         checks_context: calls that need a current context are refused in threads without one.
 
     Attributes:
@@ -109,7 +109,7 @@ class FakeState:
         self._lock = threading.RLock()
 
     def live_handles(self) -> dict[int, str]:
-        """Returns the kind of every handle that somebody must still destroy."""
+        """Returns the kind of every handle that is not destroyed yet."""
         return dict(self._live)
 
     def count_calls(self, name: str) -> int:
@@ -165,7 +165,7 @@ class FakeState:
         self._run(CopyRange(target, source, nbytes))
 
     def _run(self, action: Any) -> None:
-        """Does what a copy, a fill or a kernel does, where addresses are those of host memory."""
+        """Does what a memcpy, memset or kernel does, where addresses are those of host memory."""
         if not self.moves_bytes:
             return
         if isinstance(action, CopyRange):
@@ -236,10 +236,10 @@ class FakeState:
 
 
 def check_fill(fill: FillRange) -> None:
-    """Refuses what the driver cannot fill."""
+    """Refuses a memset that the driver cannot do."""
     check(fill.element_bytes in (1, 2, 4), f"elements of {fill.element_bytes} bytes")
     check(0 <= fill.value < 1 << 8 * fill.element_bytes, f"value {fill.value} of {fill}")
-    check(fill.count > 0, "a fill of no elements")
+    check(fill.count > 0, "a memset of no elements")
     check(fill.target_address % fill.element_bytes == 0, f"misaligned elements: {fill}")
 
 

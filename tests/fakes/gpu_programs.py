@@ -2,7 +2,7 @@
 
 The oracle gives every byte a token: a kernel reads all its bytes first and then writes tokens made
 of its name, the place in its result and everything that it read. Two runs agree on a byte only if
-they agree on all that it depends on. ``None`` is a byte that nobody has written; what is made of
+they agree on all that it depends on. ``None`` is a byte that was never written; what is made of
 one is ``None`` too.
 """
 
@@ -27,7 +27,7 @@ Memory = dict[tuple[str, int], Any]
 
 
 def use(text: str) -> BufferUse:
-    """Returns the range that ``name``, or ``name[start:end]``, stands for (64 bytes by default)."""
+    """Returns the range that ``name``, or ``name[start:end]``, means (64 bytes by default)."""
     name, _, rest = text.partition("[")
     start, _, end = rest.rstrip("]").partition(":")
     return BufferUse(name, int(start or 0), int(end or 64) - int(start or 0))
@@ -45,7 +45,7 @@ def kernel(
 
 
 def fill(name: str, target: str) -> DeviceStep:
-    """Returns a fill with zeros."""
+    """Returns a memset to zero."""
     return DeviceStep(FillNode(name, use(target)), (), (use(target),))
 
 

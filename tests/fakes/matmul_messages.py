@@ -90,7 +90,7 @@ def make_layout(rows: int, columns: int, **changes: Any) -> dict[str, Any]:
 def make_thunk(
     config: dict[str, Any] | None = None, layout: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    """Returns the thunk of a product of 2 x 3 with 3 x 4.
+    """Returns the thunk of a matmul of 2 x 3 with 3 x 4.
 
     Args:
         config: changes of its config.

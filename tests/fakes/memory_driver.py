@@ -1,4 +1,4 @@
-"""MemoryDriver: a FakeDriver whose streams hold real work on host memory until somebody waits."""
+"""MemoryDriver: a FakeDriver whose streams hold real work on host memory until the host waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracegraph.runtime.cuda.driver.calls import KernelLaunch
 
 
 class MemoryDriver(FakeDriver):
-    """Does copies, fills and launches in the order of their streams, as late as is allowed.
+    """Does memcpys, memsets and launches in the order of their streams, as late as is allowed.
 
     Args:
         is_deferred: work waits until the host waits for its stream, or until `finish` is called;

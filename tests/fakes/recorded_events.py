@@ -31,9 +31,9 @@ class RecordedEvents(ScriptedEvents):
     Note [Forgotten uses]. PyTorch 2.11 notes by block which uses were recorded during a capture, so
     as to drop them when it is over. Where the block was freed outside of a capture, the note stays,
     and if the same block is used again, recorded by the same stream outside of a capture, and freed
-    during one, that use is dropped too: the block is handed out while the stream may still read it.
+    during one, that use is dropped too: the block is reused while the stream may still read it.
     Ours waits. The history shows it: such a block completes although its stream is blocked, or
-    before others that wait in a queue, where nothing else explains their order. Ours is told to
+    before others that wait in a queue, where nothing else explains their order. Ours is made to
     forget that use too.
 
     Args:
@@ -51,7 +51,7 @@ class RecordedEvents(ScriptedEvents):
             for place, entry in enumerate(step.entries):
                 if entry.action == "free_completed":
                     self._completions[entry.address].append((index, place))
-        # Streams that sleep are over on their own, at a time that only the history tells.
+        # Streams that sleep are over on their own, at a time that only the history has.
         self._asleep: set[int] = set()
         # So many more events may be done within the operation that records them; None for all.
         self._done_count: int | None = None

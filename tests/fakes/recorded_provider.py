@@ -1,4 +1,4 @@
-"""A provider that hands out the memory which PyTorch obtained in a recording, and no other."""
+"""A provider that allocates the memory which PyTorch obtained in a recording, and no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRANULARITY_BYTES = 2 << 20
 
 
 class RecordedProvider:
-    """Hands out the segments that PyTorch obtained, and complains about any other request.
+    """Allocates the segments that PyTorch obtained, and complains about any other request.
 
     Args:
         total_bytes: of the device.
@@ -40,7 +40,7 @@ class RecordedProvider:
             self._pages.extend(range(address, address + nbytes, GRANULARITY_BYTES))
 
     def settle(self) -> list[str]:
-        """Ends an operation; returns the complaints, also about what nobody asked for."""
+        """Ends an operation; returns the complaints, also about what was not requested."""
         complaints = self.complaints
         if self._segments or self._pages:
             complaints.append(f"left: segments {list(self._segments)}, {len(self._pages)} pages")

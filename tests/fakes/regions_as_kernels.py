@@ -32,7 +32,7 @@ def capture_for_gpu(
     """Makes captures use a CudaDevice over host memory; its driver has one kernel per region.
 
     Args:
-        monkeypatch: takes it back.
+        monkeypatch: undoes it.
         float_atomics: what every region says of itself.
     """
     device = make_device(monkeypatch)

@@ -12,7 +12,7 @@ import cramjam
 from tracegraph.lowering.xla.schema import EXECUTABLE, MANIFEST, OPTIONS, Schema
 
 BLOCK = 1 << 16
-# What stands in place of a block header, so that a reader that does not skip it fails.
+# What is in place of a block header, so that a reader that does not skip it fails.
 BLOCK_HEADER = b"\xbb" * 24
 SIGNATURE = bytes.fromhex(
     "83af70d10d884a3f00000000000000004000000000000000 91bac23c9287e1a9"

@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 
 class ScriptedProvider:
-    """Hands out segments without memory behind them.
+    """Allocates segments without memory.
 
     Args:
         capacity_bytes: of the whole device.
@@ -22,7 +22,7 @@ class ScriptedProvider:
 
     Attributes:
         name: shown in errors.
-        live: segments handed out and not taken back, by address.
+        live: segments that are not freed yet, by address.
         log: what was asked, as ("allocate" | "free", address, bytes).
         before_allocate: called at the start of each request.
     """
@@ -101,11 +101,11 @@ class ScriptedEvent:
 
 
 class ScriptedEvents:
-    """Events that are done when the test says so. A stream that waits for nobody is never busy.
+    """Events that are done when the test says so. A stream that waits for no other is never busy.
 
     Attributes:
         busy: streams on which work is under way.
-        outstanding: events recorded and not given back.
+        outstanding: events recorded and not released.
         synchronize_count: how often the host waited.
     """
 
@@ -120,7 +120,7 @@ class ScriptedEvents:
         return event
 
     def is_done(self, event: ScriptedEvent) -> bool:
-        assert event in self.outstanding, "asked after it was given back"
+        assert event in self.outstanding, "queried after it was released"
         return event.is_done
 
     def synchronize(self, event: ScriptedEvent) -> None:

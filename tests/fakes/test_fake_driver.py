@@ -233,7 +233,7 @@ def test_failures_are_those_of_the_driver() -> None:
     driver.fail_on, driver.error = "destroy_graph", "CUDA_ERROR_UNKNOWN"
     with pytest.raises(CudaError, match="CUDA_ERROR_UNKNOWN from destroy_graph"):
         driver.destroy_graph(graph)
-    # What a failing call was to give back is gone all the same.
+    # What a failing call was to free is freed all the same.
     assert driver.live_handles() == {}
 
 

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
 def run_sample() -> list[Result]:
     """Runs the sample in worker processes; returns the results in order of the cases."""
     cases = harness_runner.choose_cases(_SAMPLE.value, _SEED.value)
-    # Read when a process starts, so it must stand there before the first worker does.
+    # Read when a process starts, so it must be set before the first worker starts.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     found: dict[str, Result] = {}
     start = time.monotonic()

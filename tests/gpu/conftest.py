@@ -1,6 +1,6 @@
 """Shared by the tests on a real GPU: where there is none, each of them skips and says why.
 
-A test module asks for it with ``pytestmark = pytest.mark.usefixtures("gpu")`` and computes nothing
+A test module requests it with ``pytestmark = pytest.mark.usefixtures("gpu")`` and computes nothing
 while it is imported, so that collecting the folder costs other machines nothing.
 """
 

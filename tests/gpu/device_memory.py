@@ -10,14 +10,14 @@ import tracegraph as tg
 
 
 def measure_used_bytes() -> int:
-    """Returns the bytes that JAX has handed out on its first device, garbage not counted."""
+    """Returns the bytes that JAX has allocated on its first device, garbage not counted."""
     gc.collect()
     tg.synchronize()
     return _read_statistics()["bytes_in_use"]
 
 
 def measure_limit_bytes() -> int:
-    """Returns the bytes that JAX may hand out on its first device."""
+    """Returns the bytes that JAX may allocate on its first device."""
     return _read_statistics()["bytes_limit"]
 
 

@@ -23,7 +23,7 @@ _OUTCOMES = {
 }
 # Worst first.
 _RANKS = (Likeness.DIFFERING, Likeness.CLOSE, Likeness.EQUAL)
-# What stands in a refusal for the names of one program: quoted names, numbers.
+# What a refusal has of the names of one program: quoted names, numbers.
 _PARTICULARS = re.compile(r"`[^`]*`|\b\d+\b")
 
 

@@ -1,7 +1,7 @@
 """Worker processes for the harnesses: one that dies takes one case with it, not the run.
 
 A worker writes a line when it begins a case and one when the case is done. After an error it ends
-by itself, for a fault on a GPU makes every later call of the process fail; a fresh one goes on.
+by itself, for a fault on a GPU makes every later call of the process fail; a fresh one continues.
 """
 
 from __future__ import annotations

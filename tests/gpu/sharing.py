@@ -42,7 +42,7 @@ def hold_gpu(folder: pathlib.Path, *, alone: bool, limit_s: float = LIMIT_S) -> 
 
     Args:
         folder: the same for all processes that share the GPU.
-        alone: what counts the bytes of the whole GPU, fills them, or depends on time, needs it.
+        alone: tests that count or use up the bytes of the whole GPU, or depend on time, need it.
         limit_s: how long it may take.
 
     Raises:

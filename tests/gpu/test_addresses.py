@@ -26,7 +26,7 @@ def make_state():
 
 
 def churn(index):
-    """Takes and gives back memory between two replays, so that free memory moves."""
+    """Allocates and frees memory between two replays, so that free memory moves."""
     return jnp.full((1 + index * 1000,), jnp.nan).block_until_ready()
 
 

@@ -1,8 +1,8 @@
 """Our caching allocator against PyTorch's, live: the same operations, the same answers.
 
 PyTorch runs in a process of its own and records 20 random traces of 2000 operations, and those
-whose recordings stand in tests/data. Ours then gets the segments that PyTorch obtained, and must
-hand out the same address at each step, with the same statistics, history and blocks.
+whose recordings are in tests/data. Ours then gets the segments that PyTorch obtained, and must
+return the same address at each step, with the same statistics, history and blocks.
 """
 
 import importlib.metadata
@@ -50,7 +50,7 @@ def traces(gpu, tmp_path_factory):
         pytest.skip(obstacle)
     shared = sharing.find_shared_folder(tmp_path_factory)
     folder = shared / "traces_of_torch"
-    # Recorded once for all workers, and alone: streams that are blocked are told by time.
+    # Recorded once for all workers, and alone: blocked streams are recognised by time.
     with sharing.hold_gpu(shared, alone=True):
         if not folder.exists():
             fresh: pathlib.Path = tmp_path_factory.mktemp("traces")

@@ -40,7 +40,7 @@ def assert_close(got, wanted):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_train_loop_equals_its_executables(name):
-    """The state goes from step to step on both sides, so that one wrong bit stays wrong."""
+    """The state is passed from step to step on both sides, so that one wrong bit stays wrong."""
     program = find_program(name)
     rng = np.random.default_rng(0)
     state, *batch = program.make_arguments(rng)

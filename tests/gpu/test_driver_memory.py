@@ -116,7 +116,7 @@ def test_pages_are_mapped_and_unmapped(session: Session) -> None:
     provider.release(address, range_bytes)
 
 
-def test_growing_segments(session: Session) -> None:
+def test_expandable_segments(session: Session) -> None:
     config = parse_alloc_conf("expandable_segments:True")
     before = session.read_free_bytes()
     allocator = CachingAllocator(session.make("cuda_vmm"), config=config)

@@ -140,7 +140,7 @@ def run_without_package(package, program):
 
 
 def test_products_without_the_bindings_of_the_library():
-    # Complex products have no kernel of XLA's own, so they always go to the library.
+    # Complex matmuls have no kernel of XLA's own, so they always go to the library.
     report = run_without_package(
         "nvmath",
         """

@@ -13,7 +13,7 @@ import tracegraph as tg
 from tests.gpu.reference import assert_replayed
 
 pytestmark = pytest.mark.usefixtures("gpu")
-# A chain of products that keeps a GPU busy for a tenth of a second or more.
+# A chain of matmuls that keeps a GPU busy for a tenth of a second or more.
 WIDTH = 4096
 ROUNDS = 200
 SIZE = 1 << 20
@@ -29,7 +29,7 @@ def compute_slowly(x, seed):
 
 @pytest.fixture(scope="module")
 def make_pending(gpu):
-    """Returns what enqueues a long computation and gives its result before it is there."""
+    """Returns what enqueues a long computation and returns its result before it is there."""
     zeros = jnp.zeros((WIDTH, WIDTH))
     compute_slowly(zeros, 1.0).block_until_ready()
 
@@ -100,7 +100,7 @@ def test_an_input_deleted_right_after_the_call(make_pending, poison_count):
         pending = make_pending(seed)
         result = captured(pending)
         pending.delete()
-        # Whoever gets the memory now writes NaN over it.
+        # The next owner of the memory writes NaN over it.
         poison = [jnp.full((SIZE,), jnp.nan) for _ in range(poison_count)]
         assert np.array_equal(result, expected(seed))
         assert all(bool(jnp.isnan(each).all()) for each in poison)

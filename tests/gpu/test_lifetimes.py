@@ -1,4 +1,4 @@
-"""Lifetimes on a GPU: nothing is freed under work that is pending, whoever gets the memory next."""
+"""Lifetimes on a GPU: nothing is freed under pending work, whatever gets the memory next."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ NEXT_USERS: list[Callable[[int], list[jax.Array]]] = [compute, copy_from_host, c
 
 @pytest.mark.parametrize("take", NEXT_USERS, ids=lambda take: take.__name__)
 def test_memory_that_is_dropped_under_replays(take: Callable[[int], list[jax.Array]]) -> None:
-    """Whoever gets it next, on whatever stream JAX copies, comes after the replays."""
+    """The next owner, on whatever stream JAX copies, comes after the replays."""
     for _ in range(3):
         captured = tg.capture(
             lambda s, x: (s @ x / N, s[0] @ x @ x / N**2), donate_argnums=0, verify=False

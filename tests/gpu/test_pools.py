@@ -41,7 +41,7 @@ def clean(gpu: Any) -> Iterator[None]:
 
 
 def chain(x: jax.Array) -> jax.Array:
-    """Has a product between two others, which a graph has in scratch."""
+    """Has a matmul between two others, which a graph has in scratch."""
     return (x @ x @ x + 1) @ x / N
 
 
@@ -148,7 +148,7 @@ PROGRAM = """
 @pytest.mark.usefixtures("alone_on_gpu")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_provider_under_captures(name: str) -> None:
-    """Alone, because it asks for all memory that is free on the GPU, which some providers give."""
+    """Alone, because it requests all memory that is free on the GPU, and some providers have it."""
     done = run_python(
         ["-X", "faulthandler", "-c", textwrap.dedent(PROGRAM)],
         variables={"TRACEGRAPH_ALLOC_CONF": SETTINGS[name]},

@@ -1,4 +1,4 @@
-"""Workspaces of matrix products on a GPU: part of the pool, and no more after 100 captures."""
+"""Workspaces of matmuls on a GPU: part of the pool, and no more after 100 captures."""
 
 import gc
 
@@ -50,7 +50,7 @@ def test_the_workspace_is_part_of_the_pool():
 
 @pytest.mark.usefixtures("alone_on_gpu")
 def test_repeat_graph_capture_cublas_workspace_memory():
-    """As PyTorch tests it: a hundred captures of a product, each in a graph of its own."""
+    """As PyTorch tests it: a hundred captures of a matmul, each in a graph of its own."""
     operands = make_operands()
     expected = operands[0] @ operands[1]
 

@@ -1,7 +1,7 @@
 """Records what PyTorch's caching allocator does: ``python -m tests.gpu.torch_allocator FOLDER``.
 
 It writes the files of tests/data/torch_allocator; set CUDA_DEVICE_MAX_CONNECTIONS=32, so that a
-blocked stream holds up no other. Which traces it records stands in `list_recordings`.
+blocked stream holds up no other. `list_recordings` says which traces it records.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Recorder:
         """
         torch = self._torch
         self._reset()
-        # Only addresses can be given back to a restored pool: it has no owners for its blocks.
+        # Only addresses can be freed in a restored pool: it has no owners for its blocks.
         self._is_raw = any(operation[0] == "checkpoint_set" for operation in operations)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

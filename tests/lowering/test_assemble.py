@@ -101,7 +101,7 @@ COPIED = {
         [("#o", spec("n")), ("#o", spec("m"))],
         ["a(x) -> n", "copy_m(n) -> m"],
     ),
-    "an input comes back under another name": ([], [("#p", spec("n"))], ["copy_n(x) -> n"]),
+    "an input is returned under another name": ([], [("#p", spec("n"))], ["copy_n(x) -> n"]),
     "a constant is the result": ([], [("#c", spec("n"))], ["copy_n(r.constant.0) -> n"]),
     "XLA does not update in place": (
         [kernel("a", "#p", "#o"), kernel("b", "#p", "#n")],

@@ -140,7 +140,7 @@ def simulate_starts(stage: Stage) -> None:
             is_awaited = getattr(node, "begins_with_wait", False)
             if (first, index) in stage.programmatic and not is_awaited:
                 continue
-            # Whoever has completed has touched its memory, so all that was done then is done.
+            # A step that has completed has touched its memory, so all that was done then is done.
             surely_done[index] |= surely_done[first] | {first}
         assert surely_done[index] == before[index], (index, surely_done[index], before[index])
 

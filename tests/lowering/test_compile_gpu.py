@@ -159,7 +159,7 @@ def test_a_missing_wait_is_found_before_the_steps_are_put_in_levels(reader: Fake
 
 
 def make_branches(reader: FakeReader) -> CaptureRequest:
-    """Returns a request of a chain and a step that stands in its way in the serial order."""
+    """Returns a request of a chain and a step that is between its steps in the serial order."""
     reader.in_place = {"update": 1}
     return request(
         region("make1", make, "x", "t"),

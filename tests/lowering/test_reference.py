@@ -42,7 +42,7 @@ def test_regions_run_in_order_and_hand_on_their_values() -> None:
     assert read(run_regions(regions, give(x=5)), "x a b c") == [5, 6, 10, 4]
 
 
-def test_state_that_nobody_reads_later_is_used_up() -> None:
+def test_state_that_is_not_read_later_is_used_up() -> None:
     given = give(s=5)
     regions = (region("one", lambda s: s + 1, "s", "t", in_place=1),)
     assert read(run_regions(regions, given), "t") == [6]

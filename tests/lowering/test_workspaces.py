@@ -26,8 +26,8 @@ WORKSPACE_BYTES = 1 << 20
 MAP = "7f0000-7f1000 r-xp 00000000 08:01 42        /opt/cu13/libcublasLt.so.13"
 
 
-def make_product(name: str, operands: str, nbytes: int = WORKSPACE_BYTES) -> MatmulNode:
-    """Returns a product of float32[2, 2]; the last operand is the workspace unless it is ``-``."""
+def make_matmul(name: str, operands: str, nbytes: int = WORKSPACE_BYTES) -> MatmulNode:
+    """Returns a matmul of float32[2, 2]; the last operand is the workspace unless it is ``-``."""
     a, b, d, workspace = operands.split()
     uses = [(role, BufferUse(each, 0, 16)) for role, each in zip("abd", (a, b, d), strict=True)]
     if workspace != "-":
@@ -47,7 +47,7 @@ def make_product(name: str, operands: str, nbytes: int = WORKSPACE_BYTES) -> Mat
 
 
 def define(*nodes: MatmulNode, offsets: dict[str, int] | None = None) -> GraphDefinition:
-    """Returns a graph of products whose workspaces ``v`` and ``w`` are side by side."""
+    """Returns a graph of matmuls whose workspaces ``v`` and ``w`` are side by side."""
     room = jax.ShapeDtypeStruct((WORKSPACE_BYTES,), np.uint8)
     places = {"x": 0, "y": 4096, "t": 8192, "v": 1 << 14, "w": (1 << 14) + WORKSPACE_BYTES}
     return make_definition(
@@ -76,8 +76,8 @@ def define(*nodes: MatmulNode, offsets: dict[str, int] | None = None) -> GraphDe
 def test_the_workspaces_of_a_graph(
     nodes: list[str], offsets: dict[str, int], expected: str
 ) -> None:
-    products = [make_product(f"dot.{index}", text) for index, text in enumerate(nodes)]
-    assert expected in str(measure_workspaces(define(*products, offsets=offsets)))
+    matmuls = [make_matmul(f"dot.{index}", text) for index, text in enumerate(nodes)]
+    assert expected in str(measure_workspaces(define(*matmuls, offsets=offsets)))
 
 
 def test_other_nodes_have_none() -> None:
@@ -86,9 +86,9 @@ def test_other_nodes_have_none() -> None:
 
 
 def make_program(workspace_bytes: int) -> XlaProgram:
-    product = make_product("dot", "#p #p #o #t", workspace_bytes)
-    uses = dict(product.operands)
-    step = DeviceStep(product, (uses["a"],), (uses["d"], uses["workspace"]))
+    matmul = make_matmul("dot", "#p #p #o #t", workspace_bytes)
+    uses = dict(matmul.operands)
+    step = DeviceStep(matmul, (uses["a"],), (uses["d"], uses["workspace"]))
     kinds = {"#p": AllocationKind.PARAMETER, "#o": AllocationKind.OUTPUT}
     allocations = tuple(Allocation(name, 16, kind) for name, kind in kinds.items())
     temporary = Allocation("#t", workspace_bytes, AllocationKind.TEMPORARY)
@@ -111,12 +111,12 @@ def test_only_what_is_permitted_is_planned(
     program = make_program(4096)
     limited = limit_workspaces(program, permitted_bytes)
     assert plan_bytes(limited) == expected
-    product = limited.steps[0].node
-    assert isinstance(product, MatmulNode)
-    assert dict(product.operands)["workspace"].nbytes == sum(expected)
+    matmul = limited.steps[0].node
+    assert isinstance(matmul, MatmulNode)
+    assert dict(matmul.operands)["workspace"].nbytes == sum(expected)
     assert limited.steps[1] is program.steps[1]
-    assert [use for role, use in product.operands if role != "workspace"] == [
-        use for role, use in make_product("dot", "#p #p #o -").operands if role != "workspace"
+    assert [use for role, use in matmul.operands if role != "workspace"] == [
+        use for role, use in make_matmul("dot", "#p #p #o -").operands if role != "workspace"
     ]
 
 
@@ -124,9 +124,9 @@ def test_the_library_gets_no_more_than_what_was_planned() -> None:
     nvmath = make_nvmath()
     lt: FakeLt = nvmath.bindings.cublasLt
     lt.algorithms = [(2048, 0), (512, 0)]
-    product = limit_workspaces(make_program(4096), 1024).steps[0].node
-    assert isinstance(product, MatmulNode)
-    CublasLt(lambda: nvmath, lambda: MAP).enqueue(product, lambda use: 4096, 77)
+    matmul = limit_workspaces(make_program(4096), 1024).steps[0].node
+    assert isinstance(matmul, MatmulNode)
+    CublasLt(lambda: nvmath, lambda: MAP).enqueue(matmul, lambda use: 4096, 77)
     (call,) = lt.list_calls("matmul")
     # The entry of the list that fits.
     assert (call["algorithm"], call["workspace"]) == (1, (4096, 1024))
@@ -149,14 +149,14 @@ def device(monkeypatch: pytest.MonkeyPatch, lt: FakeLt) -> CudaOnHost:
 
 
 def capture(device: CudaOnHost) -> Any:
-    replay = make_cuda_replay(device, define(make_product("dot", "x x y w")))
+    replay = make_cuda_replay(device, define(make_matmul("dot", "x x y w")))
     replay.load([(0, floats([1, 2, 3, 4]))])
     replay.launch()
     return replay
 
 
 def test_repeat_graph_capture_cublas_workspace_memory(device: CudaOnHost, lt: FakeLt) -> None:
-    """As PyTorch tests it: a hundred captures of one product, each in a graph of its own."""
+    """As PyTorch tests it: a hundred captures of one matmul, each in a graph of its own."""
     capture(device)
     gc.collect()
     handles, alive = device.driver.live_handles(), dict(lt.alive)

@@ -49,7 +49,7 @@ class Comparison:
 
     Attributes:
         differences: in order.
-        has_restored: a checkpoint was brought back. PyTorch has forgotten then what was asked for,
+        has_restored: a checkpoint was restored. PyTorch has forgotten then what was requested,
             and its peaks depend on the order of a hash table: these are not compared any more.
     """
 
@@ -139,7 +139,7 @@ def sort_runs(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def drop_requested(row: SegmentRow) -> SegmentRow:
-    """Returns a segment without the bytes that were asked for."""
+    """Returns a segment without the bytes that were requested."""
     blocks = tuple((address, nbytes, state) for address, nbytes, _, state in row[9])
     return (*row[:4], *row[5:9], blocks)
 

@@ -2,7 +2,7 @@
 
 No free list, no counters that are kept up to date: a segment is a list of pieces, the best fit is
 found by trying all of them, and every statistic is a sum over all pieces. Only the addresses of new
-segments come from outside, from the log of the provider, whose calls the model foretells.
+segments come from outside, from the log of the provider, whose calls the model predicts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COUNTERS = (
 
 
 class AllocatorModel(ModelStreams):
-    """Foretells each answer, each provider call and each statistic of a `CachingAllocator`.
+    """Predicts each answer, each provider call and each statistic of a `CachingAllocator`.
 
     Args:
         config: options; those about expandable segments are not modelled.
@@ -130,7 +130,7 @@ class AllocatorModel(ModelStreams):
         ]
 
     def cut(self, segment: ModelSegment, states: list[PieceState]) -> list[Piece]:
-        """Hands out all of a free segment piece by piece, then frees what was not live."""
+        """Allocates all of a free segment piece by piece, then frees what was not live."""
         assert segment.is_free
         live, gaps = [], []
         wanted = {state.address: state for state in states}
@@ -153,7 +153,7 @@ class AllocatorModel(ModelStreams):
         return (piece for segment in self.segments for piece in segment.pieces)
 
     def settle(self, stream: int) -> None:
-        """Puts back what nobody uses any more, as each allocation does first."""
+        """Puts back what is not used any more, as each allocation does first."""
         if not self.is_busy:
             self.poll()
         elif self.config.graph_capture_record_stream_reuse:

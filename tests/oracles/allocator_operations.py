@@ -155,7 +155,7 @@ class RandomOperations:
             self.write("graph_reset", self._graphs.pop(index))
 
     def close(self) -> None:
-        """Gives everything back, in an order in which blocks outlive their pools."""
+        """Frees everything, in an order in which blocks outlive their pools."""
         if self._captured:
             self._end_capture()
         while self._open_pools:
@@ -171,7 +171,7 @@ class RandomOperations:
             while self._uses[pool]:
                 self._release(pool)
         for rest in (blocks[1::2], ()):
-            # An allocation asks for the events of what was freed before.
+            # An allocation queries the events of what was freed before.
             self.write("alloc", self._block_count, 512, 0)
             self.write("free", self._block_count)
             self._block_count += 1
@@ -229,7 +229,7 @@ def make_random(
     limit_bytes: int = 2000 * MIB,
     biggest_bytes: int = 64 * MIB,
 ) -> list[Operation]:
-    """Returns ``count`` random operations, and those that give everything back.
+    """Returns ``count`` random operations, and those that free everything.
 
     Args:
         seed: of the generator.

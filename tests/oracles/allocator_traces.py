@@ -176,7 +176,7 @@ def _add(rest: Mapping[str, int]) -> dict[str, int]:
     """Puts back what `_subtract` has left out."""
     keys = {*rest, *(other for key in rest for other in _list_sums(key))}
     changes: dict[str, int] = {}
-    # A statistic follows from those that stand before it in this order.
+    # A statistic follows from those before it in this order.
     for key in sorted(keys, key=_get_rank):
         changes[key] = rest.get(key, 0) + _predict(key, changes)
     return {key: value for key, value in changes.items() if value}

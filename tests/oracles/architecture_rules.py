@@ -48,7 +48,7 @@ class SourceFile:
     Attributes:
         path: relative to the top of the tree, with forward slashes.
         module: dotted name that users import.
-        layer: top folder that it stands in.
+        layer: top folder that it is in.
         text: what is written in it.
         tree: its syntax tree.
     """
@@ -62,7 +62,7 @@ class SourceFile:
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """One imported dotted name and the line that it stands on."""
+    """One imported dotted name and the line that it is on."""
 
     name: str
     line: int
@@ -217,7 +217,7 @@ def find_room_cycles(root: pathlib.Path, parent: str) -> list[str]:
     Args:
         root: of the tree.
         parent: folder whose folders are rooms. A file right below it is a room of its own, so that
-            what all rooms use and what uses all rooms may stand there together.
+            what all rooms use and what uses all rooms may be there together.
     """
     sources = [each for each in read_sources(root) if each.path.startswith(parent + "/")]
     rooms = {each.module: _name_room(each.path, parent) for each in sources}
@@ -300,7 +300,7 @@ def _find_jax_attributes(tree: ast.Module) -> list[Import]:
 
 
 def _bind_import(alias: ast.alias) -> tuple[str, str]:
-    """Returns the local name that an import statement binds, and what it stands for."""
+    """Returns the local name that an import statement binds, and what it names."""
     first = alias.name.split(".")[0]
     return (alias.asname, alias.name) if alias.asname else (first, first)
 
@@ -342,7 +342,7 @@ def _reachable(start: str, edges: dict[str, list[str]]) -> list[str]:
 
 
 def check_file_lengths(root: pathlib.Path) -> list[str]:
-    """Law 6: at most 400 lines, or the reason stands in the docstring at the top."""
+    """Law 6: at most 400 lines, or the reason is in the docstring at the top."""
     return [
         f"{source.path}: {count} lines, more than {LINE_LIMIT} without a reason at its top"
         for source in read_sources(root)

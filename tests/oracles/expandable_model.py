@@ -22,8 +22,8 @@ from tracegraph.runtime.memory.pool_id import PoolId
 
 
 @dataclasses.dataclass(eq=False)
-class GrowingSegment(ModelSegment):
-    """A range of addresses; a piece of it is also "unmapped". Never given back as a segment."""
+class ExpandablePieces(ModelSegment):
+    """A range of addresses; a piece of it is also "unmapped". Never returned as a segment."""
 
     page_bytes: int = 0
 
@@ -40,8 +40,8 @@ class GrowingSegment(ModelSegment):
         return sum(piece.nbytes for piece in self.mapped)
 
 
-class GrowingStatistics(ModelStatistics):
-    """Growing segments count by what is mapped, and neither as segments nor as split."""
+class ExpandableStatistics(ModelStatistics):
+    """Expandable segments count by what is mapped, and neither as segments nor as split."""
 
     def observe(self, segments: list[ModelSegment]) -> None:
         sums = {"small_pool": [0] * len(METRICS), "large_pool": [0] * len(METRICS)}
@@ -65,19 +65,19 @@ class GrowingStatistics(ModelStatistics):
             pieces = [piece for segment in segments for piece in segment.pieces]
             large = [one for one in pieces if one.nbytes >= self.max_split_bytes]
             _note(self.figures["oversize_allocations"], sum(one.state == "live" for one in large))
-            usual = [one for one in segments if not isinstance(one, GrowingSegment)]
+            usual = [one for one in segments if not isinstance(one, ExpandablePieces)]
             _note(
                 self.figures["oversize_segments"],
                 sum(one.nbytes >= self.max_split_bytes for one in usual),
             )
 
     def count_reserved(self, segment: ModelSegment) -> int:
-        if isinstance(segment, GrowingSegment):
+        if isinstance(segment, ExpandablePieces):
             return segment.mapped_bytes
         return segment.nbytes
 
     def sum_up(self, segment: ModelSegment) -> tuple[int, ...]:
-        if not isinstance(segment, GrowingSegment):
+        if not isinstance(segment, ExpandablePieces):
             return _sum_up(segment)
         stand_in = dataclasses.replace(segment, pieces=segment.mapped)
         figures = dict(zip(METRICS, _sum_up(stand_in), strict=True))
@@ -96,7 +96,7 @@ class ExpandableModel(AllocatorModel):
     def __init__(self, config: AllocatorConfig, total_bytes: int) -> None:
         super().__init__(config, total_bytes)
         self.total_bytes = total_bytes
-        self.statistics = GrowingStatistics(config.max_split_bytes)
+        self.statistics = ExpandableStatistics(config.max_split_bytes)
         self.taken_away: list[Call] = []
 
     def search(self, size: int, stream: int, pool: PoolId | None, kind: str) -> Piece | None:
@@ -169,11 +169,11 @@ class ExpandableModel(AllocatorModel):
 
     def find_room(
         self, size: int, stream: int, pool: PoolId | None, kind: str
-    ) -> tuple[GrowingSegment, int] | None:
+    ) -> tuple[ExpandablePieces, int] | None:
         mine = [
             segment
             for segment in self.segments
-            if isinstance(segment, GrowingSegment)
+            if isinstance(segment, ExpandablePieces)
             and (segment.stream, segment.pool, segment.kind) == (stream, pool, kind)
         ]
         for segment in sorted(mine, key=lambda one: one.address):
@@ -192,7 +192,7 @@ class ExpandableModel(AllocatorModel):
 
     def open_range(
         self, size: int, stream: int, pool: PoolId | None, kind: str
-    ) -> tuple[GrowingSegment, int] | None:
+    ) -> tuple[ExpandablePieces, int] | None:
         page_bytes = 2 * MIB if kind == "small" else self.config.large_segment_bytes
         range_bytes = -(-self.total_bytes * 9 // 8 // page_bytes) * page_bytes
         if size > range_bytes:
@@ -200,12 +200,12 @@ class ExpandableModel(AllocatorModel):
         call = next(self.calls)
         assert (call.name, call.nbytes) == ("reserve", range_bytes), call
         assert call.address is not None
-        segment = GrowingSegment(call.address, range_bytes, stream, pool, kind, [], page_bytes)
+        segment = ExpandablePieces(call.address, range_bytes, stream, pool, kind, [], page_bytes)
         segment.pieces.append(Piece(call.address, range_bytes, segment, state="unmapped"))
         self.segments.append(segment)
         return segment, call.address
 
-    def map(self, segment: GrowingSegment, address: int, wanted: int) -> bool:
+    def map(self, segment: ExpandablePieces, address: int, wanted: int) -> bool:
         """Maps pages at the start of an unmapped piece, as many as are wanted or as it has."""
         piece = next(one for one in segment.pieces if one.address == address)
         assert piece.state == "unmapped"
@@ -223,7 +223,9 @@ class ExpandableModel(AllocatorModel):
         self.observe()
         return True
 
-    def change_state(self, segment: GrowingSegment, address: int, nbytes: int, state: str) -> None:
+    def change_state(
+        self, segment: ExpandablePieces, address: int, nbytes: int, state: str
+    ) -> None:
         """Cuts a piece at both ends of a part, which changes; then merges what is alike."""
         index = next(i for i, one in enumerate(segment.pieces) if one.address <= address < one.end)
         piece = segment.pieces[index]
@@ -245,10 +247,10 @@ class ExpandableModel(AllocatorModel):
     def release_free(self, pool: PoolId | None) -> None:
         super().release_free(pool)
         for segment in tuple(self.segments):
-            if isinstance(segment, GrowingSegment) and segment.pool == pool:
+            if isinstance(segment, ExpandablePieces) and segment.pool == pool:
                 self.unmap_free_pages(segment)
 
-    def unmap_free_pages(self, segment: GrowingSegment) -> None:
+    def unmap_free_pages(self, segment: ExpandablePieces) -> None:
         page_bytes = segment.page_bytes
         for piece in [one for one in segment.pieces if one.state == "free"]:
             first = -(-(piece.address - segment.address) // page_bytes)
@@ -262,7 +264,7 @@ class ExpandableModel(AllocatorModel):
             self.observe()
         self.drop_if_empty(segment)
 
-    def drop_if_empty(self, segment: GrowingSegment) -> None:
+    def drop_if_empty(self, segment: ExpandablePieces) -> None:
         if not segment.mapped:
             self.segments.remove(segment)
             nbytes = segment.pieces[0].nbytes
@@ -272,7 +274,7 @@ class ExpandableModel(AllocatorModel):
         return kind == "exact" and super().release_oversize(size, stream, pool, kind)
 
     def cut(self, segment: ModelSegment, states: list[PieceState]) -> list[Piece]:
-        if not isinstance(segment, GrowingSegment):
+        if not isinstance(segment, ExpandablePieces):
             return super().cut(segment, states)
         live = []
         for run in [one for one in segment.pieces if one.state == "free"]:
@@ -281,7 +283,7 @@ class ExpandableModel(AllocatorModel):
         return live
 
     def cut_run(
-        self, segment: GrowingSegment, start: int, end: int, states: list[PieceState]
+        self, segment: ExpandablePieces, start: int, end: int, states: list[PieceState]
     ) -> list[Piece]:
         live, gaps = [], []
         wanted = {state.address: state for state in states}

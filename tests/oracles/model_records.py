@@ -60,7 +60,7 @@ class ModelSegment:
 
     @property
     def is_free(self) -> bool:
-        """All of it may be given back."""
+        """All of it may be released."""
         return len(self.pieces) == 1 and self.pieces[0].state == "free"
 
 

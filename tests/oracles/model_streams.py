@@ -35,7 +35,7 @@ class ModelStreams(abc.ABC):
 
     @abc.abstractmethod
     def put_back(self, piece: Piece) -> None:
-        """Takes a piece that nobody uses any more."""
+        """Takes a piece that is not used any more."""
 
     def record_stream(self, piece: Piece, stream: int) -> None:
         if stream == piece.segment.stream:

@@ -1,4 +1,4 @@
-"""What goes in: trees of all kinds, numbers, NumPy values, keys, static and keyword arguments."""
+"""Arguments: trees of all kinds, numbers, NumPy values, keys, static and keyword arguments."""
 
 import collections
 import dataclasses

@@ -1,4 +1,4 @@
-"""Results given back to graphs: read where they are, on the host and on a CudaDevice alike."""
+"""Results passed to graphs again: read where they are, on the host and on a CudaDevice alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second trace goes on while XLA compiles: what it finds still comes first."""
+"""The second trace runs while XLA compiles: what it finds still comes first."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_libraries_of_products_are_loaded_while_xla_compiles(
     loaded, is_read = [], threading.Event()
 
     def compile_late(compile_it: Callable[[], Any]) -> Any:
-        # The last preparation goes on as long as this one waits for it.
+        # The last preparation runs as long as this one waits for it.
         assert is_read.wait(SECONDS)
         return compile_it()
 

@@ -126,7 +126,7 @@ def test_debug_prints_run_at_each_call(capfd):
 
 
 class Fragile:
-    """A callback that raises when it is told to."""
+    """A callback that raises when a flag is set."""
 
     def __init__(self):
         self.error: Exception | None = None

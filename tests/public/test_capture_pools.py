@@ -50,7 +50,7 @@ def test_graphs_of_one_pool_have_their_scratch_in_the_same_memory(chain):
 
 
 def join_bytes(graphed) -> int:
-    """Returns the bytes of the pool of a captured function, whoever shares it."""
+    """Returns the bytes of the pool of a captured function, shared or not."""
     pool = find_pool(graphed.pool())
     assert pool is not None
     return pool.reserved_bytes

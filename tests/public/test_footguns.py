@@ -48,7 +48,7 @@ def test_python_side_effects_happen_while_tracing_only():
 
 
 def test_state_leaves_change_under_the_hands_that_keep_them():
-    """The leaves of donated state are one object: a list of past states shows the present one."""
+    """The leaves of donated state are one object: a list of past states shows the current one."""
     captured = tg.capture(lambda s: {"w": s["w"] + 1}, donate_argnums=0)
     state, history = captured({"w": jnp.zeros(2)}), []
     for _ in range(3):
@@ -69,7 +69,7 @@ def test_the_same_state_passed_twice_is_advanced_twice():
 
 
 def test_changing_the_returned_containers_is_safe():
-    """The same dict comes back at each call; what the user does to it is his own affair."""
+    """Each call returns the same dict; changes that the user makes to it stay."""
     captured = tg.capture(lambda s: {"a": s["a"] + 1, "b": [s["b"][0] * 2]}, donate_argnums=0)
     state = captured({"a": jnp.zeros(()), "b": [jnp.ones(())]})
     removed = state.pop("b")

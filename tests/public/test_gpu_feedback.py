@@ -1,4 +1,4 @@
-"""Results given back to graphs on a CudaDevice: what the driver is asked for, and in what order.
+"""Results passed to graphs again on a CudaDevice: which calls the driver gets, in what order.
 
 The device works on host memory, at once or as late as is allowed. What such calls compute, on the
 host device too, is in `test_capture_feedback.py`.
@@ -59,7 +59,7 @@ def capture(function: Callable[..., Any], **options: Any) -> Any:
 
 
 class Work:
-    """Counts what the driver is asked for, from its making on."""
+    """Counts the calls of the driver, from its creation on."""
 
     NAMES = ("send", "launch", "copy_async", "synchronize_stream")
 

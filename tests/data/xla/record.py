@@ -1,7 +1,7 @@
 """Compiles the recorded programs anew and writes them beside this file. Needs a GPU.
 
 Run from the top of the tree, with the CUDA plugin whose form the tests shall read:
-``python -m tests.data.xla.record``. The present files are of jax 0.11.2 with its CUDA 13 plugin on
+``python -m tests.data.xla.record``. The files are of jax 0.11.2 with its CUDA 13 plugin on
 an H200. `tests/fakes/xla_recordings.py` reads them.
 """
 
@@ -20,7 +20,7 @@ from tracegraph.lowering.xla.descriptors import find_closure, scan_library
 from tracegraph.lowering.xla.schema import ROOTS, find_plugin
 
 FOLDER = DATA / "xla"
-# One kernel, and one product of cublasLt.
+# One kernel, and one matmul of cublasLt.
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]] = {
     "mul2": (lambda x: x * 2, ((5,),), "float32"),
     "mm_f64": (lambda x, y: x @ y, ((512, 512), (512, 512)), "float64"),

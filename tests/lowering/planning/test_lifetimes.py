@@ -86,7 +86,7 @@ def test_inputs_of_every_role_live_over_all_steps():
     assert spans["d"] == spans["e"] == spans["f"] == (0, 2)
 
 
-def test_a_result_that_nobody_reads_lives_at_its_step():
+def test_a_result_that_is_never_read_lives_at_its_step():
     assert find_spans(make_program([("x", "ab"), ("a", "c"), ("c", "d")], inputs="x"))["b"] == (
         0,
         0,

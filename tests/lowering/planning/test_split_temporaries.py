@@ -76,7 +76,7 @@ CASES = {
         [copy("sort", "x", "t"), kernel("sort", "x", "t"), kernel("b", "t", "x")],
         [Part("t", 0, 64)],
     ),
-    "a fill and an update by atomics": (
+    "a memset and an update by atomics": (
         [fill("sum", "t"), kernel("sum", "x", "t"), kernel("b", "t", "x")],
         [Part("t", 0, 64)],
     ),

@@ -1,4 +1,4 @@
-"""Levels: what stands side by side, and what waits for room."""
+"""Levels: which steps are side by side, and which wait for memory."""
 
 from __future__ import annotations
 

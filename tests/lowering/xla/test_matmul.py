@@ -1,4 +1,4 @@
-"""cublasLt thunks to products: exchange of operands, types, and every refusal."""
+"""cublasLt thunks to matmuls: exchange of operands, types, and every refusal."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def view(memory: np.ndarray, layout: MatrixLayout) -> np.ndarray:
 
 
 def multiply(node: MatmulNode, memory: dict[str, np.ndarray]) -> None:
-    """What cublasLt does with a product, in NumPy."""
+    """What cublasLt does in a matmul, in NumPy."""
     matmul = node.matmul
     buffers = {role: memory[use.buffer] for role, use in node.operands}
     product = view(buffers["a"], matmul.a) @ view(buffers["b"], matmul.b)
@@ -259,7 +259,7 @@ def read_matrix(memory: np.ndarray, layout: dict[str, Any], batch: int) -> np.nd
 
 @settings(deadline=None, max_examples=100)
 @given(draw_layouts(), st.booleans(), st.sampled_from([0.0, 2.0]))
-def test_the_turned_product_is_the_product(layouts: Any, has_bias: bool, beta: float):
+def test_the_turned_matmul_is_the_matmul(layouts: Any, has_bias: bool, beta: float):
     names = ("lhs_layout", "rhs_layout", "c_layout", "output_layout")
     has_bias = has_bias and layouts[3]["order"] == "ORDER_ROW_MAJOR"
     slices: dict[str, Any] = {"bias": {"index": 9, "size": 512}} if has_bias else {}

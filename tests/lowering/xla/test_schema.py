@@ -42,7 +42,7 @@ def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 
 @pytest.fixture
 def plugins(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Returns an import path that has no plugin yet and stands for the one of this process."""
+    """Returns an import path that has no plugin yet and replaces the one of this process."""
     folder = tmp_path / "site"
     (folder / "jax_plugins").mkdir(parents=True)
     monkeypatch.setattr(schema_module, "_MAPPED", tmp_path / "maps")

@@ -1,4 +1,4 @@
-"""Thunks of memory and order: copies, fills, sequences, slices at constant offsets."""
+"""Thunks of memory and order: memcpys, memsets, sequences, slices at constant offsets."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ FAULTS = {
         "device_to_device_copy_thunk { copy_thunk { mem_size: 4 } }",
         "names no bytes where an array is needed",
     ),
-    "odd fill": (
+    "odd memset": (
         f"memset32bit_value_thunk {{ dest_buffer {{ {piece((3, 0, 6))} }} }}",
         "sets 6 bytes at 0 to a value of four",
     ),

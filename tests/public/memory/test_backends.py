@@ -156,7 +156,7 @@ def test_two_devices() -> None:
         assert tg.memory.memory_reserved(1) == on_second.pool_bytes
         tg.memory.dump_snapshot("/dev/null")
 
-        # A pool is memory of one device, whoever made it.
+        # A pool is memory of one device, whatever made it.
         for pool in (on_first.pool(), tg.memory.MemPool(device=0), tg.memory.MemPool(device=0).id):
             with jax.default_device(second):
                 try:

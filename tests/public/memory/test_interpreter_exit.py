@@ -145,7 +145,7 @@ def test_while_daemons_allocate() -> None:
 
 
 def test_with_an_allocator_of_the_user(tmp_path: pathlib.Path) -> None:
-    """The library is still there when its memory goes, if it goes at all."""
+    """The library is still there when its memory is freed, if it is freed at all."""
     program = EVERYTHING.replace(
         "tg.memory.record_memory_history()",
         "tg.memory.change_current_allocator("

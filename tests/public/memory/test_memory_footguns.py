@@ -182,7 +182,7 @@ def test_arrays_of_jax_do_not_count() -> None:
 
 
 def test_results_do_not_count_but_state_does() -> None:
-    """A fresh result is a value of its own; state stands in the graph's arena for ever."""
+    """A fresh result is a value of its own; state is always in the graph's arena."""
     captured = tg.capture(lambda s, x: (s + 1, x * 2), donate_argnums=0)
     state, _ = captured(X * 1, X)
     before = memory.memory_allocated()
@@ -262,7 +262,7 @@ def test_emptying_the_cache_inside_of_a_context_does_nothing() -> None:
 
 
 def test_an_address_is_deleted_once() -> None:
-    """The same address may belong to somebody else by the second time."""
+    """The same address may belong to another block by the second time."""
     address = alloc(100)
     memory.caching_allocator_delete(address)
     again = alloc(100)
@@ -333,7 +333,7 @@ def test_history_is_kept_only_while_it_is_on(tmp_path: pathlib.Path) -> None:
 def test_an_allocator_of_the_user_is_not_asked_again_for_what_is_cached(
     tmp_path: pathlib.Path,
 ) -> None:
-    """A MemPool caches what its library gave; the library hears of it with the pool's end."""
+    """A MemPool caches what its library allocated; the library frees it with the pool."""
     library = PluggableLibrary(tmp_path)
     pool = memory.MemPool(library.open())
     with memory.use_mem_pool(pool):

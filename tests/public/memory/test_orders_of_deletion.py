@@ -1,4 +1,4 @@
-"""Who goes first, what fails when, what the collector finds: bytes return to the baseline."""
+"""Orders of deletion, failures, and the collector: bytes return to the baseline."""
 
 from __future__ import annotations
 

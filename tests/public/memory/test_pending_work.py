@@ -2,7 +2,7 @@
 
 The driver does no work before the host waits for its stream, or the test lets a stream go on.
 
-| Provider | Memory goes back | Who keeps it from work that is pending |
+| Provider | Memory is freed | What keeps it from pending work |
 |---|---|---|
 | jax | to JAX's allocator | JAX computes behind it, on one stream; other streams wait both ways |
 | cuda | to the GPU | cuMemFree waits for the whole GPU |
@@ -69,7 +69,7 @@ def late(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnHost]:
 
 @pytest.fixture
 def releases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[int]]]:
-    """What memory was given back, with the streams that had work at that moment."""
+    """Which memory was freed, with the streams that had work at that moment."""
     found: list[tuple[str, set[int]]] = []
 
     def watch(owner: type, name: str) -> None:
@@ -103,7 +103,7 @@ def note(device: CudaOnHost, stream: int, log: list[str], word: str) -> None:
 
 
 def check_releases(name: str, releases: list[tuple[str, set[int]]]) -> None:
-    """Fails if memory was given back that pending work may use."""
+    """Fails if memory was freed that pending work may use."""
     for method, streams in releases:
         # The driver's pool keeps the order of a stream.
         allowed = {STREAM} if method == "free_async" else set()
@@ -156,7 +156,7 @@ def test_the_memory_serves_the_next_graph_of_the_pool(name: str, late: CudaOnHos
         results.append(call(replay, value))
         del replay
         gc.collect()
-    # All in the same memory, poisoned in between, and nobody has waited.
+    # All in the same memory, poisoned in between, and without a wait.
     assert (len(addresses) == 1) == (name != "cuda_async")
     assert has_work(late)
     values = [float(np.asarray(each)[0]) for each in results]
@@ -184,9 +184,9 @@ def free_all(device: CudaOnHost, block: Block) -> None:
 def test_memory_that_changes_streams_waits_for_its_work(
     forth: bool, name: str, late: CudaOnHost
 ) -> None:
-    """Freed, given back, and reserved again for another stream."""
+    """Freed, released, and reserved again for another stream."""
     if name == "cuda_async":
-        pytest.skip("the driver's pool looks after this by itself")
+        pytest.skip("the driver's pool orders this by itself")
     number = late.number_stream(tg.Stream())
     handles = {0: STREAM, number: late.context.order.find_handle(number)}
     first, second = (0, number) if forth else (number, 0)
@@ -219,7 +219,7 @@ def test_pages_are_unmapped_when_all_streams_are_done(
 def test_planted_a_driver_that_does_not_wait(
     monkeypatch: pytest.MonkeyPatch, releases: list[tuple[str, set[int]]]
 ) -> None:
-    """What cuMemFree does is what the provider stands on: without it the check above fires."""
+    """What cuMemFree does is what the provider relies on: without it the check above fires."""
     monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", PROVIDERS["cuda"])
     kept: list[Any] = []
     forget: Callable[..., Any] = FakeDriver._forget

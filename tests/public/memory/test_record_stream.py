@@ -1,4 +1,4 @@
-"""tg.Array.record_stream: memory that another stream reads is not handed on before it is done."""
+"""tg.Array.record_stream: memory that another stream reads is not reused before it is done."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATE = make_definition(
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnHost]:
-    """A GPU whose streams do nothing until somebody waits for them."""
+    """A GPU whose streams do nothing until they are waited for."""
     device = make_device(monkeypatch, is_deferred=True)
     yield device
     # While the memory is still there.
@@ -80,7 +80,7 @@ def finish(device: CudaOnHost, stream: tg.Stream) -> None:
 def test_the_memory_of_a_result(
     is_recorded: bool, is_settled: bool, late: CudaOnHost, side: tg.Stream
 ) -> None:
-    """Planted: without the record, an unread result gives its memory to the next replay."""
+    """Planted: without the record, the memory of an unread result is reused by the next replay."""
     replay = make_cuda_replay(late, DOUBLE)
     result = call(replay, 1)
     if is_settled:

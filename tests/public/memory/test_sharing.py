@@ -171,7 +171,7 @@ def test_a_mem_pool_keeps_what_its_graphs_have_left(kind: str) -> None:
         del captured
         gc.collect()
         sizes.append(memory_reserved() - before)
-    # The second graph stands where the first was.
+    # The second graph is where the first was.
     assert sizes[0] == sizes[1]
     assert (sizes[0] > 0) == (kind != "cuda_async")
 

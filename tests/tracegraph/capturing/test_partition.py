@@ -114,13 +114,13 @@ def test_event_orders_only_what_came_before_it():
     np.testing.assert_allclose(evaluate(request, X), [(X + 1) * 2 + X * 3])
 
 
-def test_event_that_nobody_waits_for_splits_nothing():
-    def record_for_nobody(x):
+def test_event_without_a_wait_splits_nothing():
+    def record_without_wait(x):
         y = x + 1
         Event().record()
         return y * 2
 
-    assert describe(partition(record_for_nobody, X)) == [("region0", 0, ())]
+    assert describe(partition(record_without_wait, X)) == [("region0", 0, ())]
 
 
 def test_wait_that_orders_nothing_new_splits_nothing():
@@ -199,7 +199,7 @@ def test_backward_ops_carry_the_stream_of_their_forward_op_and_wait_by_data():
         ("region2", 0),
         ("region3", side.number),
     ]
-    # Nobody wrote the last wait: the backward pass synchronises where its values flow.
+    # The user did not write the last wait: the backward pass synchronises where its values flow.
     assert [waits for _, _, waits in describe(request)] == [(), (), ("region0",), ("region2",)]
     np.testing.assert_allclose(evaluate(request, X), [jax.grad(loss)(X)], rtol=1e-6)
 

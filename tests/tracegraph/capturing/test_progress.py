@@ -1,4 +1,4 @@
-"""The progress line: only on a terminal or when asked for, only for long captures."""
+"""The progress line: only on a terminal or when it is set, only for long captures."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_a_change_runs_no_python_code() -> None:
 
 @pytest.fixture
 def watchers() -> Iterator[list[DictWatcher]]:
-    """As many as CPython allows, and one more; taken back afterwards."""
+    """As many as CPython allows, and one more; removed afterwards."""
     made = [DictWatcher()]
     while made[-1].is_open:
         made.append(DictWatcher())

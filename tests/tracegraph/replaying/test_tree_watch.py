@@ -21,7 +21,7 @@ jax.config.update("jax_platforms", "cpu")
 
 @pytest.fixture(params=["heard", "compared"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Changes of dicts are heard of where Python tells of them; everywhere they can be compared."""
+    """Changes of dicts are notified where Python supports it; everywhere they can be compared."""
     if request.param == "heard" and not has_watchers():
         pytest.skip("this Python does not tell of changes of dicts")
     if request.param == "compared":
@@ -308,7 +308,7 @@ def test_a_change_that_came_before_a_look_at_another_tree_is_seen():
     first[0]["a"] = second[0]["a"]
     assert watches[1].is_unchanged(second)
     assert not watches[0].is_unchanged(first)
-    # It stays a change, however often it is asked for.
+    # It stays a change, however often it is checked.
     assert not watches[0].is_unchanged(first)
 
 
