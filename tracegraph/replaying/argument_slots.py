@@ -25,7 +25,7 @@ _is_deleted = ArrayImpl.is_deleted
 
 
 def _write_nothing(value: Any) -> None:
-    """Is never called: stands where no value may be written at once."""
+    """Is never called: takes the place of a writer where no value may be written at once."""
     raise AssertionError(f"{value} is written before all arguments are accepted")
 
 

@@ -6,11 +6,11 @@ marked by `PyDict_Watch`; both are public in its C API. Four rules make that saf
 * The function runs no Python code. A signal could be raised in there and be lost with the change,
   and another thread could look at the dict before it is changed. So it is a cache of size zero
   around `min`, which counts its calls: how many changes there were, of whatever marked dict.
-* A mark has one owner. Whoever gives it back takes it off first and leaves the table of owners
-  then, so that neither threads nor a finaliser in the middle of anything take off another's mark.
+* A mark has one owner. To release it, take it off first and leave the table of owners then, so that
+  neither threads nor a finaliser in the middle of anything take off another's mark.
 * No dict dies with a mark on it, because that is a change too, and often happens while an exception
   is on its way, when nothing may be called. A watch keeps its dicts alive.
-* At exit the function is taken back before the interpreter takes its modules apart.
+* At exit the function is unregistered before the interpreter destroys its modules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _callback = _CALLBACK(_count_call)
 def count_changes() -> int:
     """Returns a number that grows with each change of a watched dict.
 
-    Where nobody counts, as late at exit, it grows with each look.
+    Where nothing counts, as late at exit, it grows with each look.
     """
     if not _watcher.is_open:
         _count_call(0, 0)
@@ -92,7 +92,7 @@ class DictWatcher:
 
 
 def has_watchers() -> bool:
-    """True for a Python that tells of changes one at a time."""
+    """True for a Python that notifies of changes one at a time."""
     is_locked: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
     is_cpython = sys.implementation.name == "cpython"
     return is_cpython and is_locked and sys.version_info >= FIRST_VERSION

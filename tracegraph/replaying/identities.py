@@ -33,7 +33,7 @@ class Identities:
     __slots__ = ("_count", "_items", "_pointers", "_view")
 
     def __init__(self, items: tuple[Any, ...]) -> None:
-        # Kept: what identities stand for must not go and come back as other objects.
+        # Kept: an identity must not become that of another object.
         self._items, self._count = items, len(items)
         self._view = _find_view(self._count)
         self._pointers = self._view(id(items) + _HEADER_BYTES).raw

@@ -1,7 +1,7 @@
 """ResultBuilder: from the buffers of a replay to the tree that the user's function returns.
 
 A subtree that holds resident leaves only, such as the state of a train step, is the same tree at
-every call: it is kept and handed out again, unless the user changed a container of it in place.
+every call: it is kept and returned again, unless the user changed a container of it in place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ResultBuilder:
 
     Attributes:
         build: returns the tree of results of the last replay.
-        resident_trees: the subtrees that are handed out again and again.
+        resident_trees: the subtrees that are returned again and again.
         is_plain_leaf: True when the tree is one plain array.
     """
 
@@ -81,7 +81,7 @@ class _ResidentTree:
 
     Attributes:
         indices: of its leaves among the flat results.
-        remember: hears of the watch of the tree that is handed out, None when there is none.
+        remember: is called with the watch of the returned tree, None when there is none.
     """
 
     def __init__(self, takers: list[Callable[[], Any]], numbered: Any) -> None:
@@ -91,10 +91,10 @@ class _ResidentTree:
         self._watch: TreeWatch | None = None
 
     def __call__(self) -> Any:
-        """Returns the tree, the same object as last time if nobody changed it."""
+        """Returns the tree, the same object as last time if it is unchanged."""
         watch = self._watch
         if watch is not None and watch.is_checked:
-            # Whoever checked it remembers it already.
+            # The slot that checked it remembers it already.
             watch.is_checked = False
             return watch.tree
         if watch is None or not watch.is_unchanged(watch.tree):
@@ -104,10 +104,10 @@ class _ResidentTree:
         return watch.tree
 
     def forget(self) -> None:
-        """Lets go of the tree, before its leaves may be detached."""
+        """Drops the tree, before its leaves may be detached."""
         self._watch = None
         self.remember(None)
 
 
 def _ignore(_watch: TreeWatch | None) -> None:
-    """Hears of the tree for no slot."""
+    """Remembers nothing: no slot takes the tree."""

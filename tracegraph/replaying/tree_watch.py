@@ -2,7 +2,7 @@
 
 A captured train step gets the state tree back that it returned. Comparing the root's identity costs
 nothing, but what is in it can be changed in place. CPython counts the changes of dicts, see
-`dict_watch`: while the count stands still, they are not looked at. The children of every other
+`dict_watch`: while the count is unchanged, they are not looked at. The children of every other
 container that can change, and of dicts whose changes are not counted, are compared by identity with
 those seen before, at the speed of C.
 """
@@ -24,7 +24,7 @@ from tracegraph.runtime.jax_interop import ArrayImpl
 
 
 class TreeWatch:
-    """Remembers a tree and tells whether it is unchanged.
+    """Remembers a tree and says whether it is unchanged.
 
     Args:
         tree: any pytree; the watch keeps it, and so its leaves, alive.
@@ -189,6 +189,6 @@ def _is_immutable(node: Any, children: tuple[Any, ...]) -> bool:
         return True
     if not (dataclasses.is_dataclass(node) and node.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         return False
-    # A frozen dataclass may hand out the items of a list that it holds: the list can change.
+    # A frozen dataclass may return the items of a list that it holds: the list can change.
     held = {id(getattr(node, field.name, None)) for field in dataclasses.fields(node)}
     return all(id(child) in held for child in children)
