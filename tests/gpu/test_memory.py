@@ -95,10 +95,10 @@ def test_out_of_memory_and_what_goes_on_afterwards():
     assert raised.value.anchor == "out-of-memory"
     assert "private pool" in raised.value.where
     run_small()
-    state = first(state)
-    assert float(state.min()) == float(state.max()) == 2.0
     del huge, raised
     assert measure_used_bytes() == before
+    state = first(state)
+    assert float(state.min()) == float(state.max()) == 2.0
 
 
 @pytest.mark.parametrize("outputs", ["fresh", "static"])
