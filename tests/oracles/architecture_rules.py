@@ -2,6 +2,8 @@
 
 A violation is one line of text that starts with the file (and line) at fault. The rules read source
 text only, so that they run on any tree and import nothing of it.
+
+Longer than 400 lines: all rules share one reading of the tree, and none is longer than a screen.
 """
 
 from __future__ import annotations

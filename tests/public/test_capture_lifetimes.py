@@ -234,3 +234,14 @@ def test_jax_arrays_made_of_state_keep_nothing(baseline):
     assert count_segment_bytes() == baseline
     assert_same(value, X + 1)
     assert isinstance(value, jax.Array)
+
+
+def test_a_lowered_capture_keeps_no_argument_alive():
+    captured = tg.capture(lambda state, x: (state["w"] + x, x), donate_argnums=0)
+    state, x = {"w": jnp.ones(1000)}, jnp.ones(1000)
+    given = [weakref.ref(state["w"]), weakref.ref(x)]
+    lowered = captured.lower(state, x)
+    del state, x
+    assert [each() for each in given] == [None, None]
+    result, _ = lowered.instantiate()({"w": jnp.ones(1000)}, jnp.ones(1000))
+    assert np.array_equal(result, np.full(1000, 2.0))
