@@ -7,7 +7,9 @@ while it is imported, so that collecting the folder costs other machines nothing
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+import os
+import shutil
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -15,6 +17,8 @@ import pytest
 
 from tests.gpu import device_memory, sharing
 from tests.gpu.part_times import pytest_terminal_summary as pytest_terminal_summary
+
+TURNS = pytest.StashKey[sharing.Turns]()
 
 
 def find_obstacle() -> str:
@@ -42,14 +46,42 @@ def alone_on_gpu() -> None:
     """Keeps the other workers off the GPU: for bytes of the whole GPU, and for what takes time."""
 
 
+def is_alone(item: pytest.Item | None) -> bool:
+    """True for a test that uses `alone_on_gpu`."""
+    return "alone_on_gpu" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Where there is a GPU, lets a run of this folder share it among several workers."""
+    if shutil.which("nvidia-smi"):
+        sharing.choose_workers(config, os.environ)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the tests that are alone on the GPU first, so that one worker has them all."""
+    items.sort(key=lambda item: not is_alone(item))
+
+
 @pytest.fixture(autouse=True)
-def held_gpu(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
+def held_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A turn on the GPU, alone for the tests that use `alone_on_gpu`."""
-    folder = sharing.find_shared_folder(tmp_path_factory)
-    with sharing.hold_gpu(folder, alone="alone_on_gpu" in request.fixturenames):
-        yield
+    stash = request.config.stash
+    if TURNS not in stash:
+        stash[TURNS] = sharing.Turns(sharing.find_shared_folder(tmp_path_factory))
+    stash[TURNS].take(alone=is_alone(request.node))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, Any, Any]:
+    """Ends the turn of a test when its fixtures are gone."""
+    try:
+        return (yield)
+    finally:
+        if TURNS in item.config.stash:
+            item.config.stash[TURNS].end(keeps_alone=is_alone(nextitem))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ import fcntl
 import os
 import pathlib
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import IO
 
 import pytest
@@ -18,6 +18,7 @@ FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
 SHARED = 0.6
 LIMIT_S = 600.0
 PAUSE_S = 0.02
+WORKERS = 4
 
 
 def share_memory(environment: MutableMapping[str, str]) -> None:
@@ -28,6 +29,50 @@ def share_memory(environment: MutableMapping[str, str]) -> None:
     count = int(environment.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count > 1 and not any(name in environment for name in FRACTIONS):
         environment[FRACTIONS[0]] = f"{SHARED / count:.3f}"
+
+
+def choose_workers(config: pytest.Config, environment: Mapping[str, str]) -> None:
+    """Makes a run of a whole folder one with several workers, unless its command says how many.
+
+    To be called before pytest-xdist reads its options; without that plugin there is one process.
+    """
+    option = config.option
+    is_chosen = getattr(option, "numprocesses", 0) is not None or option.usepdb
+    is_worker = "PYTEST_XDIST_WORKER" in environment
+    is_whole = all(pathlib.Path(path).is_dir() for path in config.args)
+    if is_whole and not is_chosen and not is_worker:
+        option.numprocesses, option.dist = WORKERS, "worksteal"
+
+
+class Turns:
+    """The turns that the tests of one process take on the GPU.
+
+    Tests that are alone on it one after the other share a turn: between two turns, the tests of
+    other processes begin, and the next one has to wait for the longest of them.
+
+    Args:
+        folder: the same for all processes that share the GPU.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self._held = contextlib.ExitStack()
+        self._is_alone = False
+
+    def take(self, *, alone: bool) -> None:
+        """Waits for a turn; goes on with the last one if both are alone on the GPU."""
+        if alone and self._is_alone:
+            return
+        self._held.close()
+        self._held.enter_context(hold_gpu(self._folder, alone=alone))
+        self._is_alone = alone
+
+    def end(self, *, keeps_alone: bool) -> None:
+        """Ends a turn, but not one alone on the GPU that the next test goes on with."""
+        if self._is_alone and keeps_alone:
+            return
+        self._held.close()
+        self._is_alone = False
 
 
 def find_shared_folder(factory: pytest.TempPathFactory) -> pathlib.Path:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tests import processes
 
 # By default JAX takes three quarters of the GPU, which the process of the tests already has.
-MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
+MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def run_python(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import threading
 import types
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,48 @@ def test_others_cannot_overtake_a_test_that_waits_to_be_alone(tmp_path: pathlib.
     waiting.join(60)
     assert order == ["the others wait", "alone"]
     assert try_to_hold(tmp_path, alone=False)
+
+
+def test_tests_that_are_alone_share_a_turn(tmp_path: pathlib.Path) -> None:
+    turns = sharing.Turns(tmp_path)
+    turns.take(alone=True)
+    turns.end(keeps_alone=True)
+    assert not try_to_hold(tmp_path, alone=False)
+    turns.take(alone=True)
+    turns.end(keeps_alone=False)
+    assert try_to_hold(tmp_path, alone=True)
+    turns.take(alone=False)
+    # One that is not alone passes nothing on, or two workers could wait for each other.
+    turns.end(keeps_alone=True)
+    assert try_to_hold(tmp_path, alone=True)
+
+
+def make_config(*args: pathlib.Path, numprocesses: int | None = None, usepdb: bool = False) -> Any:
+    option = types.SimpleNamespace(numprocesses=numprocesses, dist="no", usepdb=usepdb)
+    return types.SimpleNamespace(option=option, args=[str(path) for path in args])
+
+
+def test_a_run_of_the_folder_has_several_workers() -> None:
+    config = make_config(ROOT / "tests" / "gpu")
+    sharing.choose_workers(config, {})
+    assert (config.option.numprocesses, config.option.dist) == (sharing.WORKERS, "worksteal")
+
+
+@pytest.mark.parametrize(
+    ("config", "environment"),
+    [
+        (make_config(ROOT / "tests", numprocesses=0), {}),
+        (make_config(ROOT / "tests", usepdb=True), {}),
+        (make_config(pathlib.Path(__file__)), {}),
+        (make_config(ROOT / "tests"), {"PYTEST_XDIST_WORKER": "gw0"}),
+        (types.SimpleNamespace(option=types.SimpleNamespace(dist="no"), args=[str(ROOT)]), {}),
+    ],
+    ids=["-n 0", "--pdb", "one file", "a worker", "without pytest-xdist"],
+)
+def test_what_the_command_says_stays(config: Any, environment: dict[str, str]) -> None:
+    before = dict(vars(config.option))
+    sharing.choose_workers(config, environment)
+    assert vars(config.option) == before
 
 
 def make_report(nodeid: str, when: str, duration: float, *, failed: bool = False) -> object:
