@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from tracegraph.lowering.compiled_region import CompiledRegion, record_region
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import (
     BufferUse,
@@ -19,7 +20,9 @@ from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, OutputSpec, Region, Role
 
 
-def compile_request(request: CaptureRequest, compiler: Compiler) -> DeviceProgram:
+def compile_request(
+    request: CaptureRequest, compiler: Compiler
+) -> tuple[DeviceProgram, tuple[CompiledRegion, ...]]:
     """Compiles every captured region and places donated results in their inputs' buffers.
 
     Args:
@@ -28,24 +31,28 @@ def compile_request(request: CaptureRequest, compiler: Compiler) -> DeviceProgra
             computes the new value of a donated input gets the old one donated.
 
     Returns:
-        The steps in program order, with the order that the streams declare.
+        The steps in program order, with the order that the streams declare, and the regions that
+        the steps call.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile a region.
     """
     renamed, copies = place_donated_results(request)
     calls: list[Step] = []
+    compiled: list[CompiledRegion] = []
     for region in request.regions:
         arranged, count = arrange_in_place(region, request.regions, renamed)
         donated = count if compiler.target.updates_in_place else 0
         executable = compiler.compile(arranged, donated, count=len(request.regions))
         calls.append(make_call(arranged, executable, renamed, in_place=donated))
+        compiled.append(record_region(arranged, executable, donated))
     frame = frame_program(request, renamed, copies)
     edges = list(declared_edges(request.regions))
     # A copy into a donated input comes after everything that may still read the old value.
     for position in range(len(frame.steps)):
         edges += [(index, len(calls) + position) for index in range(len(calls))]
-    return dataclasses.replace(frame, steps=(*calls, *frame.steps), edges=tuple(edges))
+    program = dataclasses.replace(frame, steps=(*calls, *frame.steps), edges=tuple(edges))
+    return program, tuple(compiled)
 
 
 def frame_program(

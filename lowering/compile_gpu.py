@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tracegraph.lowering.assemble import RegionSteps, XlaRegion, assemble
@@ -16,6 +16,7 @@ from tracegraph.lowering.compile import (
     make_call,
     place_donated_results,
 )
+from tracegraph.lowering.compiled_region import CompiledRegion, record_region
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.limit_workspaces import limit_workspaces
@@ -39,33 +40,6 @@ PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
 # How much more memory steps side by side may take than one after another. They are put side by
 # side within the budget; pieces that do not fit together may add a little to that.
 WIDE_BUDGET, WIDE_LIMIT = 1.02, 1.04
-
-
-@dataclasses.dataclass(frozen=True)
-class CompiledRegion:
-    """A region as XLA compiled it: its executable is the reference for the graph made from it.
-
-    Attributes:
-        name: the region's name.
-        executable: a `jax.stages.Compiled`, or the plain function of an eager region; called with
-            the values of ``inputs``, returns that of its one output bare, or a tuple.
-        inputs: names of what it reads, as the request's regions name them, in its order.
-        outputs: names of what it defines, the same way.
-        in_place: how many of the first inputs are donated to it; the output at the same place is
-            the new value.
-        options: XLA's options that it was compiled with, over the defaults.
-        float_atomics: instructions whose sums may differ in the last bits from run to run.
-
-    More than six fields because it is all that a graph is checked against.
-    """
-
-    name: str
-    executable: Callable[..., Any] = dataclasses.field(repr=False)
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    in_place: int = 0
-    options: tuple[tuple[str, bool | str], ...] = ()
-    float_atomics: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +77,7 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
         arranged, count = arrange_in_place(region, request.regions, renamed, is_shared=True)
         if not region.place.is_captured:
             function = compiler.compile(arranged)
-            compiled.append(_record(arranged, function, 0, ()))
+            compiled.append(record_region(arranged, function))
             pieces.append(make_call(arranged, function, renamed))
             continue
         try:
@@ -115,7 +89,7 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
                 raise
             refusals.append(error)
             continue
-        record = _record(arranged, executable, count, options)
+        record = record_region(arranged, executable, count, options)
         compiled.append(dataclasses.replace(record, float_atomics=program.float_atomics))
         pieces.append(XlaRegion(_rename(arranged, renamed), program, count))
     if refusals:
@@ -222,14 +196,3 @@ def _rename(region: Region, renamed: dict[str, BufferSpec]) -> Region:
         inputs=tuple(renamed.get(spec.name, spec) for spec in region.inputs),
         outputs=tuple(renamed.get(spec.name, spec) for spec in region.outputs),
     )
-
-
-def _record(
-    region: Region,
-    executable: Callable[..., Any],
-    in_place: int,
-    options: tuple[tuple[str, bool | str], ...],
-) -> CompiledRegion:
-    inputs = tuple(spec.name for spec in region.inputs)
-    outputs = tuple(spec.name for spec in region.outputs)
-    return CompiledRegion(region.name, executable, inputs, outputs, in_place, options)

@@ -7,7 +7,8 @@ import dataclasses
 from tracegraph.lowering.build_graph import build_graph
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compile import compile_request
-from tracegraph.lowering.compile_gpu import CompiledRegion, compile_for_gpu
+from tracegraph.lowering.compile_gpu import compile_for_gpu
+from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram, ExecutableCall
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
@@ -25,15 +26,17 @@ class Lowered:
         program: the steps.
         plan: the places of its buffers.
         definition: nodes and edges over the planned arena.
-        regions: for a GPU, the executables that the steps were made from.
-        results: for a GPU, how the regions name each flat result.
+        regions: the executables that the steps call, or were made from.
+        results: how the regions name each flat result.
+        takes_kernels: True when the steps were made from the kernels of the executables.
     """
 
     program: DeviceProgram
     plan: MemoryPlan
     definition: GraphDefinition
-    regions: tuple[CompiledRegion, ...] = ()
-    results: tuple[str, ...] = ()
+    regions: tuple[CompiledRegion, ...]
+    results: tuple[str, ...]
+    takes_kernels: bool = False
 
     @property
     def eager_regions(self) -> tuple[str, ...]:
@@ -43,10 +46,10 @@ class Lowered:
 
     @property
     def inexact_causes(self) -> tuple[str, ...]:
-        """What may make two runs on the same inputs differ in the last bits; for a GPU only."""
+        """What XLA leaves to chance: two runs on the same inputs may differ in the last bits."""
         sums = (f"float atomics in {n}" for region in self.regions for n in region.float_atomics)
-        eager = (f"library calls in {name}" for name in self.eager_regions)
-        return (*sums, *(eager if self.regions else ()))
+        eager = (f"library calls in {name}" for name in self.eager_regions if self.takes_kernels)
+        return (*sums, *eager)
 
 
 def lower_request(request: CaptureRequest, compiler: Compiler) -> Lowered:
@@ -62,14 +65,21 @@ def lower_request(request: CaptureRequest, compiler: Compiler) -> Lowered:
         UnsupportedError: XLA's program for a region holds steps that this version cannot lower.
         CaptureError: the streams leave two steps that touch the same bytes unordered.
     """
+    results = tuple(output.buffer.name for output in request.outputs)
     if compiler.target.takes_kernels:
         compiled = compile_for_gpu(request, compiler)
         compiler.target.prepare_arena(compiled.plan.arena_size)
         with hold_collector():
             definition = build_graph(compiled.program, compiled.plan)
-        results = tuple(output.buffer.name for output in request.outputs)
-        return Lowered(compiled.program, compiled.plan, definition, compiled.regions, results)
-    program = compile_request(request, compiler)
+        return Lowered(
+            compiled.program,
+            compiled.plan,
+            definition,
+            compiled.regions,
+            results,
+            takes_kernels=True,
+        )
+    program, regions = compile_request(request, compiler)
     verify_order(program)
     plan = plan_memory(request.name, find_lifetimes(program))
-    return Lowered(program, plan, build_graph(program, plan))
+    return Lowered(program, plan, build_graph(program, plan), regions, results)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tracegraph.lowering.compile_gpu import CompiledRegion
+from tracegraph.lowering.compiled_region import CompiledRegion
 
 
 def run_regions(regions: Sequence[CompiledRegion], inputs: Mapping[str, Any]) -> dict[str, Any]:

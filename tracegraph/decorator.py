@@ -82,7 +82,7 @@ def capture(
         pool: a private pool to share: ``pool()`` of another captured function, a
             `tg.graph_pool_handle`, or a `tg.memory.MemPool`. None for a pool of its own.
         stream: the stream that is captured; not the default stream. None for a new one.
-        verify: compare the first replay of every graph with `jax.jit`.
+        verify: before a new graph is used, compare two replays with XLA's own executables.
         name: in reports and errors; by default the function's name.
         **unknown: options that do not exist; they raise.
 

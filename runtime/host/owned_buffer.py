@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.host.buffer import MappedBytes
-from tracegraph.runtime.jax_interop import is_default_device, make_aval, to_immutable
+from tracegraph.runtime.jax_interop import make_aval, to_immutable
+
+# What XLA:CPU wants of memory that it takes as it is.
+_ALIGNMENT = 64
 
 
 class OwnedBuffer:
@@ -102,15 +104,7 @@ class OwnedBuffer:
         return True
 
     def _make_array(self) -> Any:
-        zeros = np.zeros(self.shape, self.dtype)
-        if self.aval.weak_type:
-            # Memory of NumPy: XLA copies it at the first donation, and owns it from then on.
-            return to_immutable(zeros, self.aval, self.jax_device)
-        with jax.default_device(self.jax_device):
-            array = jnp.array(zeros)
-        return (
-            array if is_default_device(self.jax_device) else jax.device_put(array, self.jax_device)
-        )
+        return to_immutable(_make_zeros(self.shape, self.dtype), self.aval, self.jax_device)
 
     def _map_bytes(self) -> np.ndarray[Any, Any]:
         """Returns the memory as a NumPy array of which XLA knows nothing."""
@@ -120,3 +114,14 @@ class OwnedBuffer:
             return np.empty(self.shape, self.dtype)
         memory = MappedBytes(array, array.unsafe_buffer_pointer(), self.nbytes)
         return np.asarray(memory).view(self.dtype).reshape(self.shape)
+
+
+def _make_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Returns memory that XLA copies into its own at once, for it is aligned to the dtype only.
+
+    `jnp.zeros` would compile a program for each shape.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(nbytes + _ALIGNMENT + dtype.itemsize, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT + dtype.itemsize
+    return memory[start : start + nbytes].view(dtype).reshape(shape)

@@ -20,7 +20,7 @@ from tracegraph.lowering.reference import run_regions
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.jax_interop import unwrap_key
-from tracegraph.verification.report import ATOMICS_TOLERANCE, flatten_results, measure_difference
+from tracegraph.verification.report import TOLERANCE, flatten_results, measure_difference
 
 
 class Likeness(enum.Enum):
@@ -101,7 +101,7 @@ def judge(function: tg.GraphedFunction, result: Any, args: tuple[Any, ...]) -> V
         if difference
     )
     is_float = [jnp.issubdtype(array.dtype, jnp.inexact) for array in wanted]
-    limits = [ATOMICS_TOLERANCE if each else 0.0 for each in is_float]
+    limits = [TOLERANCE if each else 0.0 for each in is_float]
     if any(one > limit for one, limit in zip(differences, limits, strict=True)):
         return Verdict(Likeness.DIFFERING, text)
     regions = find_captured(function).lowered.regions

@@ -62,7 +62,8 @@ def request(*regions: Region, donated: str = "s", outputs: Any = (("n", "s"),)) 
 
 
 def compile_it(wanted: CaptureRequest) -> Any:
-    return compile_request(wanted, make_compiler())
+    program, _ = compile_request(wanted, make_compiler())
+    return program
 
 
 EAGER = Place(is_captured=False)
@@ -134,7 +135,11 @@ def test_program_names_steps_buffers_and_outputs():
         region("b", "t", "n y", Place(0, ("a",))),
         outputs=(("n", "s"), ("y", None)),
     )
-    program = compile_request(wanted, make_compiler(phases=phases))
+    program, compiled = compile_request(wanted, make_compiler(phases=phases))
+    assert [(each.name, each.inputs, each.outputs) for each in compiled] == [
+        ("a", ("x", "s"), ("t",)),
+        ("b", ("t",), ("n", "y")),
+    ]
     assert phases == [
         ("compile", "a of 2"),
         ("lower", "a of 2"),

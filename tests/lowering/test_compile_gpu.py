@@ -250,7 +250,9 @@ def test_a_request_is_lowered_for_its_target(reader: FakeReader):
     assert [node.kind for node in gpu.definition.stages[0].nodes] == ["kernel"]
     assert [node.kind for node in host.definition.stages[0].nodes] == ["call"]
     assert [region.name for region in gpu.regions] == ["update"]
-    assert host.regions == ()
+    assert [region.name for region in host.regions] == ["update"]
+    assert (gpu.takes_kernels, host.takes_kernels) == (True, False)
+    assert gpu.results == host.results == ("n",)
     assert gpu.plan.offsets.keys() == {"x", "s"}
 
 

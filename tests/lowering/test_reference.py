@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tracegraph.lowering.compile_gpu import CompiledRegion
+from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.reference import run_regions
 
 FLOATS = jax.ShapeDtypeStruct((3,), np.float32)

@@ -1,5 +1,6 @@
 """`tg.capture` from outside: programs equal `jax.jit` bit for bit, and nothing is done twice."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from jax import lax
 import tracegraph as tg
 from tests.oracles.tree_equality import assert_same
 from tracegraph import graphed_function
-from tracegraph.capturing import partition
+from tracegraph.lowering import compile as compile_module
 from tracegraph.tracing.trace import trace_count
 
 X = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
@@ -160,33 +161,41 @@ def test_reset_captures_anew_and_keeps_the_counts():
     assert double.cache_info() == (1, 2, 64, 1)
 
 
-def test_verification_catches_a_wrong_graph(monkeypatch):
-    plain = partition.bind_op
+@pytest.fixture
+def wrong_calls(monkeypatch):
+    """Each result of a region is written where another one belongs."""
+    make_call = compile_module.make_call
 
-    def bind_wrongly(op, operands):
-        results = plain(op, operands)
-        return [results[0] + 1, *results[1:]] if op.name == "mul" else results
+    def exchange(*given, **options):
+        call = make_call(*given, **options)
+        return dataclasses.replace(call, writes=call.writes[::-1])
 
-    function = tg.capture(lambda s, x: ({"w": s["w"] * x}, x + 1), donate_argnums=0, name="step")
-    state = {"w": jnp.ones(2)}
     with monkeypatch.context() as patch:
-        patch.setattr(partition, "bind_op", bind_wrongly)
-        patch.setattr(partition, "make_whole_function", lambda *given: given[-1])
-        with pytest.raises(tg.VerificationError) as caught:
-            function(state, 3.0)
-    assert caught.value.what == "the replay of `step` differs from jax.jit in 1 of 2 results"
+        patch.setattr(compile_module, "make_call", exchange)
+        yield patch
+
+
+def test_verification_catches_a_wrong_graph(wrong_calls):
+    def step(s, x):
+        return {"w": s["w"] * x}, x + s["w"]
+
+    function = tg.capture(step, donate_argnums=0)
+    state = {"w": jnp.ones(2)}
+    with pytest.raises(tg.VerificationError) as caught:
+        function(state, 3.0)
+    what = "the replay of `step` differs from XLA's executable in 1 of 2 results"
+    assert caught.value.what == what
     assert caught.value.where == "result[0]['w'] (relative difference 3.3e-01)"
     assert "must not be used" in caught.value.why
     assert "report this text" in caught.value.fix
     assert function.cache_info() == (0, 0, 64, 0)
-    assert_same(function(state, 3.0), ({"w": jnp.ones(2) * 3}, jnp.asarray(4.0)))
+    wrong_calls.undo()
+    assert_same(function(state, 3.0), ({"w": jnp.ones(2) * 3}, jnp.ones(2) * 4))
 
 
-def test_without_verification_a_wrong_graph_is_used(monkeypatch):
-    plain = partition.bind_op
-    monkeypatch.setattr(partition, "bind_op", lambda op, xs: [r + 1 for r in plain(op, xs)])
-    monkeypatch.setattr(partition, "make_whole_function", lambda *given: given[-1])
-    assert float(tg.capture(lambda x: x * 2, verify=False)(1.0)) == 3.0
+def test_without_verification_a_wrong_graph_is_used(wrong_calls):
+    captured = tg.capture(lambda x: (x * 2, x + 1), verify=False)
+    assert [float(each) for each in captured(5.0)] == [6.0, 10.0]
 
 
 def test_without_arguments_the_graph_is_a_constant():

@@ -185,12 +185,14 @@ def test_a_report_for_a_gpu(device: CudaOnHost) -> None:
         "eager because `fft` becomes work that no graph on a GPU holds yet: fft\n",
         "where: test_partial_on_gpu.py:",
         "graphs: 3 kernels; ",
-        "verification\n  at the first call: two replays compared with XLA's executable, bit for "
-        "bit or within a tolerance, because of library calls in region1",
+        "verification\n  at the first call: two replays compared with XLA's executables, bit for "
+        "bit or within 0.05 of the largest magnitude (library calls in region1, library calls in "
+        "region3); XLA compiles each of the 5 regions by itself: their results may differ from one "
+        "jax.jit in the last bits",
     ):
         assert text in report, report
     captured(X)
-    assert "1 of 1 results equal XLA's executable bit for bit" in captured.explain(X)
+    assert "1 of 1 results equal XLA's executables bit for bit" in captured.explain(X)
     quiet = tg.capture(lambda x: x + 1, verify=False).explain(X)
     assert "verification\n  none: verify=False" in quiet
     assert "1 graph: 1 kernel; 0 edges, 0 of them programmatic" in quiet

@@ -212,18 +212,15 @@ class CapturedGraph:
             raise self._make_mismatch_error(found)
         return result
 
-    def replay_once(self, leaves: Sequence[Any]) -> list[Any]:
+    def replay_once(self, leaves: Sequence[Any], *, is_rebound: bool) -> list[Any]:
         """Replays on flat leaves without consuming any, and returns copies of the flat results.
 
         Args:
             leaves: one value per dynamic leaf.
+            is_rebound: take plain arrays as a call would, without a copy where possible.
         """
         with self.lock:
-            self._forget()
-            self.replay.settle()
-            self.replay.load([(i, unwrap_key(value)) for i, value in enumerate(leaves)])
-            self.replay.launch()
-            self._uncounted += 1
+            self._replay_leaves([unwrap_key(value) for value in leaves], is_rebound=is_rebound)
             return self.replay.copy_outputs()
 
     def replay_arrays(
@@ -238,17 +235,20 @@ class CapturedGraph:
         Returns:
             For each flat result its address and a function that reads it.
         """
+        self._replay_leaves(arrays, is_rebound=is_rebound)
+        return self.replay.locate_outputs()
+
+    def _replay_leaves(self, leaves: Sequence[Any], *, is_rebound: bool) -> None:
         self._forget()
         self.replay.settle()
-        writers = [buffer.make_writer() for buffer in self.replay.inputs[: len(arrays)]]
-        is_written = [is_rebound and index not in self._donated for index in range(len(arrays))]
-        for index, array in enumerate(arrays):
+        writers = [buffer.make_writer() for buffer in self.replay.inputs[: len(leaves)]]
+        is_written = [is_rebound and index not in self._donated for index in range(len(leaves))]
+        for index, leaf in enumerate(leaves):
             if is_written[index]:
-                writers[index](array)
-        self.replay.load([(i, a) for i, a in enumerate(arrays) if not is_written[i]])
+                writers[index](leaf)
+        self.replay.load([(i, leaf) for i, leaf in enumerate(leaves) if not is_written[i]])
         self.replay.launch()
         self._uncounted += 1
-        return self.replay.locate_outputs()
 
     def _load(self, updates: list[tuple[int, Any]], copies: dict[int, Any] | None) -> bool:
         """Copies values in; False if arrays in a graph's pool must be copied before.

@@ -63,9 +63,8 @@ def explain_capture(
         _title("per call", _list_copies(lowered)),
         _title("pool", [f"{pool_bytes:,} bytes, known before the first run", *workspaces]),
     ]
-    if takes_kernels:
-        text = describe_verification(options, checked, lowered, verification)
-        sections.append(_title("verification", [text]))
+    text = describe_verification(options, checked, lowered, verification)
+    sections.append(_title("verification", [text]))
     if checked.notes:
         sections.append(_title("notes", "\n".join(map(str, checked.notes)).splitlines()))
     return _join(options, "can be captured", sections)
@@ -98,7 +97,7 @@ def _print_leaf(leaf: LeafType) -> str:
 
 
 def _list_regions(checked: CheckedGraph, lowered: Lowered) -> list[str]:
-    lines = list_compiled_regions(lowered) if lowered.regions else _list_calls(lowered)
+    lines = list_compiled_regions(lowered) if lowered.takes_kernels else _list_calls(lowered)
     for violation in checked.uncapturable.values():
         lines += [f"eager because {violation.what}", f"  where: {violation.where}"]
     return lines or ["none: every result is an argument or a constant"]

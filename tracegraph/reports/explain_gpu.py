@@ -8,8 +8,7 @@ from tracegraph.lowering.lower import Lowered
 from tracegraph.options import Options
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import CheckedGraph
-from tracegraph.verification.capture_verification import find_skip_reason
-from tracegraph.verification.device_verification import REFERENCE
+from tracegraph.verification.expectation import expect
 from tracegraph.verification.report import VerificationReport
 
 # In the order of the report.
@@ -69,12 +68,11 @@ def describe_verification(
         return str(report)
     if not options.verify:
         return "none: verify=False"
-    reason = find_skip_reason(checked)
-    if reason:
-        return f"none: {reason}"
-    text = f"at the first call: two replays compared with {REFERENCE}, bit for bit"
-    causes = lowered.inexact_causes
-    return text if not causes else f"{text} or within a tolerance, because of {', '.join(causes)}"
+    expected = expect(checked, lowered)
+    if expected.skipped:
+        return f"none: {expected.skipped}"
+    text = f"at the first call: two replays compared with {expected.reference}, {expected.promise}"
+    return f"{text}; {expected.note}" if expected.note else text
 
 
 def _count(number: int, one: str, several: str) -> str:

@@ -10,6 +10,7 @@ allowed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,9 +24,7 @@ from tracegraph.runtime.device import MemoryComparison
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
 from tracegraph.verification.difference import is_large
-from tracegraph.verification.report import ATOMICS_TOLERANCE, VerificationReport, compare_results
-
-REFERENCE = "XLA's executable"
+from tracegraph.verification.report import VerificationReport, compare_results
 
 
 def verify_on_device(
@@ -33,6 +32,7 @@ def verify_on_device(
     captured: CapturedGraph,
     leaves: Sequence[Any],
     paths: Sequence[str],
+    report: VerificationReport,
 ) -> VerificationReport:
     """Replays twice and compares with XLA's own executables.
 
@@ -41,13 +41,14 @@ def verify_on_device(
         captured: the graph, with the executables that it was made from.
         leaves: one value per dynamic leaf.
         paths: one name per result.
+        report: what is expected.
 
     Raises:
         VerificationError: a result differs; all are named.
         OutOfMemoryError: there is no memory for the copies that the comparison needs.
     """
     try:
-        return _compare_twice(comparison, captured, leaves, paths)
+        return _compare_twice(comparison, captured, leaves, paths, report)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -65,6 +66,7 @@ def _compare_twice(
     captured: CapturedGraph,
     leaves: Sequence[Any],
     paths: Sequence[str],
+    report: VerificationReport,
 ) -> VerificationReport:
     lowered = captured.lowered
     values = _place_values(captured, leaves)
@@ -84,18 +86,11 @@ def _compare_twice(
                 ]
             )
             replayed = [_read(comparison, *got[index], expected[index]) for index in suspects]
-        part = compare_results(
-            captured.name,
-            [paths[index] for index in suspects],
-            replayed,
-            [expected[index] for index in suspects],
-            tolerance=ATOMICS_TOLERANCE if lowered.inexact_causes else 0.0,
-            reference=REFERENCE,
-        )
-        close |= {*part.close}
+        suspected = [paths[index] for index in suspects]
+        wanted = [expected[index] for index in suspects]
+        close |= {*compare_results(captured.name, suspected, replayed, wanted, report)}
     named = tuple(path for path in paths if path in close)
-    reason = ", ".join(lowered.inexact_causes) if named else ""
-    return VerificationReport(len(paths) - len(named), named, reference=REFERENCE, reason=reason)
+    return dataclasses.replace(report, exact=len(paths) - len(named), close=named)
 
 
 def _read(

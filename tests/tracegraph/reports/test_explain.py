@@ -16,6 +16,7 @@ from tracegraph.runtime.graph import Stage
 
 X = jnp.ones((2, 3))
 TITLES = ["signature", "graph", "passes", "regions", "memory plan", "nodes", "per call", "pool"]
+TITLES += ["verification"]
 
 
 def step(state, x, kind="a"):
