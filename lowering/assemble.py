@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tracegraph.lowering.byte_ranges import check_ranges
 from tracegraph.lowering.device_program import (
     Copy,
     DeviceProgram,
@@ -26,7 +27,7 @@ from tracegraph.lowering.planning.split_temporaries import Part, Split, split_al
 from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import InternalError, UnsupportedError
-from tracegraph.runtime.nodes import BufferUse, FillNode, KernelNode
+from tracegraph.runtime.nodes import BufferUse, FillNode
 
 BYTE = np.dtype(np.uint8)
 
@@ -67,7 +68,8 @@ def assemble(
         is_whole: True to keep each of XLA's allocations in one buffer; see `split_allocations`.
 
     Raises:
-        UnsupportedError: an argument or a result takes other bytes on the device than its dtype.
+        UnsupportedError: an argument or a result takes other bytes on the device than its dtype,
+            or XLA's program reaches beyond a buffer.
         InternalError: XLA's program contradicts itself.
     """
     buffers = list(into.buffers)
@@ -207,8 +209,7 @@ def _name_empty(region: Region) -> str:
 
 
 def _has_empty(step: DeviceStep) -> bool:
-    uses = [use for use, _ in step.node.uses] if isinstance(step.node, KernelNode) else []
-    return not all(use.nbytes for use in (*step.reads, *step.writes, *uses))
+    return not all(use.nbytes for use in (*step.reads, *step.writes, *step.node.ranges))
 
 
 def _copy_results(
@@ -265,14 +266,23 @@ def _fill_undefined(
 
 
 def _verify_program(compiled: XlaRegion) -> None:
-    """Checks that parameters and results are those of the region."""
+    """Checks that parameters, results and byte ranges are those of the region."""
     region, program = compiled.region, compiled.program
     allocations = {allocation.name: allocation for allocation in program.allocations}
     if len(program.outputs) != len(region.outputs):
         raise _make_assembly_error(
             f"XLA's program has {len(program.outputs)} results, not {len(region.outputs)}", region
         )
-    unknown = {use.buffer for step in program.steps for use in (*step.reads, *step.writes)}
+    numbers = [each.parameter for each in program.allocations if each.parameter is not None]
+    if any(not 0 <= number < len(region.inputs) for number in numbers):
+        raise _make_assembly_error(
+            f"XLA's program has parameters {sorted(numbers)} of {len(region.inputs)}", region
+        )
+    unknown = {
+        use.buffer
+        for step in program.steps
+        for use in (*step.reads, *step.writes, *step.node.ranges)
+    }
     unknown = (unknown | {*program.outputs}) - allocations.keys()
     if unknown:
         raise _make_assembly_error(
@@ -281,6 +291,7 @@ def _verify_program(compiled: XlaRegion) -> None:
     for spec, allocation in _pair_specs(region, program, allocations):
         if allocation.nbytes < spec.nbytes:
             raise _make_packed_error(spec, allocation, region)
+    check_ranges(region, program)
     donated = {spec.name for spec in region.inputs[: compiled.in_place]}
     fixed, _ = _name_fixed(region, program)
     for step in program.steps:

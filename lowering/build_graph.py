@@ -35,6 +35,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from tracegraph.lowering.byte_ranges import verify_ranges
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall, Step
 from tracegraph.lowering.planning.byte_edges import find_edges, verify_edges
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
@@ -55,7 +56,8 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
         One stage per maximal run of captured steps, and one per eager step.
 
     Raises:
-        InternalError: the edges of a graph leave two steps that share bytes unordered.
+        InternalError: the edges of a graph leave two steps that share bytes unordered, or a node
+            names bytes that are not its buffer's.
     """
     residents = {output.alias for output in program.outputs if output.alias is not None}
     residents |= {spec.buffer.name for spec in program.inputs if spec.role is Role.CONSTANT}
@@ -71,7 +73,7 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
         )
         for buffer in program.buffers
     )
-    return GraphDefinition(
+    definition = GraphDefinition(
         name=program.name,
         arena_size=plan.arena_size,
         slots=slots,
@@ -79,6 +81,8 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
         inputs=tuple(spec.buffer.name for spec in program.inputs),
         outputs=tuple(spec.buffer.name for spec in program.outputs),
     )
+    verify_ranges(definition)
+    return definition
 
 
 def _build_stages(program: DeviceProgram, plan: MemoryPlan) -> tuple[Stage, ...]:

@@ -23,6 +23,17 @@ class BufferUse(NamedTuple):
             self.offset + self.nbytes, other.offset + other.nbytes
         )
 
+    def fits(self, nbytes: int) -> bool:
+        """True when it lies within a buffer of so many bytes.
+
+        Example:
+            >>> BufferUse("a", 32, 32).fits(64), BufferUse("a", 64, 0).fits(64)
+            (True, True)
+            >>> BufferUse("a", 32, 33).fits(64), BufferUse("a", -1, 1).fits(64)
+            (False, False)
+        """
+        return self.offset >= 0 and self.nbytes >= 0 and self.offset + self.nbytes <= nbytes
+
 
 Relocate: TypeAlias = Callable[[BufferUse], BufferUse]
 Locate: TypeAlias = Callable[[BufferUse], int]
@@ -49,6 +60,11 @@ class CallNode:
 
     kind = "call"
 
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """None: it takes whole buffers, by their names."""
+        return ()
+
 
 @dataclasses.dataclass(frozen=True)
 class CopyNode:
@@ -59,6 +75,11 @@ class CopyNode:
     target: BufferUse
 
     kind = "memcpy"
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        return (self.source, self.target)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -93,6 +114,11 @@ class FillNode:
 
     kind = "memset"
     arguments: tuple[str, ...] = dataclasses.field(default=(), init=False)
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        return (self.target,)
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -188,6 +214,11 @@ class KernelNode:
     begins_with_wait: bool = False
 
     kind = "kernel"
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        return tuple([use for use, _ in self.uses])
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -293,6 +324,11 @@ class MatmulNode:
 
     kind = "matmul"
     WRITTEN = ("d", "aux", "workspace", "d_amax")
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        return tuple([use for _, use in self.operands])
 
     @property
     def arguments(self) -> tuple[str, ...]:

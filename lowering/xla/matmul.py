@@ -111,6 +111,8 @@ LAST_SCALE_MODE = 1
 # How many entries of cublasLt's list XLA considers.
 ALGORITHM_COUNT = 128
 
+# Factors of operands of eight bits are of float32.
+_SCALE_BYTES = 4
 OPTIONAL_ROLES = ("bias", "aux", "a_scale", "b_scale", "c_scale", "d_scale", "d_amax", "workspace")
 # Which operand is where, once the matmul is turned around.
 EXCHANGED_ROLES = {"a": "b", "b": "a", "a_scale": "b_scale", "b_scale": "a_scale"}
@@ -143,6 +145,12 @@ def decode_matmul(message: Any, name: str, use: Callable[[Message], BufferUse]) 
     for role in ("a", "b", "c", "d"):
         if role in operands:
             _check_extent(getattr(matmul, role), role, operands[role])
+    if "AUX" in matmul.epilogue.split("_"):
+        _check_extent(matmul.d, "aux", operands["aux"])
+    for role, wanted in _list_vectors(matmul).items():
+        if role in operands and operands[role].nbytes < wanted:
+            found = operands[role].nbytes
+            raise Refusal(f"has the operand `{role}` of {found} bytes: {wanted} are read there")
     return MatmulNode(name, matmul, tuple(operands.items()))
 
 
@@ -262,6 +270,16 @@ def _check_epilogue(epilogue: str, operands: dict[str, BufferUse]) -> None:
     for part, role in (("BIAS", "bias"), ("AUX", "aux")):
         if part in epilogue.split("_") and role not in operands:
             raise Refusal(f"has the epilogue {epilogue} and no `{role}`: its address is missing")
+
+
+def _list_vectors(matmul: Matmul) -> dict[str, int]:
+    """Returns the bytes of each operand that is no matrix: a bias per row of D, and factors."""
+    scales = dict.fromkeys(("a_scale", "b_scale", "c_scale", "d_scale", "d_amax"), _SCALE_BYTES)
+    if "BIAS" not in matmul.epilogue.split("_"):
+        return scales
+    # Beside results of eight bits cublasLt reads a bias of sixteen.
+    item_bytes = 2 if matmul.d.dtype in EIGHT_BIT_FLOATS else ITEM_BYTES[matmul.d.dtype]
+    return scales | {"bias": matmul.d.rows * item_bytes}
 
 
 def _check_extent(layout: MatrixLayout, role: str, operand: BufferUse) -> None:

@@ -17,6 +17,7 @@ from tracegraph.lowering.build_graph import build_graph, find_programmatic
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import plan_memory
+from tracegraph.lowering.request import BufferSpec
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.nodes import LaunchShape, Matmul, MatmulNode, MatrixLayout, Node
@@ -87,6 +88,53 @@ def test_a_lost_edge_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(InternalError, match="`c` shares bytes with `b`") as raised:
         build(*steps)
     assert raised.value.fix.startswith("internal error")
+
+
+OUTSIDE = {
+    "kernel": (kernel("a", "x[0:65]", "y"), "bytes 0 to 65 of `x`, which has 64"),
+    "memcpy": (copy("a", "x[32:96]", "y"), "bytes 32 to 96 of `x`, which has 64"),
+    "memset": (fill("a", "y[0:4096]"), "bytes 0 to 4,096 of `y`, which has 64"),
+    "matmul": (matmul("a", "x", "s[-4:60]", "y"), "bytes -4 to 60 of `s`, which has 64"),
+    "sizes": (copy("a", "x[0:32]", "y"), "a memcpy from 32 to 64 bytes"),
+    "declared": (Copy("a", use("x[0:65]"), use("y[0:65]")), "bytes 0 to 65 of `x`, which has 64"),
+}
+
+
+@pytest.mark.parametrize("fault", OUTSIDE)
+def test_a_node_beyond_its_buffer_is_an_error_of_ours(fault: str):
+    step, expected = OUTSIDE[fault]
+    with pytest.raises(InternalError) as raised:
+        build(step)
+    assert expected in raised.value.what
+    assert raised.value.where == f"node 0, {build_kind(step)} `a` of graph `f`"
+
+
+def build_kind(step: Any) -> str:
+    return "memcpy" if isinstance(step, Copy) else step.node.kind
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda plan: {"offsets": {**plan.offsets, "y": -256}}, "bytes -256 to -192 of `arena`"),
+        (lambda plan: {"offsets": {**plan.offsets, "y": 1 << 63}}, "of `arena`, which has 768"),
+        (lambda plan: {"arena_bytes": 300}, "of `arena`, which has 300"),
+    ],
+)
+def test_a_slot_beyond_the_arena_is_an_error_of_ours(change: Any, expected: str):
+    wanted = program(kernel("a", "x s", "y"))
+    plan = plan_memory("f", find_lifetimes(wanted))
+    with pytest.raises(InternalError) as raised:
+        build_graph(wanted, dataclasses.replace(plan, **change(plan)))
+    assert expected in raised.value.what
+
+
+def test_content_of_another_size_is_an_error_of_ours():
+    wanted = program(kernel("a", "x s c", "y"))
+    wrong = BufferSpec("c", (64,), spec("c").dtype, content=bytes(65))
+    wanted = dataclasses.replace(wanted, buffers=(*wanted.buffers, wrong))
+    with pytest.raises(InternalError, match="its content has 65 bytes, not 64"):
+        build_graph(wanted, plan_memory("f", find_lifetimes(wanted)))
 
 
 MAKERS: dict[str, Callable[[str, str, str], DeviceStep]] = {

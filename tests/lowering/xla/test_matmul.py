@@ -177,6 +177,24 @@ def test_algorithm_and_workspace():
         (make_thunk(layout={"leading_dim_stride": 1}), ("every 1",)),
         (make_thunk(layout={"batch_size": 1 << 40, "batch_stride": 8}), ("65536 bytes",)),
         (make_thunk(d={"index": 3, "size": 31}), ("`d` of 31 bytes", "takes 32 bytes")),
+        # Turned around, D has 4 rows: one number of the bias for each.
+        (
+            make_thunk(epilogue="EPILOGUE_BIAS", bias={"index": 4, "size": 15}),
+            ("`bias` of 15 bytes: 16 are read there",),
+        ),
+        (
+            make_thunk(
+                epilogue="EPILOGUE_BIAS",
+                layout={"dtype": "F8E4M3FN"},
+                bias={"index": 4, "size": 7},
+            ),
+            ("`bias` of 7 bytes: 8 are read there",),
+        ),
+        (
+            make_thunk(epilogue="EPILOGUE_GELU_WITH_AUX", aux={"index": 4, "size": 31}),
+            ("`aux` of 31 bytes", "takes 32 bytes"),
+        ),
+        (make_thunk(a_scale={"index": 4, "size": 3}), ("`b_scale` of 3 bytes: 4 are read",)),
         (make_thunk({"compute_type": "BLAS_COMPUTATION_TYPE_NEW"}), ("COMPUTATION_TYPE_NEW",)),
         (make_thunk({"precision_algorithm": "ALG_DOT_BF16_BF16_BF16"}), ("BF16_BF16_BF16",)),
         (make_thunk({"precision_algorithm": 50}), ("precision_algorithm to 50",)),
