@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tracegraph.lowering.xla.enums import read_name
+from tracegraph.lowering.xla.refusal import Refusal
 
 FLOATS = ("F", "BF", "C")
 _SCATTERS = ("scatter", "select-and-scatter")
@@ -19,6 +20,9 @@ def find_float_atomics(module: Any) -> tuple[str, ...]:
 
     Args:
         module: an ``xla.HloModuleProto``.
+
+    Raises:
+        Refusal: a scatter is of a type that the schema does not have.
     """
     scatters = [
         instruction
@@ -31,18 +35,24 @@ def find_float_atomics(module: Any) -> tuple[str, ...]:
 
 
 def _adds_floats(scatter: Any, computations: Mapping[int, Any]) -> bool:
+    is_float = _is_float(scatter)
     if scatter.opcode == "select-and-scatter":
-        return _is_float(scatter.shape)
+        return is_float
     if scatter.unique_indices:
         return False
     roots = [_find_root(computations.get(each)) for each in scatter.called_computation_ids]
-    combines = any(root is None or root.opcode != "parameter" for root in roots)
-    return combines and _is_float(scatter.shape)
+    return is_float and any(root is None or root.opcode != "parameter" for root in roots)
 
 
-def _is_float(shape: Any) -> bool:
-    shapes = shape.tuple_shapes or (shape,)
-    return any(read_name(each, "element_type").startswith(FLOATS) for each in shapes)
+def _is_float(scatter: Any) -> bool:
+    kinds = [
+        read_name(shape, "element_type") for shape in scatter.shape.tuple_shapes or (scatter.shape,)
+    ]
+    for kind in kinds:
+        # A number stands for a type without a name.
+        if kind.lstrip("-").isdigit():
+            raise Refusal(f"has the {scatter.opcode} `{scatter.name}` of the unknown type {kind}")
+    return any(kind.startswith(FLOATS) for kind in kinds)
 
 
 def _find_root(computation: Any) -> Any:

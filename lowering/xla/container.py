@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tracegraph.lowering.xla.refusal import make_unreadable_error
 from tracegraph.lowering.xla.riegeli import SIGNATURE, read_records
 from tracegraph.lowering.xla.schema import EXECUTABLE, MANIFEST, OPTIONS, Schema
-from tracegraph.lowering.xla.varint import count_varint_bytes, read_varint
+from tracegraph.lowering.xla.varint import read_varint
+from tracegraph.runtime.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -62,10 +63,14 @@ def check_known_fields(message: Message, where: str) -> None:
     known.CopyFrom(message)
     known.DiscardUnknownFields()
     # Sizes are compared because the walk in Python is a hundred times slower.
-    if known.ByteSize() == message.ByteSize():
-        return
+    if known.ByteSize() != message.ByteSize():
+        raise _make_unknown_error(message, where)
+
+
+def _make_unknown_error(message: Message, where: str) -> UnsupportedError:
+    """Returns the error that a message has a field that the schema does not have."""
     path, number = next(_find_unknown_fields(message, ""), ("", 0))
-    raise make_unreadable_error(f"field {number} is not in the schema", f"{where}{path}")
+    return make_unreadable_error(f"field {number} is not in the schema", f"{where}{path}")
 
 
 def _find_unknown_fields(message: Message, path: str) -> Iterator[tuple[str, int]]:
@@ -162,13 +167,11 @@ def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:
         raise make_unreadable_error(problem, f"{type_name}, record 0 (manifest)")
     pieces = list(zip(manifest.records, records[1:], strict=True))
     message = _join_pieces(type_name, pieces, schema)
+    nbytes = message.ByteSize()
     message.DiscardUnknownFields()
-    # The schema is the writer's own, so that it wrote what we know as we would.
-    if message.ByteSize() == _count_bytes(pieces):
-        return message
-    # Something was discarded, or the writer's form is longer than it need be.
-    message = _join_pieces(type_name, pieces, schema)
-    check_known_fields(message, type_name)
+    # How the writer wrote it does not matter: both sizes are of our own encoding.
+    if message.ByteSize() != nbytes:
+        raise _make_unknown_error(_join_pieces(type_name, pieces, schema), type_name)
     return message
 
 
@@ -177,18 +180,6 @@ def _join_pieces(type_name: str, pieces: Sequence[tuple[Any, bytes]], schema: Sc
     for number, (entry, record) in enumerate(pieces, 1):
         _apply_record(message, entry, record, f"{type_name}, record {number}")
     return message
-
-
-def _count_bytes(pieces: Sequence[tuple[Any, bytes]]) -> int:
-    """Returns the bytes of all pieces as parts of one message."""
-    total = 0
-    for entry, record in pieces:
-        total += len(record)
-        # The record of one field is its value alone; an empty value is left out.
-        if record and entry.HasField("field_override_record"):
-            tag = entry.field_override_record.field_path[0].field_number << 3
-            total += count_varint_bytes(tag) + count_varint_bytes(len(record))
-    return total
 
 
 def _apply_record(message: Message, entry: Any, record: bytes, where: str) -> None:
@@ -207,7 +198,8 @@ def _merge(message: Message, record: bytes, where: str) -> None:
 
     try:
         message.MergeFromString(record)
-    except DecodeError as error:
+    except (DecodeError, UnicodeDecodeError) as error:
+        # The second is of protobuf's form in Python, for text that is no UTF-8.
         raise make_unreadable_error(f"it is no {message.DESCRIPTOR.full_name}", where) from error
 
 

@@ -26,8 +26,3 @@ def read_varint(data: bytes | mmap.mmap, offset: int, where: str) -> tuple[int, 
         if byte < 128 and value < 1 << 64:
             return value, offset + index + 1
     raise make_unreadable_error(f"no number ends after byte {offset}", where)
-
-
-def count_varint_bytes(value: int) -> int:
-    """Returns how many bytes a number takes as a varint."""
-    return max(1, -(-value.bit_length() // 7))

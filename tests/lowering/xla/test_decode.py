@@ -14,6 +14,7 @@ from tests.fakes.xla_programs import (
     make_copy,
     make_kernel,
     make_program,
+    message_class,
     name_thunk,
     shaped,
 )
@@ -159,6 +160,14 @@ def merge(text: str):
     return lambda program: text_format.Merge(text, program)
 
 
+def make_scatter(opcode: str, element_type: int) -> str:
+    """Returns the text of a program whose scatter computes something."""
+    shape = text_format.MessageToString(message_class("xla.ShapeProto")(element_type=element_type))
+    return f"""hlo_module_with_config {{ hlo_module {{ computations {{ id: 2 instructions {{
+      name: "s" id: 4 opcode: "{opcode}" shape {{ {shape} }} called_computation_ids: 9
+    }} }} }} }}"""
+
+
 def drop_output(program: Any) -> None:
     del program.output_info_map[:]
 
@@ -233,6 +242,18 @@ FAULTS = {
     "unlisted field": (
         change("program_shape.result.layout.memory_space", 5),
         "sets xla.LayoutProto.memory_space, whose meaning is not known",
+    ),
+    "scatter of an unknown type": (
+        merge(make_scatter("scatter", 999)),
+        "has the scatter `s` of the unknown type 999",
+    ),
+    "scatter of a type below zero": (
+        merge(make_scatter("scatter", -1)),
+        "has the scatter `s` of the unknown type -1",
+    ),
+    "scatter of windows": (
+        merge(make_scatter("select-and-scatter", 999)),
+        "has the select-and-scatter `s` of the unknown type 999",
     ),
     "partitions": (
         change("hlo_module_with_config.config.num_partitions", 4),
