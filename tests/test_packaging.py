@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import email
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,12 @@ from tests.paths import ROOT
 
 LAYERS = ("tracegraph", "lowering", "runtime")
 SHIPPED = ("pyproject.toml", "README.md", "LICENSE", *LAYERS)
+# What is installed, and every text that may say how.
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(file for layer in LAYERS for file in (ROOT / layer).rglob("*.py")),
+)
 PIP_OPTIONS = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
 
 IMPORT_EVERYTHING = """
@@ -118,6 +127,53 @@ def test_wheel_has_one_top_level_name(wheel: pathlib.Path, checkout: pathlib.Pat
     assert shipped == wanted
 
 
+def read_settings() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_wheel_is_named_unlike_the_package_of_others(wheel: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        written = email.message_from_bytes(archive.read(path))
+    assert written["Name"] == "tracegraph-jax"
+    extras = set(written.get_all("Provides-Extra", ()))
+    assert extras == {"cuda12", "cuda13", "plots", "test", "dev"}
+
+
+def find_wrong_installs(text: str) -> list[str]:
+    """Returns what a text installs under the name of others, or with an extra that is not there."""
+    extras = read_settings()["project"]["optional-dependencies"]
+    strangers = re.findall(r"pip install [^`\n#]*?\"?\btracegraph\b(?!-jax)(?:\[\w+\])?", text)
+    named = re.findall(r"(?<![\w-])(tracegraph-jax|tracegraph|\"\.)\[(\w+)\]", text)
+    wrong = [name for name, extra in named if name == "tracegraph" or extra not in extras]
+    return [*strangers, *wrong]
+
+
+def test_what_a_text_installs_is_this_package() -> None:
+    wrong = {path.name: find_wrong_installs(path.read_text()) for path in PAGES}
+    assert {name: found for name, found in wrong.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install tracegraph",
+        'pip install "tracegraph[cuda13]"',
+        'pip install -U tracegraph "jax[cuda13]"',
+        '"tracegraph[test]"',
+        'pip install "tracegraph-jax[cuda11]"',
+        'pip install ".[gpu]"',
+    ],
+)
+def test_a_wrong_install_is_noticed(text: str) -> None:
+    assert find_wrong_installs(text) != []
+
+
+def test_the_extra_for_developers_is_that_for_tests_and_more() -> None:
+    project = read_settings()["project"]
+    assert f"{project['name']}[test]" in project["optional-dependencies"]["dev"]
+
+
 def test_editable_install(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
     environment = tmp_path / "environment"
     _run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
@@ -135,13 +191,17 @@ def test_editable_install(checkout: pathlib.Path, tmp_path: pathlib.Path) -> Non
     code = ("-c", IMPORT_EVERYTHING, *_modules(checkout))
     folders = _run(python, *code, cwd=tmp_path).split()
     assert folders == [str(checkout / "tracegraph"), str(checkout / "lowering")]
-    own = {each.name.split("-")[0] for each in packages.iterdir()} & set(LAYERS)
-    assert own == {"tracegraph"}, "only the metadata of tracegraph may be in site-packages"
+    own = {each.name.split("-")[0] for each in packages.iterdir()} & {*LAYERS, "tracegraph_jax"}
+    assert own == {"tracegraph_jax"}, "only the metadata of tracegraph may be in site-packages"
+    # What the errors recommend: an extra of what is installed, found without the index.
+    extra = ("install", "--no-index", "--dry-run", "tracegraph-jax[plots]")
+    done = _run(sys.executable, "-m", "pip", "--python", python, *extra, cwd=tmp_path)
+    assert "matplotlib" in done
+    assert "Would install" not in done
 
 
 def test_package_list_is_complete() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert settings["tool"]["setuptools"]["packages"] == find_packages(ROOT)
+    assert read_settings()["tool"]["setuptools"]["packages"] == find_packages(ROOT)
     missing = [
         package
         for package, folder in ((name, name.split(".")) for name in find_packages(ROOT))

@@ -32,7 +32,7 @@ def write_image(path: str | pathlib.Path, charts: Sequence[Chart]) -> None:
             f"cannot draw {path}: {error}",
             where="memory timeline, PNG",
             why="PNG images are drawn by matplotlib, which tracegraph does not install by itself",
-            fix='pip install "tracegraph[plots]", or write the HTML page, which needs nothing',
+            fix='pip install "tracegraph-jax[plots]", or write the HTML page, which needs nothing',
             anchor="snapshot",
         ) from error
     heights = [find_plot_height(chart) + 130 for chart in charts]

@@ -103,7 +103,7 @@ def import_bindings() -> Any:
             "cuda-bindings, the CUDA bindings for Python, are not installed",
             where=f"import {BINDINGS}: {error}",
             why="graphs on a GPU are built through the CUDA driver",
-            fix='pip install "tracegraph[cuda13]", or "tracegraph[cuda12]" beside jax[cuda12]',
+            fix='pip install "tracegraph-jax[cuda13]", or [cuda12] beside jax[cuda12]',
             anchor="cuda-driver",
         ) from error
 

@@ -316,7 +316,7 @@ def test_an_image_without_matplotlib_is_refused(tmp_path, snapshot, monkeypatch)
         f"cannot draw {tmp_path}/memory.png: ",
         "memory timeline, PNG",
         "PNG images are drawn by matplotlib",
-        'pip install "tracegraph[plots]"',
+        'pip install "tracegraph-jax[plots]"',
     )
     assert not (tmp_path / "memory.png").exists()
 

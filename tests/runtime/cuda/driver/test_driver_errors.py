@@ -65,7 +65,7 @@ def test_missing_bindings_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         "cuda-bindings, the CUDA bindings for Python, are not installed",
         "import cuda.bindings.absent: ",
         "graphs on a GPU are built through the CUDA driver",
-        'pip install "tracegraph[cuda13]"',
+        'pip install "tracegraph-jax[cuda13]"',
     )
     load_driver.cache_clear()
     with pytest.raises(CudaError, match="are not installed"):
