@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tracegraph.lowering.build_graph import build_graph
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compile import compile_request
-from tracegraph.lowering.compile_gpu import compile_for_gpu
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram, ExecutableCall
@@ -16,6 +17,15 @@ from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.late_import import import_late
+
+if TYPE_CHECKING:
+    from tracegraph.lowering.compile_gpu import CompiledForGpu
+
+# Note [Late imports].
+compile_for_gpu: Callable[[CaptureRequest, Compiler], CompiledForGpu] = import_late(
+    "tracegraph.lowering.compile_gpu", "compile_for_gpu"
+)
 
 
 @dataclasses.dataclass(frozen=True)

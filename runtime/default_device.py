@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.errors import ConfigError
 from tracegraph.runtime.host.device import HostDevice, find_host_device
+from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.stream import StreamBackend, register_backend
+
+# Note [Late imports].
+find_cuda_device: Callable[[Any], Device] = import_late(
+    "tracegraph.runtime.cuda.device", "find_cuda_device"
+)
 
 
 def find_device(*, is_checking: bool) -> Device:

@@ -41,11 +41,33 @@ print(pathlib.Path(tracegraph.lowering.__file__).parent)
 
 LIST_NEW_MODULES = """
 import sys
-import jax, numpy, absl
+import jax, jax.numpy as jnp, numpy, absl
 before = set(sys.modules)
 import tracegraph
-print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+print(*sorted(set(sys.modules) - before))
+double = tracegraph.capture(lambda x: x * 2)
+double(double(jnp.ones(2)))
+print(*sorted(set(sys.modules) - before))
 """
+# What only a GPU, a picture or another library needs.
+HEAVY = [
+    "cramjam",
+    "cuda",
+    "google.protobuf",
+    "nvmath",
+    "matplotlib",
+    "PIL",
+    "IPython",
+    "torch",
+    "flax",
+    "optax",
+    "equinox",
+    "tracegraph.lowering.assemble",
+    "tracegraph.lowering.compile_gpu",
+    "tracegraph.lowering.xla",
+    "tracegraph.memory_pictures",
+    "tracegraph.runtime.cuda",
+]
 
 
 def _run(*command: object, cwd: pathlib.Path, path: pathlib.Path | None = None) -> str:
@@ -220,7 +242,19 @@ def test_a_new_folder_is_found(tmp_path: pathlib.Path) -> None:
 
 
 def test_import_loads_nothing_else(tmp_path: pathlib.Path) -> None:
-    loaded = _run(sys.executable, "-c", LIST_NEW_MODULES, cwd=tmp_path, path=ROOT).split()
-    ours = {name for name in loaded if name not in sys.stdlib_module_names}
+    lines = _run(sys.executable, "-c", LIST_NEW_MODULES, cwd=tmp_path, path=ROOT).splitlines()
+    imported, captured = (line.split() for line in lines)
+    ours = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
     assert ours <= {"tracegraph", "jax", "jaxlib", "numpy", "absl", "ml_dtypes", "opt_einsum"}
-    assert "tracegraph" in ours
+    assert "tracegraph.runtime.host.device" in imported
+    assert find_heavy(imported) == []
+    assert find_heavy(captured) == [], "a capture on the host device needs nothing of a GPU's"
+
+
+def find_heavy(names: list[str]) -> list[str]:
+    return [name for name in names if any(f"{name}.".startswith(f"{top}.") for top in HEAVY)]
+
+
+def test_a_heavy_module_is_noticed() -> None:
+    names = ["tracegraph.runtime.cuda.device", "cuda", "cudas", "tracegraph.runtime.array"]
+    assert find_heavy(names) == ["tracegraph.runtime.cuda.device", "cuda"]

@@ -112,7 +112,7 @@ def find_imports(tree: ast.AST, modules: frozenset[str] = frozenset()) -> list[I
 
 def _imported_by_call(node: ast.Call) -> str | None:
     called = ast.unparse(node.func).rpartition(".")[2]
-    if called not in ("import_module", "__import__") or not node.args:
+    if called not in ("import_module", "import_late", "__import__") or not node.args:
         return None
     argument = node.args[0]
     if isinstance(argument, ast.Constant) and isinstance(argument.value, str):

@@ -15,7 +15,6 @@ from tracegraph.constraints.violation import Violation
 from tracegraph.ir.graph import Graph
 from tracegraph.jax_internals import describe_physical
 from tracegraph.lowering.collector import hold_collector
-from tracegraph.lowering.compile_gpu import prepare_reading
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.overlap import Preparation
@@ -24,10 +23,15 @@ from tracegraph.lowering.warm_memory import warm_memory
 from tracegraph.options import Options
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.late_import import import_late
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.verification.difference import is_large, prepare_difference
 
+# Note [Late imports].
+prepare_reading: Callable[[], None] = import_late(
+    "tracegraph.lowering.compile_gpu", "prepare_reading"
+)
 # Heap bytes that reading a program takes, for each op of its graph.
 WARM_BYTES = 16 << 10
 # Compilations that may follow one another before a refused region runs eagerly as a whole.
