@@ -17,7 +17,8 @@ class TracegraphError(Exception):
         where: the user's file, line and function, and our op or argument.
         why: the one fact about CUDA graphs or memory that makes it wrong.
         fix: one or two things to type.
-        anchor: the section of ``docs/errors.md`` that explains it.
+        anchor: the section of ``docs/errors.md`` that explains it; the last line ends in a command
+            that prints it.
 
     Example:
         >>> error = tg.CaptureError("`f` prints", where="a.py:3 in f", fix="print outside",
@@ -26,7 +27,7 @@ class TracegraphError(Exception):
         `f` prints
           where: a.py:3 in f
           why:   no host code is replayed
-          fix:   print outside          docs/errors.md#callback
+          fix:   print outside          python -m tracegraph error callback
     """
 
     def __init__(self, what: str, *, where: str, why: str, fix: str, anchor: str) -> None:
@@ -40,9 +41,8 @@ class TracegraphError(Exception):
 
 def format_error(what: str, where: str, why: str, fix: str, anchor: str) -> str:
     """Returns the four lines of an error message."""
-    return (
-        f"{what}\n  where: {where}\n  why:   {why}\n  fix:   {fix}          docs/errors.md#{anchor}"
-    )
+    explain = f"python -m tracegraph error {anchor}"
+    return f"{what}\n  where: {where}\n  why:   {why}\n  fix:   {fix}          {explain}"
 
 
 def _make_empty_error(kind: type[TracegraphError]) -> TracegraphError:

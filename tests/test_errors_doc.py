@@ -3,10 +3,13 @@
 import contextlib
 import re
 
+import jax.numpy as jnp
 import pytest
 
+import tracegraph as tg
 from tests.paths import ROOT
 from tracegraph.__main__ import run_command
+from tracegraph.error_sections import read_sections as read_sections_of_package
 from tracegraph.runtime.errors import ConfigError, TracegraphError
 from tracegraph.runtime.memory.config import parse_alloc_conf
 
@@ -20,19 +23,19 @@ SETUP = re.search(r"```python setup\n(.*?)```", ERRORS, re.DOTALL)
 HEAD = re.compile(r"^## (.+)$", re.MULTILINE)
 
 
-def read_sections():
+def split_sections():
     parts = HEAD.split(ERRORS)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-SECTIONS = read_sections()
+SECTIONS = split_sections()
 
 
 ANCHORS = (
     re.compile(r"(?<![\w-])anchor=\"([a-z-]+)\""),
     re.compile(r"^\s*_?(?:[A-Z_]+_)?ANCHOR\b[^=]*= \"([a-z-]+)\"", re.MULTILINE),
     re.compile(r"Violation\(\s*\"([a-z-]+)\""),
-    re.compile(r"docs/errors\.md#([a-z-]+)"),
+    re.compile(r"python -m tracegraph error ([a-z-]+)"),
 )
 # What may replace an anchor where none is spelled out: that of another record, or a constant.
 PASSED_ON = re.compile(
@@ -54,6 +57,19 @@ def find_anchors_in(text):
 def find_anchors():
     """Every anchor that an error or a violation in the code can carry."""
     return sorted(set().union(*map(find_anchors_in, read_sources())))
+
+
+def test_sections_of_the_command_line_are_those_of_the_page():
+    sections = read_sections_of_package()
+    assert {name: text.strip() for name, text in SECTIONS.items()} == sections
+
+
+def test_every_error_ends_in_the_command_that_explains_it():
+    with pytest.raises(TracegraphError) as caught:
+        tg.capture(lambda x: float(x))(jnp.ones(()))
+    line = str(caught.value).splitlines()[-1]
+    (words,) = re.findall(r" {10}python -m tracegraph (error [a-z-]+)$", line)
+    assert run_command(words.split()).startswith(f"host-read\n\n{SECTIONS['host-read'].strip()}")
 
 
 def list_examples(kind):
@@ -84,7 +100,7 @@ def test_anchors_are_found_in_the_code():
         '_DRIVER_ANCHOR: Final = "late"',
         '    LIMIT_ANCHOR = "late"',
         'Violation(\n    "late"',
-        "see docs/errors.md#late",
+        "see python -m tracegraph error late",
     ],
 )
 def test_every_spelling_of_an_anchor_is_found(text):

@@ -18,13 +18,15 @@ import pytest
 from tests.paths import ROOT
 
 LAYERS = ("tracegraph", "lowering", "runtime")
-SHIPPED = ("pyproject.toml", "README.md", "LICENSE", *LAYERS)
+SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "docs", *LAYERS)
 # What is installed, and every text that may say how.
 PAGES = (
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(file for layer in LAYERS for file in (ROOT / layer).rglob("*.py")),
 )
+# Its folder holds pages only.
+PAGES_PACKAGE = "tracegraph.docs"
 PIP_OPTIONS = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
 
 IMPORT_EVERYTHING = """
@@ -37,6 +39,8 @@ for name in sys.argv[1:]:
 folder = pathlib.Path(tracegraph.__file__).parent
 print(folder)
 print(pathlib.Path(tracegraph.lowering.__file__).parent)
+from tracegraph.error_sections import describe_error
+print(pathlib.Path(describe_error("callback").rpartition("Page: ")[2]).parent)
 """
 
 LIST_NEW_MODULES = """
@@ -121,7 +125,7 @@ def wheel(checkout: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> p
 def test_bare_checkout(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
     code = ("-c", IMPORT_EVERYTHING, *_modules(checkout))
     folders = _run(sys.executable, *code, cwd=tmp_path, path=checkout).split()
-    assert folders == [str(checkout / "tracegraph"), str(checkout / "lowering")]
+    assert folders == [str(checkout / name) for name in ("tracegraph", "lowering", "docs")]
 
 
 def test_wheel(wheel: pathlib.Path, checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -129,7 +133,8 @@ def test_wheel(wheel: pathlib.Path, checkout: pathlib.Path, tmp_path: pathlib.Pa
     _run(sys.executable, "-m", "pip", "install", *PIP_OPTIONS, "-t", target, wheel, cwd=tmp_path)
     code = ("-c", IMPORT_EVERYTHING, *_modules(checkout))
     folders = _run(sys.executable, *code, cwd=tmp_path, path=target).split()
-    assert folders == [str(target / "tracegraph"), str(target / "tracegraph" / "lowering")]
+    inner = target / "tracegraph"
+    assert folders == [str(each) for each in (inner, inner / "lowering", inner / "docs")]
 
 
 def test_wheel_has_one_top_level_name(wheel: pathlib.Path, checkout: pathlib.Path) -> None:
@@ -138,6 +143,8 @@ def test_wheel_has_one_top_level_name(wheel: pathlib.Path, checkout: pathlib.Pat
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"tracegraph"}
     assert "tracegraph/py.typed" in names
+    pages = {f"tracegraph/docs/{page.name}" for page in (checkout / "docs").glob("*.md")}
+    assert pages == {name for name in names if name.startswith("tracegraph/docs/")}
     assert any(name.endswith("licenses/LICENSE") for name in names)
     shipped = {name for name in names if name.endswith(".py")}
     wanted = {
@@ -212,7 +219,7 @@ def test_editable_install(checkout: pathlib.Path, tmp_path: pathlib.Path) -> Non
     )
     code = ("-c", IMPORT_EVERYTHING, *_modules(checkout))
     folders = _run(python, *code, cwd=tmp_path).split()
-    assert folders == [str(checkout / "tracegraph"), str(checkout / "lowering")]
+    assert folders == [str(checkout / name) for name in ("tracegraph", "lowering", "docs")]
     own = {each.name.split("-")[0] for each in packages.iterdir()} & {*LAYERS, "tracegraph_jax"}
     assert own == {"tracegraph_jax"}, "only the metadata of tracegraph may be in site-packages"
     # What the errors recommend: an extra of what is installed, found without the index.
@@ -223,7 +230,9 @@ def test_editable_install(checkout: pathlib.Path, tmp_path: pathlib.Path) -> Non
 
 
 def test_package_list_is_complete() -> None:
-    assert read_settings()["tool"]["setuptools"]["packages"] == find_packages(ROOT)
+    assert read_settings()["tool"]["setuptools"]["packages"] == sorted(
+        [*find_packages(ROOT), PAGES_PACKAGE]
+    )
     missing = [
         package
         for package, folder in ((name, name.split(".")) for name in find_packages(ROOT))

@@ -1,60 +1,58 @@
-"""Explains what a capture holds, and draws memory snapshots.
-
-python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION]
-    Prints the report of a function: whether it can be captured, its regions, its memory plan, its
-    nodes and what a call copies. FILE is run; FUNCTION may be captured or plain.
-    Example: python -m tracegraph explain train.py:step --args "(jnp.ones(3), 2.0)"
-
-python -m tracegraph memory SNAPSHOT [--html FILE] [--png FILE] [--time]
-    Draws what tg.memory.dump_snapshot() wrote: memory over time, the segments of each pool, and the
-    memory plan of each graph.
-    Example: python -m tracegraph memory dump_snapshot.pickle --html memory.html
-"""
+"""Explains captures and errors, and draws memory snapshots."""
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import pathlib
+import platform
 import runpy
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from absl import app, flags, logging
+import jax
+from absl import logging
 
+from tracegraph import __version__
 from tracegraph.decorator import capture
+from tracegraph.error_sections import describe_error, list_errors
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.memory_pictures.timeline import describe_snapshot, write_page, write_png
-from tracegraph.runtime.errors import ConfigError, TracegraphError
+from tracegraph.runtime.errors import CaptureError, ConfigError, TracegraphError
 from tracegraph.runtime.memory.snapshots.snapshot import read_snapshot
 
-_ARGS = flags.DEFINE_string(
-    "args",
-    None,
-    "explain: Python expression for the tuple of arguments, with the names of FILE; by default "
-    "FILE's `sample_args`, a tuple or a function that returns one.",
-)
-_HTML = flags.DEFINE_string(
-    "html",
-    None,
-    "memory: page to write; by default SNAPSHOT with the suffix .html, if there is no --png.",
-)
-_PNG = flags.DEFINE_string("png", None, "memory: image to write; needs matplotlib.")
-_TIME = flags.DEFINE_boolean("time", False, "memory: timelines in milliseconds, not in events.")
-_USAGE = "python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION]"
-_MEMORY_USAGE = "python -m tracegraph memory SNAPSHOT [--html FILE] [--png FILE] [--time]"
+_EXPLAIN = "python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION]"
+_MEMORY = "python -m tracegraph memory SNAPSHOT [--html FILE] [--png FILE] [--time]"
+_ERROR = "python -m tracegraph error [NAME]"
+_EXAMPLES = {
+    _EXPLAIN: 'python -m tracegraph explain train.py:step --args "(jnp.ones(3), 2.0)"',
+    _MEMORY: "python -m tracegraph memory dump_snapshot.pickle --html memory.html",
+    _ERROR: "python -m tracegraph error callback",
+}
+# Of errors about the arguments of a call, which the function itself has not seen.
+_ARGUMENT_ANCHORS = ("no-arguments", "non-array-argument", "static-argument", "donated-twice")
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs one command and prints what it returns.
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of this package."""
 
-    Args:
-        argv: the program, ``explain`` or ``memory``, and the target of the command.
-    """
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(
+            message,
+            where="command line",
+            why="the commands are explain, memory and error, with at most one target each",
+            fix=f"{'; or '.join((self.usage or '').splitlines())}; or --help",
+            anchor="command-line",
+        )
+
+
+def main() -> None:
+    """Runs the command of this process's command line, and prints what it returns."""
     # JAX reports at INFO each backend that this machine does not have.
     logging.set_verbosity(logging.WARNING)
     try:
-        print(run_command(argv[1:]))
+        print(run_command(sys.argv[1:]))
     except TracegraphError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
@@ -65,78 +63,159 @@ def run_command(words: Sequence[str]) -> str:
 
     Raises:
         TracegraphError: the command, its target or its arguments are wrong or cannot be found.
+        SystemExit: the words ask for help or the version, which is printed.
     """
-    if len(words) == 2 and words[0] == "memory":
-        return draw_snapshot(words[1])
-    if len(words) == 2 and words[0] == "explain" and ":" in words[1]:
-        return explain_target(words[1])
-    raise ConfigError(
-        f"cannot read the command `{' '.join(words)}`" if words else "there is no command",
-        where="command line",
-        why="the commands are explain and memory, with one target each",
-        fix=f"{_USAGE}; or {_MEMORY_USAGE}",
-        anchor="command-line",
+    options = _make_parser().parse_args(words)
+    if options.command == "explain":
+        return explain_target(options.target, options.args)
+    if options.command == "memory":
+        return draw_snapshot(options.snapshot, options.html, options.png, options.time)
+    return list_errors() if options.name is None else describe_error(options.name)
+
+
+def _make_parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m tracegraph",
+        usage="\n".join(_EXAMPLES),
+        description=__doc__,
+        epilog="\n  ".join(("examples:", *_EXAMPLES.values())),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    versions = f"jax {jax.__version__}, Python {platform.python_version()}"
+    version = f"tracegraph {__version__} ({versions})"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_explain(commands)
+    _add_memory(commands)
+    _add_error(commands)
+    return parser
+
+
+def _add_explain(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _EXPLAIN,
+        "Prints the report of a function: whether it can be captured, its regions, its memory\n"
+        "plan, its nodes and what a call copies. FILE is run; FUNCTION may be captured or plain.",
+    )
+    parser.add_argument("target", metavar="FILE:FUNCTION", help="file, and a function in it")
+    parser.add_argument(
+        "--args",
+        metavar="EXPRESSION",
+        help="Python expression for the tuple of arguments, with the names of FILE; by default "
+        "FILE's `sample_args`, a tuple or a function that returns one",
     )
 
 
-def draw_snapshot(target: str) -> str:
-    """Draws a memory snapshot into the files that the flags name; returns what was drawn.
+def _add_memory(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _MEMORY,
+        "Draws what tg.memory.dump_snapshot() wrote: memory over time, the segments of each pool,\n"
+        "and the memory plan of each graph.",
+    )
+    parser.add_argument("snapshot", metavar="SNAPSHOT", help="file that dump_snapshot() wrote")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="page to write; by default SNAPSHOT with the suffix .html, if there is no --png",
+    )
+    parser.add_argument("--png", metavar="FILE", help="image to write; needs matplotlib")
+    parser.add_argument("--time", action="store_true", help="timelines in milliseconds, not events")
+
+
+def _add_error(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _ERROR,
+        "Explains an error: what it means, with a failing and a repaired example. Without NAME it\n"
+        "lists all names. The last line of an error's message has its name.",
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="as in `tracegraph error NAME`")
+
+
+def _add_command(commands: Any, usage: str, text: str) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        usage.split()[3],
+        usage=usage,
+        help=text.partition(":")[0],
+        description=text,
+        epilog=f"example:\n  {_EXAMPLES[usage]}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def draw_snapshot(target: str, page: str | None, image: str | None, has_time_axis: bool) -> str:
+    """Draws a memory snapshot into files; returns what was drawn.
 
     Args:
         target: path of the snapshot.
+        page: HTML file to write; by default next to the snapshot, if there is no image.
+        image: PNG file to write.
+        has_time_axis: True for timelines in milliseconds, not in events.
 
     Raises:
         TracegraphError: the file is not a snapshot, or a picture cannot be written.
     """
     snapshot = read_snapshot(target)
-    page = _HTML.value
-    if page is None and _PNG.value is None:
+    if page is None and image is None:
         page = str(pathlib.Path(target).with_suffix(".html"))
     lines = [f"{target}: {describe_snapshot(snapshot)}"]
-    for path, write in ((page, write_page), (_PNG.value, write_png)):
+    for path, write in ((page, write_page), (image, write_png)):
         if path is None:
             continue
         try:
-            write(path, snapshot, has_time_axis=_TIME.value)
+            write(path, snapshot, has_time_axis=has_time_axis)
         except OSError as error:
             raise ConfigError(
                 f"cannot write {path}: {error.strerror}",
                 where="command line",
                 why=f"{type(error).__name__}: {error}",
-                fix=f"name a file in an existing folder; {_MEMORY_USAGE}",
+                fix=f"name a file in an existing folder; {_MEMORY}",
                 anchor="command-line",
             ) from error
         lines.append(f"wrote {path}")
     return "\n".join(lines)
 
 
-def explain_target(target: str) -> str:
+def explain_target(target: str, expression: str | None = None) -> str:
     """Returns the report of a function.
 
     Args:
         target: ``FILE:FUNCTION``.
+        expression: Python expression for the tuple of arguments; None for those of FILE.
 
     Raises:
-        ConfigError: the file, the function or its arguments cannot be found.
+        TracegraphError: the file, the function or its arguments cannot be found or do not fit.
     """
     path, _, name = target.rpartition(":")
     if not pathlib.Path(path).is_file():
-        raise _make_usage_error(f"there is no file {path}", "the target is FILE:FUNCTION")
+        raise _make_usage_error(f"there is no file {path or target}", "the target is FILE:FUNCTION")
     namespace = runpy.run_path(path, run_name="tracegraph_target")
     function = namespace.get(name)
     if not callable(function):
         raise _make_usage_error(f"{path} has no function `{name}`", "the target is FILE:FUNCTION")
     graphed = function if isinstance(function, GraphedFunction) else capture(function)
-    return graphed.explain(*_find_arguments(graphed, namespace, path))
+    arguments, origin = _find_arguments(graphed, namespace, path, expression)
+    try:
+        return graphed.explain(*arguments)
+    except CaptureError as error:
+        if error.anchor not in _ARGUMENT_ANCHORS:
+            raise
+        raise _make_argument_error(error, origin) from error
 
 
-def _find_arguments(function: Any, namespace: dict[str, Any], path: str) -> tuple[Any, ...]:
-    expression = _ARGS.value
+def _find_arguments(
+    function: Any, namespace: dict[str, Any], path: str, expression: str | None
+) -> tuple[tuple[Any, ...], str]:
+    """Returns the arguments to explain with, and where they come from."""
     if expression is not None:
-        return _as_tuple(_evaluate(expression, namespace))
+        return _as_tuple(_evaluate(expression, namespace)), f"command line, --args `{expression}`"
     sample = namespace.get("sample_args")
     if sample is not None:
-        return _as_tuple(sample() if callable(sample) else sample)
+        return _as_tuple(sample() if callable(sample) else sample), f"{path}, `sample_args`"
     required = [
         p.name
         for p in inspect.signature(function).parameters.values()
@@ -147,7 +226,20 @@ def _find_arguments(function: Any, namespace: dict[str, Any], path: str) -> tupl
             f"{path} does not say with which {', '.join(required)} to explain the function",
             "a graph has static shapes, so it is made from example arguments",
         )
-    return ()
+    return (), path
+
+
+def _make_argument_error(error: CaptureError, origin: str) -> CaptureError:
+    # The line of the call is ours: what is wrong is in the words of the command line.
+    named = error.where.partition(", ")[2]
+    return CaptureError(
+        error.what,
+        where=f"{origin}, {named}",
+        why=error.why,
+        fix=error.fix,
+        anchor=error.anchor,
+        violations=error.violations,
+    )
 
 
 def _evaluate(expression: str, namespace: dict[str, Any]) -> Any:
@@ -173,10 +265,10 @@ def _make_usage_error(what: str, why: str) -> ConfigError:
         what,
         where="command line",
         why=why,
-        fix=f"{_USAGE}; or define `sample_args` in FILE",
+        fix=f"{_EXPLAIN}; or define `sample_args` in FILE",
         anchor="command-line",
     )
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -155,7 +155,7 @@ def test_products_without_the_bindings_of_the_library():
         """,
     )
     assert "nvmath-python" in report
-    assert "docs/errors.md#" in report
+    assert "python -m tracegraph error " in report
     assert report.endswith("2.0 6.0\n")
 
 
@@ -172,7 +172,7 @@ def test_without_the_bindings_of_the_driver():
         """,
     )
     assert "cuda-bindings" in report
-    assert "docs/errors.md#" in report
+    assert "python -m tracegraph error " in report
     assert report.endswith("2.0\n")
 
 

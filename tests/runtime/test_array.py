@@ -85,7 +85,7 @@ def test_an_owner_that_forgets_to_settle_is_found_out(act):
         "  where: made by replay 1, the buffer now holds replay 2",
         "  why:   the owner of a buffer settles its live results before a replay; it did not",
         "  fix:   internal error in tracegraph: please report this text"
-        "          docs/errors.md#internal",
+        "          python -m tracegraph error internal",
     ]
 
 
@@ -151,7 +151,7 @@ def test_a_static_output_read_after_the_next_replay_is_stale(is_read):
         "made by replay 1, the buffer now holds replay 2",
         '  why:   outputs="static" returns the static buffer itself, which every replay overwrites',
         "  fix:   copy it before the next call (`.copy()`), "
-        'or capture with outputs="fresh"          docs/errors.md#stale-output',
+        'or capture with outputs="fresh"          python -m tracegraph error stale-output',
     ]
 
 
@@ -285,7 +285,7 @@ def test_copy_refuses_another_shape_or_dtype(source, got):
     assert lines[1].startswith("  where: copy_ at test_array.py:")
     assert lines[1].endswith(", argument 0 `src`")
     assert lines[2].startswith("  why:   a static buffer has a fixed shape and dtype")
-    assert lines[3].endswith("docs/errors.md#array-copy")
+    assert lines[3].endswith("python -m tracegraph error array-copy")
     assert buffer.view.tolist() == [1, 2, 3]
 
 

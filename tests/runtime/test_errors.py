@@ -57,7 +57,7 @@ def test_an_internal_error_asks_for_a_report():
         "  where: arena",
         "  why:   a replay writes there",
         "  fix:   internal error in tracegraph: please report this text"
-        "          docs/errors.md#internal",
+        "          python -m tracegraph error internal",
     ]
 
 
@@ -74,6 +74,6 @@ def test_an_error_names_the_work_that_it_refuses():
         "`f` sorts",
         "  where: a.py:3 in f",
         "  why:   no graph holds it",
-        "  fix:   leave it out          docs/errors.md#unsupported",
+        "  fix:   leave it out          python -m tracegraph error unsupported",
     ]
     assert UnsupportedError("`f` sorts", anchor="unsupported", **LINES).refused == ()

@@ -66,7 +66,7 @@ def test_a_missing_private_name_is_refused_by_name(path):
     assert lines[1].startswith("  where: runtime/x.py, at `import tracegraph`")
     assert lines[2] == "  why:   JAX has no public name for it: the type of an array"
     assert 'pip install "jax>=0.10,<0.13"' in lines[3]
-    assert lines[3].endswith("docs/errors.md#unsupported-jax")
+    assert lines[3].endswith("python -m tracegraph error unsupported-jax")
 
 
 def test_importing_on_an_unknown_jax_raises_only_where_a_name_is_missing(monkeypatch):

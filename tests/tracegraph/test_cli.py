@@ -3,9 +3,8 @@
 import pathlib
 import pickle
 
+import jax
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 import tracegraph as tg
 from tests.processes import run_copy
@@ -71,22 +70,62 @@ def test_explain_a_function_that_cannot_be_captured(program):
     assert "program.py:15 in refused" in done.stdout
 
 
-def test_help_names_both_commands():
+def test_help_shows_usage_and_examples_and_is_no_mistake():
     done = run("--help")
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     for text in ("explain FILE:FUNCTION [--args EXPRESSION]", "memory SNAPSHOT [--html FILE]"):
         assert f"python -m tracegraph {text}" in done.stdout
-    assert (
-        done.stdout.splitlines()[0] == "Explains what a capture holds, and draws memory snapshots."
-    )
+    examples = done.stdout.partition("examples:")[2].split("\n")
+    assert [each.split()[3] for each in examples if each.strip()] == ["explain", "memory", "error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        ("explain --help", ["FILE:FUNCTION", "--args EXPRESSION", "sample_args", "example:"]),
+        ("memory --help", ["SNAPSHOT", "--html FILE", "--png FILE", "--time", "example:"]),
+        ("error --help", ["[NAME]", "tracegraph error callback"]),
+        ("--version", [f"tracegraph {tg.__version__} (jax {jax.__version__}, Python 3."]),
+    ],
+)
+def test_help_of_commands_and_the_version(capsys, words, texts):
+    with pytest.raises(SystemExit) as caught:
+        run_command(words.split())
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert [text for text in texts if text not in out] == []
+
+
+def test_an_error_is_explained_by_its_name():
+    text = run_command(["error", "callback"])
+    assert text.startswith("callback\n\nThe function calls Python from the device")
+    assert text.index("Fails:") < text.index("Works:") < text.index("Page: ")
+
+
+def test_all_errors_are_listed():
+    lines = run_command(["error"]).splitlines()
+    names = [line.split()[0] for line in lines]
+    assert {"callback", "control-flow", "internal"} <= set(names)
+    assert "callback             The function calls Python from the device" in lines
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("calback", "near names are callback"), ("zzz", "no name is near it")]
+)
+def test_an_unknown_error_is_refused_with_near_names(name, why):
+    with pytest.raises(tg.ConfigError, match=f"there is no error `{name}`") as caught:
+        run_command(["error", name])
+    assert caught.value.why == why
 
 
 MISTAKES = [
-    ([], "there is no command"),
-    (["explain"], "cannot read the command `explain`"),
-    (["explian", "{}:scale"], "cannot read the command `explian {}:scale`"),
-    (["explain", "{}"], "cannot read the command `explain {}`"),
-    (["memory"], "cannot read the command `memory`"),
+    ([], "the following arguments are required: COMMAND"),
+    (["explain"], "the following arguments are required: FILE:FUNCTION"),
+    (["explian", "{}:scale"], "argument COMMAND: invalid choice: 'explian'"),
+    (["explain", "{}"], "there is no file {}"),
+    (["explain", "{}:scale", "--arg", "1"], "unrecognized arguments: --arg 1"),
+    (["explain", "{}:scale", "--args"], "argument --args: expected one argument"),
+    (["memory"], "the following arguments are required: SNAPSHOT"),
     (["memory", "nowhere.pickle"], "snapshot file nowhere.pickle cannot be read"),
     (["memory", "{}"], "snapshot file {} is not a pickle"),
     (["explain", "nowhere.py:scale"], "there is no file nowhere.py"),
@@ -98,7 +137,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "what"), [MISTAKES[2], MISTAKES[6], MISTAKES[7], MISTAKES[9]])
+@pytest.mark.parametrize(("words", "what"), [MISTAKES[2], MISTAKES[-1]])
 def test_wrong_input(program, words, what):
     done = run(*[word.format(program) for word in words])
     assert done.returncode == 2
@@ -110,14 +149,30 @@ def test_wrong_input(program, words, what):
 
 @pytest.mark.parametrize(("words", "what"), MISTAKES)
 def test_each_mistake_is_named(program, words, what):
-    expression = words[3] if "--args" in words else None
-    flags.FLAGS.mark_as_parsed()
-    with (
-        flagsaver.flagsaver(args=expression),
-        pytest.raises(tg.TracegraphError) as caught,
-    ):
-        run_command([word.format(program) for word in words[:2]])
+    with pytest.raises(tg.TracegraphError) as caught:
+        run_command([word.format(program) for word in words])
     assert caught.value.what.startswith(what.format(program))
+
+
+ARGUMENTS = [
+    ("'text', 1", "argument 0 `x`"),
+    ("(jnp.ones(3), object())", "argument 1 `factor`"),
+    ("(jnp.ones(3),)", "`scale(x, factor)`"),
+]
+
+
+@pytest.mark.parametrize(("expression", "named"), ARGUMENTS)
+def test_a_wrong_argument_is_named_at_args(program, expression, named):
+    with pytest.raises(tg.CaptureError) as caught:
+        run_command(["explain", f"{program}:scale", "--args", expression])
+    assert caught.value.where == f"command line, --args `{expression}`, {named}"
+    assert str(caught.value).splitlines()[1] == f"  where: {caught.value.where}"
+
+
+def test_a_wrong_argument_of_the_file_is_named_there(program):
+    with pytest.raises(tg.CaptureError) as caught:
+        run_command(["explain", f"{program}:table"])
+    assert caught.value.where == f"{program}, `sample_args`, `table()`"
 
 
 @pytest.fixture
@@ -142,10 +197,9 @@ def test_draw_a_snapshot(snapshot):
 
 @pytest.mark.parametrize("names", [["html"], ["png"], ["html", "png"]])
 def test_draw_a_snapshot_into_named_files(snapshot, tmp_path, names):
-    flags.FLAGS.mark_as_parsed()
     paths = {name: str(tmp_path / f"picture.{name}") for name in names}
-    with flagsaver.flagsaver(**paths, time=True):
-        lines = run_command(["memory", str(snapshot)]).splitlines()
+    options = [f"--{name}={path}" for name, path in paths.items()]
+    lines = run_command(["memory", str(snapshot), *options, "--time"]).splitlines()
     assert lines[1:] == [f"wrote {path}" for path in paths.values()]
     assert all(pathlib.Path(path).stat().st_size > 1000 for path in paths.values())
     assert not snapshot.with_suffix(".html").exists()
@@ -153,13 +207,9 @@ def test_draw_a_snapshot_into_named_files(snapshot, tmp_path, names):
 
 @pytest.mark.parametrize("name", ["html", "png"])
 def test_a_picture_that_cannot_be_written(snapshot, tmp_path, name):
-    flags.FLAGS.mark_as_parsed()
     path = tmp_path / "nowhere" / "picture"
-    with (
-        flagsaver.flagsaver(**{name: str(path)}),
-        pytest.raises(tg.ConfigError) as caught,
-    ):
-        run_command(["memory", str(snapshot)])
+    with pytest.raises(tg.ConfigError) as caught:
+        run_command(["memory", str(snapshot), f"--{name}", str(path)])
     assert caught.value.what == f"cannot write {path}: No such file or directory"
 
 

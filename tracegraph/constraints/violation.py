@@ -31,7 +31,7 @@ class Violation:
         `f` prints
           where: a.py:3 in f
           why:   no host code is replayed
-          fix:   print outside          docs/errors.md#callback
+          fix:   print outside          python -m tracegraph error callback
     """
 
     rule: str

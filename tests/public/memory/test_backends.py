@@ -112,7 +112,7 @@ def test_an_allocator_of_the_user(tmp_path: pathlib.Path) -> None:
     """
     out = run_program(program, compile_library(tmp_path))
     assert out.startswith("the allocator is in use and cannot be changed\n  where: change_current")
-    assert out.endswith("docs/errors.md#pluggable-allocator\n0 0 0\n")
+    assert out.endswith("python -m tracegraph error pluggable-allocator\n0 0 0\n")
 
 
 def test_an_allocator_of_the_user_that_has_nothing(tmp_path: pathlib.Path) -> None:

@@ -79,7 +79,7 @@ def test_other_objects_are_refused(value, kind):
         "  why:   a graph reads arrays and numbers from its own buffers; anything else is fixed "
         "when it is captured\n"
         "  fix:   pass it as a static argument: static_argnums=... or static_argnames=..."
-        "          docs/errors.md#non-array-argument"
+        "          python -m tracegraph error non-array-argument"
     )
 
 
@@ -91,7 +91,7 @@ def test_deleted_array():
         "argument 0 `x` has been deleted\n" + PLACE + "argument 0 `x`\n"
         "  why:   it was donated to an earlier call, which took its buffer\n"
         "  fix:   pass what that call returned in its place, or do not donate it (donate_argnums)"
-        "          docs/errors.md#deleted-argument"
+        "          python -m tracegraph error deleted-argument"
     )
 
 
@@ -108,7 +108,7 @@ def test_same_array_donated_twice():
         "  why:   a donated buffer is overwritten by the call; it cannot be another argument as "
         "well\n"
         "  fix:   pass a copy for one of the two: jnp.array(x, copy=True)"
-        "          docs/errors.md#donated-twice"
+        "          python -m tracegraph error donated-twice"
     )
 
 
@@ -151,7 +151,7 @@ def test_array_on_another_device():
         + "argument 0 `x`\n"
         "  why:   a graph's buffers and kernels belong to one device\n"
         "  fix:   move it first: jax.device_put(x, device)"
-        "          docs/errors.md#other-device"
+        "          python -m tracegraph error other-device"
     )
 
 
@@ -195,7 +195,7 @@ def test_traced_argument(transform):
         "  why:   a CUDA graph launch is work of the host; it cannot be traced into another "
         "program\n"
         "  fix:   capture the outermost function only, and call plain functions inside it"
-        "          docs/errors.md#nested-capture"
+        "          python -m tracegraph error nested-capture"
     )
 
 

@@ -60,7 +60,7 @@ def test_callback_names_the_function_the_line_and_the_op():
         "  where: test_graph_rules.py:N in step, %2 = pure_callback %1\n"
         "  why:   a CUDA graph replays device work only; the callback `sin` would never run again\n"
         '  fix:   move the callback outside `capture`, or use mode="partial"'
-        "          docs/errors.md#callback"
+        "          python -m tracegraph error callback"
     )
     assert violation.op is not None
     assert violation.op.name == "pure_callback"
@@ -95,7 +95,7 @@ def test_host_transfer_is_a_callback():
         "  where: a.py:N in step, outfeed\n"
         "  why:   a CUDA graph replays device work only; the host's part would never run again\n"
         '  fix:   move the callback outside `capture`, or use mode="partial"'
-        "          docs/errors.md#callback"
+        "          python -m tracegraph error callback"
     )
 
 
@@ -110,7 +110,7 @@ def test_print_of_a_traced_value_has_its_own_words():
         "  where: test_graph_rules.py:N in step, debug_print %0\n"
         "  why:   printing 'loss {}' is work of the host; a CUDA graph replays device work only\n"
         '  fix:   return the value and print it outside `capture`, or use mode="partial"'
-        "          docs/errors.md#callback"
+        "          python -m tracegraph error callback"
     )
 
 
@@ -125,7 +125,7 @@ def test_check_on_the_host_has_its_own_words():
         r"  where: test_graph_rules\.py:N in step, check .*\n"
         r"  why:   a check raises on the host; a CUDA graph replays device work only\n"
         r"  fix:   return the error as a value with jax\.experimental\.checkify\.checkify, and "
-        r"throw it outside          docs/errors\.md#callback",
+        r"throw it outside          python -m tracegraph error callback",
         to_text(violation),
     )
 
@@ -155,7 +155,7 @@ def test_branch_on_data():
         r"  why:   a CUDA graph launches the same kernels at every replay; the host can't choose "
         r"between 2 branches\n"
         r"  fix:   compute both and select with jnp\.where, or use mode=\"partial\""
-        r"          docs/errors\.md#control-flow",
+        r"          python -m tracegraph error control-flow",
         to_text(violation),
     )
 
@@ -171,7 +171,7 @@ def test_loop_whose_length_depends_on_data():
         "  why:   a CUDA graph launches the same kernels at every replay; the number of rounds "
         "must be known when it is captured\n"
         "  fix:   loop a fixed number of times with jax.lax.scan or jax.lax.fori_loop(0, 10, ...), "
-        'or use mode="partial"          docs/errors.md#control-flow'
+        'or use mode="partial"          python -m tracegraph error control-flow'
     )
 
 
@@ -183,7 +183,7 @@ def test_loop_until_convergence_inside_one_primitive():
         "  why:   a CUDA graph launches the same kernels at every replay; the number of rounds "
         "must be known when it is captured\n"
         '  fix:   move `igamma` outside `capture`, or use mode="partial"'
-        "          docs/errors.md#control-flow"
+        "          python -m tracegraph error control-flow"
     )
 
 
@@ -304,7 +304,8 @@ def test_one_error_reports_all_violations_in_source_order():
         f"  where: {line}, {line}, {line}\n"
         "  why:   each of them would make a replay differ from a call; they follow in source "
         "order\n"
-        "  fix:   fix them one by one, each as described below          docs/errors.md#callback"
+        "  fix:   fix them one by one, each as described below          "
+        "python -m tracegraph error callback"
     )
     assert rest == [to_text(violation) for violation in violations]
 
@@ -373,7 +374,7 @@ def test_large_constant_is_noted_and_small_ones_are_not():
         r"  why:   the graph keeps its own copy, so replays do not see a new array assigned "
         r"to the variable\n"
         r"  fix:   pass it as an argument, donated if it changes"
-        r"          docs/errors\.md#large-constant",
+        r"          python -m tracegraph error large-constant",
         to_text(note),
     )
     assert len(find_large_constants(graph, limit_bytes=16)) == 2

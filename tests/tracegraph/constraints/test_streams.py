@@ -78,7 +78,7 @@ def test_use_without_a_wait():
         "  why:   %2 was made on stream 3, and nothing makes the capturing stream wait for it; the "
         "two run side by side in a CUDA graph\n"
         "  fix:   write `a.wait_stream(b)` before this line, where a is the capturing stream and b "
-        "is stream 3          docs/errors.md#stream-wait"
+        "is stream 3          python -m tracegraph error stream-wait"
     )
 
 
@@ -141,7 +141,7 @@ def test_stream_that_has_not_forked():
         "  where: a.py:1 in step, %2 = add %0\n"
         "  why:   a stream belongs to a capture only after it has waited for the capturing stream\n"
         "  fix:   write `s.wait_stream(tg.current_stream())` before `with tg.stream(s)`, where s "
-        "is stream 3          docs/errors.md#stream-wait"
+        "is stream 3          python -m tracegraph error stream-wait"
     )
 
 
@@ -165,7 +165,7 @@ def test_stream_that_has_not_joined():
         "  where: a.py:6 in step, %3 = add %0\n"
         "  why:   this op is the last on stream 3, and nothing in the capture waits for it\n"
         "  fix:   write `tg.current_stream().wait_stream(s)` at the end, where s is stream 3"
-        "          docs/errors.md#stream-join"
+        "          python -m tracegraph error stream-join"
     )
 
 
@@ -179,7 +179,8 @@ def test_wait_for_an_event_that_was_never_recorded():
         "  where: a.py:1 in step, tg_wait\n"
         "  why:   an event orders nothing until it is recorded, in the same capture and before the "
         "wait\n"
-        "  fix:   call `record` on event 7 before this line          docs/errors.md#stream-wait"
+        "  fix:   call `record` on event 7 before this line          "
+        "python -m tracegraph error stream-wait"
     )
 
 

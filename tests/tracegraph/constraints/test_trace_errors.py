@@ -53,7 +53,7 @@ def test_branch_in_python():
         + "  why:   the function is traced once without values, so Python cannot take a branch on "
         "one\n"
         "  fix:   select with jnp.where or jax.lax.select, or keep the `if` outside and capture "
-        "each side          docs/errors.md#python-branch"
+        "each side          python -m tracegraph error python-branch"
     )
 
 
@@ -80,7 +80,7 @@ def test_read_on_the_host(read, reader):
         "the host\n"
         "  fix:   return the array and read it outside `capture`, use jnp instead of np or math, "
         "or pass a Python number as a static argument (static_argnums)"
-        "          docs/errors.md#host-read"
+        "          python -m tracegraph error host-read"
     )
 
 
@@ -90,7 +90,7 @@ def test_number_of_python_rounds():
 
     text = to_text(translate(step, 3))
     assert "`range()`, an index or another use as a Python int\n" in text
-    assert text.endswith("docs/errors.md#host-read")
+    assert text.endswith("python -m tracegraph error host-read")
 
 
 def test_boolean_mask():
@@ -104,7 +104,7 @@ def test_boolean_mask():
         "known only when the values are\n"
         "  fix:   keep the size and select with jnp.where, give size= (jnp.nonzero, jnp.unique), "
         "or pass the number as a static argument (static_argnums)"
-        "          docs/errors.md#dynamic-shape"
+        "          python -m tracegraph error dynamic-shape"
     )
 
 
@@ -126,7 +126,7 @@ def test_shape_that_depends_on_data(function, argument):
     assert text.startswith(
         "`step` needs a shape that depends on data\n" + place("<lambda>") + "  why:   a CUDA graph "
     )
-    assert text.endswith("docs/errors.md#dynamic-shape")
+    assert text.endswith("python -m tracegraph error dynamic-shape")
 
 
 def test_static_sizes_are_fine():
@@ -143,7 +143,7 @@ def test_leaked_tracer():
         + place("step")
         + "  why:   what is computed while tracing has no value once the trace has ended\n"
         "  fix:   return it from the function that computes it, instead of keeping it in a "
-        "global, a list or an attribute          docs/errors.md#leaked-tracer"
+        "global, a list or an attribute          python -m tracegraph error leaked-tracer"
     )
 
 
@@ -161,7 +161,7 @@ def test_leaked_tracer_that_jax_takes_for_an_argument():
         "  where: test_trace_errors.py:N in step, %2 = sin %0\n"
         "  why:   what is computed while tracing has no value once the trace has ended\n"
         "  fix:   return it from the function that computes it, instead of keeping it in a "
-        "global, a list or an attribute          docs/errors.md#leaked-tracer"
+        "global, a list or an attribute          python -m tracegraph error leaked-tracer"
     )
     result = trace_function(lambda x: kept[0], (X,), {}, name="step").graph
     (violation,) = check_graph(result, argument_count=1)
@@ -184,7 +184,7 @@ def test_result_that_is_not_an_array(result, named):
         + "  why:   a replay returns arrays of the graph's pool; it runs no Python that could "
         "make others\n"
         "  fix:   return arrays, numbers or None in tuples, lists and dicts, and make the rest "
-        "outside          docs/errors.md#non-array-output"
+        "outside          python -m tracegraph error non-array-output"
     )
 
 
@@ -197,7 +197,7 @@ def test_argument_that_is_not_an_array():
         + place("step")
         + "  why:   only arrays and numbers can be traced; anything else is a static argument\n"
         "  fix:   pass it as a static argument: static_argnums=... or static_argnames=..."
-        "          docs/errors.md#non-array-argument"
+        "          python -m tracegraph error non-array-argument"
     )
 
 
@@ -247,7 +247,7 @@ def test_print_of_a_tracer_raises_while_watched(capsys):
         + "  why:   the function is traced once without values; a CUDA graph never comes back to "
         "the host\n"
         "  fix:   return the value and print it outside `capture`; `print(x.shape)` is fine"
-        "          docs/errors.md#host-read"
+        "          python -m tracegraph error host-read"
     )
     assert capsys.readouterr().out == "shape (4,)\n"
 

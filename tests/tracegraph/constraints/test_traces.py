@@ -43,7 +43,7 @@ def test_python_number_that_changes():
         "  why:   0.75 in the first trace, 0.125 in the second; a CUDA graph would freeze one of "
         "them (time, np.random, a counter)\n"
         "  fix:   pass the value as an argument, and draw random numbers with jax.random from a "
-        "key argument          docs/errors.md#python-work"
+        "key argument          python -m tracegraph error python-work"
     )
 
 
