@@ -21,4 +21,4 @@ def match(error: TracegraphError, what: str, where: str, why: str, fix: str) -> 
         assert len(one) > 5
     text = str(error).split("\n")
     assert [each[:9] for each in text[1:4]] == ["  where: ", "  why:   ", "  fix:   "]
-    assert re.search(r"docs/errors\.md#[a-z-]+$", text[3])
+    assert re.search(r"python -m tracegraph error [a-z-]+$", text[3])
