@@ -57,10 +57,10 @@ def main(plot: str) -> None:
             states[0], loss = step(states[0], images[batch], labels[batch])
             states[1], wanted = reference(states[1], images[batch], labels[batch])
             losses.append((loss, wanted))
-        print(f"\repoch {epoch + 1:2}/{EPOCHS}, loss {losses[-1][0]:.4f}", end="", flush=True)
+        print(f"epoch {epoch + 1:2}/{EPOCHS}, loss {losses[-1][0]:.4f}", flush=True)
     curve, wanted_curve = np.asarray(losses, np.float32).T
     accuracy = np.mean(np.argmax(predict(states[0][0], images[TRAIN:]), axis=1) == labels[TRAIN:])
-    print(f"\naccuracy on {len(labels) - TRAIN} held-out digits: {accuracy:.1%}")
+    print(f"accuracy on {len(labels) - TRAIN} held-out digits: {accuracy:.1%}")
     print("loss curve equals jax.jit's bit for bit:", curve.tobytes() == wanted_curve.tobytes())
     pool_bytes = step.lower(states[0], images[:BATCH], labels[:BATCH]).pool_bytes
     print(f"calls: {len(losses)}, captures: {step.cache_info().captures}, pool: {pool_bytes} bytes")

@@ -1,4 +1,4 @@
-"""The progress line: shown when a capture takes longer than a second, gone when it is done."""
+"""Progress of a capture of more than a second: one line of a terminal, or lines of a log."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import sys
 import threading
 import time
 from types import TracebackType
+from typing import TextIO, TypeGuard
 
 from tracegraph.runtime.environment import read_progress
 
 _DELAY_SECONDS = 1.0
 _PERIOD_SECONDS = 0.5
+# Between two lines of a log that name the same phase.
+_LOG_SECONDS = 10.0
 
 
 class Progress:
-    """Shows what a capture is doing, on a terminal only.
+    """Shows what a capture is doing.
+
+    A terminal gets one line that is written over. A file or a pipe gets nothing, or, with
+    ``TRACEGRAPH_PROGRESS=1``, a plain line per phase and every ten seconds.
 
     Args:
         title: what is going on, as ``capturing `step```.
@@ -34,7 +40,8 @@ class Progress:
         self._start = self._entered = time.perf_counter()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
-        self._has_written = False
+        self._stream: TextIO | None = None
+        self._is_terminal = self._has_written = False
 
     def enter(self, phase: str, detail: str = "") -> None:
         """Begins a phase; the detail says which part of it."""
@@ -44,7 +51,10 @@ class Progress:
         self._phase, self._detail, self._entered = phase, detail, now
 
     def __enter__(self) -> Progress:
-        if is_shown():
+        # The same one to the end, even if the traced function replaces `sys.stderr`.
+        self._stream = sys.stderr
+        if is_shown(self._stream):
+            self._is_terminal = _is_terminal(self._stream)
             self._thread = threading.Thread(target=self._show, daemon=True)
             self._thread.start()
         return self
@@ -61,23 +71,44 @@ class Progress:
             self._thread.join()
         if self._has_written:
             outcome = "failed" if error is not None else "done"
-            self._write(f"{outcome} in {time.perf_counter() - self._start:.1f} s", end="\n")
+            self._write(f"{outcome} in {time.perf_counter() - self._start:.1f} s", is_last=True)
 
     def _show(self) -> None:
         if self._done.wait(_DELAY_SECONDS):
             return
+        logged, due = "", 0.0
+        while not self._done.is_set():
+            phase, seconds = self._phase, time.perf_counter() - self._start
+            if phase and (self._is_terminal or phase != logged or seconds >= due):
+                self._write(f"{f'{phase} {self._detail}'.rstrip()}, {seconds:.0f} s")
+                logged, due = phase, seconds + _LOG_SECONDS
+            self._done.wait(_PERIOD_SECONDS)
+
+    def _write(self, text: str, *, is_last: bool = False) -> None:
+        if self._stream is None:
+            return
+        start, end = ("\r\x1b[K", "\n" if is_last else "") if self._is_terminal else ("", "\n")
+        try:
+            self._stream.write(f"{start}{self._title}: {text}{end}")
+            self._stream.flush()
+        except (OSError, ValueError):
+            # The reader of a pipe has left, or the file is closed: no reason to stop a capture.
+            self._stream = None
         self._has_written = True
-        while not self._done.wait(_PERIOD_SECONDS):
-            seconds = time.perf_counter() - self._start
-            phase = f"{self._phase} {self._detail}".rstrip()
-            self._write(f"{phase}, {seconds:.0f} s", end="")
-
-    def _write(self, text: str, *, end: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{self._title}: {text}{end}")
-        sys.stderr.flush()
 
 
-def is_shown() -> bool:
-    """True when the progress line is wanted: by the environment, else on a terminal."""
+def is_shown(stream: TextIO | None) -> TypeGuard[TextIO]:
+    """True when progress goes to a stream: by the environment, else if it is a terminal.
+
+    Args:
+        stream: None in a process without a console.
+    """
     choice = read_progress()
-    return choice == "1" or (choice == "auto" and sys.stderr.isatty())
+    if stream is None:
+        return False
+    return choice == "1" or (choice == "auto" and _is_terminal(stream))
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    # A user's own stream may have no more than `write`, and a closed one does not say what it was.
+    return hasattr(stream, "isatty") and not stream.closed and stream.isatty()
