@@ -19,13 +19,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tracegraph.lowering.planning.lifetimes import Lifetime
+from tracegraph.lowering.planning.short_names import shorten_names
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import ArenaSize
 
 ALIGNMENT = 256
 BAR_COLUMNS = 60
 MANY_BUFFERS = 1000
-NAME_COLUMNS = 40
+NAME_COLUMNS = 48
 TABLE_ROWS = 40
 REPORTED_PROBLEMS = 5
 
@@ -149,10 +150,11 @@ def format_plan(plan: MemoryPlan) -> str:
         by_size[:TABLE_ROWS],
         key=lambda lifetime: (plan.offsets[lifetime.name], lifetime.first, lifetime.name),
     )
+    names = shorten_names((lifetime.name for lifetime in shown), NAME_COLUMNS)
     cells = [("buffer", "offset", "bytes", "steps", "lifetime")] if shown else []
     cells += [
         (
-            _shorten(lifetime.name),
+            names[lifetime.name],
             f"{plan.offsets[lifetime.name]:,}",
             f"{lifetime.nbytes:,}",
             f"{lifetime.first}..{lifetime.last}",
@@ -362,12 +364,6 @@ def _draw_bar(lifetime: Lifetime, step_count: int) -> str:
     first = lifetime.first * columns // step_count
     last = lifetime.last * columns // step_count
     return "·" * first + "█" * (last - first + 1) + "·" * (columns - 1 - last)
-
-
-def _shorten(name: str) -> str:
-    # The end of a path such as state['params']['dense_1']['kernel'] distinguishes it from its
-    # siblings.
-    return name if len(name) <= NAME_COLUMNS else "…" + name[1 - NAME_COLUMNS :]
 
 
 def _count(number: int, noun: str) -> str:
