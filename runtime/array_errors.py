@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from tracegraph.runtime.errors import ConfigError, InternalError, ReplayError, StaleOutputError
+from tracegraph.runtime.source_lines import locate_stack
 
 
 def make_stale_error(name: str, made: int, now: int) -> StaleOutputError:
@@ -18,7 +19,7 @@ def make_stale_error(name: str, made: int, now: int) -> StaleOutputError:
     """
     return StaleOutputError(
         f"static output `{name}` was overwritten by a later replay",
-        where=f"read at {find_user_line()}; made by replay {made}, "
+        where=f"read at {locate_stack(sys._getframe())}; made by replay {made}, "
         f"the buffer now holds replay {now}",
         why='outputs="static" returns the static buffer itself, which every replay overwrites',
         fix='copy it before the next call (`.copy()`), or capture with outputs="fresh"',
@@ -39,7 +40,7 @@ def make_immutable_error(described: str) -> ReplayError:
     """Returns the error of `copy_` into an immutable value."""
     return ReplayError(
         f"`copy_` cannot write to this {described}: it is an immutable value",
-        where=f"copy_ at {find_user_line()}",
+        where=f"copy_ at {locate_stack(sys._getframe())}",
         why="only donated state and static outputs are in a static buffer that may be written",
         fix='pass the new value to the next call, or capture with outputs="static"',
         anchor="array-copy",
@@ -50,7 +51,7 @@ def make_mismatch_error(name: str, wanted: str, got: str) -> ReplayError:
     """Returns the error of `copy_` from another shape or dtype."""
     return ReplayError(
         f"`copy_` into `{name}`: wanted {wanted}, got {got}",
-        where=f"copy_ at {find_user_line()}, argument 0 `src`",
+        where=f"copy_ at {locate_stack(sys._getframe())}, argument 0 `src`",
         why="a static buffer has a fixed shape and dtype; nothing is broadcast or converted",
         fix="convert it first, as with `src.astype(dtype).reshape(shape)`",
         anchor="array-copy",
@@ -61,7 +62,7 @@ def make_stream_error(stream: object) -> ConfigError:
     """Returns the error of `record_stream` with something else."""
     return ConfigError(
         f"`stream` is {stream!r}",
-        where=f"record_stream at {find_user_line()}",
+        where=f"record_stream at {locate_stack(sys._getframe())}",
         why="streams are known by their objects; a number may be that of another library",
         fix="pass a tg.Stream, as tg.current_stream()",
         anchor="config",
@@ -79,16 +80,3 @@ def describe_array(value: Any) -> str:
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return type(value).__name__
     return f"{value.dtype}[{','.join(map(str, value.shape))}]"
-
-
-def find_user_line() -> str:
-    """Returns ``file.py:12 in step`` of the innermost frame outside JAX, NumPy and tracegraph."""
-    frame = sys._getframe()
-    while frame.f_back is not None and _is_library(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
-    name = frame.f_code.co_filename.rpartition("/")[2]
-    return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in ("jax", "jaxlib", "numpy", "tracegraph")

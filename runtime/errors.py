@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 REPORT_FIX = "internal error in tracegraph: please report this text"
+# How many of the things that are wrong in the same way a message names.
+MAX_EXAMPLES = 8
 
 
 class TracegraphError(Exception):
@@ -43,6 +45,18 @@ def format_error(what: str, where: str, why: str, fix: str, anchor: str) -> str:
     """Returns the four lines of an error message."""
     explain = f"python -m tracegraph error {anchor}"
     return f"{what}\n  where: {where}\n  why:   {why}\n  fix:   {fix}          {explain}"
+
+
+def shorten_list(items: Sequence[str], limit: int = MAX_EXAMPLES) -> list[str]:
+    """Returns the first items, and as the last one how many more there are.
+
+    Example:
+        >>> from tracegraph.runtime.errors import shorten_list
+        >>> shorten_list(["a", "b", "c", "d"], 2)
+        ['a', 'b', 'and 2 more']
+    """
+    rest = len(items) - limit
+    return [*items[:limit], f"and {rest} more"] if rest > 0 else list(items)
 
 
 def _make_empty_error(kind: type[TracegraphError]) -> TracegraphError:

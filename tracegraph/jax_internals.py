@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -22,6 +22,7 @@ from jax.extend import core as extend_core
 
 from tracegraph.runtime.jax_interop import load_private
 from tracegraph.runtime.own_folders import OWN_FOLDERS
+from tracegraph.runtime.source_lines import Line
 
 PRIVATE_NAMES = {
     "jax._src.config.trace_context": "the settings under which `jax.jit` keeps programs apart",
@@ -126,6 +127,15 @@ def nest_contexts(outer: EquationContext, inner: EquationContext) -> EquationCon
 def describe_scope(context: EquationContext) -> str:
     """Returns the name stack as text, as ``transpose(jvp(layer))``."""
     return str(context.name_stack)
+
+
+def list_lines(context: EquationContext) -> Iterator[Line]:
+    """Yields the lines that an equation comes from, the innermost first; JAX's own among them."""
+    if context.traceback is None:
+        return
+    for code, instruction in zip(*context.traceback.raw_frames(), strict=True):
+        frame = _source_info_util.raw_frame_to_frame(code, instruction)
+        yield Line(frame.file_name, frame.start_line, frame.function_name)
 
 
 def describe_source(context: EquationContext) -> str | None:

@@ -22,13 +22,15 @@ from tracegraph.lowering.xla.refusal import Refusal, make_refused_error
 from tracegraph.lowering.xla.schema import load_schema
 from tracegraph.lowering.xla.scope import Scope
 from tracegraph.lowering.xla.thunks import RefusedThunk, decode_sequence
-from tracegraph.runtime.errors import RefusedWork, UnsupportedError
+from tracegraph.runtime.errors import (
+    MAX_EXAMPLES,
+    RefusedWork,
+    UnsupportedError,
+    shorten_list,
+)
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
-
-# As many thunks are named one by one; the rest is counted.
-_NAMED_THUNKS = 8
 
 
 def decode_executable(executable: Message, *, name: str) -> XlaProgram:
@@ -122,16 +124,20 @@ def _make_thunks_error(
 ) -> UnsupportedError:
     origins = index_origins(program.hlo_module_with_config.hlo_module)
     counts = Counter(each.kind for each in refused)
-    kinds = ", ".join(f"{kind} ({count})" for kind, count in counts.most_common())
-    lines = [f"{each.kind} at {origins.locate(each.name)}" for each in refused[:_NAMED_THUNKS]]
-    if len(refused) > _NAMED_THUNKS:
-        lines.append(f"and {len(refused) - _NAMED_THUNKS} more")
+    kinds = [f"{kind} ({count})" for kind, count in counts.most_common()]
+    # Of every kind the first one is named: many of one kind hide no other.
+    firsts = {kind: index for index, kind in reversed([*enumerate(each.kind for each in refused)])}
+    order = sorted(range(len(refused)), key=lambda index: firsts[refused[index].kind] != index)
+    named = [refused[index] for index in sorted(order[:MAX_EXAMPLES])]
+    lines = [f"{each.kind} at {origins.locate(each.name)}" for each in named]
+    if len(refused) > len(named):
+        lines.append(f"and {len(refused) - len(named)} more")
     reasons = list(dict.fromkeys(f"{each.kind} {each.reason}" for each in refused if each.reason))
     rule = "a CUDA graph is built here from kernels, memcpys, memsets and matmuls"
     return make_refused_error(
-        f"`{name}` has work that cannot be lowered: {kinds}",
+        f"`{name}` has work that cannot be lowered: {', '.join(shorten_list(kinds))}",
         where="; ".join(lines),
-        why="; ".join([rule, *reasons[:_NAMED_THUNKS]]),
+        why="; ".join([rule, *shorten_list(reasons)]),
         refused=[
             RefusedWork(name, each.kind, each.reason, origins.find_path(each.name))
             for each in refused

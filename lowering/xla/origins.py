@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from tracegraph.runtime.own_folders import OWN_FOLDERS
+from tracegraph.runtime.source_lines import Line, locate_lines
 
-_INSTALLED_FOLDERS = ("/site-packages/", "/dist-packages/")
 # A chain of callers that is longer runs in a circle.
 _DEPTH_LIMIT = 1000
 
@@ -36,7 +34,7 @@ class Origins:
         if instruction is None:
             return f"HLO `{name}`"
         metadata = instruction.metadata
-        line = self._find_line(metadata.stack_frame_id)
+        line = locate_lines(self._walk_frames(metadata.stack_frame_id))
         return ", ".join(part for part in (line, metadata.op_name, f"HLO `{name}`") if part)
 
     def find_path(self, name: str) -> str:
@@ -48,15 +46,8 @@ class Origins:
         instruction = self.instructions.get(name)
         return "" if instruction is None else instruction.metadata.op_name
 
-    def _find_line(self, frame_id: int) -> str:
-        lines = list(self._walk_frames(frame_id))
-        for file, line, function in lines:
-            if _is_user_file(file):
-                return f"{pathlib.PurePath(file).name}:{line} in {function}"
-        return ""
-
-    def _walk_frames(self, frame_id: int) -> Iterator[tuple[str, int, str]]:
-        """Yields file, line and function from the innermost frame outwards; ids start at 1."""
+    def _walk_frames(self, frame_id: int) -> Iterator[Line]:
+        """Yields the lines from the innermost frame outwards; ids start at 1."""
         index = self.module.stack_frame_index
         for _ in range(_DEPTH_LIMIT):
             if not 0 < frame_id <= len(index.stack_frames):
@@ -66,10 +57,10 @@ class Origins:
             if not 0 < frame.file_location_id <= len(index.file_locations):
                 continue
             location = index.file_locations[frame.file_location_id - 1]
-            yield (
+            yield Line(
                 _pick(index.file_names, location.file_name_id),
                 location.line,
-                _pick(index.function_names, location.function_name_id).rpartition("<locals>.")[2],
+                _pick(index.function_names, location.function_name_id),
             )
 
 
@@ -99,9 +90,3 @@ def index_entry(module: Any) -> dict[str, Any]:
 
 def _pick(names: Any, number: int) -> str:
     return names[number - 1] if 0 < number <= len(names) else "?"
-
-
-def _is_user_file(file: str) -> bool:
-    if file.startswith(("<", *OWN_FOLDERS)):
-        return False
-    return not any(folder in file for folder in _INSTALLED_FOLDERS)

@@ -17,7 +17,8 @@ F32X8 = (
 # `train.py:7 in step` called a function of JAX; the inner frames are JAX's and our own.
 STACK = """
 stack_frame_index {
-  file_names: "/home/me/train.py" file_names: "/venv/site-packages/jax/numpy.py" file_names: "<x>"
+  file_names: "/home/me/train.py" file_names: "/venv/site-packages/jax/numpy.py"
+  file_names: "<frozen x>"
   function_names: "fit" function_names: "make.<locals>.step" function_names: "sort"
   file_locations { file_name_id: 1 function_name_id: 1 line: 3 }
   file_locations { file_name_id: 1 function_name_id: 2 line: 7 }

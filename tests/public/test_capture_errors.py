@@ -12,7 +12,7 @@ from tests.oracles.error_lines import line, match
 from tests.oracles.tree_equality import assert_same
 
 X = jnp.arange(3.0)
-FILE = "test_capture_errors.py"
+FILE = "tests/public/test_capture_errors.py"
 
 
 def step(state, x):

@@ -19,7 +19,7 @@ from tracegraph.runtime.memory.providers.host import HostProvider
 
 X = jnp.arange(3.0)
 PRINT = builtins.print
-FILE = "test_capture_failures.py"
+FILE = "tests/public/test_capture_failures.py"
 
 
 def step(state, x):

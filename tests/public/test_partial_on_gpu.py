@@ -183,7 +183,7 @@ def test_a_report_for_a_gpu(device: CudaOnHost) -> None:
         "device\n  cuda:0: cpu",
         "region1: eager, one call between two graphs, reads",
         "eager because `fft` becomes work that no graph on a GPU holds yet: fft\n",
-        "where: test_partial_on_gpu.py:",
+        "where: tests/public/test_partial_on_gpu.py:",
         "graphs: 3 kernels; ",
         "verification\n  at the first call: two replays compared with XLA's executables, bit for "
         "bit or within 0.05 of the largest magnitude (library calls in region1, library calls in "

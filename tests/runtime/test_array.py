@@ -147,7 +147,7 @@ def test_a_static_output_read_after_the_next_replay_is_stale(is_read):
     line = read_static_too_late.__code__.co_firstlineno + 1
     assert str(caught.value).splitlines() == [
         "static output `y` was overwritten by a later replay",
-        f"  where: read at test_array.py:{line} in read_static_too_late; "
+        f"  where: read at tests/runtime/test_array.py:{line} in read_static_too_late; "
         "made by replay 1, the buffer now holds replay 2",
         '  why:   outputs="static" returns the static buffer itself, which every replay overwrites',
         "  fix:   copy it before the next call (`.copy()`), "
@@ -282,7 +282,7 @@ def test_copy_refuses_another_shape_or_dtype(source, got):
         array.copy_(source)
     lines = str(caught.value).splitlines()
     assert lines[0] == f"`copy_` into `y`: wanted float32[3], got {got}"
-    assert lines[1].startswith("  where: copy_ at test_array.py:")
+    assert lines[1].startswith("  where: copy_ at tests/runtime/test_array.py:")
     assert lines[1].endswith(", argument 0 `src`")
     assert lines[2].startswith("  why:   a static buffer has a fixed shape and dtype")
     assert lines[3].endswith("python -m tracegraph error array-copy")
@@ -298,7 +298,7 @@ def test_copy_refuses_an_immutable_value(is_settled):
         array.copy_(np.zeros(3, np.float32))
     lines = str(caught.value).splitlines()
     assert lines[0] == "`copy_` cannot write to this float32[3]: it is an immutable value"
-    assert lines[1].startswith("  where: copy_ at test_array.py:")
+    assert lines[1].startswith("  where: copy_ at tests/runtime/test_array.py:")
     assert lines[2].startswith("  why:   only donated state and static outputs")
     assert lines[3].startswith("  fix:   pass the new value to the next call")
     assert buffer.view.tolist() == [1, 2, 3]

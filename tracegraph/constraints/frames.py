@@ -4,52 +4,41 @@ from __future__ import annotations
 
 import functools
 import inspect
-import pathlib
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable
-from types import CodeType, FrameType, TracebackType
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import jax
-import jaxlib
-import numpy as np
 
 from tracegraph.runtime.errors import TracegraphError
 from tracegraph.runtime.own_folders import OWN_FOLDERS
+from tracegraph.runtime.source_lines import (
+    is_user_file,
+    locate_lines,
+    locate_stack,
+    make_line,
+    walk_frames,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _find_folder(file: str | None) -> str:
-    if file is None:
-        raise ImportError("a module without a file has no folder")
-    return str(pathlib.Path(file).resolve().parent) + "/"
-
-
-_HIDDEN_FOLDERS = (
-    *(_find_folder(module.__file__) for module in (jax, jaxlib, np)),
-    *OWN_FOLDERS,
-)
-_SITE_FOLDERS = ("site-packages", "dist-packages")
-_STANDARD_FOLDER = sysconfig.get_path("stdlib") + "/"
-
-
 def locate_error(error: BaseException, function: Callable[..., Any]) -> str:
-    """Returns the user's innermost line in an error's traceback, as ``train.py:41 in step``.
+    """Returns the user's innermost line in an error's traceback, as `locate_lines` names it.
 
     Args:
         error: an exception that was raised while ``function`` was traced, caught in our own code.
         function: where it starts stands in for an error that has not reached the user's code.
     """
-    lines = [
-        name_line(frame.f_code, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if is_user_file(frame.f_code.co_filename)
-    ]
-    return lines[-1] if lines else locate_function(function)
+    entries = list(traceback.walk_tb(error.__traceback__))
+    lines = [make_line(frame.f_code, line) for frame, line in reversed(entries)]
+    if not any(is_user_file(line.file) for line in lines):
+        return locate_function(function)
+    # The traceback begins in our own code: what called it is on the stack.
+    return locate_lines([*lines, *walk_frames(sys._getframe(1))]) or locate_function(function)
 
 
 def locate_function(function: Callable[..., Any]) -> str:
@@ -63,17 +52,12 @@ def locate_function(function: Callable[..., Any]) -> str:
     code = getattr(plain, "__code__", None)
     if code is None:
         return getattr(function, "__name__", type(function).__name__)
-    return name_line(code, code.co_firstlineno)
+    return str(make_line(code, code.co_firstlineno))
 
 
 def locate_caller() -> str:
-    """Returns the user's innermost line on this thread's stack, as ``train.py:52 in main``."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            return name_line(frame.f_code, frame.f_lineno)
-        frame = frame.f_back
-    return "<unknown>"
+    """Returns the user's innermost line on this thread's stack, as `locate_lines` names it."""
+    return locate_stack(sys._getframe(1))
 
 
 def hides_own_frames(method: Callable[P, R]) -> Callable[P, R]:
@@ -118,17 +102,3 @@ def hide_own_frames(error: BaseException) -> None:
 
 def _is_own(entry: TracebackType) -> bool:
     return entry.tb_frame.f_code.co_filename.startswith(OWN_FOLDERS)
-
-
-def is_user_file(filename: str) -> bool:
-    """True for a file that is not a part of JAX, NumPy, tracegraph or Python itself."""
-    if filename.startswith(("<frozen", *_HIDDEN_FOLDERS)):
-        return False
-    is_installed = any(folder in filename for folder in _SITE_FOLDERS)
-    return is_installed or not filename.startswith(_STANDARD_FOLDER)
-
-
-def name_line(code: CodeType, line: int) -> str:
-    """Returns a line as our messages name it: file, line and function."""
-    function = code.co_qualname.rpartition("<locals>.")[2]
-    return f"{pathlib.Path(code.co_filename).name}:{line} in {function}"

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tracegraph.ir.printer import print_dtype
+from tracegraph.runtime.errors import shorten_list
 
 LeafSpec: TypeAlias = tuple[str, tuple[int, ...], Any, bool]
 
@@ -20,7 +21,8 @@ def describe_mismatch(wanted: Sequence[LeafSpec], got: Sequence[LeafSpec]) -> st
         got: the same of the leaves that were passed.
 
     Returns:
-        One line per leaf that differs, joined by ``; ``; an empty text if none does.
+        What differs of the first leaves that do, joined by ``; ``, and how many more there are;
+        an empty text if none does.
 
     Example:
         >>> describe_mismatch([("batch['x']", (32, 784), "float32", False)],
@@ -33,7 +35,7 @@ def describe_mismatch(wanted: Sequence[LeafSpec], got: Sequence[LeafSpec]) -> st
         one, other = wanted_types.get(path, "nothing"), got_types.get(path, "nothing")
         if one != other:
             lines.append(f"{path}: wanted {one}, got {other}")
-    return "; ".join(lines)
+    return "; ".join(shorten_list(lines))
 
 
 def _print_types(leaves: Sequence[LeafSpec]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,8 @@ _HIDDEN_PARAMS = frozenset(
         "_split_transpose",
     ]
 )
+# Of the results and the operands of one op in a message.
+_SHOWN_VALUES = 6
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -75,9 +78,13 @@ def print_graph(graph: Graph, *, source: bool = True) -> str:
 
 
 def print_op(op: Op) -> str:
-    """Returns an op as error messages show it, as ``%12 = pure_callback %7``."""
-    results = ", ".join(print_operand(value) for value in op.results)
-    operands = ", ".join(print_operand(operand) for operand in op.operands)
+    """Returns an op as error messages show it, as ``%12 = pure_callback %7``.
+
+    Of many results or operands the first are shown, and how many there are.
+    """
+    results, operands = _print_first(op.results), _print_first(op.operands)
+    if len(op.results) > _SHOWN_VALUES:
+        results = f"{len(op.results)} results, first: {print_operand(op.results[0])}"
     return f"{results} = {op.name} {operands}".removeprefix(" = ").rstrip()
 
 
@@ -112,6 +119,12 @@ def print_dtype(dtype: Any) -> str:
         if name.startswith(long):
             return short + name[len(long) :]
     return name
+
+
+def _print_first(operands: Sequence[Operand]) -> str:
+    shown = [print_operand(operand) for operand in operands[:_SHOWN_VALUES]]
+    rest = len(operands) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
 def _print_body(graph: Graph, indent: str, source: bool) -> list[str]:

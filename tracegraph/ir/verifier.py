@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
+from tracegraph.ir.origins import locate_origin
 from tracegraph.ir.printer import print_op, print_operand, print_type
 from tracegraph.jax_internals import infer_results, measure_scan
 from tracegraph.runtime.errors import InternalError
@@ -225,7 +226,7 @@ def _is_same_type(left: Any, right: Any) -> bool:
 
 def _raise_graph_error(graph: Graph, what: str, place: Location) -> NoReturn:
     if isinstance(place, Op):
-        place = f"{place.origin.source}, {print_op(place)}"
+        place = f"{locate_origin(place.origin)}, {print_op(place)}"
     raise InternalError(
         f"internal error in tracegraph: {what}",
         where=f"graph `{graph.name}`, {place}",

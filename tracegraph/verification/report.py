@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.runtime.errors import VerificationError
+from tracegraph.runtime.errors import VerificationError, shorten_list
 from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.verification.difference import measure_difference
 
@@ -97,7 +97,7 @@ def compare_results(
         raise VerificationError(
             f"the replay of `{name}` differs from {report.reference} "
             f"in {len(wrong)} of {len(paths)} results",
-            where=", ".join(wrong[:8]),
+            where=", ".join(shorten_list(wrong)),
             why="a graph that computes something else than the function must not be used",
             fix=_suggest(report),
             anchor="verification",

@@ -131,7 +131,8 @@ def test_all_that_is_not_lowered_is_in_one_error():
     error_lines.match(
         error,
         "`step` has work that cannot be lowered: custom_call (2), while (1), device_to_device_copy",
-        "custom_call at train.py:7 in step, jit(step)/add, HLO `add`; while at HLO `elsewhere`; "
+        "custom_call at /home/me/train.py:7 in step, jit(step)/add, HLO `add`; while at HLO "
+        "`elsewhere`; "
         "custom_call at HLO `square`; device_to_device_copy at HLO `too_far`",
         "a CUDA graph is built here from kernels, memcpys, memsets and matmuls; custom_call "
         "calls cusolver_potrf_ffi; device_to_device_copy names bytes 500 to 532 of allocation #3",
@@ -145,6 +146,14 @@ def test_many_thunks_are_counted_not_listed():
     )
     assert "while (20)" in error.what
     assert error.where.endswith("HLO `w7`; and 12 more")
+
+
+def test_many_thunks_of_one_kind_hide_no_other():
+    thunks = [f"{name_thunk(f'w{i}')} while_thunk {{ }}" for i in range(200)]
+    call = 'custom_call_thunk { target_name: "cusolver_potrf_ffi" }'
+    error = catch_refusal(make_program(*thunks, f"{name_thunk('square')} {call}"))
+    assert error.where.endswith("HLO `w6`; custom_call at HLO `square`; and 193 more")
+    assert len(error.refused) == 201
 
 
 def change(path: str, value: Any):

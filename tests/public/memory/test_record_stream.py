@@ -269,7 +269,8 @@ def test_only_streams_are_recorded(wrong: Any) -> None:
         at = error_lines.line() + 2
         with pytest.raises(tg.ConfigError) as raised:
             array.record_stream(wrong)
-        where = f"record_stream at test_record_stream.py:{at} in test_only_streams_are_recorded"
+        place = f"tests/public/memory/test_record_stream.py:{at}"
+        where = f"record_stream at {place} in test_only_streams_are_recorded"
         error_lines.match(raised.value, f"`stream` is {wrong!r}", where, "streams", "pass a tg.")
 
 

@@ -60,7 +60,7 @@ def test_the_reason_names_the_inner_op_and_the_line() -> None:
     assert violation.what == (
         f"`fft` inside `{name}` becomes work that no graph on a GPU holds yet: fft"
     )
-    assert violation.where.startswith("test_unlowered.py:")
+    assert violation.where.startswith("tests/tracegraph/capturing/test_unlowered.py:")
 
 
 @pytest.mark.parametrize(

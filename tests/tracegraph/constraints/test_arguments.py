@@ -25,7 +25,7 @@ def check(*leaves, device=DEVICE):
 
 
 def to_text(violation):
-    return re.sub(r"\.py:\d+", ".py:N", str(violation))
+    return re.sub(r"[\w/]*/(\w+\.py):\d+", r"\1:N", str(violation))
 
 
 def leaf(value, *, path="argument 0 `x`", is_donated=False):

@@ -38,7 +38,7 @@ def make_graph(function, *args):
 
 
 def to_text(violation):
-    return re.sub(r"\.py:\d+", ".py:N", str(violation))
+    return re.sub(r"[\w/]*/(\w+\.py):\d+", r"\1:N", str(violation))
 
 
 def log_loss(x):
@@ -92,7 +92,7 @@ def test_host_transfer_is_a_callback():
     (violation,) = check_graph(Graph("step", (), (), (op,), ()))
     assert to_text(violation) == (
         "`step` calls back into Python while it is being captured\n"
-        "  where: a.py:N in step, outfeed\n"
+        "  where: a.py:3 in step, outfeed\n"
         "  why:   a CUDA graph replays device work only; the host's part would never run again\n"
         '  fix:   move the callback outside `capture`, or use mode="partial"'
         "          python -m tracegraph error callback"
@@ -302,8 +302,9 @@ def test_one_error_reports_all_violations_in_source_order():
     assert first == (
         "`step` breaks 3 capture constraints\n"
         f"  where: {line}, {line}, {line}\n"
-        "  why:   each of them would make a replay differ from a call; they follow in source "
-        "order\n"
+        "  why:   each of them would make a replay differ from a call; the causes follow in "
+        "source order
+"
         "  fix:   fix them one by one, each as described below          "
         "python -m tracegraph error callback"
     )

@@ -34,7 +34,7 @@ def translate(function, *args):
 
 def to_text(error):
     assert error is not None
-    return re.sub(r"\.py:\d+", ".py:N", str(error))
+    return re.sub(r"[\w/]*/(\w+\.py):\d+", r"\1:N", str(error))
 
 
 def place(name):
@@ -224,7 +224,7 @@ def test_functions_are_located():
         def __call__(self, x):
             return x
 
-    line = r"test_trace_errors\.py:\d+ in "
+    line = r"tests/tracegraph/constraints/test_trace_errors\.py:\d+ in "
     assert re.fullmatch(line + "to_text", locate_function(to_text))
     assert re.fullmatch(line + "to_text", locate_function(functools.partial(to_text, 1)))
     assert re.fullmatch(line + "to_text", locate_function(jax.jit(to_text)))

@@ -27,7 +27,7 @@ def compare(function, *args):
 
 
 def to_text(violation):
-    return re.sub(r"\.py:\d+", ".py:N", str(violation))
+    return re.sub(r"[\w/]*/(\w+\.py):\d+", r"\1:N", str(violation))
 
 
 def test_python_number_that_changes():
