@@ -9,12 +9,15 @@ another buffer's memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from tracegraph.lowering.request import Region
-from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.runtime.errors import InternalError, UnsupportedError
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.nodes import BufferUse, CopyNode, Node
+
+if TYPE_CHECKING:
+    from tracegraph.lowering.xla.program import XlaProgram
 
 
 def check_ranges(region: Region, program: XlaProgram) -> None:

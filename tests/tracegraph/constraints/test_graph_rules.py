@@ -303,8 +303,7 @@ def test_one_error_reports_all_violations_in_source_order():
         "`step` breaks 3 capture constraints\n"
         f"  where: {line}, {line}, {line}\n"
         "  why:   each of them would make a replay differ from a call; the causes follow in "
-        "source order
-"
+        "source order\n"
         "  fix:   fix them one by one, each as described below          "
         "python -m tracegraph error callback"
     )

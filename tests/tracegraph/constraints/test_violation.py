@@ -11,7 +11,7 @@ from tests.oracles.error_lines import line
 from tracegraph.constraints import Violation, make_capture_error
 from tracegraph.constraints.mismatch import describe_mismatch
 from tracegraph.runtime.errors import VerificationError
-from tracegraph.verification.report import compare_results
+from tracegraph.verification.report import VerificationReport, compare_results
 
 X = np.arange(4, dtype=np.float32)
 FILE = "tests/tracegraph/constraints/test_violation.py"
@@ -35,7 +35,7 @@ def test_one_cause_has_eight_examples_and_a_count():
         *[f"         a.py:{number} in f, %{number} = p" for number in range(2, 9)],
         "         and 112 more",
         "  why:   no host code runs",
-        "  fix:   print          docs/errors.md#callback",
+        "  fix:   print          python -m tracegraph error callback",
     ]
     assert error.violations == tuple(broken)
 
@@ -59,7 +59,7 @@ def test_an_error_has_at_most_forty_lines(kinds: int, count: int):
     assert count_lines(error) <= 40
     assert f"`f` breaks {len(broken)} capture constraints" in str(error)
     assert len(error.violations) == len(broken)
-    named = sum(f"errors.md#rule-{kind}\n" in f"{error}\n" for kind in range(kinds))
+    named = sum(f"tracegraph error rule-{kind}\n" in f"{error}\n" for kind in range(kinds))
     assert named == kinds or f"and {kinds - named} more causes, see `error.violations`" in str(
         error
     )
@@ -99,7 +99,7 @@ def test_many_leaves_of_another_shape_are_counted():
 def test_many_results_that_differ_are_counted():
     paths = [f"result[{index}]" for index in range(120)]
     with pytest.raises(VerificationError) as caught:
-        compare_results("f", paths, [X] * 120, [X + 1] * 120)
+        compare_results("f", paths, [X] * 120, [X + 1] * 120, VerificationReport())
     assert "in 120 of 120 results" in caught.value.what
     assert caught.value.where.endswith("and 112 more")
     assert count_lines(caught.value) == 4
