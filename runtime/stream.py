@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import jax
 
 from tracegraph.runtime.errors import CaptureError, ReplayError
+from tracegraph.runtime.handles import Handle
 from tracegraph.runtime.jax_interop import make_mark
 
 SCOPE_PREFIX = "tg_stream_"
@@ -76,7 +77,7 @@ def _find_backend() -> StreamBackend | None:
     return _finders[0]() if _finders else None
 
 
-class Stream:
+class Stream(Handle):
     """A queue of device work that runs in order, concurrently with other streams.
 
     Args:
@@ -156,7 +157,7 @@ class Stream:
             backend.synchronize(self)
 
 
-class Event:
+class Event(Handle):
     """A point in a stream that another stream, or the host, can wait for.
 
     Args:
@@ -267,6 +268,7 @@ class ThreadState(threading.local):
     def __init__(self) -> None:
         self.streams: list[Stream] = []
         self.tracing: list[str] = []
+        self.memos: list[dict[Any, Any]] = []
 
 
 _default_stream = Stream()
@@ -361,11 +363,13 @@ def synchronize() -> None:
 def tracing(name: str, capturing_stream: Stream) -> Iterator[None]:
     """Marks this thread as tracing a capture, with its stream as the current one."""
     thread_state.tracing.append(name)
+    thread_state.memos.append({})
     thread_state.streams.append(capturing_stream)
     try:
         yield
     finally:
         thread_state.streams.pop()
+        thread_state.memos.pop()
         thread_state.tracing.pop()
 
 
@@ -374,9 +378,9 @@ def is_tracing() -> bool:
     return bool(thread_state.tracing)
 
 
-def traced_name() -> str | None:
-    """Returns the name of the function that this thread is tracing for capture, if any."""
-    return thread_state.tracing[-1] if thread_state.tracing else None
+def read_trace_memo() -> dict[Any, Any] | None:
+    """Returns what is kept until the trace of this thread's capture ends; None outside of one."""
+    return thread_state.memos[-1] if thread_state.memos else None
 
 
 def _check_not_in_capture(call: str) -> None:

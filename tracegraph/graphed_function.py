@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import copy
+import dataclasses
 import functools
 import itertools
 import threading
@@ -10,13 +12,16 @@ import types
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
+import jax
+
+from tracegraph.captured_pickles import reduce_captured
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.pipeline import Capture, CapturePipeline
 from tracegraph.capturing.progress import Progress
 from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
-from tracegraph.constraints.nesting import check_not_nested, check_not_staged, make_refusal_error
-from tracegraph.jax_internals import eval_trace, read_settings, trace_state
+from tracegraph.constraints.mismatch import make_refusal_error
+from tracegraph.jax_internals import drop_unit_axes, eval_trace, read_settings, trace_state
 from tracegraph.options import Options, read_options
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.reports.explain import explain_capture
@@ -24,7 +29,9 @@ from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.memory.pool_id import PoolId
+from tracegraph.runtime.stream import is_tracing
 from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check
+from tracegraph.tracing.inner_call import InnerCall
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.tracing.signature import Signature
 from tracegraph.user_memory.live_plans import watch_plan
@@ -82,6 +89,9 @@ class GraphedFunction(Generic[P, R]):
     def __init__(self, function: Callable[P, R], given: dict[str, Any]) -> None:
         self._function = function
         self._options: Options = read_options(function, given)
+        # What a copy is made from: options that were read, and the stream only where one was given.
+        self._given = {**_list_fields(self._options), "stream": given["stream"]}
+        self._inner = InnerCall(function, self._options)
         self._pool = FunctionPool(self._options.pool)
         self._cache: collections.OrderedDict[Signature, Capture] = collections.OrderedDict()
         self._latest: CapturedGraph | None = None
@@ -89,7 +99,10 @@ class GraphedFunction(Generic[P, R]):
         self._misses = 0
         self._first_calls = 0
         self._lock = threading.RLock()
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
+        # `jax.grad` and others put what a captured function holds into the function they return.
+        held = getattr(function, "__dict__", {})
+        vars(self).update({name: held[name] for name in held if not name.startswith("_")})
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Replays the graph of these arguments; captures it first if there is none.
@@ -126,7 +139,10 @@ class GraphedFunction(Generic[P, R]):
         self, latest: CapturedGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Tries other graphs that were used lately, then looks the signature up or captures it."""
-        if latest is None or trace_state.value is not eval_trace:
+        is_traced = trace_state.value is not eval_trace or is_tracing()
+        if is_traced or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            return self._inner(args, kwargs)
+        if latest is None:
             return self._call_slowly(args, kwargs)
         settings = read_settings()
         for captured in self._list_recent():
@@ -163,6 +179,21 @@ class GraphedFunction(Generic[P, R]):
         """Binds like a function, so that a method can be captured."""
         return self if instance is None else types.MethodType(self, instance)
 
+    def __copy__(self) -> GraphedFunction[P, R]:
+        return type(self)(self._function, self._given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphedFunction[P, R]:
+        # Known before its function is copied, which may be a method of an object that holds it.
+        new = memo[id(self)] = type(self).__new__(type(self))
+        new.__setstate__((copy.deepcopy(self._function, memo), self._given))
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return reduce_captured(self, self._function, self._given)
+
+    def __setstate__(self, state: tuple[Callable[P, R], dict[str, Any]]) -> None:
+        GraphedFunction.__init__(self, *state)
+
     def __repr__(self) -> str:
         return f"<GraphedFunction {self._options.name}, {len(self._cache)} signatures>"
 
@@ -185,7 +216,9 @@ class GraphedFunction(Generic[P, R]):
               return %1
             <BLANKLINE>
         """
-        return trace_and_check(self._prepare(args, kwargs))
+        prepared = self._prepare(args, kwargs)
+        with drop_unit_axes(prepared.leaves):
+            return trace_and_check(prepared)
 
     @hides_own_frames
     def lower(self, *args: Any, **kwargs: Any) -> LoweredCapture:
@@ -203,9 +236,10 @@ class GraphedFunction(Generic[P, R]):
             >>> double.lower(jax.ShapeDtypeStruct((256,), jnp.float32)).pool_bytes
             2048
         """
-        prepared = self._prepare(args, kwargs).drop_values()
-        with Progress(f"capturing `{self._options.name}`") as progress:
-            return self._make_pipeline(prepared, progress).run_to_lowered()
+        prepared = self._prepare(args, kwargs)
+        progress = Progress(f"capturing `{self._options.name}`")
+        with drop_unit_axes(prepared.leaves), progress:
+            return self._make_pipeline(prepared.drop_values(), progress).run_to_lowered()
 
     @hides_own_frames
     def explain(self, *args: Any, **kwargs: Any) -> str:
@@ -227,7 +261,8 @@ class GraphedFunction(Generic[P, R]):
             capture = self._cache.get(prepared.signature)
         pipeline = self._make_pipeline(prepared, Progress("explain"))
         verification = None if capture is None else capture.verification
-        return explain_capture(prepared, self._device, pipeline.run_to_lowered, verification)
+        with drop_unit_axes(prepared.leaves):
+            return explain_capture(prepared, self._device, pipeline.run_to_lowered, verification)
 
     def cache_info(self) -> CacheInfo:
         """Returns the counts of hits and misses, and of the signatures that are kept."""
@@ -244,6 +279,25 @@ class GraphedFunction(Generic[P, R]):
             self._cache.clear()
             self._latest = None
             self._pool.leave()
+
+    def clear_cache(self) -> None:
+        """Does what `reset` does, and drops what JAX traced for calls inside other programs."""
+        self.reset()
+        self._inner.clear()
+
+    @hides_own_frames
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the types of the results without capturing, as `jax.eval_shape` does.
+
+        Args:
+            *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
+            **kwargs: the same.
+
+        Example:
+            >>> tg.capture(lambda x: x * 2).eval_shape(jnp.zeros(3))
+            ShapeDtypeStruct(shape=(3,), dtype=float32)
+        """
+        return self._inner.jitted.eval_shape(*args, **kwargs)
 
     def pool(self) -> PoolId:
         """Returns the id of the private pool; another capture shares it by ``pool=``.
@@ -277,10 +331,7 @@ class GraphedFunction(Generic[P, R]):
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
-        check_not_nested(self._options.name)
         prepared = self._prepare(args, kwargs, has_values=True)
-        if trace_state.value is not eval_trace:
-            check_not_staged(self._options.name)
         with self._lock:
             capture = self._cache.get(prepared.signature)
             is_new = capture is None
@@ -295,8 +346,8 @@ class GraphedFunction(Generic[P, R]):
         return result
 
     def _capture(self, prepared: PreparedCall) -> CapturedGraph:
-        check_not_staged(self._options.name)
-        with Progress(f"capturing `{self._options.name}`") as progress:
+        progress = Progress(f"capturing `{self._options.name}`")
+        with drop_unit_axes(prepared.leaves), progress:
             capture = self._make_pipeline(prepared, progress).capture()
         watch_plan(capture.graph.lowered.plan, capture.graph.replay)
         self._misses += 1
@@ -326,3 +377,7 @@ class GraphedFunction(Generic[P, R]):
     @functools.cached_property
     def _device(self) -> Device:
         return find_device(is_checking=read_check_replay())
+
+
+def _list_fields(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

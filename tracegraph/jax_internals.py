@@ -25,10 +25,13 @@ from tracegraph.runtime.own_folders import OWN_FOLDERS
 from tracegraph.runtime.source_lines import Line
 
 PRIVATE_NAMES = {
+    "jax._src.config._check_vma": "whether a `shard_map` follows what varies over its mesh",
+    "jax._src.config.remove_size_one_mesh_axis_from_type": "types as if nothing were sharded",
     "jax._src.config.trace_context": "the settings under which `jax.jit` keeps programs apart",
     "jax._src.core.NamedAxisEffect": "an effect that moves no data",
     "jax._src.core.ShapedArray": "the type of an array's abstract value",
     "jax._src.core.eval_trace": "what computes an op at once; see `trace_state`",
+    "jax._src.core.extend_axis_env_nd": "the axis names that the body of a `shard_map` may use",
     "jax._src.core.trace_state_strong_ref": "whether this thread traces, at every call",
     "jax._src.source_info_util": "the user's line of an equation, and the line of an op bound anew",
     "jax._src.traceback_util": "hides the frames of a library in tracebacks",
@@ -45,6 +48,7 @@ for _folder in OWN_FOLDERS:
     _private["traceback_util"].register_exclusion(_folder)
 
 
+_UNCHANGED = contextlib.nullcontext()
 _JAXPRS = (extend_core.Jaxpr, extend_core.ClosedJaxpr)
 
 
@@ -227,6 +231,42 @@ def infer_results(op: Equation) -> tuple[Any, ...] | None:
         _enter_context(stack, op.origin.equation_context)
         results, _ = op.primitive.abstract_eval(*avals, **op.params)
     return tuple(results) if op.primitive.multiple_results else (results,)
+
+
+@contextlib.contextmanager
+def bind_axes(op: Equation) -> Iterator[None]:
+    """Binds the axis names that an op gives its sub-graphs, as JAX does while it traces them.
+
+    A `shard_map` names the axes of its mesh. Without them JAX has no types for the ops in its
+    body: a collective, or the cast of a constant to a value that varies over the mesh.
+    """
+    if op.primitive.name != "shard_map":
+        yield
+        return
+    mesh = op.params["mesh"]
+    names = {*op.params["newly_manual_axes"], *mesh.manual_axes}
+    sizes = [(name, size) for name, size in mesh.shape.items() if name in names]
+    with _private["extend_axis_env_nd"](sizes), _private["_check_vma"](op.params["check_vma"]):
+        yield
+
+
+def drop_unit_axes(leaves: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which mesh axes of size 1 do not appear in types.
+
+    A graph reads plain memory of one device, so its inputs have types without a mesh. Where an
+    argument's type names one, which explicit meshes do, the function may ask for it: JAX must take
+    an axis of size 1 for no axis at all.
+
+    Args:
+        leaves: the arguments of a call; other calls are traced with the settings as they are.
+    """
+    is_named = any(not jax.typeof(leaf).sharding.mesh.empty for leaf in leaves if _has_mesh(leaf))
+    return _private["remove_size_one_mesh_axis_from_type"](True) if is_named else _UNCHANGED
+
+
+def _has_mesh(leaf: Any) -> bool:
+    sharding = getattr(leaf, "sharding", None)
+    return isinstance(sharding, jax.sharding.NamedSharding)
 
 
 def find_effects(op: Equation) -> frozenset[Any]:

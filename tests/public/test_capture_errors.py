@@ -202,58 +202,6 @@ def test_a_static_argument_that_cannot_be_hashed():
     assert captured(X, (1, 3)).shape == (1, 3)
 
 
-inner = tg.capture(lambda x: x + 1, name="inner")
-NESTINGS = [jax.jit, jax.grad, jax.vmap, lambda f: lambda x: jax.eval_shape(f, x), jax.checkpoint]
-
-
-@pytest.mark.parametrize("is_captured", [False, True])
-@pytest.mark.parametrize("transform", NESTINGS)
-def test_a_captured_function_inside_a_transformation(transform, is_captured):
-    inner.reset()
-    if is_captured:
-        inner(X)
-    at = line() + 2
-    with pytest.raises(tg.CaptureError) as caught:
-        transform(lambda x: inner(x).sum())(X)
-    match(
-        caught.value,
-        "argument 0 `x` has no value: the captured function was called inside jit, grad, vmap or",
-        f"{FILE}:{at} in <lambda>, argument 0 `x`",
-        "a CUDA graph launch is work of the host; it cannot be traced into another program",
-        "capture the outermost function only, and call plain functions inside it",
-    )
-    assert_same(inner(X), X + 1)
-
-
-@pytest.mark.parametrize("is_captured", [False, True])
-@pytest.mark.parametrize("argument", [None, X])
-def test_a_capture_inside_a_capture(argument, is_captured):
-    inner.reset()
-    if is_captured:
-        inner(X)
-    at = line() + 1
-    outer = tg.capture(lambda x: inner(x if argument is None else argument) + x, name="outer")
-    with pytest.raises(tg.CaptureError) as caught:
-        outer(X)
-    match(
-        caught.value,
-        "`inner` is called while `outer` is being captured",
-        f"{FILE}:{at} in <lambda>, capture of `outer`",
-        "a replay inside a capture would run once, now, and never again",
-        "capture the outermost function only, or call `inner.__wrapped__`",
-    )
-    assert_same(inner(X), X + 1)
-
-
-def test_a_call_with_values_inside_jit_is_refused_and_changes_nothing():
-    step = tg.capture(lambda w: w + 1, donate_argnums=0, name="step")
-    w = step(jnp.zeros(3))
-    with pytest.raises(tg.CaptureError, match="`step` is captured while JAX traces another func"):
-        jax.jit(lambda y: step(w) + y)(X)
-    assert_same(w, jnp.ones(3))
-    assert_same(step(w), jnp.zeros(3) + 2)
-
-
 @pytest.mark.parametrize("phase", ["trace", "lower", "explain"])
 def test_frames_of_ours_are_hidden_at_every_phase(phase):
     def broken(x):

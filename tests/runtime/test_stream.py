@@ -20,10 +20,10 @@ from tracegraph.runtime.stream import (
     current_stream,
     default_stream,
     is_tracing,
+    read_trace_memo,
     set_stream,
     stream,
     synchronize,
-    traced_name,
     tracing,
 )
 
@@ -142,11 +142,16 @@ def test_elapsed_time_needs_recorded_times(name: str, start: Event, end: Event, 
 
 def test_tracing_marks_the_thread():
     capturing = Stream()
-    assert (is_tracing(), traced_name()) == (False, None)
+    assert (is_tracing(), read_trace_memo()) == (False, None)
     with tracing("step", capturing):
-        assert (is_tracing(), traced_name()) == (True, "step")
+        assert (is_tracing(), read_trace_memo()) == (True, {})
         assert current_stream() is capturing
-    assert (is_tracing(), traced_name()) == (False, None)
+        with tracing("inner", Stream()):
+            memo = read_trace_memo()
+            assert memo is not None
+            memo["kept"] = 1
+        assert read_trace_memo() == {}
+    assert (is_tracing(), read_trace_memo()) == (False, None)
     assert current_stream() is default_stream()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from tracegraph.capturing.compiled_capture import CompiledCapture
 from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.capturing.stage import Stage
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.replaying.captured_graph import CapturedGraph
@@ -13,10 +15,11 @@ from tracegraph.runtime.device import Device
 from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.user_memory.live_plans import watch_plan
 
 
 @dataclasses.dataclass(frozen=True)
-class LoweredCapture:
+class LoweredCapture(Stage):
     """A function lowered for one signature: everything is known, nothing is allocated.
 
     Attributes:
@@ -47,6 +50,22 @@ class LoweredCapture:
         Allocators without a cache do not round.
         """
         return self.lowered.definition.arena_size.reserved_bytes
+
+    def as_text(self) -> str:
+        """Returns the traced graph, its nodes and its memory plan."""
+        return f"{self.checked}\n\n{self}"
+
+    def compile(self) -> CompiledCapture:
+        """Allocates the arena and returns the graph with what `jax.stages.Compiled` offers.
+
+        Raises:
+            OutOfMemoryError: the pool cannot hold the arena.
+        """
+        graph = self.instantiate()
+        watch_plan(self.lowered.plan, graph.replay)
+        return CompiledCapture(
+            self.prepared.drop_values(), self.checked, self.lowered, self.device, graph
+        )
 
     def instantiate(self) -> CapturedGraph:
         """Allocates the arena and returns the graph; it is called like the function.

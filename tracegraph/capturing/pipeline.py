@@ -9,6 +9,8 @@ from tracegraph.capturing.capture_lowering import list_preparations, lower_check
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.progress import Progress
+from tracegraph.constraints.meshes import check_context_mesh, check_meshes
+from tracegraph.constraints.violation import make_capture_error
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.replaying.captured_graph import CapturedGraph
@@ -72,12 +74,18 @@ class CapturePipeline:
     def trace(self) -> JaxTrace:
         """Lets JAX run the function once on abstract values."""
         self._progress.enter("trace")
+        check_context_mesh(self._prepared.options.name, self._device.jax_device)
         return trace_call(self._prepared)
 
     def check(self, trace: JaxTrace) -> FirstTrace:
         """Makes the graph, optimises it, and checks what one trace shows."""
         self._progress.enter("check")
-        return check_trace(self._prepared, trace)
+        first = check_trace(self._prepared, trace)
+        graph = first.checked.graph
+        violations = check_meshes(graph, self._device.jax_device)
+        if violations:
+            raise make_capture_error(violations, graph_name=graph.name, graph=graph)
+        return first
 
     def lower(self, first: FirstTrace) -> LoweredCapture:
         """Compiles, plans and builds; the checks are finished while XLA compiles, or at the end."""

@@ -183,10 +183,9 @@ def _make_device_violation(leaf: ArgumentLeaf, device: Any) -> Violation:
 
 def _make_tracer_violation(leaf: ArgumentLeaf) -> Violation:
     return Violation(
-        "nested-capture",
-        f"{leaf.path} has no value: the captured function was called inside jit, grad, vmap or "
-        "another capture",
+        "leaked-tracer",
+        f"{leaf.path} has no value: it is left over from another trace",
         f"{locate_caller()}, {leaf.path}",
-        "a CUDA graph launch is work of the host; it cannot be traced into another program",
-        "capture the outermost function only, and call plain functions inside it",
+        "what is computed while tracing has no value once the trace has ended, or outside of it",
+        "return it from the function that computes it, and pass what that call returns",
     )

@@ -1,4 +1,4 @@
-"""Shows what differs between two signatures, and nothing else."""
+"""Shows what differs between two signatures; the error of a graph that refuses its own call."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tracegraph.constraints.frames import locate_caller
 from tracegraph.ir.printer import print_dtype
-from tracegraph.runtime.errors import shorten_list
+from tracegraph.runtime.errors import InternalError, shorten_list
 
 LeafSpec: TypeAlias = tuple[str, tuple[int, ...], Any, bool]
 
@@ -36,6 +37,15 @@ def describe_mismatch(wanted: Sequence[LeafSpec], got: Sequence[LeafSpec]) -> st
         if one != other:
             lines.append(f"{path}: wanted {one}, got {other}")
     return "; ".join(shorten_list(lines))
+
+
+def make_refusal_error(name: str) -> InternalError:
+    """Returns an internal error: a new graph does not take the call that it was made for."""
+    return InternalError(
+        f"the graph of `{name}` refuses the call that it was captured for",
+        where=locate_caller(),
+        why="the arguments changed while they were checked, or their type is not what it says",
+    )
 
 
 def _print_types(leaves: Sequence[LeafSpec]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.ir.origins import locate_origin
 from tracegraph.ir.printer import print_op, print_operand, print_type
-from tracegraph.jax_internals import infer_results, measure_scan
+from tracegraph.jax_internals import bind_axes, infer_results, measure_scan
 from tracegraph.runtime.errors import InternalError
 
 KnownTypes: TypeAlias = set[Hashable]
@@ -55,7 +55,8 @@ def _verify(graph: Graph, known: KnownTypes, verified: set[Graph]) -> None:
         if op not in known:
             _verify_op(graph, op, known)
         for _, subgraph in op.subgraphs:
-            _verify(subgraph, known, verified)
+            with bind_axes(op):
+                _verify(subgraph, known, verified)
     for index, operand in enumerate(graph.outputs):
         scope.use(operand, f"output {index}")
     _verify_aliases(graph)

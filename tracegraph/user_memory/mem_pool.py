@@ -11,13 +11,14 @@ from typing import Any
 from tracegraph.runtime.allocators import make_pluggable_provider
 from tracegraph.runtime.default_device import find_any_device
 from tracegraph.runtime.errors import ConfigError
+from tracegraph.runtime.handles import Handle
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
 from tracegraph.runtime.memory.private_pool import announce_pool, withdraw_pool
 from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator
 
 
-class MemPool:
+class MemPool(Handle):
     """A private pool of a device's allocator: its memory serves only what is allocated in it.
 
     Captures share it by ``pool=``; `use_mem_pool` sends what a thread allocates there. Blocks in it

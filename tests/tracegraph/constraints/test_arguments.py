@@ -190,12 +190,13 @@ def test_traced_argument(transform):
     transform(outer)(jnp.ones((2,)) if transform is jax.vmap else 1.0)
     (violation,) = found
     assert to_text(violation) == (
-        "argument 0 `x` has no value: the captured function was called inside jit, grad, vmap or "
-        "another capture\n" + PLACE + "argument 0 `x`\n"
-        "  why:   a CUDA graph launch is work of the host; it cannot be traced into another "
-        "program\n"
-        "  fix:   capture the outermost function only, and call plain functions inside it"
-        "          python -m tracegraph error nested-capture"
+        "argument 0 `x` has no value: it is left over from another trace\n"
+        + PLACE
+        + "argument 0 `x`\n"
+        "  why:   what is computed while tracing has no value once the trace has ended, or outside "
+        "of it\n"
+        "  fix:   return it from the function that computes it, and pass what that call returns"
+        "          python -m tracegraph error leaked-tracer"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -214,3 +215,26 @@ class BreakGraph:
 def test_the_pipeline_verifies_after_each_pass() -> None:
     with pytest.raises(InternalError, match="used before it is defined"):
         run_passes(make_graph(), (BreakGraph(),))
+
+
+def test_the_body_of_a_shard_map_is_verified_under_its_axes() -> None:
+    mesh = jax.make_mesh((1,), ("i",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
+    spec = jax.sharding.PartitionSpec("i")
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
+    def body(x: Any) -> Any:
+        return x * jax.lax.psum(x, "i") + 1
+
+    graph = trace_function(lambda x: body(x) * 2, (jnp.ones(2),), {}, name="f").graph
+    verify_graph(graph)
+
+    def retype(body: Graph) -> Graph:
+        op = next(op for op in body.ops if op.name.startswith("psum"))
+        (value,) = op.results
+        wrong = Value(value.number, value.aval.update(shape=(3,)))
+        return replace_op(body, op.name, results=(wrong,))
+
+    with pytest.raises(InternalError, match=r"is f32\[3\], but psum\w* gives f32\[2\]"):
+        verify_graph(replace_subgraph(graph, "shard_map", "jaxpr", retype))
+    with pytest.raises(NameError, match="unbound axis name"):
+        jax.lax.axis_size("i")
