@@ -4,6 +4,7 @@
 |---|---|---|
 | ``TRACEGRAPH_CHECK_REPLAY`` | 0, 1 | host device: poison dead memory, vary the order of streams |
 | ``TRACEGRAPH_PROGRESS`` | auto, 0, 1 | progress of captures over one second; 1: also in a file |
+| ``TRACEGRAPH_EXPLAIN_RECAPTURES`` | 0, 1 | log why a function is captured anew |
 | ``TRACEGRAPH_ALLOC_CONF`` | not set, ``option:value``,... | see ``runtime/memory/config.py`` |
 | ``TRACEGRAPH_NO_MEMORY_CACHING`` | 0, 1 | every allocation and free goes to the device at once |
 | ``CUBLAS_WORKSPACE_CONFIG`` | not set, ``:SIZE:COUNT``... | most workspace of one matmul |
@@ -31,6 +32,11 @@ def read_check_replay() -> bool:
 def read_progress() -> str:
     """Returns when the progress of a capture is shown: ``auto``, ``0`` or ``1``."""
     return _read_choice("TRACEGRAPH_PROGRESS", ("auto", "0", "1"))
+
+
+def read_explain_recaptures() -> bool:
+    """Returns True when it is logged why a function is captured anew."""
+    return _read_choice("TRACEGRAPH_EXPLAIN_RECAPTURES", ("0", "1")) == "1"
 
 
 def read_alloc_conf() -> AllocatorConfig:

@@ -155,6 +155,10 @@ class InternalError(TracegraphError):
         super().__init__(what, where=where, why=why, fix=REPORT_FIX, anchor="internal")
 
 
+class RecaptureWarning(UserWarning):
+    """A function is captured again and again: its signature changes from call to call."""
+
+
 PUBLIC_ERRORS = (
     TracegraphError,
     CaptureError,
@@ -167,6 +171,6 @@ PUBLIC_ERRORS = (
     ConfigError,
     InternalError,
 )
-for _error in PUBLIC_ERRORS:
+for _error in (*PUBLIC_ERRORS, RecaptureWarning):
     # Users import these from `tracegraph`, so tracebacks name them so.
     _error.__module__ = "tracegraph"

@@ -10,7 +10,7 @@ import tracegraph as tg
 from tests.paths import ROOT
 from tracegraph.__main__ import run_command
 from tracegraph.error_sections import read_sections as read_sections_of_package
-from tracegraph.runtime.errors import ConfigError, TracegraphError
+from tracegraph.runtime.errors import ConfigError, RecaptureWarning, TracegraphError
 from tracegraph.runtime.memory.config import parse_alloc_conf
 
 SOURCES = ("tracegraph", "lowering", "runtime")
@@ -41,6 +41,8 @@ ANCHORS = (
 PASSED_ON = re.compile(
     r"(?<![\w-])anchor=(?!\"|anchor\b|[a-z_]+(\[0\])?\.(anchor|rule)\b|_?[A-Z_]*ANCHOR\b)"
 )
+# A note in a report, and a warning.
+REPORTED = ("large-constant", "recaptures")
 # JAX raises this one, in its own words.
 RAISED_BY_JAX = {"deleted-array"}
 SHELL_SETTING = re.compile(r"TRACEGRAPH_ALLOC_CONF=(\S+)")
@@ -131,7 +133,7 @@ def test_every_anchor_has_a_section(anchor):
 @pytest.mark.parametrize("anchor", SECTIONS)
 def test_every_section_shows_a_failing_and_a_repaired_example(anchor):
     kinds = [block["kind"] for block in BLOCK.finditer(SECTIONS[anchor])]
-    assert kinds == ["Reported" if anchor == "large-constant" else "Fails", "Works"]
+    assert kinds == ["Reported" if anchor in REPORTED else "Fails", "Works"]
 
 
 @pytest.mark.parametrize(("anchor", "code"), list_examples("Fails"))
@@ -141,9 +143,19 @@ def test_failing_example_raises_the_error_of_its_section(anchor, code):
     assert caught.value.anchor == anchor
 
 
-@pytest.mark.parametrize(("anchor", "code"), [*list_examples("Works"), *list_examples("Reported")])
+@pytest.mark.parametrize(("anchor", "code"), list_examples("Works"))
 def test_repaired_example_runs(anchor, code):
     run(code)
+
+
+@pytest.mark.parametrize(("anchor", "code"), list_examples("Reported"))
+def test_reported_example_runs(anchor, code):
+    if anchor != "recaptures":
+        run(code)
+        return
+    with pytest.warns(RecaptureWarning, match=f"tracegraph error {anchor}") as caught:
+        run(code)
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize(("kind", "is_refused"), [("Fails", True), ("Works", False)])

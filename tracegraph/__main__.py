@@ -19,10 +19,11 @@ from tracegraph.decorator import capture
 from tracegraph.error_sections import describe_error, list_errors
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.memory_pictures.timeline import describe_snapshot, write_page, write_png
+from tracegraph.reports.report import PARTS, read_parts
 from tracegraph.runtime.errors import CaptureError, ConfigError, TracegraphError
 from tracegraph.runtime.memory.snapshots.snapshot import read_snapshot
 
-_EXPLAIN = "python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION]"
+_EXPLAIN = "python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION] [--show PARTS]"
 _MEMORY = "python -m tracegraph memory SNAPSHOT [--html FILE] [--png FILE] [--time]"
 _ERROR = "python -m tracegraph error [NAME]"
 _EXAMPLES = {
@@ -67,7 +68,7 @@ def run_command(words: Sequence[str]) -> str:
     """
     options = _make_parser().parse_args(words)
     if options.command == "explain":
-        return explain_target(options.target, options.args)
+        return explain_target(options.target, options.args, options.show)
     if options.command == "memory":
         return draw_snapshot(options.snapshot, options.html, options.png, options.time)
     return list_errors() if options.name is None else describe_error(options.name)
@@ -96,8 +97,8 @@ def _add_explain(commands: Any) -> None:
     parser = _add_command(
         commands,
         _EXPLAIN,
-        "Prints the report of a function: whether it can be captured, its regions, its memory\n"
-        "plan, its nodes and what a call copies. FILE is run; FUNCTION may be captured or plain.",
+        "Prints the report of a function: whether it can be captured, how it is cut, its nodes,\n"
+        "its memory and what a call copies. FILE is run; FUNCTION may be captured or plain.",
     )
     parser.add_argument("target", metavar="FILE:FUNCTION", help="file, and a function in it")
     parser.add_argument(
@@ -105,6 +106,13 @@ def _add_explain(commands: Any) -> None:
         metavar="EXPRESSION",
         help="Python expression for the tuple of arguments, with the names of FILE; by default "
         "FILE's `sample_args`, a tuple or a function that returns one",
+    )
+    parser.add_argument(
+        "--show",
+        metavar="PARTS",
+        default="",
+        help=f"parts of the report that follow its summary, as ir,plan,nodes: {', '.join(PARTS)}, "
+        "or all",
     )
 
 
@@ -180,16 +188,20 @@ def draw_snapshot(target: str, page: str | None, image: str | None, has_time_axi
     return "\n".join(lines)
 
 
-def explain_target(target: str, expression: str | None = None) -> str:
+def explain_target(target: str, expression: str | None = None, show: str = "") -> str:
     """Returns the report of a function.
 
     Args:
         target: ``FILE:FUNCTION``.
         expression: Python expression for the tuple of arguments; None for those of FILE.
+        show: names of the parts that follow the summary, separated by commas.
 
     Raises:
-        TracegraphError: the file, the function or its arguments cannot be found or do not fit.
+        TracegraphError: the file, the function, its arguments or a part of the report cannot be
+            found, or do not fit.
     """
+    # Before the file is run, which may take long.
+    parts = read_parts(show)
     path, _, name = target.rpartition(":")
     if not pathlib.Path(path).is_file():
         raise _make_usage_error(f"there is no file {path or target}", "the target is FILE:FUNCTION")
@@ -200,7 +212,7 @@ def explain_target(target: str, expression: str | None = None) -> str:
     graphed = function if isinstance(function, GraphedFunction) else capture(function)
     arguments, origin = _find_arguments(graphed, namespace, path, expression)
     try:
-        return graphed.explain(*arguments)
+        return graphed.explain(*arguments).show(",".join(parts))
     except CaptureError as error:
         if error.anchor not in _ARGUMENT_ANCHORS:
             raise

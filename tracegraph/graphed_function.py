@@ -25,6 +25,8 @@ from tracegraph.jax_internals import drop_unit_axes, eval_trace, read_settings, 
 from tracegraph.options import Options, read_options
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.reports.explain import explain_capture
+from tracegraph.reports.recaptures import RecaptureLog
+from tracegraph.reports.report import Report, read_parts, take_show
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
@@ -99,6 +101,7 @@ class GraphedFunction(Generic[P, R]):
         self._misses = 0
         self._first_calls = 0
         self._lock = threading.RLock()
+        self._recaptures = RecaptureLog(self._options.name)
         functools.update_wrapper(self, function, updated=())
         # `jax.grad` and others put what a captured function holds into the function they return.
         held = getattr(function, "__dict__", {})
@@ -242,32 +245,50 @@ class GraphedFunction(Generic[P, R]):
             return self._make_pipeline(prepared.drop_values(), progress).run_to_lowered()
 
     @hides_own_frames
-    def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Returns a report: signature, IR, regions, memory plan, nodes and what a call copies.
+    def explain(self, *args: Any, **kwargs: Any) -> Report:
+        """Returns a report: what is captured, its cuts, nodes, memory, copies, times and checks.
 
-        A function that cannot be captured is explained too: the report lists the violations.
+        The summary has at most 40 lines and says why the function was last captured anew, too. A
+        graph that is captured already is reported as it is; else the function is traced and
+        compiled for the report alone. One that cannot be captured is explained by its violations.
 
         Args:
             *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
-            **kwargs: the same.
+            **kwargs: the same. ``show``, as in ``show="ir,plan,nodes"``, names the parts that
+                follow the summary, unless the function itself takes a keyword ``show``; then
+                ``explain(...).show("ir,plan,nodes")`` does the same.
+
+        Returns:
+            A text, with the parts as attributes.
+
+        Raises:
+            ConfigError: ``show`` names no part of a report.
 
         Example:
             >>> double = tg.capture(lambda x: x * 2, name="double")
-            >>> print(double.explain(jnp.zeros(3)).splitlines()[0])
+            >>> report = double.explain(jnp.zeros(3))
+            >>> print(report.splitlines()[0])
             `double` can be captured (mode='whole', outputs='fresh')
+            >>> print(report.ir)  # doctest: +ELLIPSIS
+            graph double(%0: f32[3]):
+              %1: f32[3] = mul %0, 2.0:f32[]  # ...
+              return %1
         """
+        show, kwargs = take_show(self._function, kwargs)
+        parts = read_parts(show)
         prepared = self._prepare(args, kwargs)
         with self._lock:
-            capture = self._cache.get(prepared.signature)
-        pipeline = self._make_pipeline(prepared, Progress("explain"))
-        verification = None if capture is None else capture.verification
-        with drop_unit_axes(prepared.leaves):
-            return explain_capture(prepared, self._device, pipeline.run_to_lowered, verification)
+            kept, recapture = self._cache.get(prepared.signature), self._recaptures.latest
+        progress = Progress(f"explaining `{self._options.name}`")
+        with drop_unit_axes(prepared.leaves), progress:
+            pipeline = self._make_pipeline(prepared, progress)
+            report = explain_capture(prepared, self._device, pipeline, kept, recapture)
+        return report.show(",".join(parts))
 
     def cache_info(self) -> CacheInfo:
         """Returns the counts of hits and misses, and of the signatures that are kept."""
         with self._lock:
-            calls = self._retired_calls + sum(each.graph.calls for each in self._cache.values())
+            calls = self._count_calls()
             # A capture whose first call failed has not been used yet.
             hits = calls - self._first_calls
             return CacheInfo(hits, self._misses, MAX_SIGNATURES, len(self._cache))
@@ -275,9 +296,10 @@ class GraphedFunction(Generic[P, R]):
     def reset(self) -> None:
         """Drops all graphs: the next call captures again. Arrays that they returned stay valid."""
         with self._lock:
-            self._retired_calls += sum(each.graph.calls for each in self._cache.values())
+            self._retired_calls = self._count_calls()
             self._cache.clear()
             self._latest = None
+            self._recaptures.forget()
             self._pool.leave()
 
     def clear_cache(self) -> None:
@@ -346,6 +368,9 @@ class GraphedFunction(Generic[P, R]):
         return result
 
     def _capture(self, prepared: PreparedCall) -> CapturedGraph:
+        calls, graphs = self._count_calls(), [each.graph for each in self._cache.values()]
+        is_full = len(graphs) == MAX_SIGNATURES
+        recapture = self._recaptures.explain(prepared, graphs, calls=calls, is_full=is_full)
         progress = Progress(f"capturing `{self._options.name}`")
         with drop_unit_axes(prepared.leaves), progress:
             capture = self._make_pipeline(prepared, progress).capture()
@@ -355,7 +380,12 @@ class GraphedFunction(Generic[P, R]):
         if len(self._cache) > MAX_SIGNATURES:
             _, dropped = self._cache.popitem(last=False)
             self._retired_calls += dropped.graph.calls
+        self._recaptures.add(recapture, calls)
         return capture.graph
+
+    def _count_calls(self) -> int:
+        """Returns how often it was called; the caller holds the lock."""
+        return self._retired_calls + sum(each.graph.calls for each in self._cache.values())
 
     def _prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_values: bool = False

@@ -28,6 +28,7 @@ PRIVATE_NAMES = {
     "jax._src.config._check_vma": "whether a `shard_map` follows what varies over its mesh",
     "jax._src.config.remove_size_one_mesh_axis_from_type": "types as if nothing were sharded",
     "jax._src.config.trace_context": "the settings under which `jax.jit` keeps programs apart",
+    "jax._src.config.trace_context_names": "what these settings are called",
     "jax._src.core.NamedAxisEffect": "an effect that moves no data",
     "jax._src.core.ShapedArray": "the type of an array's abstract value",
     "jax._src.core.eval_trace": "what computes an op at once; see `trace_state`",
@@ -105,6 +106,7 @@ class Equation(Protocol):
 
 # JAX's own function, without a frame around it: it runs at every call of a captured function.
 read_settings: Any = _private["trace_context"]
+SETTING_NAMES: tuple[str, ...] = tuple(_private["trace_context_names"]())
 # What JAX does with an op in this thread: it computes it when `trace_state.value` is `eval_trace`.
 trace_state: Any = _private["trace_state_strong_ref"]
 eval_trace: Any = _private["eval_trace"]

@@ -61,7 +61,7 @@ def test_the_report_lists_what_runs_eagerly(function):
     report = captured.explain(draw(0))
     assert "becomes work that no graph on a GPU holds yet" in report
     assert "test_partial.py:" in report
-    assert "device\n  cuda:0: NVIDIA" in report
+    assert "device: cuda:0: NVIDIA" in report
 
 
 def test_a_donated_state_passes_an_eager_part():

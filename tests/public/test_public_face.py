@@ -27,6 +27,7 @@ NAMES = {
         memory
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
         StaleOutputError OutOfMemoryError CudaError ConfigError InternalError
+        RecaptureWarning
     """,
     "tracegraph.memory": """
         memory_allocated max_memory_allocated memory_reserved max_memory_reserved

@@ -49,10 +49,11 @@ def make_refusal_error(name: str) -> InternalError:
 
 
 def _print_types(leaves: Sequence[LeafSpec]) -> dict[str, str]:
-    return {path: _print_leaf(shape, dtype, is_weak) for path, shape, dtype, is_weak in leaves}
+    return {path: print_leaf_type(shape, dtype, is_weak) for path, shape, dtype, is_weak in leaves}
 
 
-def _print_leaf(shape: tuple[int, ...], dtype: Any, is_weak: bool) -> str:
+def print_leaf_type(shape: tuple[int, ...], dtype: Any, is_weak: bool) -> str:
+    """Returns the type of a leaf, as ``f32[32,784]``."""
     sizes = ",".join(str(size) for size in shape)
     name = print_dtype(dtype if hasattr(dtype, "name") else np.dtype(dtype))
     return f"{name}[{sizes}]{' (weak type)' if is_weak else ''}"

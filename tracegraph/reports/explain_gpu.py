@@ -12,7 +12,7 @@ from tracegraph.verification.expectation import expect
 from tracegraph.verification.report import VerificationReport
 
 # In the order of the report.
-_KINDS = ("kernel", "memcpy", "memset", "matmul")
+_KINDS = ("call", "kernel", "memcpy", "memset", "matmul")
 
 
 def describe_device(device: Device) -> str:
@@ -44,10 +44,12 @@ def count_nodes(lowered: Lowered) -> str:
     nodes = [_count(kinds[kind], kind, f"{kind}s") for kind in _KINDS if kinds[kind]]
     edges = sum(len(stage.edges) for stage in stages)
     programmatic = sum(len(stage.programmatic) for stage in stages)
-    return (
+    text = (
         f"{_count(len(stages), 'graph', 'graphs')}: {', '.join(nodes) or 'no nodes'}; "
-        f"{_count(edges, 'edge', 'edges')}, {programmatic} of them programmatic"
+        f"{_count(edges, 'edge', 'edges')}"
     )
+    # Compiled calls wait for each other as a whole.
+    return text if kinds["call"] else f"{text}, {programmatic} of them programmatic"
 
 
 def describe_verification(

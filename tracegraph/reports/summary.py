@@ -1,0 +1,277 @@
+"""The summary of a report: what is captured and what it costs, in at most 40 lines.
+
+Each section has so many lines at most that all of them together fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import jax
+
+from tracegraph.capturing.pipeline import Capture
+from tracegraph.constraints.mismatch import print_leaf_type
+from tracegraph.ir.origins import locate_origin
+from tracegraph.jax_internals import describe_physical
+from tracegraph.lowering.device_program import DeviceProgram
+from tracegraph.lowering.lower import Lowered
+from tracegraph.lowering.planning.short_names import shorten, shorten_names
+from tracegraph.lowering.request import Role
+from tracegraph.lowering.workspaces import measure_workspaces
+from tracegraph.reports.differences import print_value
+from tracegraph.reports.explain_gpu import count_nodes, describe_device, describe_verification
+from tracegraph.reports.recaptures import Recapture
+from tracegraph.runtime.device import Device
+from tracegraph.tracing.checked_graph import CheckedGraph
+from tracegraph.tracing.prepared_call import PreparedCall
+
+MAX_LINES, MAX_COLUMNS, NAME_COLUMNS = 40, 140, 60
+MAX_ARGUMENTS, MAX_REASONS, MAX_BUFFERS = 3, 3, 5
+
+_ROLES = {Role.COPIED: "inputs", Role.DONATED: "state", Role.CONSTANT: "constants"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Explained:
+    """What a report is about.
+
+    Attributes:
+        prepared: the call.
+        device: that it is captured for.
+        checked: the traced graph.
+        lowered: program, plan and nodes.
+        kept: the capture, if it was captured already.
+        recapture: why the function was captured anew the last time, if it was.
+    """
+
+    prepared: PreparedCall
+    device: Device
+    checked: CheckedGraph
+    lowered: Lowered
+    kept: Capture | None
+    recapture: Recapture | None
+
+
+def summarise(explained: Explained) -> str:
+    """Returns the summary of what is captured, or can be."""
+    checked, lowered, kept = explained.checked, explained.lowered, explained.kept
+    options = explained.prepared.options
+    verification = kept.verification if kept is not None else None
+    verdict = "can be captured" if kept is None else "is captured"
+    lines = [
+        *describe_call(explained.prepared, explained.device, verdict),
+        *_list_cuts(checked, lowered),
+        f"nodes: {count_nodes(lowered)}",
+        *_list_roles(lowered),
+        *_list_largest(checked, lowered),
+        *_list_copies(lowered.program),
+        f"capture: {_describe_times(kept.seconds if kept is not None else {})}",
+        *_split(describe_verification(options, checked, lowered, verification)),
+        *list_recapture(explained.recapture),
+    ]
+    if checked.notes:
+        first = checked.notes[0]
+        lines.append(f"notes: {len(checked.notes)}; {first.what} ({first.where})")
+    return cut_lines(lines)
+
+
+def describe_call(prepared: PreparedCall, device: Device, verdict: str) -> list[str]:
+    """Returns what was asked for: the function, its options, the device and the arguments."""
+    options = prepared.options
+    lines = [f"`{options.name}` {verdict} (mode={options.mode!r}, outputs={options.outputs!r})"]
+    if device.takes_kernels:
+        lines.append(f"device: {describe_device(device)}")
+    sizes = _measure_leaves(prepared)
+    count = _count(len(sizes), "leaf", "leaves")
+    arguments = _list_arguments(prepared, sizes)
+    lines.append(f"arguments: {len(arguments)}, {count}, {sum(sizes):,} bytes")
+    return [*lines, *_limit(arguments, MAX_ARGUMENTS, "argument")]
+
+
+def list_recapture(recapture: Recapture | None) -> list[str]:
+    """Returns why the function was captured anew the last time."""
+    if recapture is None:
+        return []
+    return [f"captured anew: {recapture}", *_limit(recapture.differences, 1, "difference")]
+
+
+def cut_lines(lines: Iterable[str]) -> str:
+    """Returns lines as a text; a line that is too long for a terminal loses its end."""
+    return "\n".join(shorten(line, MAX_COLUMNS) for line in lines)
+
+
+def _measure_leaves(prepared: PreparedCall) -> list[int]:
+    """Returns the bytes of each dynamic leaf; a typed key has those of its key data."""
+    types = (describe_physical(leaf) for leaf in prepared.signature.leaves)
+    return [math.prod(shape) * dtype.itemsize for shape, dtype in types]
+
+
+def _list_arguments(prepared: PreparedCall, sizes: Sequence[int]) -> list[str]:
+    """Returns one line per argument: of a tree, how many leaves and bytes."""
+    bound, leaves = prepared.bound, prepared.signature.leaves
+    values = [*bound.args, *(bound.kwargs[key] for key in sorted(bound.kwargs))]
+    lines = []
+    start = 0
+    for value, (is_donated, structure) in zip(values, prepared.list_arguments(), strict=True):
+        stop = start + structure.num_leaves
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(value)]
+        if not paths:
+            lines.append(f"{type(value).__name__} without leaves")
+            continue
+        name = prepared.names[start].removesuffix(jax.tree_util.keystr(paths[0]))
+        leaf = leaves[start]
+        kind = f"{type(value).__name__}, {_count(stop - start, 'leaf', 'leaves')}"
+        if not paths[0]:
+            kind = print_leaf_type(leaf.shape, leaf.dtype, leaf.weak_type)
+        donated = ", donated" if is_donated else ""
+        lines.append(f"{name}: {kind}, {sum(sizes[start:stop]):,} bytes{donated}")
+        start = stop
+    statics = prepared.signature.statics
+    return [*lines, *(f"static argument {key}: {print_value(value)}" for key, value in statics)]
+
+
+def _list_cuts(checked: CheckedGraph, lowered: Lowered) -> list[str]:
+    """Returns how the function is cut into graphs and eager parts, and why."""
+    stages = lowered.definition.stages
+    graphs = sum(stage.is_captured for stage in stages)
+    eager = len(stages) - graphs
+    if not eager:
+        return ["cuts: none, all is one graph"]
+    reasons: dict[str, list[str]] = {}
+    for violation in checked.uncapturable.values():
+        reasons.setdefault(violation.what, []).append(violation.where.split(", ")[0])
+    lines = [
+        f"eager because {what} ({places[0]}{_and_more(places)})" for what, places in reasons.items()
+    ]
+    head = f"cuts: {_count(graphs, 'graph')}, {_count(eager, 'eager part')}"
+    return [head, *_limit(lines, MAX_REASONS, "reason")]
+
+
+def _and_more(places: Sequence[str]) -> str:
+    return f" and {len(places) - 1} more" if len(places) > 1 else ""
+
+
+def _list_roles(lowered: Lowered) -> list[str]:
+    """Returns the bytes of the pool by what they are for."""
+    program = lowered.program
+    roles: dict[str, dict[str, int]] = {role: {} for role in (*_ROLES.values(), "results")}
+    for spec in program.inputs:
+        roles[_ROLES[spec.role]][spec.buffer.name] = spec.buffer.nbytes
+    given = {spec.buffer.name for spec in program.inputs}
+    outputs = {output.buffer.name for output in program.outputs if output.alias is None}
+    temporaries: dict[str, int] = {}
+    for buffer in program.buffers:
+        if buffer.name in given:
+            continue
+        kind = "constants" if buffer.content is not None else "results"
+        is_kept = buffer.content is not None or buffer.name in outputs
+        (roles[kind] if is_kept else temporaries)[buffer.name] = buffer.nbytes
+    reserved_bytes = lowered.definition.arena_size.reserved_bytes
+    lines = [f"pool: {reserved_bytes:,} bytes, known before the first run"]
+    for role, sizes in roles.items():
+        if sizes:
+            lines.append(f"  {role}: {_count(len(sizes), 'buffer')}, {sum(sizes.values()):,} bytes")
+    if temporaries:
+        count, nbytes = _count(len(temporaries), "buffer"), sum(temporaries.values())
+        scratch_bytes = lowered.definition.arena_size.scratch_bytes
+        lines.append(f"  temporaries: {count}, {nbytes:,} bytes, in {scratch_bytes:,} of the arena")
+    workspaces = measure_workspaces(lowered.definition)
+    if workspaces.count:
+        lines.append(f"  among them {workspaces}")
+    return lines
+
+
+def _list_largest(checked: CheckedGraph, lowered: Lowered) -> list[str]:
+    """Returns the largest buffers with their types, and the user's line where it is known."""
+    program = lowered.program
+    largest = sorted(program.buffers, key=lambda buffer: (-buffer.nbytes, buffer.name))
+    shown = [buffer for buffer in largest[:MAX_BUFFERS] if buffer.nbytes]
+    if not shown:
+        return []
+    names = shorten_names((buffer.name for buffer in shown), NAME_COLUMNS)
+    origins = _find_origins(checked, program)
+    rows = [
+        (
+            f"{buffer.nbytes:,}",
+            print_leaf_type(buffer.shape, buffer.dtype, buffer.weak_type),
+            names[buffer.name],
+            origins.get(buffer.name, ""),
+        )
+        for buffer in shown
+    ]
+    return ["largest buffers", *_align(rows)]
+
+
+def _find_origins(checked: CheckedGraph, program: DeviceProgram) -> dict[str, str]:
+    """Returns where a buffer gets its value: the user's line, an argument, or a node."""
+    origins: dict[str, str] = {}
+    for step in program.steps:
+        for use in step.writes:
+            origins.setdefault(use.buffer, f"written by {shorten(step.name, NAME_COLUMNS)}")
+    for op in checked.graph.ops:
+        for value in op.results:
+            origins[f"%{value.number}"] = locate_origin(op.origin)
+    origins |= {each.name: "constant" for each in program.buffers if each.content is not None}
+    kinds = {
+        Role.COPIED: "argument",
+        Role.DONATED: "argument, donated",
+        Role.CONSTANT: "closed over",
+    }
+    return origins | {spec.buffer.name: kinds[spec.role] for spec in program.inputs}
+
+
+def _list_copies(program: DeviceProgram) -> list[str]:
+    """Says what a call moves besides the work of the graph."""
+    lines = []
+    for role, text in (
+        (Role.COPIED, "copied in, or read where it is if it cannot change"),
+        (Role.DONATED, "donated: copied in once, resident from then on"),
+    ):
+        sizes = [spec.buffer.nbytes for spec in program.inputs if spec.role is role]
+        if sizes:
+            lines.append(f"{_count(len(sizes), 'input')}, {sum(sizes):,} bytes: {text}")
+    fresh = [output.buffer.nbytes for output in program.outputs if output.alias is None]
+    resident = [output.buffer.nbytes for output in program.outputs if output.alias is not None]
+    if fresh:
+        lines.append(
+            f"{_count(len(fresh), 'result')}, {sum(fresh):,} bytes: returned, copied where the "
+            "next call would overwrite a value that is still alive"
+        )
+    if resident:
+        count = _count(len(resident), "result")
+        lines.append(f"{count}, {sum(resident):,} bytes: resident, updated in place")
+    return ["per call", *(f"  {line}" for line in lines or ["nothing"])]
+
+
+def _describe_times(seconds: Mapping[str, float]) -> str:
+    if not seconds:
+        return "at the first call"
+    phases = ", ".join(f"{phase} {value:.1f}" for phase, value in seconds.items())
+    return f"{sum(seconds.values()):.1f} s ({phases})"
+
+
+def _split(verification: str) -> list[str]:
+    """Returns the result of a verification, its tolerance and what it does not say, one a line."""
+    first, *others = verification.split("; ", 2)
+    return [f"verification: {first}", *(f"  {each}" for each in others)]
+
+
+def _limit(lines: Sequence[str], most: int, noun: str) -> list[str]:
+    """Returns indented lines, the last of which counts those that are left out."""
+    shown = [f"  {line}" for line in lines[:most]]
+    left_out = len(lines) - len(shown)
+    return [*shown, f"  and {_count(left_out, f'more {noun}')}"] if left_out else shown
+
+
+def _align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"  {size:>{widths[0]}}  {kind:{widths[1]}}  {name:{widths[2]}}  {origin}".rstrip()
+        for size, kind, name, origin in rows
+    ]
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
