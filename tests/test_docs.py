@@ -13,6 +13,7 @@ import pytest
 import tracegraph as tg
 from tests.paths import ROOT
 from tests.test_readme import run_blocks
+from tracegraph.reports.report import PARTS
 from tracegraph.runtime.memory import config as config_module
 from tracegraph.runtime.memory.config import parse_alloc_conf
 
@@ -81,6 +82,22 @@ def test_blocks_of_memory_run(folder: pathlib.Path) -> None:
 def test_blocks_of_memory_snapshots_run(folder: pathlib.Path) -> None:
     run_blocks(DOCS / "memory_snapshots.md")
     assert (folder / "memory.pickle").stat().st_size > 100
+
+
+def test_blocks_of_explain_run(folder: pathlib.Path) -> None:
+    names = run_blocks(DOCS / "explain.md")
+    assert names["report"].startswith("`step` is captured (")
+
+
+def test_the_tables_of_explain_are_complete(folder: pathlib.Path) -> None:
+    text = (DOCS / "explain.md").read_text()
+    parts = [row[0].strip("`") for row in list_rows(text, "| Part | What it is |")]
+    assert parts == list(PARTS)
+    lines = [row[0].strip("`") for row in list_rows(text, "| Line | What it says |")]
+    report = tg.capture(lambda x: x * 2).explain(1.0)
+    titles = [line.split(":")[0] for line in report.splitlines() if line[0].isalpha()]
+    # What only some reports have: a GPU, an earlier capture, notes.
+    assert set(titles) - {"more"} == set(lines[1:]) - {"device", "captured anew", "notes"}
 
 
 def test_the_table_of_options_is_that_of_the_code() -> None:

@@ -229,10 +229,10 @@ def test_the_longest_report_fits_a_page(monkeypatch: pytest.MonkeyPatch):
             state = jax.tree.map(lambda v: jnp.sort(v) + jnp.linalg.norm(v), state)
             state[long] = jax.pure_callback(np.sin, jax.typeof(state[long]), state[long])
             state[long] = jax.lax.cond(other > 0, jnp.sin, jnp.cos, state[long])
-            jax.debug.callback(len, state[long])
+            jax.debug.callback(print, state[long])
         return state, a
 
-    captured = tg.capture(
+    captured: Any = tg.capture(
         function, mode="partial", donate_argnums=0, static_argnums=6, verify=False
     )
     state = {long: jnp.ones(8), f"{long}2": jnp.ones(8)}
