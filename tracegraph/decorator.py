@@ -30,6 +30,7 @@ def capture(
     stream: Stream | None = None,
     verify: bool = True,
     name: str | None = None,
+    static_leaves: Literal["auto", "refuse"] = "auto",
 ) -> GraphedFunction[P, R]: ...
 @overload
 def capture(
@@ -45,6 +46,7 @@ def capture(
     stream: Stream | None = None,
     verify: bool = True,
     name: str | None = None,
+    static_leaves: Literal["auto", "refuse"] = "auto",
 ) -> Callable[[Callable[P, R]], GraphedFunction[P, R]]: ...
 def capture(
     fn: Callable[..., Any] | None = None,
@@ -59,6 +61,7 @@ def capture(
     stream: Stream | None = None,
     verify: bool = True,
     name: str | None = None,
+    static_leaves: Literal["auto", "refuse"] = "auto",
     **unknown: Any,
 ) -> GraphedFunction[..., Any] | Callable[[Callable[..., Any]], GraphedFunction[..., Any]]:
     """Makes a function replayable: captured at its first call, replayed from then on.
@@ -67,7 +70,7 @@ def capture(
     (shapes, dtypes, trees and static arguments) is captured once.
 
     Args:
-        fn: takes and returns trees of arrays. Left out, a decorator is returned.
+        fn: takes and returns trees of arrays and static leaves. Left out, a decorator is returned.
         static_argnums: positions of arguments that are hashable Python values. They become part of
             the graph: another value is another signature. One position or several.
         static_argnames: the same by name.
@@ -84,6 +87,9 @@ def capture(
         stream: the stream that is captured; not the default stream. None for a new one.
         verify: before a new graph is used, compare two replays with XLA's own executables.
         name: in reports and errors; by default the function's name.
+        static_leaves: ``"auto"`` makes leaves that are no arrays part of the graph, such as the
+            functions and texts of a model: another value, compared with ``==``, is another
+            signature. ``"refuse"`` takes arrays and numbers only.
         **unknown: options that do not exist; they raise.
 
     Returns:
@@ -124,6 +130,7 @@ def capture(
         "stream": stream,
         "verify": verify,
         "name": name,
+        "static_leaves": static_leaves,
         **unknown,
     }
     if fn is None:

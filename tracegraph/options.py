@@ -15,6 +15,7 @@ from tracegraph.user_memory.mem_pool import MemPool
 
 MODES = ("whole", "partial")
 OUTPUTS = ("fresh", "static")
+STATIC_LEAVES = ("auto", "refuse")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,12 @@ class Options:
     stream: Stream
     verify: bool
     name: str
+    static_leaves: str
+
+    @property
+    def takes_static_leaves(self) -> bool:
+        """True when leaves that are no arrays are static by themselves."""
+        return self.static_leaves == "auto"
 
 
 def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options:
@@ -61,6 +68,12 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
     if given["outputs"] not in OUTPUTS:
         _raise_option_error(
             f"outputs={given['outputs']!r} is unknown", where, f"they are {_join(OUTPUTS)}"
+        )
+    if given["static_leaves"] not in STATIC_LEAVES:
+        _raise_option_error(
+            f"static_leaves={given['static_leaves']!r} is unknown",
+            where,
+            f"they are {_join(STATIC_LEAVES)}",
         )
     pool = given["pool"].id if isinstance(given["pool"], MemPool) else given["pool"]
     if pool is not None and not isinstance(pool, PoolId):
@@ -103,6 +116,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         stream=stream,
         verify=bool(given["verify"]),
         name=given["name"] or getattr(function, "__name__", type(function).__name__),
+        static_leaves=given["static_leaves"],
     )
 
 

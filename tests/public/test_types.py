@@ -70,7 +70,7 @@ def test_wrong_arguments_are_errors() -> None:
     with pytest.raises(tg.CaptureError):
         scale(X, other=1)  # pyright: ignore[reportCallIssue]
     with pytest.raises(tg.CaptureError):
-        scale("text")  # pyright: ignore[reportArgumentType]
+        scale({1})  # pyright: ignore[reportArgumentType]
     with pytest.raises(tg.CaptureError):
         update({"w": X})  # pyright: ignore[reportCallIssue]
 

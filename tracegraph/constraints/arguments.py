@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 from jax.core import Tracer
 
 from tracegraph.constraints.frames import locate_caller
+from tracegraph.constraints.leaf_kinds import describe_refusal, is_array
 from tracegraph.constraints.violation import Violation
-
-_NUMBERS = (bool, int, float, complex)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +32,15 @@ class ArgumentLeaf:
 _Holders: TypeAlias = dict[tuple[str, int], ArgumentLeaf]
 
 
-def check_arguments(leaves: Sequence[ArgumentLeaf], *, device: Any) -> tuple[Violation, ...]:
+def check_arguments(
+    leaves: Sequence[ArgumentLeaf], *, device: Any, takes_static: bool = True
+) -> tuple[Violation, ...]:
     """Checks the leaves of a call before they reach a graph.
 
     Args:
-        leaves: every dynamic leaf, in order.
+        leaves: every leaf that is not static, in order.
         device: where the capture runs, a ``jax.Device``.
+        takes_static: True when static leaves are taken; they are not among these.
 
     Returns:
         All violations, leaf by leaf.
@@ -51,19 +52,23 @@ def check_arguments(leaves: Sequence[ArgumentLeaf], *, device: Any) -> tuple[Vio
     found = []
     holders: _Holders = {}
     for leaf in leaves:
-        violation = find_leaf_violation(leaf, device) or _find_sharing_violation(leaf, holders)
+        violation = _find_leaf_violation(
+            leaf, device, takes_static=takes_static
+        ) or _find_sharing_violation(leaf, holders)
         if violation is not None:
             found.append(violation)
     return tuple(found)
 
 
-def find_leaf_violation(leaf: ArgumentLeaf, device: Any) -> Violation | None:
+def _find_leaf_violation(
+    leaf: ArgumentLeaf, device: Any, *, takes_static: bool
+) -> Violation | None:
     """Checks one leaf by itself: its type, whether it was deleted, and its device."""
     value = leaf.value
     if isinstance(value, Tracer):
         return _make_tracer_violation(leaf)
-    if not _is_array(value):
-        return _make_object_violation(leaf)
+    if not is_array(value):
+        return _make_object_violation(leaf, takes_static=takes_static)
     if isinstance(value, int) and not _fits(value):
         return _make_number_violation(leaf)
     if not isinstance(value, jax.Array):
@@ -95,21 +100,6 @@ def _identify(array: jax.Array) -> list[tuple[str, int]]:
     return keys
 
 
-def _is_array(value: Any) -> bool:
-    if isinstance(value, np.ndarray | np.generic):
-        return _is_known_to_jax(value)
-    return isinstance(value, (jax.Array, *_NUMBERS))
-
-
-def _is_known_to_jax(value: Any) -> bool:
-    # Strings, dates, records, long doubles and foreign byte orders are not.
-    try:
-        jax.typeof(value)
-    except TypeError:
-        return False
-    return True
-
-
 def _fits(number: int) -> bool:
     try:
         jax.typeof(number)
@@ -124,14 +114,14 @@ def _name_kind(value: Any) -> str:
     return kind if dtype is None else f"{kind} of {dtype}"
 
 
-def _make_object_violation(leaf: ArgumentLeaf) -> Violation:
+def _make_object_violation(leaf: ArgumentLeaf, *, takes_static: bool) -> Violation:
+    why, fix = describe_refusal(leaf.value, takes_static=takes_static)
     return Violation(
         "non-array-argument",
         f"{leaf.path} is a {_name_kind(leaf.value)}, not an array",
         f"{locate_caller()}, {leaf.path}",
-        "a graph reads arrays and numbers from its own buffers; anything else is fixed when it is "
-        "captured",
-        "pass it as a static argument: static_argnums=... or static_argnames=...",
+        why,
+        fix,
     )
 
 
@@ -141,8 +131,18 @@ def _make_number_violation(leaf: ArgumentLeaf) -> Violation:
         f"{leaf.path} is {leaf.value}, which JAX's default integer type cannot hold",
         f"{locate_caller()}, {leaf.path}",
         "a Python number is copied into a buffer of JAX's default type",
-        "pass an array of a type that holds it, or turn jax_enable_x64 on",
+        _suggest_number(leaf.value),
     )
+
+
+def _suggest_number(number: int) -> str:
+    if 0 <= number < 1 << 32:
+        return "pass np.uint32(x)"
+    if 0 <= number < 1 << 64 and jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        return "pass np.uint64(x)"
+    if -1 << 63 <= number < 1 << 63:
+        return 'turn on jax.config.update("jax_enable_x64", True), or pass float(x)'
+    return "pass float(x)"
 
 
 def _make_deleted_violation(leaf: ArgumentLeaf) -> Violation:
@@ -150,8 +150,8 @@ def _make_deleted_violation(leaf: ArgumentLeaf) -> Violation:
         "deleted-argument",
         f"{leaf.path} has been deleted",
         f"{locate_caller()}, {leaf.path}",
-        "it was donated to an earlier call, which took its buffer",
-        "pass what that call returned in its place, or do not donate it (donate_argnums)",
+        "its buffer was given up: donated to an earlier call, or freed by x.delete()",
+        "pass what that call returned in its place; make it anew if x.delete() freed it",
     )
 
 

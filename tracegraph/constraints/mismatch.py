@@ -39,6 +39,24 @@ def describe_mismatch(wanted: Sequence[LeafSpec], got: Sequence[LeafSpec]) -> st
     return "; ".join(shorten_list(lines))
 
 
+def describe_static_mismatch(
+    wanted: Sequence[tuple[str, Any]], got: Sequence[tuple[str, Any]]
+) -> str:
+    """Compares two lists of static values by name, as `describe_mismatch` compares leaves.
+
+    Example:
+        >>> describe_static_mismatch([("static argument 1", 2)], [("static argument 1", 3)])
+        'static argument 1: wanted 2, got 3'
+    """
+    wanted_texts = {name: repr(value) for name, value in wanted}
+    got_texts = {name: repr(value) for name, value in got}
+    return "; ".join(
+        f"{name}: wanted {wanted_texts.get(name, 'nothing')}, got {got_texts.get(name, 'nothing')}"
+        for name in dict.fromkeys([*wanted_texts, *got_texts])
+        if wanted_texts.get(name) != got_texts.get(name)
+    )
+
+
 def make_refusal_error(name: str) -> InternalError:
     """Returns an internal error: a new graph does not take the call that it was made for."""
     return InternalError(

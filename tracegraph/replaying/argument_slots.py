@@ -18,7 +18,8 @@ from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, unwrap_key
 from tracegraph.runtime.replay import Replay
-from tracegraph.tracing.signature import LeafType, describe_leaf, find_static_kind
+from tracegraph.tracing.signature import LeafType, describe_leaf
+from tracegraph.tracing.static_leaves import find_static_kind
 
 _MAX_KNOWN = 64
 _is_deleted = ArrayImpl.is_deleted
@@ -104,7 +105,7 @@ class LeafSlot:
             return False
         try:
             return describe_leaf(value) == self._leaf
-        except TypeError:
+        except (TypeError, OverflowError):
             return False
 
     def _can_read(self, array: jax.Array) -> bool:
@@ -121,7 +122,7 @@ class TreeSlot:
     Args:
         replay: whose static inputs these are.
         start: index of the first of them.
-        tree: structure of the argument.
+        tree: structure of the argument; static leaves are in it.
         leaves: the types of its leaves.
         is_donated: True when the caller gives them up.
     """
@@ -132,8 +133,10 @@ class TreeSlot:
         "_is_donated",
         "_plain",
         "_slots",
-        "_tree",
+        "_static_slots",
+        "_structure",
         "_watch",
+        "structure",
     )
     known: ClassVar[dict[int, Any]] = {}
     write = staticmethod(_write_nothing)
@@ -147,7 +150,15 @@ class TreeSlot:
         *,
         is_donated: bool,
     ) -> None:
-        self._tree = tree
+        self.structure = tree
+        # As the user's trees are flattened: with static leaves among the others.
+        blank = object()
+        flat, self._structure = jax.tree_util.tree_flatten(tree.unflatten([blank] * len(leaves)))
+        self._static_slots = (
+            [None if leaf is blank else StaticSlot(leaf) for leaf in flat]
+            if len(flat) > len(leaves)
+            else []
+        )
         self._slots = [
             LeafSlot(replay, start + i, leaf, is_donated=is_donated)
             for i, leaf in enumerate(leaves)
@@ -172,8 +183,13 @@ class TreeSlot:
                 watch.is_checked = True
                 return True
         leaves, tree = jax.tree_util.tree_flatten(value)
-        if tree != self._tree:
+        if tree != self._structure:
             return False
+        if self._static_slots:
+            if not self._has_static_leaves(leaves):
+                return False
+            pairs = zip(leaves, self._static_slots, strict=True)
+            leaves = [leaf for leaf, slot in pairs if slot is None]
         self.forget()
         count = len(updates)
         if not all(map(LeafSlot.collect, self._slots, leaves, [updates] * len(leaves))):
@@ -182,6 +198,11 @@ class TreeSlot:
         if len(updates) == count:
             self._watch_if_immutable(value, leaves)
         return True
+
+    def _has_static_leaves(self, leaves: list[Any]) -> bool:
+        """True if the leaves that were static at the capture are the same now."""
+        pairs = zip(leaves, self._static_slots, strict=True)
+        return all(slot is None or slot.collect(leaf, []) for leaf, slot in pairs)
 
     def forget(self) -> None:
         """Forgets the last value: the next one is looked at leaf by leaf."""

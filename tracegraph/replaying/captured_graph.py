@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from tracegraph.constraints.frames import locate_caller
-from tracegraph.constraints.mismatch import LeafSpec, describe_mismatch
+from tracegraph.constraints.mismatch import LeafSpec, describe_mismatch, describe_static_mismatch
 from tracegraph.jax_internals import to_physical
 from tracegraph.lowering.lower import Lowered
 from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
@@ -57,6 +57,7 @@ class CapturedGraph:
         "_pending",
         "_resident_trees",
         "_slots",
+        "_statics",
         "_uncounted",
         "checked",
         "constants",
@@ -82,6 +83,7 @@ class CapturedGraph:
         self.signature, self.names = prepared.signature, prepared.names
         self.name, self.settings = prepared.options.name, prepared.signature.settings
         self._function, self._options = prepared.function, prepared.options
+        self._statics = prepared.list_static_values()
         self._uncounted = 0
         self._clock, self.lock = replay.clock, replay.clock.lock
         # Results that may need settling.
@@ -321,15 +323,22 @@ class CapturedGraph:
         for tree in self._resident_trees:
             inputs = [source[index] for index in tree.indices]
             count, slot = spans.get(inputs[0], (0, None))
-            if slot is not None and inputs == list(range(inputs[0], inputs[0] + count)):
+            # Another structure of the same leaves is another signature.
+            if slot is None or slot.structure != tree.structure:
+                continue
+            if inputs == list(range(inputs[0], inputs[0] + count)):
                 tree.remember = slot.remember
 
     def _make_mismatch_error(self, found: PreparedCall) -> ReplayError:
         """Returns an error that shows wanted and got side by side where they differ."""
-        difference = describe_mismatch(
-            _list_leaf_specs(self.names, self.signature),
-            _list_leaf_specs(found.names, found.signature),
+        differences = (
+            describe_mismatch(
+                _list_leaf_specs(self.names, self.signature),
+                _list_leaf_specs(found.names, found.signature),
+            ),
+            describe_static_mismatch(self._statics, found.list_static_values()),
         )
+        difference = "; ".join(filter(None, differences)) or "the structure of the arguments"
         return ReplayError(
             f"the graph of `{self.name}` is called with another signature",
             where=f"{locate_caller()}: {difference}",

@@ -18,6 +18,7 @@ from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.jax_interop import wrap_key
 from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.signature import is_leaf_tree
+from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 
 class ResultBuilder:
@@ -37,7 +38,7 @@ class ResultBuilder:
     def __init__(self, replay: Replay, tree: Any, avals: Sequence[Any]) -> None:
         takers = [_make_taker(replay, index, aval) for index, aval in enumerate(avals)]
         is_resident = functools.partial(_is_resident, replay.is_resident_output)
-        numbered = jax.tree_util.tree_unflatten(tree, range(len(avals)))
+        numbered = wrap_static_leaves(jax.tree_util.tree_unflatten(tree, range(len(avals))))
         parts, outer = jax.tree_util.tree_flatten(numbered, is_leaf=is_resident)
         built = [
             takers[part] if type(part) is int else _ResidentTree(takers, part) for part in parts

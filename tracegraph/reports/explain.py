@@ -82,7 +82,7 @@ def _list_signature(prepared: PreparedCall) -> list[str]:
         f"{name}: {print_leaf_type(leaf.shape, leaf.dtype, leaf.weak_type)}"
         for name, leaf in zip(prepared.names, signature.leaves, strict=True)
     ]
-    lines += [f"static argument {key}: {print_value(value)}" for key, value in signature.statics]
+    lines += [f"{name}: {print_value(value)}" for name, value in prepared.list_static_values()]
     return lines or ["no arguments"]
 
 

@@ -128,8 +128,8 @@ def _list_arguments(prepared: PreparedCall, sizes: Sequence[int]) -> list[str]:
         donated = ", donated" if is_donated else ""
         lines.append(f"{name}: {kind}, {sum(sizes[start:stop]):,} bytes{donated}")
         start = stop
-    statics = prepared.signature.statics
-    return [*lines, *(f"static argument {key}: {print_value(value)}" for key, value in statics)]
+    statics = prepared.list_static_values()
+    return [*lines, *(f"{name}: {print_value(value)}" for name, value in statics)]
 
 
 def _list_cuts(checked: CheckedGraph, lowered: Lowered) -> list[str]:

@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
 from tracegraph.constraints.check import check_graph, find_uncapturable
 from tracegraph.constraints.constants import find_large_constants
 from tracegraph.constraints.leaks import check_leaks
@@ -27,6 +25,7 @@ from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, Rewritten, re
 from tracegraph.passes.resolve_donation import ResolveDonation
 from tracegraph.runtime.stream import tracing
 from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.static_leaves import find_changed_results
 from tracegraph.tracing.trace import JaxTrace, Traced, build_traced, trace_jaxpr
 
 
@@ -74,16 +73,11 @@ def trace_call(prepared: PreparedCall) -> JaxTrace:
         CaptureError: the function needs what a traced value does not have.
         Exception: the user's function raised; the exception passes as it is.
     """
-    options, signature = prepared.options, prepared.signature
-    leaves = [
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-        for leaf in signature.leaves
-    ]
-    args, kwargs = jax.tree_util.tree_unflatten(signature.tree, leaves)
+    options = prepared.options
+    args, kwargs = prepared.make_abstract_arguments()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        positional, keywords = prepared.bound.restore(args, kwargs)
-        return prepared.function(*positional, **keywords)
+        return prepared.apply(args, kwargs)
 
     run.__name__ = run.__qualname__ = options.name
     vars(run)["__wrapped__"] = prepared.function
@@ -129,6 +123,8 @@ def finish_checks(prepared: PreparedCall, first: FirstTrace) -> None:
     """
     second = _build(prepared, trace_call(prepared))
     _check_no_violations(compare_traces(first.traced.graph, second.graph), first.traced.graph)
+    changed = find_changed_results(prepared.function, first.traced.out_tree, second.out_tree)
+    _check_no_violations(changed, first.traced.graph)
     first.rewritten.verify()
 
 

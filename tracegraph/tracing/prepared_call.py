@@ -19,7 +19,9 @@ from tracegraph.tracing.signature import (
     is_leaf_tree,
     make_signature,
     name_leaves,
+    name_static_values,
 )
+from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,8 @@ class PreparedCall:
         signature: trees and types of its dynamic arguments.
         leaves: one value per dynamic leaf; none after `drop_values`.
         names: one unique name per dynamic leaf.
+
+    Static leaves are wrapped in ``bound`` and in the signature, see Note [Static leaves].
     """
 
     function: Callable[..., Any]
@@ -92,18 +96,32 @@ class PreparedCall:
         return tuple(pairs)
 
     def run(self, *leaves: Any) -> Any:
-        """Calls the user's function on other dynamic leaves."""
+        """Calls the user's function on other dynamic leaves; returns its flat results."""
         args, kwargs = jax.tree_util.tree_unflatten(self.signature.tree, leaves)
-        positional, keywords = self.bound.restore(args, kwargs)
-        return self.function(*positional, **keywords)
+        return jax.tree_util.tree_leaves(self.apply(args, kwargs))
 
-    def drop_values(self) -> PreparedCall:
-        """Returns the same call with types for values, to be kept without keeping memory alive."""
+    def apply(self, args: Any, kwargs: Any) -> Any:
+        """Calls the user's function on other dynamic arguments; static results are wrapped."""
+        positional, keywords = self.bound.restore(args, kwargs)
+        result = self.function(*positional, **keywords)
+        return wrap_static_leaves(result) if self.options.takes_static_leaves else result
+
+    def list_static_values(self) -> list[tuple[str, Any]]:
+        """Returns the static arguments and the static leaves, each with its name."""
+        return name_static_values(self.function, self.options, self.bound)
+
+    def make_abstract_arguments(self) -> tuple[Any, Any]:
+        """Returns the dynamic arguments with types for values, as JAX traces them."""
         types = [
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
             for leaf in self.signature.leaves
         ]
-        args, kwargs = jax.tree_util.tree_unflatten(self.signature.tree, types)
+        args, kwargs = wrap_static_leaves(jax.tree_util.tree_unflatten(self.signature.tree, types))
+        return args, kwargs
+
+    def drop_values(self) -> PreparedCall:
+        """Returns the same call with types for values, to be kept without keeping memory alive."""
+        args, kwargs = self.make_abstract_arguments()
         bound = dataclasses.replace(self.bound, args=args, kwargs=kwargs)
         return dataclasses.replace(self, bound=bound, leaves=())
 
@@ -131,11 +149,15 @@ def prepare_call(
         CaptureError: an argument cannot be an input of a graph; all such arguments are named.
     """
     bound = bind_call(function, options, args, kwargs)
+    if options.takes_static_leaves:
+        dynamic_args, dynamic_kwargs = wrap_static_leaves((bound.args, bound.kwargs))
+        bound = dataclasses.replace(bound, args=dynamic_args, kwargs=dynamic_kwargs)
     names, argument_leaves = name_leaves(function, options, bound)
     abstract = jax.ShapeDtypeStruct
     violations = check_arguments(
         [x for x in argument_leaves if has_values or not isinstance(x.value, abstract)],
         device=device,
+        takes_static=options.takes_static_leaves,
     )
     if violations:
         raise make_capture_error(violations, graph_name=options.name)

@@ -12,9 +12,11 @@ import jax
 
 from tracegraph.constraints.arguments import ArgumentLeaf
 from tracegraph.constraints.frames import locate_caller
+from tracegraph.constraints.leaf_kinds import suggest_static
 from tracegraph.jax_internals import read_settings
 from tracegraph.options import Options
 from tracegraph.runtime.errors import CaptureError
+from tracegraph.tracing.static_leaves import find_static_kind, list_static_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _check_static(name: str, key: int | str, value: Any) -> None:
             f"static {label} of `{name}` cannot be hashed: {type(value).__name__}",
             where=f"{locate_caller()}, {label}",
             why="static values are part of the key under which a capture is found again",
-            fix="pass a tuple instead of a list, or leave the argument out of static_argnums",
+            fix=suggest_static(value),
             anchor="static-argument",
         ) from None
 
@@ -155,22 +157,6 @@ def make_signature(call: BoundCall, leaves: Sequence[Any], tree: Any) -> Signatu
     return Signature(tree, types, call.statics, kinds, call.positions, read_settings())
 
 
-def find_static_kind(value: Any) -> Any:
-    """Returns what distinguishes a static value from others that are equal in Python.
-
-    In Python 1, 1.0 and True are equal, and 0.0 and -0.0; in a traced function they are not.
-
-    Example:
-        >>> find_static_kind((1, -0.0)) == find_static_kind((True, 0.0))
-        False
-    """
-    if isinstance(value, tuple):
-        return (type(value), *(find_static_kind(item) for item in value))
-    if isinstance(value, frozenset):
-        return (type(value), frozenset((item, find_static_kind(item)) for item in value))
-    return (type(value), repr(value)) if isinstance(value, float | complex) else type(value)
-
-
 def name_leaves(
     function: Callable[..., Any], options: Options, call: BoundCall
 ) -> tuple[list[str], list[ArgumentLeaf]]:
@@ -178,23 +164,43 @@ def name_leaves(
 
     Example: ``state['w']`` and ``argument 0 `state['w']```.
     """
-    parameters = _name_positions(function, max(call.positions, default=-1) + 1)
     names: list[str] = []
     leaves: list[ArgumentLeaf] = []
-
-    def add(label: str, name: str, tree: Any, is_donated: bool) -> None:
+    for label, name, tree, is_donated in _name_arguments(function, options, call):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             names.append(name + jax.tree_util.keystr(path))
             leaves.append(ArgumentLeaf(f"{label}`{names[-1]}`", leaf, is_donated))
+    return _make_unique(names), leaves
 
-    for position, value in zip(call.positions, call.args, strict=True):
-        is_donated = position in options.donate_argnums
-        add(f"argument {position} ", parameters[position], value, is_donated)
+
+def name_static_values(
+    function: Callable[..., Any], options: Options, call: BoundCall
+) -> list[tuple[str, Any]]:
+    """Returns the static arguments and the static leaves of a call, each with its name.
+
+    Example: ``static argument 1`` and ``static leaf model.activation``.
+    """
+    named = [(f"static argument {key}", value) for key, value in call.statics]
+    for _, name, tree, _ in _name_arguments(function, options, call):
+        leaves = list_static_leaves(jax.tree_util.tree_structure(tree))
+        named += [(f"static leaf {name}{path}", leaf) for path, leaf in leaves]
+    return named
+
+
+def _name_arguments(
+    function: Callable[..., Any], options: Options, call: BoundCall
+) -> list[tuple[str, str, Any, bool]]:
+    """Returns of each dynamic argument its place, its name, its value, and if it is donated."""
+    parameters = _name_positions(function, max(call.positions, default=-1) + 1)
+    named = [
+        (f"argument {position} ", parameters[position], value, position in options.donate_argnums)
+        for position, value in zip(call.positions, call.args, strict=True)
+    ]
     for key in sorted(call.kwargs):
         # Any text can be a keyword, as in f(**{"%0": x}), and names with % are our own.
         name = key if key.isidentifier() else f"kwargs[{key!r}]"
-        add("argument ", name, call.kwargs[key], key in options.donate_argnames)
-    return _make_unique(names), leaves
+        named.append(("argument ", name, call.kwargs[key], key in options.donate_argnames))
+    return named
 
 
 def _make_unique(names: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ from tracegraph.jax_internals import (
     open_jaxpr,
 )
 from tracegraph.lowering.collector import hold_collector
+from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 _STREAM_SCOPE = re.compile(r"tg_stream_(\d+)")
 _count_lock = threading.Lock()
@@ -90,8 +91,8 @@ def trace_jaxpr(
     in_tree = jax.tree.structure((args, kwargs))
 
     def bind(*leaves: Any) -> list[Any]:
-        args, kwargs = jax.tree.unflatten(in_tree, leaves)
-        return jax.tree.leaves(jitted(*args, **kwargs))
+        args, kwargs = wrap_static_leaves(jax.tree.unflatten(in_tree, leaves))
+        return jax.tree.leaves(wrap_static_leaves(jitted(*args, **kwargs)))
 
     origin = Origin(_describe_function(function))
     return JaxTrace(traced.jaxpr, traced.out_tree, bind, name, origin)

@@ -7,6 +7,7 @@ import jax
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.static_leaves import wrap_static_leaves
 from tracegraph.verification.device_verification import verify_on_device
 from tracegraph.verification.expectation import expect
 from tracegraph.verification.host_verification import verify_on_host
@@ -31,7 +32,7 @@ def verify_capture(
     if report.skipped:
         return report
     tree = captured.checked.out_tree
-    numbered = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
+    numbered = wrap_static_leaves(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))
     paths = [
         "result" + jax.tree_util.keystr(path)
         for path, _ in jax.tree_util.tree_leaves_with_path(numbered)

@@ -196,8 +196,8 @@ def test_an_exception_of_the_user_passes():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(tg.CaptureError, match="argument 1 `x` is a str"):
-        tg.capture(step).explain({"w": X}, "text")
+    with pytest.raises(tg.CaptureError, match="argument 1 `x` is a set"):
+        tg.capture(step).explain({"w": X}, {"text"})
 
 
 def test_without_arguments_and_without_ops():

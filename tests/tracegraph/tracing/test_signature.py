@@ -17,10 +17,10 @@ from tracegraph.tracing.signature import (
     Signature,
     bind_call,
     describe_leaf,
-    find_static_kind,
     make_signature,
     name_leaves,
 )
+from tracegraph.tracing.static_leaves import find_static_kind
 
 jax.config.update("jax_platforms", "cpu")
 X = jnp.arange(3.0)
@@ -35,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "stream": None,
     "verify": True,
     "name": None,
+    "static_leaves": "auto",
 }
 
 
