@@ -30,6 +30,7 @@ from tracegraph.reports.report import Report, read_parts, take_show
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
+from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import is_tracing
 from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check
@@ -278,7 +279,8 @@ class GraphedFunction(Generic[P, R]):
         parts = read_parts(show)
         prepared = self._prepare(args, kwargs)
         with self._lock:
-            kept, recapture = self._cache.get(prepared.signature), self._recaptures.latest
+            kept = self._find_capture(prepared, args, kwargs)
+            recapture = self._recaptures.latest
         progress = Progress(f"explaining `{self._options.name}`")
         with drop_unit_axes(prepared.leaves), progress:
             pipeline = self._make_pipeline(prepared, progress)
@@ -355,7 +357,7 @@ class GraphedFunction(Generic[P, R]):
         """Looks the signature up, and captures on a miss."""
         prepared = self._prepare(args, kwargs, has_values=True)
         with self._lock:
-            capture = self._cache.get(prepared.signature)
+            capture = self._find_capture(prepared, args, kwargs)
             is_new = capture is None
             captured = self._capture(prepared) if capture is None else capture.graph
             self._use(captured)
@@ -366,6 +368,27 @@ class GraphedFunction(Generic[P, R]):
         with self._lock:
             self._first_calls += is_new
         return result
+
+    def _find_capture(
+        self, prepared: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Capture | None:
+        """Returns the capture of a signature, or of one with the same arguments, if there is one.
+
+        The caller holds the lock. See Note [Spellings] for what the same arguments are.
+        """
+        if (capture := self._cache.get(prepared.signature)) is not None:
+            return capture
+        for capture in reversed(self._cache.values()):
+            respelled = capture.graph.respell(args, kwargs)
+            if respelled is None:
+                continue
+            try:
+                found = self._prepare(*respelled)
+            except CaptureError:
+                continue  # The default that was left out is no argument of a graph.
+            if found.signature == capture.graph.signature:
+                return capture
+        return None
 
     def _capture(self, prepared: PreparedCall) -> CapturedGraph:
         calls, graphs = self._count_calls(), [each.graph for each in self._cache.values()]

@@ -8,19 +8,18 @@ from typing import Any
 
 import jax
 
-from tracegraph.constraints.frames import locate_caller
-from tracegraph.constraints.mismatch import LeafSpec, describe_mismatch, describe_static_mismatch
 from tracegraph.jax_internals import to_physical
 from tracegraph.lowering.lower import Lowered
 from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
+from tracegraph.replaying.mismatch_error import make_mismatch_error
 from tracegraph.replaying.result_builder import ResultBuilder
 from tracegraph.runtime.array import Array
-from tracegraph.runtime.errors import ReplayError
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
-from tracegraph.tracing.signature import Signature, is_leaf_tree
+from tracegraph.tracing.signature import is_leaf_tree
+from tracegraph.tracing.spellings import read_spellings
 
 MISS: Any = object()
 
@@ -51,12 +50,15 @@ class CapturedGraph:
         "_direct_reads",
         "_donated",
         "_function",
+        "_keys",
         "_keyword_slots",
+        "_keywords",
         "_launch_stages",
         "_options",
         "_pending",
         "_resident_trees",
         "_slots",
+        "_spellings",
         "_statics",
         "_uncounted",
         "checked",
@@ -175,10 +177,22 @@ class CapturedGraph:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ...] | None:
         """Returns one argument per slot; None for others than the slots'."""
-        if kwargs.keys() != self._keyword_slots.keys():
+        if kwargs.keys() == self._keywords.keys():
+            joined = (*args, *(kwargs[key] for key in self._keywords))
+            if len(joined) == len(self._collectors):
+                return joined
+        # Another spelling than that of the call that was captured, see Note [Spellings].
+        return self._spellings.join(self._keys, args, kwargs)
+
+    def respell(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Returns a call with the arguments that this graph takes; None if it has others."""
+        joined = self._join_keywords(args, kwargs)
+        if joined is None:
             return None
-        joined = (*args, *(kwargs[key] for key in self._keyword_slots))
-        return joined if len(joined) == len(self._collectors) else None
+        count = len(self._slots)
+        return joined[:count], dict(zip(self._keyword_slots, joined[count:], strict=True))
 
     def _recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
         """Makes the next call possible after an error; True if the arguments were at fault."""
@@ -211,7 +225,7 @@ class CapturedGraph:
         )
         result = self.try_call(args, kwargs, True)
         if result is MISS:
-            raise self._make_mismatch_error(found)
+            raise make_mismatch_error(self.name, self.signature, self.names, self._statics, found)
         return result
 
     def replay_once(self, leaves: Sequence[Any], *, is_rebound: bool) -> list[Any]:
@@ -309,8 +323,12 @@ class CapturedGraph:
             start += structure.num_leaves
         self._slots = [slots[key] for key in sorted(k for k in slots if isinstance(k, int))]
         self._keyword_slots = {key: slot for key, slot in slots.items() if isinstance(key, str)}
-        # Graphs with keyword arguments order them first, see `_join_keywords`.
-        self._arity = -1 if self._keyword_slots else len(self._slots)
+        self._spellings = read_spellings(prepared.function, prepared.options)
+        self._keys = [*range(len(self._slots)), *map(self._spellings.find_key, self._keyword_slots)]
+        # The names by which the captured call gave its last arguments.
+        self._keywords = dict.fromkeys((*bound.moved, *self._keyword_slots))
+        # Calls with keyword arguments are ordered first, see `_join_keywords`.
+        self._arity = -1 if self._keywords else len(self._slots)
         self._collectors = tuple(
             (index, slot.known, slot.write, slot.collect)
             for index, slot in enumerate((*self._slots, *self._keyword_slots.values()))
@@ -328,31 +346,6 @@ class CapturedGraph:
                 continue
             if inputs == list(range(inputs[0], inputs[0] + count)):
                 tree.remember = slot.remember
-
-    def _make_mismatch_error(self, found: PreparedCall) -> ReplayError:
-        """Returns an error that shows wanted and got side by side where they differ."""
-        differences = (
-            describe_mismatch(
-                _list_leaf_specs(self.names, self.signature),
-                _list_leaf_specs(found.names, found.signature),
-            ),
-            describe_static_mismatch(self._statics, found.list_static_values()),
-        )
-        difference = "; ".join(filter(None, differences)) or "the structure of the arguments"
-        return ReplayError(
-            f"the graph of `{self.name}` is called with another signature",
-            where=f"{locate_caller()}: {difference}",
-            why="a graph has static shapes: its kernels and buffers fit one signature only",
-            fix=f"pass what it was captured with, or call `{self.name}`, which captures anew",
-            anchor="signature",
-        )
-
-
-def _list_leaf_specs(names: Sequence[str], signature: Signature) -> list[LeafSpec]:
-    return [
-        (name, leaf.shape, leaf.dtype, leaf.weak_type)
-        for name, leaf in zip(names, signature.leaves, strict=True)
-    ]
 
 
 def copy_together(arrays: Iterable[Array]) -> dict[int, Any]:

@@ -16,6 +16,7 @@ from tracegraph.constraints.leaf_kinds import suggest_static
 from tracegraph.jax_internals import read_settings
 from tracegraph.options import Options
 from tracegraph.runtime.errors import CaptureError
+from tracegraph.tracing.spellings import read_spellings
 from tracegraph.tracing.static_leaves import find_static_kind, list_static_leaves
 
 
@@ -28,12 +29,14 @@ class BoundCall:
         kwargs: the keyword arguments that are not static.
         positions: the place of each of ``args`` among the user's positional arguments.
         statics: the static arguments, as sorted (position or name, value) pairs.
+        moved: the names of those positional arguments that the user gave by keyword, in order.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     positions: tuple[int, ...]
     statics: tuple[tuple[int | str, Any], ...]
+    moved: tuple[str, ...]
 
     def restore(
         self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -55,12 +58,16 @@ class BoundCall:
 def bind_call(
     function: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> BoundCall:
-    """Splits a call into static and dynamic arguments.
+    """Splits a call into static and dynamic arguments, in one form: see Note [Spellings].
 
     Raises:
         CaptureError: an argument is missing or unexpected, or a static one cannot be hashed.
     """
     _check_arity(function, options.name, args, kwargs)
+    spellings = read_spellings(function, options)
+    count = len(args)
+    args, kwargs = spellings.normalize(args, kwargs)
+    moved = tuple(filter(None, spellings.names[count : len(args)]))
     statics: list[tuple[int | str, Any]] = []
     dynamic, positions = [], []
     for position, value in enumerate(args):
@@ -73,7 +80,7 @@ def bind_call(
     for key, value in statics:
         _check_static(options.name, key, value)
     rest = {key: value for key, value in kwargs.items() if key not in options.static_argnames}
-    return BoundCall(tuple(dynamic), rest, tuple(positions), tuple(statics))
+    return BoundCall(tuple(dynamic), rest, tuple(positions), tuple(statics), moved)
 
 
 def _check_arity(
@@ -178,9 +185,14 @@ def name_static_values(
 ) -> list[tuple[str, Any]]:
     """Returns the static arguments and the static leaves of a call, each with its name.
 
-    Example: ``static argument 1`` and ``static leaf model.activation``.
+    Example: ``static argument n`` and ``static leaf model.activation``.
     """
-    named = [(f"static argument {key}", value) for key, value in call.statics]
+    last = max((key for key, _ in call.statics if isinstance(key, int)), default=-1)
+    parameters = _name_positions(function, last + 1)
+    named = [
+        (f"static argument {parameters[key] if isinstance(key, int) else key}", value)
+        for key, value in call.statics
+    ]
     for _, name, tree, _ in _name_arguments(function, options, call):
         leaves = list_static_leaves(jax.tree_util.tree_structure(tree))
         named += [(f"static leaf {name}{path}", leaf) for path, leaf in leaves]

@@ -184,7 +184,7 @@ def test_labels_say_position_and_donation():
     _, leaves = name_leaves(step, options, bind_call(step, options, ([X],), {"n": 2.0}))
     assert [(leaf.path, leaf.is_donated) for leaf in leaves] == [
         ("argument 0 `x[0]`", True),
-        ("argument `n`", False),
+        ("argument 1 `n`", False),
     ]
 
 
