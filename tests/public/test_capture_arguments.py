@@ -157,6 +157,7 @@ def test_arrays_of_keys():
     assert_same(tg.capture(lambda k: (k, k[1]))(keys), (keys, keys[1]))
 
 
+@pytest.mark.filterwarnings("ignore::tracegraph.RecaptureWarning")
 def test_a_changed_tree_dtype_or_weak_type_is_a_new_signature():
     captured = tg.capture(lambda t: jax.tree.map(lambda leaf: leaf + 1, t))
     wanted = jax.jit(lambda t: jax.tree.map(lambda leaf: leaf + 1, t))

@@ -47,8 +47,8 @@ def call_back(x):
     return jax.pure_callback(np.sin, jax.typeof(x), x)
 
 
-def return_text(x):
-    return {"a": x, "b": "text"}
+def return_set(x):
+    return {"a": x, "b": {1}}
 
 
 def take_branch(x):
@@ -69,7 +69,7 @@ FAULTS = [
     (convert, 1, "reads the value of an array on the host with", "the function is traced once wi"),
     (print_value, 1, "prints a traced value with `print`", "the function is traced once without"),
     (call_back, 1, "calls back into Python while it is being captured", "a CUDA graph replays dev"),
-    (return_text, 0, "returns a str (`result['b']`), not an array", "a replay returns arrays of"),
+    (return_set, 0, "returns a set (`result['b']`), not an array", "a replay returns arrays of"),
     (take_branch, 1, "takes a branch that depends on data", "a CUDA graph launches the same kerne"),
     (mask, 1, "indexes with a boolean mask", "a CUDA graph replays fixed addresses and sizes"),
     (draw, 1, "does Python work that changes from one trace to the next", "0."),

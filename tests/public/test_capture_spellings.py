@@ -192,7 +192,7 @@ def test_methods():
 def test_explain_finds_the_graph_of_another_spelling():
     captured = tg.capture(scale)
     captured(X)
-    assert captured.explain(X, y=2.0).startswith("`scale` can be captured")
+    assert captured.explain(X, y=2.0).startswith("`scale` is captured")
     assert captured.cache_info() == (0, 1, 64, 1)
 
 

@@ -161,7 +161,7 @@ def test_a_failure_in_one_thread_does_not_disturb_the_others():
     def fail():
         for _ in range(20):
             with pytest.raises(tg.CaptureError):
-                captured("text")
+                captured({1})
         return 0
 
     def work():

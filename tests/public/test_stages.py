@@ -113,7 +113,9 @@ def test_a_compiled_capture_that_differs_is_not_used(monkeypatch):
     replay = type(compiled._graph).replay_once
     with monkeypatch.context() as patch:
         patch.setattr(
-            type(compiled._graph), "replay_once", lambda *args: [r + 1 for r in replay(*args)]
+            type(compiled._graph),
+            "replay_once",
+            lambda *args, **options: [r + 1 for r in replay(*args, **options)],
         )
         for _ in range(2):
             with pytest.raises(tg.VerificationError):

@@ -147,7 +147,7 @@ MISTAKES = [
     (["explain", "{}:scale", "--show", "plans,ir"], "a report has no part plans"),
     (["explain", "{}:scale", "--args", "(1.0,"], "cannot evaluate --args `(1.0,`"),
     (["explain", "{}:scale", "--args", "nothing"], "cannot evaluate --args `nothing`"),
-    (["explain", "{}:scale", "--args", "'text', 1"], "argument 0 `x` is a str, not an array"),
+    (["explain", "{}:scale", "--args", "{{2}}, 1"], "argument 0 `x` is a set, not an array"),
 ]
 
 
@@ -169,8 +169,8 @@ def test_each_mistake_is_named(program, words, what):
 
 
 ARGUMENTS = [
-    ("'text', 1", "argument 0 `x`"),
-    ("(jnp.ones(3), object())", "argument 1 `factor`"),
+    ("{2}, 1", "argument 0 `x`"),
+    ("(jnp.ones(3), {2})", "argument 1 `factor`"),
     ("(jnp.ones(3),)", "`scale(x, factor)`"),
 ]
 

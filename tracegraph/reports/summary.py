@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
@@ -253,9 +254,14 @@ def _describe_times(seconds: Mapping[str, float]) -> str:
 
 
 def _split(verification: str) -> list[str]:
-    """Returns the result of a verification, its tolerance and what it does not say, one a line."""
+    """Returns the result of a verification, its tolerance and what it does not say, all in full."""
     first, *others = verification.split("; ", 2)
-    return [f"verification: {first}", *(f"  {each}" for each in others)]
+    texts = [f"verification: {first}", *(f"  {each}" for each in others)]
+    return [
+        line
+        for text in texts
+        for line in textwrap.wrap(text, MAX_COLUMNS, subsequent_indent="    ")
+    ]
 
 
 def _limit(lines: Sequence[str], most: int, noun: str) -> list[str]:

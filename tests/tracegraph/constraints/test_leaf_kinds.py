@@ -160,7 +160,7 @@ def returned():
     return tg.capture(lambda x: (x, X + 1), verify=False)
 
 
-@pytest.mark.filterwarnings("ignore:Python iterable type")
+@pytest.mark.filterwarnings("ignore:Python iterable type", "ignore::tracegraph.RecaptureWarning")
 @pytest.mark.parametrize(("value", "fix", "apply"), REFUSED)
 def test_what_is_refused_names_a_fix_that_works(value, fix, apply, returned):
     assert not is_static(value)

@@ -81,7 +81,7 @@ def test_many_prints_of_a_function_are_one_message():
 def test_many_bad_leaves_are_one_message():
     at = line() + 2
     with pytest.raises(tg.CaptureError) as caught:
-        tg.capture(lambda tree: tree, name="f")([object() for _ in range(120)])
+        tg.capture(lambda tree: tree, name="f")([{index} for index in range(120)])
     assert caught.value.what.endswith("and 119 more like it")
     assert f"{FILE}:{at} in test_many_bad_leaves_are_one_message" in caught.value.where
     assert count_lines(caught.value) <= 12

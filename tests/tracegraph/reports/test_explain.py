@@ -277,8 +277,8 @@ def test_the_functions_own_show_is_the_functions():
     assert "\n\nir\n" in report.show("ir")
     anything = tg.capture(lambda **rest: rest["show"] * 2)
     assert "  show: f32[2,3], 24 bytes\n" in anything.explain(show=X)
-    with pytest.raises(tg.CaptureError, match="`show` is a str"):
-        anything.explain(show="ir")
+    with pytest.raises(tg.CaptureError, match="`show` is a set"):
+        anything.explain(show={1})
     positional = tg.capture(lambda show, /: show * 2)
     assert "\n\nir\n" in positional.explain(X, show="ir")
 

@@ -19,6 +19,7 @@ GIVEN = {
     "stream": None,
     "verify": True,
     "name": None,
+    "static_leaves": "auto",
 }
 
 

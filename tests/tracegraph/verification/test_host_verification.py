@@ -225,6 +225,10 @@ def test_a_callback_that_gives_other_results_is_the_users() -> None:
     assert caught.value.fix.startswith("callbacks must give the same results")
 
 
+def flatten(report: str) -> str:
+    return " ".join(report.split())
+
+
 def test_a_callback_may_differ_a_little_and_the_report_names_it() -> None:
     scales = iter([1.0, 1.0 + 1e-6, *[1.0] * 9])
 
@@ -232,20 +236,21 @@ def test_a_callback_may_differ_a_little_and_the_report_names_it() -> None:
         return jax.pure_callback(lambda v: v * np.float32(next(scales)), jax.typeof(x), x)
 
     captured = tg.capture(function, mode="partial")
-    before = captured.explain(X)
+    before = flatten(captured.explain(X))
     assert "bit for bit or within 0.05 of the largest magnitude (Python code in `pure_c" in before
     captured(X)
-    report = captured.explain(X)
-    assert "0 of 1 results equal XLA's executable bit for bit; within 0.05 of the largest" in report
-    assert report.endswith("(Python code in `pure_callback`): result")
+    report = flatten(captured.explain(X))
+    assert "0 of 1 results equal XLA's executable bit for bit within 0.05 of the largest" in report
+    assert "(Python code in `pure_callback`): result" in report
 
 
 def test_the_report_says_that_regions_may_differ_from_one_jit() -> None:
     note = "XLA compiles each of the 3 regions by itself: their results may differ from one jax.jit"
     captured = tg.capture(loop, mode="partial")
-    assert note in captured.explain(X)
+    assert note in flatten(captured.explain(X))
     captured(X)
-    assert f"1 of 1 results equal XLA's executables bit for bit; {note}" in captured.explain(X)
+    report = flatten(captured.explain(X))
+    assert f"1 of 1 results equal XLA's executables bit for bit {note}" in report
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
