@@ -20,24 +20,26 @@ _watchers = 0
 
 
 @contextlib.contextmanager
-def watch_print(name: str) -> Iterator[None]:
+def watch_print(name: str, *, is_quiet: bool = False) -> Iterator[None]:
     """Makes `print` of a traced value an error in this thread, while the function is traced.
 
     Args:
         name: the captured function's name.
+        is_quiet: prints nothing in this thread: what a function prints while it is traced has
+            appeared in the first trace, and `jax.jit` prints it once.
 
     Raises:
         CaptureError: from the user's `print`, when an argument is a traced value. Everything else
             is printed as always, also from other threads.
     """
-    outer = getattr(_tracing, "name", None)
-    _tracing.name = name
+    outer = getattr(_tracing, "name", None), getattr(_tracing, "is_quiet", False)
+    _tracing.name, _tracing.is_quiet = name, is_quiet or outer[1]
     _install(1)
     try:
         yield
     finally:
         _install(-1)
-        _tracing.name = outer
+        _tracing.name, _tracing.is_quiet = outer
 
 
 def _install(change: int) -> None:
@@ -53,7 +55,8 @@ def _print(*values: Any, **options: Any) -> None:
     name = getattr(_tracing, "name", None)
     if name is not None and any(isinstance(value, Tracer) for value in values):
         raise make_capture_error([_make_print_violation(name)], graph_name=name)
-    _plain_print(*values, **options)
+    if name is None or not _tracing.is_quiet:
+        _plain_print(*values, **options)
 
 
 def _make_print_violation(name: str) -> Violation:

@@ -1,7 +1,7 @@
 """The rule `python-work`: two traces of one signature must give the same graph.
 
 What differs was computed by Python: a clock, NumPy's random numbers, a counter. A CUDA graph would
-replay the value of one trace forever.
+replay the value of one trace forever. See Note [Moved sources].
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ from typing import Any
 import jax
 import numpy as np
 
+from tracegraph.constraints.sources import SourceCall
 from tracegraph.constraints.violation import Violation, locate_op
 from tracegraph.ir.graph import STREAM_MARKS, Graph, Literal, Op, Operand, Value
 from tracegraph.ir.printer import print_op, print_type
 from tracegraph.jax_internals import is_jaxpr, is_key_dtype
+from tracegraph.runtime.errors import shorten_list
 
+_NAMED_CALLS = 3
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
-def compare_traces(first: Graph, second: Graph) -> tuple[Violation, ...]:
+def compare_traces(
+    first: Graph, second: Graph, calls: Sequence[SourceCall] = ()
+) -> tuple[Violation, ...]:
     """Finds Python work that differs between two traces of the same signature.
 
     Args:
         first: one trace.
         second: another, of the same function and signature, after the same passes.
+        calls: of clocks and random sources in the second, which moved them.
 
     Returns:
         One violation per op that reads another literal, constant or parameter, in order, up to the
         first op that is a different one.
     """
-    comparison = _Comparison(first.name)
+    comparison = _Comparison(first.name, describe_causes(calls))
     comparison.compare(first, second)
     return tuple(comparison.violations)
 
@@ -63,9 +69,9 @@ def read_array(array: Any) -> np.ndarray[Any, Any]:
 class _Comparison:
     """One walk over two graphs: which value of the second stands for which of the first."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, causes: str) -> None:
         self.violations: list[Violation] = []
-        self._name = name
+        self._name, self._causes = name, causes
         self._partners: dict[int, Value] = {}
         self._arrays: dict[int, Any] = {}
         self._renamed: dict[tuple[str, int], int] = {}
@@ -151,18 +157,37 @@ class _Comparison:
         self._add_violation(locate_op(op), *counts, op)
 
     def _add_violation(self, where: str, first: str, second: str, op: Op | None) -> None:
-        self.violations.append(
-            Violation(
-                "python-work",
-                f"`{self._name}` does Python work that changes from one trace to the next",
-                where,
-                f"{first} in the first trace, {second} in the second; a CUDA graph would freeze "
-                "one of them (time, np.random, a counter)",
-                "pass the value as an argument, and draw random numbers with jax.random from a key "
-                "argument",
-                op,
-            )
-        )
+        difference = f"{first} in the first trace, {second} in the second"
+        self.violations.append(make_work_violation(self._name, where, difference, self._causes, op))
+
+
+def make_work_violation(
+    graph_name: str, where: str, difference: str, causes: str, op: Op | None = None
+) -> Violation:
+    """Returns the violation that a trace differs from the one before."""
+    return Violation(
+        "python-work",
+        f"`{graph_name}` does Python work that changes from one trace to the next",
+        where,
+        f"{difference}; a CUDA graph would freeze one of them ({causes})",
+        "pass the value as an argument, and draw random numbers with jax.random from a key "
+        "argument",
+        op,
+    )
+
+
+def describe_causes(calls: Sequence[SourceCall]) -> str:
+    """Returns which clocks and random sources were called, or what else may be the cause.
+
+    Example:
+        >>> describe_causes([SourceCall("time.time", "17.5", "train.py:12 in step")])
+        '`time.time` gave 17.5 at train.py:12 in step; the second trace gets other values'
+    """
+    if not calls:
+        return "a counter, or other state of Python that a call changes"
+    unique = {(call.name, call.where): str(call) for call in reversed(calls)}
+    named = shorten_list(list(reversed(unique.values())), _NAMED_CALLS)
+    return f"{', '.join(named)}; the second trace gets other values"
 
 
 def _has_same_form(first: Op, second: Op) -> bool:

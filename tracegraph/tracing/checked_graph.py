@@ -13,16 +13,24 @@ from typing import Any
 
 from tracegraph.constraints.check import check_graph, find_uncapturable
 from tracegraph.constraints.constants import find_large_constants
+from tracegraph.constraints.frames import locate_error
 from tracegraph.constraints.leaks import check_leaks
 from tracegraph.constraints.printing import watch_print
+from tracegraph.constraints.source_watch import move_sources
+from tracegraph.constraints.sources import SourceWatch
 from tracegraph.constraints.trace_errors import translate_trace_error
-from tracegraph.constraints.traces import compare_traces
+from tracegraph.constraints.traces import (
+    compare_traces,
+    describe_causes,
+    make_work_violation,
+)
 from tracegraph.constraints.violation import Violation, make_capture_error
 from tracegraph.ir.graph import Graph
 from tracegraph.ir.printer import print_graph
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, Rewritten, rewrite_graph
 from tracegraph.passes.resolve_donation import ResolveDonation
+from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.stream import tracing
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.static_leaves import find_changed_results
@@ -66,8 +74,12 @@ class FirstTrace:
     checked: CheckedGraph
 
 
-def trace_call(prepared: PreparedCall) -> JaxTrace:
+def trace_call(prepared: PreparedCall, *, is_repeated: bool = False) -> JaxTrace:
     """Lets JAX trace the user's function once, on abstract values of a call's signature.
+
+    Args:
+        prepared: the call.
+        is_repeated: the function was traced before: what it prints does not appear again.
 
     Raises:
         CaptureError: the function needs what a traced value does not have.
@@ -81,7 +93,8 @@ def trace_call(prepared: PreparedCall) -> JaxTrace:
 
     run.__name__ = run.__qualname__ = options.name
     vars(run)["__wrapped__"] = prepared.function
-    with tracing(options.name, options.stream), watch_print(options.name):
+    printing = watch_print(options.name, is_quiet=is_repeated)
+    with tracing(options.name, options.stream), printing:
         try:
             return trace_jaxpr(run, args, kwargs, name=options.name)
         except Exception as error:
@@ -114,18 +127,44 @@ def check_trace(prepared: PreparedCall, trace: JaxTrace) -> FirstTrace:
 
 
 def finish_checks(prepared: PreparedCall, first: FirstTrace) -> None:
-    """Finishes the checks: traces again, compares the two traces and verifies the passes.
+    """Finishes the checks: traces again, compares the traces and verifies the passes.
+
+    Clocks and random sources are moved meanwhile, see Note [Moved sources]; the traces are more
+    than two only where the function called one of them.
 
     Raises:
-        CaptureError: the second trace differs.
+        CaptureError: another trace differs.
         InternalError: a pass broke the graph.
         Exception: the user's function raised; the exception passes as it is.
     """
-    second = _build(prepared, trace_call(prepared))
-    _check_no_violations(compare_traces(first.traced.graph, second.graph), first.traced.graph)
-    changed = find_changed_results(prepared.function, first.traced.out_tree, second.out_tree)
-    _check_no_violations(changed, first.traced.graph)
+    rounds, number = 1, 0
+    while number < rounds:
+        number += 1
+        rounds = max(rounds, _compare_with_moved(prepared, first.traced, number))
     first.rewritten.verify()
+
+
+def _compare_with_moved(prepared: PreparedCall, first: Traced, number: int) -> int:
+    """Traces again with moved clocks and compares; returns how many such traces are needed."""
+    watch: SourceWatch | None = None
+    try:
+        with move_sources(prepared.function, number) as watch:
+            trace = trace_call(prepared, is_repeated=True)
+    except CaptureError:
+        raise
+    except Exception as error:
+        if watch is None or not watch.calls:
+            raise
+        # The first trace did not raise: that this one does follows from the moved clock.
+        raised = f"nothing is raised in the first trace, {type(error).__name__} in the second"
+        where, causes = locate_error(error, prepared.function), describe_causes(watch.calls)
+        violation = make_work_violation(first.graph.name, where, raised, causes)
+        raise make_capture_error([violation], graph_name=first.graph.name) from error
+    second = _build(prepared, trace)
+    _check_no_violations(compare_traces(first.graph, second.graph, watch.calls), first.graph)
+    changed = find_changed_results(prepared.function, first.out_tree, second.out_tree)
+    _check_no_violations(changed, first.graph)
+    return watch.rounds
 
 
 def trace_and_check(prepared: PreparedCall) -> CheckedGraph:

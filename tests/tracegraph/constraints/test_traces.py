@@ -41,7 +41,7 @@ def test_python_number_that_changes():
         "`step` does Python work that changes from one trace to the next\n"
         "  where: test_traces.py:N in step, %2 = mul %1, 0.75:f32[]\n"
         "  why:   0.75 in the first trace, 0.125 in the second; a CUDA graph would freeze one of "
-        "them (time, np.random, a counter)\n"
+        "them (a counter, or other state of Python that a call changes)\n"
         "  fix:   pass the value as an argument, and draw random numbers with jax.random from a "
         "key argument          python -m tracegraph error python-work"
     )
