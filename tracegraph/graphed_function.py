@@ -21,9 +21,16 @@ from tracegraph.capturing.pipeline import Capture, CapturePipeline
 from tracegraph.capturing.progress import Progress
 from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
 from tracegraph.constraints.mismatch import make_refusal_error
-from tracegraph.jax_internals import drop_unit_axes, eval_trace, read_settings, trace_state
+from tracegraph.jax_internals import (
+    InvalidFloatSignal,
+    drop_unit_axes,
+    eval_trace,
+    read_settings,
+    trace_state,
+)
 from tracegraph.options import Options, read_options
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
+from tracegraph.replaying.float_checks import adapt_donation, raise_float_error
 from tracegraph.reports.explain import explain_capture
 from tracegraph.reports.recaptures import RecaptureLog
 from tracegraph.reports.report import Report, read_parts, take_show
@@ -135,6 +142,8 @@ class GraphedFunction(Generic[P, R]):
                 if result is not MISS:
                     return result
             return self._call_generally(latest, args, kwargs)
+        except InvalidFloatSignal as signal:
+            raise_float_error(signal, self._function, args, kwargs)
         except Exception as error:
             hide_own_frames(error)
             raise
@@ -416,7 +425,7 @@ class GraphedFunction(Generic[P, R]):
         """Binds, checks and flattens a call; types may replace arrays unless it has values."""
         return prepare_call(
             self._function,
-            self._options,
+            adapt_donation(self._options),
             args,
             kwargs,
             device=self._device.jax_device,

@@ -25,6 +25,8 @@ from tracegraph.runtime.own_folders import OWN_FOLDERS
 from tracegraph.runtime.source_lines import Line
 
 PRIVATE_NAMES = {
+    "jax._src.api_util.InternalFloatingPointError": "what JAX raises of an invalid result",
+    "jax._src.api_util.maybe_recursive_nan_check": "its search for the op, in its own words",
     "jax._src.config._check_vma": "whether a `shard_map` follows what varies over its mesh",
     "jax._src.config.remove_size_one_mesh_axis_from_type": "types as if nothing were sharded",
     "jax._src.config.trace_context": "the settings under which `jax.jit` keeps programs apart",
@@ -50,6 +52,10 @@ for _folder in OWN_FOLDERS:
 
 
 _UNCHANGED = contextlib.nullcontext()
+# Raised for the results of a whole program; a user never sees it.
+InvalidFloatSignal: Any = _private["InternalFloatingPointError"]
+# Calls a function with debug settings on, op by op; always raises FloatingPointError.
+rerun_op_by_op: Any = _private["maybe_recursive_nan_check"]
 _JAXPRS = (extend_core.Jaxpr, extend_core.ClosedJaxpr)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ X = jnp.arange(4.0)
 
 
 @functools.cache
-def make_optimizer():
+def make_optimizer() -> Any:
     return optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=3)
 
 

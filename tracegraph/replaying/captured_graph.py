@@ -8,9 +8,14 @@ from typing import Any
 
 import jax
 
-from tracegraph.jax_internals import to_physical
+from tracegraph.jax_internals import InvalidFloatSignal, to_physical
 from tracegraph.lowering.lower import Lowered
 from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
+from tracegraph.replaying.float_checks import (
+    check_results,
+    is_checking_floats,
+    raise_float_error,
+)
 from tracegraph.replaying.mismatch_error import make_mismatch_error
 from tracegraph.replaying.result_builder import ResultBuilder
 from tracegraph.runtime.array import Array
@@ -95,6 +100,8 @@ class CapturedGraph:
         avals = [operand.aval for operand in checked.graph.outputs]
         results = ResultBuilder(replay, checked.out_tree, avals)
         self._build_result, self._resident_trees = results.build, results.resident_trees
+        if is_checking_floats():
+            self._build_result = check_results(results.build, self.name)
         # Only arrays given one by one: a tree must be flattened, which is the slots' work.
         self.direct: Callable[..., Any] | None = None
         self._direct_calls = itertools.count()
@@ -211,6 +218,13 @@ class CapturedGraph:
             CaptureError: an argument was donated before, or is donated twice.
             ReplayError: they have another signature; only what differs is shown.
         """
+        try:
+            return self._call_checked(args, kwargs)
+        except InvalidFloatSignal as signal:
+            raise_float_error(signal, self._function, args, kwargs)
+
+    def _call_checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replays on arguments, or says what is wrong with them."""
         result = self.try_call(args, kwargs, False)
         if result is not MISS:
             return result

@@ -23,7 +23,8 @@ X = np.arange(4, dtype=np.float32)
 
 def compare(function, *args):
     graphs = [trace_function(function, args, {}, name="step").graph for _ in range(2)]
-    return compare_traces(*(run_passes(graph, DEFAULT_PASSES)[0] for graph in graphs))
+    first, second = (run_passes(graph, DEFAULT_PASSES)[0] for graph in graphs)
+    return compare_traces(first, second)
 
 
 def to_text(violation):
