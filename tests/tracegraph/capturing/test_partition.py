@@ -388,3 +388,59 @@ def test_typed_keys_are_physical_between_regions():
     used, left = jax.random.split(key)
     np.testing.assert_allclose(drawn, jax.random.normal(used, (3,)))
     np.testing.assert_array_equal(kept, jax.random.key_data(left))
+
+
+def test_what_is_made_of_literals_is_made_again_in_each_region():
+    def function(x):
+        table = jnp.arange(4.0) * 2
+        return call_back(x + table) + table
+
+    request = partition(function, X)
+    first, eager, last = request.regions
+    assert [spec.name for spec in first.inputs] == ["x0"]
+    assert [spec.name for spec in last.inputs] == [spec.name for spec in eager.outputs]
+    table = np.arange(4.0) * 2
+    np.testing.assert_array_equal(evaluate(request, X)[0], (X + table) * 2 + table)
+
+
+def test_literals_that_make_a_result_are_stored_once():
+    def function(x):
+        table = jnp.arange(4.0) * 2
+        return table, call_back(x) + table, table
+
+    request = partition(function, X)
+    table = request.outputs[0].buffer.name
+    assert request.outputs[2].buffer.name == table
+    stored = [spec.name for region in request.regions for spec in region.outputs]
+    assert stored.count(table) == 1
+    assert table not in [spec.name for region in request.regions for spec in region.inputs]
+    wanted = np.arange(4.0) * 2
+    np.testing.assert_array_equal(evaluate(request, X), [wanted, X * 2 + wanted, wanted])
+
+
+def test_what_jax_reads_op_by_op_is_stored():
+    def function(x):
+        return call_back(jnp.full(4, 3.0)) + x
+
+    request = partition(function, X)
+    first, eager, _ = request.regions
+    assert [spec.name for spec in eager.inputs] == [spec.name for spec in first.outputs]
+    np.testing.assert_array_equal(evaluate(request, X)[0], X + 6)
+
+
+def test_nothing_waits_for_literals():
+    side = Stream()
+
+    def fork(x):
+        table = jnp.arange(4.0)
+        side.wait_stream(current_stream())
+        with stream(side):
+            y = x + table
+        z = x * table
+        current_stream().wait_stream(side)
+        return y * z * table
+
+    request = partition(fork, X)
+    assert [waits for _, _, waits in describe(request)] == [(), (), ("region0",)]
+    table = np.arange(4.0)
+    np.testing.assert_array_equal(evaluate(request, X)[0], (X + table) * (X * table) * table)
