@@ -1,0 +1,1 @@
+"""Random programs: captured, in both modes, against `jax.jit`."""

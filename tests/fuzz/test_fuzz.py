@@ -1,0 +1,67 @@
+"""A few random programs with fixed seeds; many more by hand: ``python -m tests.fuzz``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.fuzz.compare import Outcome, compare_leaves, compare_trees, compare_with_jit
+from tests.fuzz.programs import make_program
+from tests.fuzz.steps import EAGER
+
+SEEDS = range(14)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_program_gives_what_jit_gives(seed: int) -> None:
+    program = make_program(seed)
+    mode = "whole" if program.is_capturable and seed % 2 else "partial"
+    outcome = compare_with_jit(program, mode)
+    assert outcome is not Outcome.REFUSED
+
+
+def test_the_seeds_hold_what_they_should() -> None:
+    programs = [make_program(seed) for seed in SEEDS]
+    assert {program.is_donated for program in programs} == {True, False}
+    assert any(program.side is not None for program in programs)
+    assert any(set(program.steps) & set(EAGER) for program in programs)
+
+
+X = jnp.arange(1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [X + 1e-6, X.astype(jnp.bfloat16), X[None], jnp.asarray(X, jnp.int32), [X], (X, X)],
+    ids=["value", "dtype", "shape", "integers", "list", "length"],
+)
+def test_the_comparison_can_fail(other: Any) -> None:
+    with pytest.raises(AssertionError):
+        compare_trees((other,), (X,), is_cut=False)
+
+
+def test_the_comparison_sees_weak_types_and_placement() -> None:
+    weak, strong = jnp.asarray(1.5), jnp.float32(1.5)
+    assert jax.typeof(weak).weak_type
+    with pytest.raises(AssertionError):
+        compare_leaves("x", weak, strong, False)
+    with pytest.raises(AssertionError, match="committed"):
+        compare_leaves("x", jax.device_put(X, jax.devices()[0]), X, False)
+
+
+def test_several_regions_have_a_tolerance() -> None:
+    assert compare_trees((X * (1 + 1e-6),), (X,), is_cut=True) == ["[0]"]
+    with pytest.raises(AssertionError, match="several regions"):
+        compare_trees((X * 1.1,), (X,), is_cut=True)
+    with pytest.raises(AssertionError):
+        compare_trees((jnp.arange(3),), (jnp.arange(1, 4),), is_cut=True)
+
+
+def test_a_program_that_is_refused_for_no_reason_is_an_error() -> None:
+    program = next(p for p in map(make_program, range(99)) if not p.is_capturable)
+    assert compare_with_jit(program, "whole") is Outcome.REFUSED
+    assert dataclasses.replace(program, steps=()).is_capturable
