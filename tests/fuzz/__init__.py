@@ -1,1 +1,1 @@
-"""Random programs: captured, in both modes, against `jax.jit`."""
+"""Random programs against `jax.jit`, and mutated texts of programs."""

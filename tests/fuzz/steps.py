@@ -137,7 +137,14 @@ def move(draw: Draw, values: list[Any]) -> list[Any]:
 def scatter(draw: Draw, values: list[Any]) -> list[Any]:
     x = pick(draw, values, ndim=draw.choice([1, 2]))
     at = x.at[jnp.asarray([0, x.shape[0] - 1])]
-    return [draw.choice([lambda: at.set(1), lambda: at.max(0) if is_float(x) else at.set(0)])()]
+    return [
+        draw.choice(
+            [
+                lambda: at.set(jnp.ones((), x.dtype)),
+                lambda: at.max(0) if is_float(x) else at.set(jnp.zeros((), x.dtype)),
+            ]
+        )()
+    ]
 
 
 def draw_numbers(draw: Draw, values: list[Any]) -> list[Any]:
