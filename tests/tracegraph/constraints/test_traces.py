@@ -232,6 +232,11 @@ def test_parameters():
     assert not is_same_param((1, (0.0,)), (1, (-0.0,)))
     assert is_same_param([np.zeros(2), "a"], [np.zeros(2), "a"])
     assert not is_same_param([np.zeros(2)], [np.ones(2)])
+    # Equal, but printed in the order that they were made in.
+    one, other = frozenset([0, 8]), frozenset([8, 0])
+    assert repr(one) != repr(other)
+    assert is_same_param(one, other)
+    assert not is_same_param(one, frozenset([0, 9]))
 
 
 def test_arrays_of_other_types_are_shown_by_type():
