@@ -56,7 +56,7 @@ def test_readme_command_runs() -> None:
     (command,) = re.findall(r"^`python (-m tracegraph .*)`$", README.read_text(), re.MULTILINE)
     done = run_copy(shlex.split(command))
     assert done.returncode == 0, done.stderr
-    assert "memory plan" in done.stdout
+    assert "known before the first run" in done.stdout
 
 
 def test_readme_is_short_and_code_comes_first() -> None:

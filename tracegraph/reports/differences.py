@@ -7,9 +7,13 @@ import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+
 from tracegraph.constraints.mismatch import print_leaf_type
 from tracegraph.jax_internals import SETTING_NAMES
-from tracegraph.tracing.signature import LeafType, Signature
+from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.signature import LeafType, Signature, name_static_values
+from tracegraph.tracing.static_leaves import StaticLeaf, wrap_static_leaves
 
 NOTHING = "nothing"
 
@@ -42,29 +46,23 @@ class Difference:
 
 
 def find_differences(
-    names: Sequence[str], new: Signature, old_names: Sequence[str], old: Signature
+    prepared: PreparedCall, old_names: Sequence[str], old: Signature
 ) -> list[Difference]:
     """Returns all differences; at least one, if the signatures are not equal.
 
     Args:
-        names: one per dynamic leaf of the call.
-        new: the call's signature.
+        prepared: the call.
         old_names: one per dynamic leaf of the captured graph.
         old: the graph's signature.
-
-    Example:
-        >>> leaves = [LeafType((size,), np.dtype("f4"), False) for size in (3, 4)]
-        >>> new, old = (Signature(None, (leaf,), (), (), (), ()) for leaf in leaves)
-        >>> print(*find_differences(["x"], new, ["x"], old))
-        x: f32[3] after f32[4]
     """
+    new = prepared.signature
     found = [
         *_compare_settings(new, old),
-        *_compare_statics(new, old),
-        *_compare_leaves(dict(zip(names, new.leaves, strict=True)), old_names, old),
+        *_compare_statics(prepared, old),
+        *_compare_leaves(dict(zip(prepared.names, new.leaves, strict=True)), old_names, old),
     ]
     if not found and new.tree != old.tree:
-        found.append(_compare_trees(names, new.tree, old.tree, 0))
+        found.append(_compare_trees(prepared.names, new.tree, old.tree, 0))
     if not found:
         fields = [field.name for field in dataclasses.fields(Signature)]
         found += [
@@ -81,18 +79,27 @@ def _compare_settings(new: Signature, old: Signature) -> Iterator[Difference]:
             yield Difference("setting", name, one, other)
 
 
-def _compare_statics(new: Signature, old: Signature) -> Iterator[Difference]:
-    one, other = _list_statics(new), _list_statics(old)
-    for key in dict.fromkeys([*one, *other]):
-        if one.get(key) != other.get(key):
-            value, before = (each[key][0] if key in each else NOTHING for each in (one, other))
-            yield Difference("static value", f"static argument {key}", value, before)
+def _compare_statics(prepared: PreparedCall, old: Signature) -> Iterator[Difference]:
+    """Compares static arguments and static leaves."""
+    one, other = _wrap(prepared.list_static_values()), _wrap(_list_static_values(prepared, old))
+    for name in dict.fromkeys([*one, *other]):
+        if one.get(name) != other.get(name):
+            value, before = (each[name].value if name in each else NOTHING for each in (one, other))
+            yield Difference("static value", name, value, before)
 
 
-def _list_statics(signature: Signature) -> dict[Any, tuple[Any, Any]]:
-    """Returns the value of each static argument, and what distinguishes it from equal ones."""
-    kinds = signature.static_kinds
-    return {key: (value, kind) for (key, value), kind in zip(signature.statics, kinds, strict=True)}
+def _wrap(values: Sequence[tuple[str, Any]]) -> dict[str, StaticLeaf]:
+    """Returns values that are equal only if a graph may serve both: 1 and True are not."""
+    return {name: StaticLeaf(value) for name, value in values}
+
+
+def _list_static_values(prepared: PreparedCall, old: Signature) -> list[tuple[str, Any]]:
+    """Returns the static values of another signature, named as those of the call."""
+    types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in old.leaves]
+    args, kwargs = wrap_static_leaves(jax.tree_util.tree_unflatten(old.tree, types))
+    places = {"positions": old.positions, "statics": old.statics}
+    bound = dataclasses.replace(prepared.bound, args=args, kwargs=kwargs, **places)
+    return name_static_values(prepared.function, prepared.options, bound)
 
 
 def _compare_leaves(

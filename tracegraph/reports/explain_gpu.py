@@ -49,7 +49,7 @@ def count_nodes(lowered: Lowered) -> str:
         f"{_count(edges, 'edge', 'edges')}"
     )
     # Compiled calls wait for each other as a whole.
-    return text if kinds["call"] else f"{text}, {programmatic} of them programmatic"
+    return f"{text}, {programmatic} of them programmatic" if lowered.takes_kernels else text
 
 
 def describe_verification(

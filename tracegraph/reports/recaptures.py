@@ -105,8 +105,7 @@ class RecaptureLog:
         is_logged = read_explain_recaptures() or _explains_cache_misses()
         if not self._captures:
             return None
-        names, signature = prepared.names, prepared.signature
-        found = [find_differences(names, signature, each.names, each.signature) for each in kept]
+        found = [find_differences(prepared, each.names, each.signature) for each in kept]
         if found:
             # Of several that are as near, the one that was used last.
             nearest = min(reversed(found), key=len)

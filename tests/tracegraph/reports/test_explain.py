@@ -205,6 +205,7 @@ def test_without_arguments_and_without_ops():
     assert "arguments: 0, 0 leaves, 0 bytes\n" in report
     assert report.parts["signature"] == "no arguments"
     report = tg.capture(lambda x: x).explain(X)
+    assert "nodes: 0 graphs: no nodes; 0 edges\n" in report
     assert report.parts["regions"] == "none: every result is an argument or a constant"
 
 
@@ -279,6 +280,7 @@ def test_the_functions_own_show_is_the_functions():
     assert "  show: f32[2,3], 24 bytes\n" in anything.explain(show=X)
     with pytest.raises(tg.CaptureError, match="`show` is a set"):
         anything.explain(show={1})
+    assert "  static leaf show: 'ir'\n" in tg.capture(lambda **rest: rest).explain(show="ir")
     positional = tg.capture(lambda show, /: show * 2)
     assert "\n\nir\n" in positional.explain(X, show="ir")
 
@@ -309,6 +311,7 @@ def test_large_constants_are_notes():
 def test_nodes_are_counted_by_cudas_names_for_them():
     steps = (fill("a", "s"), fill("b", "t"), copy("c", "s", "t"), kernel("d", "t", "u"))
     stage = Stage(tuple(step.node for step in steps), ((0, 2), (2, 3)))
-    lowered: Any = types.SimpleNamespace(definition=types.SimpleNamespace(stages=(stage,)))
+    definition = types.SimpleNamespace(stages=(stage,))
+    lowered: Any = types.SimpleNamespace(definition=definition, takes_kernels=True)
     wanted = "1 graph: 1 kernel, 1 memcpy, 2 memsets; 2 edges, 0 of them programmatic"
     assert count_nodes(lowered) == wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import gc
+import inspect
 import logging
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tracegraph.jax_internals import SETTING_NAMES, read_settings
 from tracegraph.reports import differences
 from tracegraph.reports.differences import find_differences
 from tracegraph.reports.recaptures import FIXES, MANY_CAPTURES, RecaptureLog
+from tracegraph.tracing.prepared_call import prepare_call
 from tracegraph.tracing.signature import LeafType, Signature
 
 X = jnp.ones((2, 3))
@@ -88,7 +90,7 @@ def test_static_values_that_are_equal_in_python_are_told_apart():
     captured = tg.capture(lambda x, n: x * n, static_argnums=1, verify=False)
     captured(X, 1)
     captured(X, True)
-    assert "  static argument 1: True after 1\n" in captured.explain(X, 1)
+    assert "  static argument n: True after 1\n" in captured.explain(X, 1)
 
 
 @pytest.mark.parametrize(
@@ -309,17 +311,27 @@ def test_a_value_that_cannot_be_printed_stops_no_capture():
     captured(X, Silent())
     value = Silent()
     assert captured(X, value).shape == (2, 3)
-    assert "static argument 1: <Silent instance at 0x" in captured.explain(X, value)
+    assert "static argument value: <Silent instance at 0x" in captured.explain(X, value)
 
 
 def test_every_setting_has_a_name():
     assert len(SETTING_NAMES) == len(read_settings())
 
 
+def test_static_leaves_are_named():
+    captured = tg.capture(lambda d: d["x"] * 2, verify=False)
+    captured({"x": X, "name": "relu"})
+    captured({"x": X, "name": "gelu"})
+    report = captured.explain({"x": X, "name": "gelu"})
+    assert "  static leaf d['name']: 'gelu' after 'relu'\n" in report
+    captured({"x": X})
+    assert "  static leaf d['name']: nothing after 'gelu'\n" in captured.explain({"x": X})
+
+
 @pytest.mark.parametrize(
     ("field", "other"),
     [
-        ("tree", jax.tree.structure((0,))),
+        ("tree", jax.tree.structure((([0],), {}))),
         ("leaves", (LeafType((2,), np.dtype("f4"), False),)),
         ("statics", ((1, 2),)),
         ("static_kinds", (bool,)),
@@ -328,11 +340,16 @@ def test_every_setting_has_a_name():
     ],
 )
 def test_no_difference_stays_without_a_reason(field: str, other: Any):
-    leaf = LeafType((3,), np.dtype("f4"), False)
-    plain = Signature(jax.tree.structure([0]), (leaf,), ((1, 1),), (int,), (0,), ((), 2))
-    changed = dataclasses.replace(plain, **{field: other})
-    assert len(find_differences(["x"], changed, ["x"], plain)) == 1
-    assert find_differences(["x"], plain, ["x"], plain) == []
+    def function(x: Any, kind: Any, y: Any) -> None:
+        """Only its parameters are looked at."""
+
+    options = tg.capture(function, static_argnums=1)._options
+    arguments = (jax.ShapeDtypeStruct((3,), jnp.float32), 1)
+    function.__signature__ = inspect.signature(lambda *args: None)  # pyright: ignore
+    prepared = prepare_call(function, options, arguments, {}, device=None, has_values=False)
+    changed = dataclasses.replace(prepared.signature, **{field: other})
+    assert len(find_differences(prepared, prepared.names, changed)) == 1
+    assert find_differences(prepared, prepared.names, prepared.signature) == []
 
 
 def test_every_field_of_a_signature_is_tried_above():
@@ -341,5 +358,4 @@ def test_every_field_of_a_signature_is_tried_above():
 
 
 def test_the_examples():
-    names = {"np": np}
-    assert doctest.testmod(differences, extraglobs=names).failed == 0
+    assert doctest.testmod(differences).failed == 0
