@@ -57,7 +57,7 @@ def name_line(function: Callable[..., Any]) -> str:
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "shape": (lambda f: f(jnp.ones((4, 3))), "x: f32[4,3] after f32[2,3]"),
     "dtype": (lambda f: f(X.astype(int)), "x: i32[2,3] after f32[2,3]"),
-    "static value": (lambda f: f(X, kind="b"), "static argument 1: 'b' after nothing"),
+    "static value": (lambda f: f(X, kind="b"), "static argument kind: 'b' after nothing"),
     "tree": (lambda f: f([X]), "x[0]: f32[2,3] after nothing"),
     "argument": (lambda f: f(X, y=X), "y: f32[2,3] after nothing"),
     "setting": (with_precision, "jax_default_matmul_precision: 'highest' after None"),
