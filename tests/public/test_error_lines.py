@@ -49,9 +49,9 @@ def test_a_library_s_function_that_is_captured_itself():
     captured = tg.capture(lambda grads, state: optimizer.update(grads, state), name="update")
     at = line() - 1
     assert read_where(captured, X, state).startswith(f"{FILE}:{at} in <lambda> (in optax/")
-    captured = tg.capture(optimizer.update)
+    update: Any = tg.capture(optimizer.update)
     with pytest.raises(tg.CaptureError) as caught:
-        captured(X, state)
+        update(X, state)
     at = line() - 1
     own = f"{FILE}:{at} in test_a_library_s_function_that_is_captured_itself"
     assert caught.value.where.startswith(f"{own} (in optax/")

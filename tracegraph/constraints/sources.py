@@ -32,10 +32,11 @@ import numpy as np
 
 from tracegraph.runtime.source_lines import is_own_file, locate_stack
 
-# Each changes second, minute, hour, weekday, day, month and whether the seconds are even.
+# Each changes second, minute, hour, weekday, day and month. Of two that follow one another, one
+# changes whether the seconds are even, and one does not: the true time goes on meanwhile.
 _MOVES = (
     datetime.timedelta(days=429, hours=11, minutes=23, seconds=17),
-    datetime.timedelta(days=-201, hours=-5, minutes=-37, seconds=-29),
+    datetime.timedelta(days=-201, hours=-5, minutes=-37, seconds=-28),
     datetime.timedelta(days=67, hours=13, minutes=41, seconds=43),
 )
 # Added at each call: durations change, too.

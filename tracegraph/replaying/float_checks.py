@@ -74,6 +74,7 @@ def raise_float_error(
         error.add_note(f"  where: {locate_error(error, function)}")
         hide_own_frames(error)
         raise
+    raise signal  # JAX's search always raises
 
 
 def _check_floats(value: Any, name: str) -> None:
