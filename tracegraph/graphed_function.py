@@ -177,8 +177,10 @@ class GraphedFunction(Generic[P, R]):
     def _list_recent(self) -> list[CapturedGraph]:
         """Returns the graphs that were used last: alternating signatures stay cheap."""
         with self._lock:
-            recent = itertools.islice(reversed(self._cache.values()), MAX_TRIED)
-            return [capture.graph for capture in recent]
+            recent = itertools.islice(reversed(self._cache), MAX_TRIED)
+            # By their keys: the iterator over an OrderedDict's values looks each key up, and makes
+            # a KeyError of an interrupt in its hash.
+            return [self._cache[signature].graph for signature in recent]
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> GraphedFunction[P, R]: ...

@@ -140,10 +140,15 @@ class Result:
 
     def __del__(self) -> None:
         # No call into JAX here, see Note [Finalisers] of `Arena`.
-        if not self._is_seen:
-            port = self._port
-            if len(port.spares) < port.room:
-                port.spares.append(self._piece)
+        try:
+            if self._is_seen:
+                return
+        except AttributeError:
+            # Made by half: `_is_seen` is set last.
+            return
+        port = self._port
+        if len(port.spares) < port.room:
+            port.spares.append(self._piece)
 
     @property
     def name(self) -> str:

@@ -7,7 +7,8 @@ marked by `PyDict_Watch`; both are public in its C API. Four rules make that saf
   and another thread could look at the dict before it is changed. So it is a cache of size zero
   around `min`, which counts its calls: how many changes there were, of whatever marked dict.
 * A mark has one owner. To release it, take it off first and leave the table of owners then, so that
-  neither threads nor a finaliser in the middle of anything take off another's mark.
+  neither threads nor a finaliser in the middle of anything take off another's mark. An interrupt
+  may come between any two steps: a watch holds first what it will own, and releases what it owns.
 * No dict dies with a mark on it, because that is a change too, and often happens while an exception
   is on its way, when nothing may be called. A watch keeps its dicts alive.
 * At exit the function is unregistered before the interpreter destroys its modules.
@@ -78,8 +79,10 @@ class DictWatcher:
         self._watch(self._number, mapping)
         return True
 
-    def release(self, mapping: dict[Any, Any]) -> None:
-        """Takes the mark off a dict; only its owner may ask for it."""
+    def release(self, mapping: dict[Any, Any], owner: object) -> None:
+        """Takes the mark off a dict, if it is the owner's."""
+        if self._owners.get(id(mapping)) is not owner:
+            return
         if self.is_open:
             self._unwatch(self._number, mapping)
         self._owners.pop(id(mapping), None)
@@ -119,18 +122,23 @@ class DictWatch:
         True
     """
 
-    __slots__ = ("_watcher", "counted", "uncounted")
+    __slots__ = ("_mappings", "_owner", "_watcher", "counted", "uncounted")
 
     def __init__(self, mappings: Iterable[dict[Any, Any]]) -> None:
         # Held here: at exit a finaliser may find no names in its module any more.
-        self._watcher = _watcher
-        owner = object()
+        self._watcher, self._owner = _watcher, object()
+        self._mappings = tuple({id(mapping): mapping for mapping in mappings}.values())
         self.counted: list[dict[Any, Any]] = []
         self.uncounted: list[dict[Any, Any]] = []
-        for mapping in {id(mapping): mapping for mapping in mappings}.values():
-            is_counted = _watcher.acquire(mapping, owner)
+        for mapping in self._mappings:
+            is_counted = _watcher.acquire(mapping, self._owner)
             (self.counted if is_counted else self.uncounted).append(mapping)
 
     def __del__(self) -> None:
-        for mapping in self.counted:
-            self._watcher.release(mapping)
+        try:
+            watcher, owner, mappings = self._watcher, self._owner, self._mappings
+        except AttributeError:
+            # Made by half: it owns no mark yet.
+            return
+        for mapping in mappings:
+            watcher.release(mapping, owner)

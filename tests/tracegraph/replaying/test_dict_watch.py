@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -183,7 +184,7 @@ def test_without_a_free_watcher_nothing_is_marked(watchers: list[DictWatcher]) -
     assert 1 < len(watchers) <= 8
     mapping = {"a": 1}
     assert not watchers[-1].acquire(mapping, object())
-    watchers[-1].release(mapping)
+    watchers[-1].release(mapping, object())
     assert count_during(lambda: mapping.update(a=2)) == 0
 
 
@@ -245,3 +246,58 @@ print("ok")
 def test_nothing_is_called_at_exit() -> None:
     done = run_python(["-W", "error", "-c", EXIT], variables={"JAX_PLATFORMS": "cpu"})
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ok", "")
+
+
+class InterruptError(Exception):
+    """Stands for a KeyboardInterrupt."""
+
+
+def interrupt_at(step: int, action: Callable[[], Any]) -> bool:
+    """Runs an action with an interrupt before its nth step of bytecode; False if it has fewer."""
+    steps = itertools.count()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        is_constructing = frame.f_code.co_name not in ("__del__", "release")
+        if frame.f_code.co_filename != dict_watch.__file__ or not is_constructing:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(steps) == step:
+            raise InterruptError
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+    except InterruptError:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@needs_watchers
+def test_an_interrupt_at_any_step_of_a_watch_leaves_no_mark(monkeypatch: pytest.MonkeyPatch):
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    owners = dict_watch._watcher._owners
+    mappings = [{"a": 1}, {"b": 2}]
+    before = dict(owners)
+    step = 0
+    while interrupt_at(step, lambda: DictWatch(mappings)):
+        step += 1
+        assert owners == before
+        for mapping in mappings:
+            assert count_during(lambda mapping=mapping: mapping.update(z=1)) == 0, step
+    assert step > 50
+    assert not unraisable
+    assert not DictWatch(mappings).uncounted
+
+
+@needs_watchers
+def test_only_the_owner_takes_a_mark_off():
+    mapping = {"a": 1}
+    watch = DictWatch([mapping])
+    dict_watch._watcher.release(mapping, object())
+    assert count_during(lambda: mapping.update(a=2)) == 1
+    del watch
+    assert count_during(lambda: mapping.update(a=3)) == 0

@@ -1,0 +1,292 @@
+"""Interrupts at any point of a call: a `KeyboardInterrupt` is raised in the thread that calls.
+
+It is raised as the interpreter raises one for a signal: between two steps of Python, never inside
+of a call of C. Each attempt has a thread of its own, because JAX keeps what it is tracing per
+thread, and an interrupt inside of JAX can leave that in disorder.
+
+By hand, with as many as wanted:
+
+    python -m tests.fuzz.interrupts --replays 20000 --captures 300 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import logging
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tracegraph as tg
+from tracegraph.replaying.tree_watch import TreeWatch
+
+WATCHDOG_SECONDS = 120.0
+_SIZE = 4
+# As many calls are in one attempt, so that nearly each lasts longer than its delay.
+_CALLS = 100
+
+
+@dataclasses.dataclass
+class Counts:
+    """What happened.
+
+    Attributes:
+        attempts: actions that were begun.
+        interrupted: those that ended by the interrupt.
+        others: errors of other types, by the end of their traceback.
+        unraisable: errors in finalisers, by type, text and object; an interrupt is none.
+    """
+
+    attempts: int = 0
+    interrupted: int = 0
+    others: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    unraisable: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+
+class WatchdogError(Exception):
+    """A thread did not end: a lock is held, or an interrupt left something waiting."""
+
+
+def attempt(action: Callable[[], Any], delay: float, counts: Counts) -> None:
+    """Runs an action in a thread, and interrupts it once after some seconds.
+
+    Raises:
+        WatchdogError: it does not end.
+    """
+
+    def run() -> None:
+        try:
+            action()
+        except KeyboardInterrupt:
+            counts.interrupted += 1
+        except Exception as error:  # noqa: BLE001, shown by the caller
+            if "KeyboardInterrupt" in str(error):
+                # JAX makes an error of its own of one that comes in a callback.
+                counts.interrupted += 1
+            else:
+                counts.others["".join(traceback.format_exception(error)[-4:])] += 1
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    counts.attempts += 1
+    thread.join(delay)
+    if thread.is_alive() and thread.ident is not None:
+        identity = ctypes.c_ulong(thread.ident)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(KeyboardInterrupt))
+    thread.join(WATCHDOG_SECONDS)
+    if thread.is_alive():
+        raise WatchdogError(f"{thread} waits: {sys._current_frames().get(thread.ident or 0)}")
+
+
+def run_in_thread(action: Callable[[], Any]) -> None:
+    """Runs an action in another thread, where locks that this one holds show.
+
+    Raises:
+        WatchdogError: it does not end.
+        Exception: what the action raises.
+    """
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001, raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(WATCHDOG_SECONDS)
+    if thread.is_alive():
+        raise WatchdogError(f"{thread} waits")
+    if errors:
+        raise errors[0]
+
+
+@contextlib.contextmanager
+def watching(counts: Counts) -> Iterator[None]:
+    """Lets threads interrupt each other soon; counts errors in finalisers, does not print them."""
+    hook, thread_hook = sys.unraisablehook, threading.excepthook
+
+    def count(found: Any) -> None:
+        # One that comes while a finaliser runs is lost; Python does so with each finaliser.
+        if found.exc_type is not KeyboardInterrupt:
+            counts.unraisable[f"{found.exc_type.__name__}: {found.exc_value}, {found.object}"] += 1
+
+    def pass_interrupts(found: Any) -> None:
+        # One that comes after the action has ended.
+        if found.exc_type is not KeyboardInterrupt:
+            thread_hook(found)
+
+    sys.unraisablehook, threading.excepthook = count, pass_interrupts
+    # JAX logs every error of a callback.
+    logger = logging.getLogger("jax._src.callback")
+    logger.disabled = True
+    # Else a thread runs for 5 ms before another can interrupt it.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        sys.unraisablehook, threading.excepthook = hook, thread_hook
+        logger.disabled = False
+
+
+def train(state: Any, x: Any) -> Any:
+    """Returns the next state, and a number."""
+    return {"w": state["w"] + x.sum(), "inner": {"b": state["inner"]["b"] * 2}}, (x * 3).sum()
+
+
+def make_state() -> Any:
+    """Returns the first state of `train`."""
+    return {"w": jnp.arange(float(_SIZE)), "inner": {"b": jnp.ones(_SIZE)}}
+
+
+def mix(x: Any, y: Any) -> Any:
+    """Returns two arrays."""
+    return x * y, x + y
+
+
+def infer(parameters: Any, x: Any) -> Any:
+    """Returns one array."""
+    return x * parameters["scale"]["a"] + parameters["shift"]
+
+
+def make_parameters(x: Any) -> Any:
+    """Returns parameters of `infer` in dicts that are new."""
+    return {"scale": {"a": x}, "shift": x}
+
+
+class Subjects:
+    """Captured functions of each kind, and whether they compute what they should."""
+
+    def __init__(self) -> None:
+        self.x = jnp.ones(_SIZE)
+        self.train = tg.capture(train, donate_argnums=0)
+        self.mix = tg.capture(mix)
+        self.infer = tg.capture(infer)
+        self.inner = tg.capture(lambda x: x * 2 + 1)
+        self.outer = tg.capture(self._call_back, mode="partial")
+        self.check()
+
+    def _call_back(self, x: Any) -> Any:
+        y = jax.pure_callback(self._call_inner, jax.ShapeDtypeStruct(x.shape, x.dtype), x + 1)
+        return y * 2
+
+    def _call_inner(self, x: Any) -> Any:
+        return np.asarray(self.inner(jnp.asarray(x)))
+
+    def check(self) -> None:
+        """Raises AssertionError if a function gives a wrong result."""
+        state = make_state()
+        for _ in range(3):
+            state, number = self.train(state, self.x)
+            np.testing.assert_array_equal(number, 3.0 * _SIZE)
+        np.testing.assert_array_equal(state["w"], np.arange(_SIZE) + 3.0 * _SIZE)
+        np.testing.assert_array_equal(state["inner"]["b"], np.full(_SIZE, 8.0))
+        product, total = self.mix(self.x * 3, self.x * 4)
+        np.testing.assert_array_equal(product, np.full(_SIZE, 12.0))
+        np.testing.assert_array_equal(total, np.full(_SIZE, 7.0))
+        found = self.infer(make_parameters(self.x * 2), self.x * 3)
+        np.testing.assert_array_equal(found, np.full(_SIZE, 8.0))
+        np.testing.assert_array_equal(self.outer(self.x), np.full(_SIZE, 10.0))
+
+    def make_replays(self) -> list[Callable[[], None]]:
+        """Returns loops of calls: of donated state, plain arrays, new dicts, one in another.
+
+        The last makes watches as the replay of a state does when it meets a new tree.
+        """
+        state = make_state()
+
+        def call_train() -> None:
+            found = state
+            for _ in range(_CALLS):
+                found, _ = self.train(found, self.x)
+
+        def call_mix() -> None:
+            for _ in range(_CALLS):
+                self.mix(self.x, self.x)
+
+        def call_infer() -> None:
+            for _ in range(_CALLS):
+                self.infer(make_parameters(self.x), self.x)
+
+        def call_outer() -> None:
+            for _ in range(_CALLS // 10):
+                self.outer(self.x)
+
+        def watch_trees() -> None:
+            for _ in range(_CALLS):
+                TreeWatch(make_parameters(self.x))
+
+        return [call_train, call_mix, call_infer, call_outer, watch_trees]
+
+    def capture(self) -> None:
+        """Captures a new function and replays it."""
+        captured = tg.capture(train, donate_argnums=0, verify=False)
+        state, _ = captured(make_state(), self.x)
+        captured(state, self.x)
+
+
+def interrupt_replays(subjects: Subjects, count: int, rng: random.Random, counts: Counts) -> None:
+    """Interrupts replays; now and then the functions are called again and compared."""
+    for number in range(count):
+        replays = subjects.make_replays()
+        attempt(replays[number % len(replays)], rng.uniform(0, 3e-4), counts)
+        if number % 50 == 0:
+            run_in_thread(subjects.check)
+    run_in_thread(subjects.check)
+
+
+def interrupt_captures(subjects: Subjects, count: int, rng: random.Random, counts: Counts) -> None:
+    """Interrupts captures at every phase; the functions and a new one are right afterwards."""
+    begin = time.perf_counter()
+    subjects.capture()
+    seconds = time.perf_counter() - begin
+    for _ in range(count):
+        attempt(subjects.capture, rng.uniform(0, seconds), counts)
+    run_in_thread(subjects.capture)
+    run_in_thread(subjects.check)
+
+
+def count_pool_bytes() -> int:
+    """Returns the bytes that graphs hold, when what is dropped is gone."""
+    gc.collect()
+    return int(tg.memory.memory_allocated())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Interrupts, and prints what happened; 1 if anything did that must not."""
+    parser = argparse.ArgumentParser(description="Interrupts calls of captured functions.")
+    parser.add_argument("--replays", type=int, default=20000)
+    parser.add_argument("--captures", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    rng, counts, subjects = random.Random(options.seed), Counts(), Subjects()
+    before = count_pool_bytes()
+    with watching(counts):
+        interrupt_replays(subjects, options.replays, rng, counts)
+        interrupt_captures(subjects, options.captures, rng, counts)
+        left = count_pool_bytes() - before
+    print(f"{counts.interrupted} of {counts.attempts} attempts were interrupted")
+    print(f"{left} bytes are left in pools")
+    for text, number in (counts.others + counts.unraisable).items():
+        print(f"{number} times: {text}")
+    return int(bool(counts.others or counts.unraisable or left))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,67 @@
+"""Interrupts at any point: later calls are right, no lock is held, no memory is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.fuzz import interrupts
+from tests.fuzz.interrupts import Counts, Subjects, count_pool_bytes, watching
+
+REPLAYS = 2000
+CAPTURES = 8
+
+
+@pytest.fixture(scope="module")
+def subjects() -> Subjects:
+    return Subjects()
+
+
+def check(counts: Counts, attempts: int) -> None:
+    assert counts.attempts == attempts
+    assert not counts.others
+    assert not counts.unraisable
+
+
+def test_interrupted_replays(subjects: Subjects, capfd: pytest.CaptureFixture[str]):
+    counts = Counts()
+    before = count_pool_bytes()
+    with watching(counts):
+        interrupts.interrupt_replays(subjects, REPLAYS, random.Random(0), counts)
+        assert count_pool_bytes() == before
+    check(counts, REPLAYS)
+    # Some calls are over before their interrupt comes, and one that comes in a finaliser is lost.
+    assert counts.interrupted > REPLAYS // 2
+    assert not capfd.readouterr().err
+
+
+def test_interrupted_captures(subjects: Subjects, capfd: pytest.CaptureFixture[str]):
+    counts = Counts()
+    before = count_pool_bytes()
+    with watching(counts):
+        interrupts.interrupt_captures(subjects, CAPTURES, random.Random(0), counts)
+        assert count_pool_bytes() == before
+    check(counts, CAPTURES)
+    assert counts.interrupted
+    assert not capfd.readouterr().err
+
+
+def test_a_lock_that_is_held_is_found(subjects: Subjects, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(interrupts, "WATCHDOG_SECONDS", 0.1)
+    (capture,) = subjects.mix._cache.values()
+    with capture.graph.lock, pytest.raises(interrupts.WatchdogError):
+        interrupts.run_in_thread(
+            lambda: subjects.mix._cache.clear() or capture.graph.lock.acquire()
+        )
+
+
+def test_an_error_in_a_finaliser_is_found():
+    class Half:
+        def __del__(self) -> None:
+            self.missing.clear()
+
+    counts = Counts()
+    with watching(counts):
+        Half.__new__(Half)
+    assert list(counts.unraisable) != []
