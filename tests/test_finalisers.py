@@ -13,6 +13,7 @@ import importlib
 import inspect
 import pathlib
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,8 +49,8 @@ def find_finalised() -> list[type]:
 
 
 def make_halves(cls: type) -> list[Any]:
-    """Returns objects with the first none, one, two and so on of the slots set, in each order."""
-    slots = list(getattr(cls, "__slots__", ()))
+    """Returns an object with no slot set, and one for each slot with only that one set."""
+    slots = getattr(cls, "__slots__", ())
     halves = [cls.__new__(cls)]
     for slot in slots:
         half = cls.__new__(cls)
@@ -65,7 +66,7 @@ FLAGS = ("_is_seen",)
 
 def test_the_classes_are_known():
     """A new one is tried below by itself; its slots should be looked at here."""
-    assert [cls.__name__ for cls in find_finalised()] == ["Result", "DictWatch"]
+    assert [cls.__name__ for cls in find_finalised()] == ["DictWatch", "Result"]
 
 
 @pytest.mark.parametrize("cls", find_finalised(), ids=lambda cls: cls.__name__)
@@ -96,7 +97,7 @@ def test_a_finaliser_that_needs_a_whole_object_is_found(monkeypatch: pytest.Monk
 def test_a_result_sets_what_its_finaliser_looks_at_last():
     """Of its three slots `_is_seen` says that the others are there."""
     (result,) = [cls for cls in find_finalised() if cls.__name__ == "Result"]
-    tree = ast.parse(inspect.cleandoc(inspect.getsource(result.__init__)))
+    tree = ast.parse(textwrap.dedent(inspect.getsource(result.__init__)))
     names = [n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
     assert names[-1] == "_is_seen"
 
