@@ -1,0 +1,109 @@
+"""Each program of the corpus becomes what the table says: equal to its reference, or refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tracegraph as tg
+from tests.ecosystem import expectations
+from tests.ecosystem.program import BOTH, Program, Setup
+from tests.ecosystem.runner import (
+    DIFFERS,
+    EQUAL,
+    FILES,
+    REFUSALS,
+    Outcome,
+    find_missing,
+    load_programs,
+    run_program,
+)
+
+TABLE = expectations.read_table()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_program(name):
+    outcomes = run_program(load_programs(name.partition(".")[0])[name])
+    problem = expectations.find_problem(TABLE[name]["host"], outcomes)
+    assert not problem, f"{name}: {problem}"
+
+
+def test_nothing_is_missing_here():
+    assert {file: find_missing(file) for file in FILES if find_missing(file)} == {}
+
+
+def test_the_table_has_each_program_once():
+    names = [name for file in FILES for name in load_programs(file)]
+    assert sorted(names) == sorted(TABLE)
+    assert len(names) >= 60
+
+
+@pytest.mark.parametrize("column", ["host", "gpu"])
+def test_each_cell_is_equal_or_a_refusal_but_for_known_defects(column):
+    cells = {name: row.get(column, "") for name, row in TABLE.items()}
+    words = {name: set(cell.split(", ")) - {""} for name, cell in cells.items()}
+    defects = {name for name, found in words.items() if found - {EQUAL, *REFUSALS}}
+    assert defects <= set(expectations.DEFECTS)
+    assert column == "gpu" or defects == set(expectations.DEFECTS)
+
+
+def make_program(function, reference):
+    setup = Setup(function, lambda rng: (rng.standard_normal(3),), reference=reference)
+    return Program("planted", lambda: setup, BOTH)
+
+
+def refuse(x):
+    raise tg.InternalError("a bug", where="here", why="planted")
+
+
+def branch(x):
+    return jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "reference", "words"),
+    [
+        (lambda x: x * 2, lambda f, **_: jax.jit(f), "equal, equal"),
+        (lambda x: x * 2, lambda f, **_: jax.jit(lambda x: x * 2.0000002), "differs, differs"),
+        (lambda x: (x, x), lambda f, **_: jax.jit(lambda x: [x, x]), "differs, differs"),
+        (lambda x: x, lambda f, **_: jax.jit(lambda x: x.astype(jnp.bfloat16)), "differs, differs"),
+        (branch, lambda f, **_: jax.jit(f), "control-flow, equal"),
+        (refuse, lambda f, **_: lambda x: x, "internal, internal"),
+        (lambda x: x.nothing, lambda f, **_: lambda x: x, "AttributeError, AttributeError"),
+    ],
+)
+def test_what_becomes_of_a_planted_program(function, reference, words):
+    assert expectations.write_cell(run_program(make_program(function, reference))) == words
+
+
+def test_an_earlier_result_that_changes_is_noticed():
+    class Overwritten:
+        """Returns one array for each call, as a graph without fresh outputs would."""
+
+        def __call__(self, x):
+            return latest
+
+    latest = jnp.zeros(3)
+    outcomes = run_program(make_program(lambda x: x, lambda f, **_: Overwritten()))
+    assert {each.word for each in outcomes} == {DIFFERS}
+
+
+@pytest.mark.parametrize(
+    ("expected", "words", "has_problem"),
+    [
+        ("equal", ["equal"], False),
+        ("equal", ["control-flow"], True),
+        ("control-flow", ["equal"], True),
+        ("control-flow, equal", ["control-flow", "equal"], False),
+        ("control-flow, equal", ["control-flow"], True),
+        ("", ["equal", "callback"], False),
+        ("", ["equal", "differs"], True),
+        ("", ["internal"], True),
+        ("", ["NameError"], True),
+    ],
+)
+def test_a_wrong_expectation_fails_in_both_directions(expected, words, has_problem):
+    outcomes = [Outcome(word, f"because of {word}") for word in words]
+    assert bool(expectations.find_problem(expected, outcomes)) == has_problem
