@@ -29,8 +29,9 @@ if not (_package / "runtime").is_dir() and (_house / "runtime").is_dir():
     __path__.append(str(_house))
 
 from tracegraph import memory
+from tracegraph.cache_info import CacheInfo
 from tracegraph.decorator import capture
-from tracegraph.graphed_function import CacheInfo, GraphedFunction
+from tracegraph.graphed_function import GraphedFunction
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import (
     CaptureError,

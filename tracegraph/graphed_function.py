@@ -10,10 +10,11 @@ import itertools
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
+from tracegraph.cache_info import CacheInfo
 from tracegraph.captured_pickles import reduce_captured
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
@@ -28,6 +29,8 @@ from tracegraph.jax_internals import (
     read_settings,
     trace_state,
 )
+from tracegraph.objects.graph_objects import has_objects
+from tracegraph.objects.object_calls import STATE, ObjectCalls
 from tracegraph.options import Options, read_options
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.float_checks import adapt_donation, raise_float_error
@@ -54,27 +57,6 @@ Rest = ParamSpec("Rest")
 MAX_SIGNATURES = 64
 # Graphs that a call tries before it works out its signature, which costs more.
 MAX_TRIED = 8
-
-
-class CacheInfo(NamedTuple):
-    """Counts of a captured function's calls and signatures; `tg.GraphedFunction.cache_info` has it.
-
-    Attributes:
-        hits: calls that replayed an existing graph.
-        misses: calls that captured a new one.
-        maxsize: signatures kept; the least recently used is dropped beyond.
-        currsize: signatures kept now.
-    """
-
-    hits: int
-    misses: int
-    maxsize: int
-    currsize: int
-
-    @property
-    def captures(self) -> int:
-        """Graphs captured so far: one per miss."""
-        return self.misses
 
 
 class GraphedFunction(Generic[P, R]):
@@ -105,6 +87,8 @@ class GraphedFunction(Generic[P, R]):
         self._pool = FunctionPool(self._options.pool)
         self._cache: collections.OrderedDict[Signature, Capture] = collections.OrderedDict()
         self._latest: CapturedGraph | None = None
+        # Once it is called with objects of nnx.
+        self._objects: ObjectCalls | None = None
         self._retired_calls = 0
         self._misses = 0
         self._first_calls = 0
@@ -154,7 +138,9 @@ class GraphedFunction(Generic[P, R]):
         """Tries other graphs that were used lately, then looks the signature up or captures it."""
         is_traced = trace_state.value is not eval_trace or is_tracing()
         if is_traced or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-            return self._inner(args, kwargs)
+            # JAX knows objects as trees only: inside another function they are updated directly.
+            call = self._function if has_objects((args, kwargs)) else None
+            return self._inner(args, kwargs) if call is None else call(*args, **kwargs)
         if latest is None:
             return self._call_slowly(args, kwargs)
         settings = read_settings()
@@ -231,7 +217,8 @@ class GraphedFunction(Generic[P, R]):
               return %1
             <BLANKLINE>
         """
-        prepared = self._prepare(args, kwargs)
+        target, args, kwargs = self._find_target(args, kwargs)
+        prepared = target._prepare(args, kwargs)
         with drop_unit_axes(prepared.leaves):
             return trace_and_check(prepared)
 
@@ -251,10 +238,11 @@ class GraphedFunction(Generic[P, R]):
             >>> double.lower(jax.ShapeDtypeStruct((256,), jnp.float32)).pool_bytes
             2048
         """
-        prepared = self._prepare(args, kwargs)
+        target, args, kwargs = self._find_target(args, kwargs)
+        prepared = target._prepare(args, kwargs)
         progress = Progress(f"capturing `{self._options.name}`")
         with drop_unit_axes(prepared.leaves), progress:
-            return self._make_pipeline(prepared.drop_values(), progress).run_to_lowered()
+            return target._make_pipeline(prepared.drop_values(), progress).run_to_lowered()
 
     @hides_own_frames
     def explain(self, *args: Any, **kwargs: Any) -> Report:
@@ -288,6 +276,9 @@ class GraphedFunction(Generic[P, R]):
         """
         show, kwargs = take_show(self._function, kwargs)
         parts = read_parts(show)
+        target, args, kwargs = self._find_target(args, kwargs)
+        if target is not self:
+            return target.explain(*args, **kwargs).show(",".join(parts))
         prepared = self._prepare(args, kwargs)
         with self._lock:
             kept = self._find_capture(prepared, args, kwargs)
@@ -304,7 +295,8 @@ class GraphedFunction(Generic[P, R]):
             calls = self._count_calls()
             # A capture whose first call failed has not been used yet.
             hits = calls - self._first_calls
-            return CacheInfo(hits, self._misses, MAX_SIGNATURES, len(self._cache))
+            info = CacheInfo(hits, self._misses, MAX_SIGNATURES, len(self._cache))
+            return info if self._objects is None else info.join(self._objects.captured.cache_info())
 
     def reset(self) -> None:
         """Drops all graphs: the next call captures again. Arrays that they returned stay valid."""
@@ -314,6 +306,11 @@ class GraphedFunction(Generic[P, R]):
             self._latest = None
             self._recaptures.forget()
             self._pool.leave()
+            if self._objects is not None:
+                info = self._objects.captured.cache_info()
+                self._retired_calls += info.hits
+                self._misses += info.misses
+                self._objects = None
 
     def clear_cache(self) -> None:
         """Does what `reset` does, and drops what JAX traced for calls inside other programs."""
@@ -357,6 +354,8 @@ class GraphedFunction(Generic[P, R]):
         """
         with self._lock:
             latest = next(reversed(self._cache.values()), None)
+            if latest is None and self._objects is not None:
+                return dict(self._objects.captured.timings())
         return dict(latest.seconds) if latest is not None else {}
 
     @property
@@ -364,8 +363,28 @@ class GraphedFunction(Generic[P, R]):
         """Bytes that the private pool holds from the device."""
         return self._pool.join(self._device).reserved_bytes
 
+    def _find_target(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[GraphedFunction[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Returns what captures a call, and its arguments there: objects of nnx as arrays."""
+        if not has_objects((args, kwargs)):
+            return self, args, kwargs
+        objects = self._join_objects()
+        call = objects.split(args, kwargs)
+        return objects.captured, call.args, call.kwargs | {STATE: call.state}
+
+    def _join_objects(self) -> ObjectCalls:
+        with self._lock:
+            if self._objects is None:
+                self._objects = ObjectCalls(
+                    self._function, self._options, self.pool(), GraphedFunction
+                )
+            return self._objects
+
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
+        if has_objects((args, kwargs)):
+            return self._join_objects()(args, kwargs)
         prepared = self._prepare(args, kwargs, has_values=True)
         with self._lock:
             capture = self._find_capture(prepared, args, kwargs)

@@ -188,7 +188,7 @@ def name_static_values(
     Example: ``static argument n`` and ``static leaf model.activation``.
     """
     last = max((key for key, _ in call.statics if isinstance(key, int)), default=-1)
-    parameters = _name_positions(function, last + 1)
+    parameters = name_positions(function, last + 1)
     named = [
         (f"static argument {parameters[key] if isinstance(key, int) else key}", value)
         for key, value in call.statics
@@ -203,7 +203,7 @@ def _name_arguments(
     function: Callable[..., Any], options: Options, call: BoundCall
 ) -> list[tuple[str, str, Any, bool]]:
     """Returns of each dynamic argument its place, its name, its value, and if it is donated."""
-    parameters = _name_positions(function, max(call.positions, default=-1) + 1)
+    parameters = name_positions(function, max(call.positions, default=-1) + 1)
     named = [
         (f"argument {position} ", parameters[position], value, position in options.donate_argnums)
         for position, value in zip(call.positions, call.args, strict=True)
@@ -227,7 +227,8 @@ def _make_unique(names: list[str]) -> list[str]:
     return unique
 
 
-def _name_positions(function: Callable[..., Any], count: int) -> list[str]:
+def name_positions(function: Callable[..., Any], count: int) -> list[str]:
+    """Returns the names of a function's first arguments, as `x` and `args[0]`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:
