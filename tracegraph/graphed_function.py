@@ -1,4 +1,7 @@
-"""GraphedFunction: what `capture` returns. Finds the graph of a call, or captures a new one."""
+"""GraphedFunction: what `capture` returns. Finds the graph of a call, or captures a new one.
+
+This file is past 400 lines because each public method carries its documentation with an example.
+"""
 
 from __future__ import annotations
 
