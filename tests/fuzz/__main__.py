@@ -7,6 +7,7 @@ import collections
 import sys
 import time
 import traceback
+from typing import Literal
 
 import jax
 
@@ -22,12 +23,13 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print the traceback of each error")
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
+    modes: tuple[Literal["whole", "partial"], ...] = ("whole", "partial")
     counts: collections.Counter[str] = collections.Counter()
     failed = 0
     start = time.perf_counter()
     for seed in range(options.seed, options.seed + options.count):
         program = make_program(seed)
-        for mode in ("whole", "partial"):
+        for mode in modes:
             try:
                 counts[f"{mode}: {compare_with_jit(program, mode).value}"] += 1
             except Exception as error:  # noqa: BLE001 whatever it is, it is reported with its seed

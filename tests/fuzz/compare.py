@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class Outcome(enum.Enum):
     REFUSED = "refused, with control flow or a callback in it"
 
 
-def compare_with_jit(program: Program, mode: str) -> Outcome:
+def compare_with_jit(program: Program, mode: Literal["whole", "partial"]) -> Outcome:
     """Captures a program, calls it three times and compares all results with those of `jax.jit`.
 
     Args:

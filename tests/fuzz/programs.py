@@ -85,12 +85,12 @@ class Program:
             array = make(draw.choice([(), (4,), (3, 4)]), draw.choice(DTYPES))
             return array if draw.random() < 0.2 else jnp.asarray(array)
 
-        state = {"w": jnp.asarray(make((4,), "float32")), "n": jnp.int32(turn)}
+        state: dict[str, Any] = {"w": jnp.asarray(make((4,), "float32")), "n": jnp.int32(turn)}
         if draw.random() < 0.4:
             state["k"] = jax.random.key(turn)
         if draw.random() < 0.4:
             state["h"] = jnp.asarray(make((3, 4), draw.choice(["bfloat16", "complex64"])))
-        given = {"a": [make_any() for _ in range(draw.randint(1, 3))]}
+        given: dict[str, Any] = {"a": [make_any() for _ in range(draw.randint(1, 3))]}
         if draw.random() < 0.6:
             given["s"] = draw.choice([0.5 + turn, 2 + turn, True])
         if draw.random() < 0.5:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ SEEDS = range(14)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_program_gives_what_jit_gives(seed: int) -> None:
     program = make_program(seed)
+    mode: Literal["whole", "partial"]
     mode = "whole" if program.is_capturable and seed % 2 else "partial"
     outcome = compare_with_jit(program, mode)
     assert outcome is not Outcome.REFUSED

@@ -76,9 +76,9 @@ def compilations() -> Iterator[list[str]]:
     tg.capture(lambda x: x + 1)(X)
     names: list[str] = []
 
-    def note(event: str, _: float, **details: Any) -> None:
+    def note(event: str, duration_secs: float, **kwargs: Any) -> None:
         if event == COMPILED:
-            names.append(details["fun_name"].removeprefix("jit(").removesuffix(")"))
+            names.append(kwargs["fun_name"].removeprefix("jit(").removesuffix(")"))
 
     jax.monitoring.register_event_duration_secs_listener(note)
     yield names
