@@ -1,19 +1,14 @@
 """Array: a `jax.Array` whose value is in a static buffer until it is needed.
 
-Note [States of an Array].
-
-    FRESH ----settle, or first read---> SETTLED      an immutable value
-    RESIDENT ----detach---------------> SETTLED      shows the buffer's current bytes until then
-    STATIC                                           readable until the next replay
-    any ----consume, delete-----------> DELETED      every read raises, as after donation
-
 Making a JAX array costs microseconds, so an Array makes it on the first read only, and keeps it. A
 SETTLED array owns a private copy and no longer refers to its buffer: it does not keep a pool alive.
+What the states of an Array promise is in Note [States of an Array].
+
+This file is past 400 lines because one type has every method that users, JAX and owners call.
 """
 
 from __future__ import annotations
 
-import enum
 import threading
 from typing import Any, TypeAlias, cast
 
@@ -22,6 +17,8 @@ import numpy as np
 
 from tracegraph.runtime.array_errors import (
     describe_array,
+    find_user_line,
+    make_donated_error,
     make_immutable_error,
     make_mismatch_error,
     make_stale_error,
@@ -29,12 +26,14 @@ from tracegraph.runtime.array_errors import (
     make_unsettled_error,
 )
 from tracegraph.runtime.array_forwarding import forward_names
+from tracegraph.runtime.array_state import ArrayState
 from tracegraph.runtime.jax_interop import (
     find_sharding,
     is_default_device,
     register_array_type,
     to_plain,
 )
+from tracegraph.runtime.residence import Donation, Residence
 from tracegraph.runtime.static_buffer import (
     DeviceContext,
     ReadableBuffer,
@@ -45,16 +44,6 @@ from tracegraph.runtime.stream import Stream
 
 # Inside the class, `jax` is the method.
 PlainArray: TypeAlias = jax.Array
-
-
-class ArrayState(enum.Enum):
-    """What an Array promises, see Note [States of an Array]."""
-
-    FRESH = "fresh"
-    RESIDENT = "resident"
-    STATIC = "static"
-    SETTLED = "settled"
-    DELETED = "deleted"
 
 
 # A class attribute of an Enum is slow to look up, and `settle` runs once per result and replay.
@@ -69,6 +58,8 @@ class Array(jax.Array):
         buffer: holds the value.
         generation: number of the replay that made it.
         state: FRESH, RESIDENT or STATIC.
+        residence: what a RESIDENT array shares with the other leaves of its set; without it the
+            array is a set of its own.
     """
 
     __slots__ = (
@@ -80,6 +71,7 @@ class Array(jax.Array):
         "_generation",
         "_lock",
         "_plain",
+        "_residence",
         "_snapshot",
         "_state",
     )
@@ -92,12 +84,21 @@ class Array(jax.Array):
     _plain: Any
     _snapshot: Any
     _lock: threading.RLock
+    _residence: Residence
 
-    def __init__(self, buffer: ReadableBuffer, generation: int, state: ArrayState) -> None:
+    def __init__(
+        self,
+        buffer: ReadableBuffer,
+        generation: int,
+        state: ArrayState,
+        residence: Residence | None = None,
+    ) -> None:
         self._buffer = buffer
         self._generation = generation
         self._state = state
         self._plain = None
+        if state is _RESIDENT:
+            self._residence = Residence(generation, {}) if residence is None else residence
 
     # What the owner of the buffer calls.
 
@@ -116,18 +117,38 @@ class Array(jax.Array):
         if self._state is not _RESIDENT or buffer is None:
             return
         with buffer.clock.lock:
+            if self._is_taken():
+                return
             if self._generation != buffer.clock.generation:
                 self._plain = None
             self._leave(buffer, buffer.snapshot() if self._plain is None else None, _SETTLED)
 
-    def consume(self) -> None:
-        """Marks the array as deleted, as donation to `jax.jit` does to its argument."""
+    def consume(self, donation: Donation | None = None) -> None:
+        """Marks the array as deleted, as donation to `jax.jit` does to its argument.
+
+        Args:
+            donation: to which captured function; None for any other reason. The first one counts.
+        """
+        if self._state is _DELETED:
+            return
         buffer = self._buffer
         if buffer is not None:
             if self._state is _RESIDENT:
                 buffer.clock.dropped_leaves += 1
-            self._leave(buffer, None, _DELETED)
-        self._state, self._plain, self._snapshot = _DELETED, None, None
+                donation = self.find_donation() or donation
+            self._leave(buffer, donation, _DELETED)
+        self._state, self._plain, self._snapshot = _DELETED, None, donation
+
+    def drop_value(self) -> None:
+        """Drops the copy that a RESIDENT array keeps of the value that was read."""
+        self._plain = None
+
+    def find_donation(self) -> Donation | None:
+        """Returns to which call of a captured function the array was donated; None if to none."""
+        buffer = self._buffer
+        if self._state is _RESIDENT and buffer is not None:
+            return self._residence.donations.get(buffer.name) if self._is_taken() else None
+        return self._snapshot if self._state is _DELETED else None
 
     def is_in(self, arena: Any) -> bool:
         """True while the value is in this arena."""
@@ -171,11 +192,14 @@ class Array(jax.Array):
 
         Raises:
             StaleOutputError: a later replay has overwritten a static output.
-            RuntimeError: the array was donated or deleted.
+            ReplayError: the array was donated to a captured function.
+            RuntimeError: the array was donated to `jax.jit`, or deleted.
         """
         buffer = self._buffer
         if buffer is None:
             return self._read_settled()
+        if self._is_taken():
+            self._check_if_deleted()
         with buffer.clock.lock:
             if self._buffer is None:
                 return self._read_settled()
@@ -228,7 +252,8 @@ class Array(jax.Array):
 
         Raises:
             ConfigError: ``stream`` is no tg.Stream.
-            RuntimeError: the array was donated or deleted.
+            ReplayError: the array was donated to a captured function.
+            RuntimeError: the array was donated to `jax.jit`, or deleted.
         """
         if not isinstance(stream, Stream):
             raise make_stream_error(stream)
@@ -248,7 +273,7 @@ class Array(jax.Array):
 
     def is_deleted(self) -> bool:
         """True after deletion or donation, also of the plain array that `jax` returned."""
-        if self._state is _DELETED:
+        if self._state is _DELETED or self._is_taken():
             return True
         value, buffer = self._plain, self._buffer
         is_present = buffer is None or self._generation == buffer.clock.generation
@@ -326,9 +351,23 @@ class Array(jax.Array):
         buffer = self._buffer
         return self._device if buffer is None else buffer.jax_device
 
+    def _is_taken(self) -> bool:
+        """True for a leaf of a set that a later replay has taken, see Note [Leaf sets]."""
+        buffer = self._buffer
+        return (
+            self._state is _RESIDENT
+            and buffer is not None
+            and self._residence.generation != buffer.clock.generation
+        )
+
     def _check_if_deleted(self) -> None:
-        if self.is_deleted():
-            raise RuntimeError(f"Array has been deleted with shape={self.aval.str_short()}.")
+        if not self.is_deleted():
+            return
+        donation = self.find_donation()
+        if donation is not None:
+            where = f"used at {find_user_line()}"
+            raise make_donated_error(self.aval.str_short(), donation, where=where)
+        raise RuntimeError(f"Array has been deleted with shape={self.aval.str_short()}.")
 
     def _leave(self, buffer: ReadableBuffer, snapshot: Any, state: ArrayState) -> None:
         """Releases the buffer; keeps what is needed later."""
@@ -355,6 +394,8 @@ class Array(jax.Array):
         if self._plain is None or self._generation != buffer.clock.generation:
             self._plain = make_plain(buffer.snapshot(), buffer.aval, buffer.jax_device)
             self._generation = buffer.clock.generation
+            if self._state is _RESIDENT:
+                self._residence.has_values = True
         value = self._plain
         if self._state is _FRESH:
             self._leave(buffer, None, _SETTLED)
@@ -370,7 +411,11 @@ register_array_type(Array, Array.jax)
 def _check_generation(buffer: ReadableBuffer, array: Array) -> None:
     """Raises when a later replay has overwritten the array's value."""
     made, now = array._generation, buffer.clock.generation
-    if array._state is _RESIDENT or made == now:
+    if array._state is _RESIDENT:
+        if array._is_taken():
+            array._check_if_deleted()
+        return
+    if made == now:
         return
     if array._state is _FRESH:
         raise make_unsettled_error(buffer.name, made, now)

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from tracegraph.runtime.errors import ConfigError, InternalError, ReplayError, StaleOutputError
+from tracegraph.runtime.residence import Donation
 from tracegraph.runtime.source_lines import locate_stack
 
 
@@ -24,6 +25,24 @@ def make_stale_error(name: str, made: int, now: int) -> StaleOutputError:
         why='outputs="static" returns the static buffer itself, which every replay overwrites',
         fix='copy it before the next call (`.copy()`), or capture with outputs="fresh"',
         anchor="stale-output",
+    )
+
+
+def make_donated_error(described: str, donation: Donation, *, where: str) -> ReplayError:
+    """Returns the error of reading or passing an array that a captured function has taken.
+
+    Args:
+        described: the array, as ``float32[4]``.
+        donation: to which call.
+        where: it was used.
+    """
+    return ReplayError(
+        f"this {described} has been deleted: it was donated to `{donation.function}`",
+        where=f"{where}; it was `{donation.argument}` of that call",
+        why="a donated array's memory now holds what that call computed, as under `jax.jit`",
+        fix="use what the call returned, or copy before the call: `jnp.copy(x)`, for a tree "
+        "`jax.tree.map(jnp.copy, tree)`",
+        anchor="deleted-array",
     )
 
 

@@ -167,19 +167,21 @@ class ReplayClock:
     """Counts the replays of one captured function and serialises access to its arena.
 
     Attributes:
-        generation: number of the last replay.
+        generation: number of the last replay that was begun.
         lock: held while the arena is read or written; one for all graphs that share scratch.
         dropped_leaves: how many resident leaves were deleted by others than this graph's replays;
             no tree with such a leaf may be taken for unchanged.
         has_copied: True when an input was copied into the arena since the last launch.
+        stage: index of the stage that was launched last.
     """
 
-    __slots__ = ("dropped_leaves", "generation", "has_copied", "lock")
+    __slots__ = ("dropped_leaves", "generation", "has_copied", "lock", "stage")
 
     def __init__(self, lock: threading.RLock | None = None) -> None:
         self.generation = 0
         self.dropped_leaves = 0
         self.has_copied = False
+        self.stage = 0
         self.lock = lock if lock is not None else threading.RLock()
 
 

@@ -6,16 +6,17 @@ waste the copies that are never read, so the copy is deferred: just before a buf
 every result that is still alive takes a private copy.
 
 Note [Resident state]. A donated input that aliases a result never leaves the graph's memory. The
-user holds one leaf object for it; passing that object again costs one identity check. Any other
-value given for it is copied in, and the leaf of the old contents, if it is still held, is first
-detached with a private copy. So a leaf changes only by being donated itself.
+user holds a leaf object for it, which shows the memory until the next replay; passing that object
+costs one identity check, and deletes it, see Note [Leaf sets]. Any other value given for the input
+is copied in, and the leaf of the old contents, if it is still held, is first detached with a
+private copy. So no leaf ever shows another value than the one that it was returned with.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,8 +24,11 @@ import jax
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.graph import GraphDefinition, ReplayClock
+from tracegraph.runtime.errors import TracegraphError
+from tracegraph.runtime.graph import GraphDefinition, ReplayClock, Stage
+from tracegraph.runtime.leaf_set import LeafSet
 from tracegraph.runtime.memory.private_pool import PrivatePool
+from tracegraph.runtime.residence import Donation
 from tracegraph.runtime.static_buffer import StaticBuffer
 
 
@@ -55,12 +59,15 @@ class Replay:
             self.buffers = device.bind_buffers(definition, self.arena, self.clock)
         self.inputs = [self.buffers[name] for name in definition.inputs]
         self.pending: list[weakref.ref[Array]] = []
-        self._leaves: dict[str, weakref.ref[Array]] = {}
+        self._shown: LeafSet | None = None
         self._output_state = output_state
         residents = {slot.name for slot in definition.slots if slot.is_resident}
         self._resident_inputs = [name if name in residents else "" for name in definition.inputs]
         self.is_resident_output = [name in residents for name in definition.outputs]
         self._outputs = [self.buffers[name] for name in definition.outputs]
+        # By name: one buffer may be several results.
+        self._residents = {b.name: b for b in self._outputs if b.name in residents}
+        self._writes_state = [_writes_one_of(stage, self._residents) for stage in definition.stages]
         fresh = [name for name in definition.outputs if name not in residents]
         instance = device.instantiate(
             definition, self.buffers, fresh if output_state is ArrayState.FRESH else ()
@@ -68,7 +75,7 @@ class Replay:
         self.stages, self.takers = instance.stages, instance.takers
         self._consumed, self._direct = instance.consumed, instance.direct
         # What `launch` does before it counts; a caller on the fast path does both itself.
-        self.launch_stages = _join_launches([stage.launch for stage in self.stages])
+        self.launch_stages = _join_launches([stage.launch for stage in self.stages], self.clock)
 
     def settle(self) -> None:
         """Gives every live result of the last replay a private copy, see Note [Fresh outputs].
@@ -92,7 +99,8 @@ class Replay:
         """
         values = [(index, self._detach_value(value)) for index, value in updates]
         for index, value in values:
-            self._detach_leaf(self._resident_inputs[index])
+            if self._shown is not None:
+                self._shown.detach(self._resident_inputs[index])
             self.inputs[index].write(value)
 
     def launch(self) -> None:
@@ -103,13 +111,36 @@ class Replay:
         self.clock.generation += 1
         self.launch_stages()
 
-    def restore(self) -> None:
-        """Makes the buffers usable after a failed launch; leaves of lost values are deleted."""
-        for buffer in self._consumed:
-            reference = self._leaves.get(buffer.name)
-            leaf = reference() if reference is not None else None
-            if buffer.restore() and leaf is not None:
-                leaf.consume()
+    def restore(self, *, is_state_lost: bool) -> None:
+        """Makes the buffers and the leaves of the last results usable after a failed call.
+
+        Args:
+            is_state_lost: True when what is in the buffers may be that of a later replay: no leaf
+                shows it.
+        """
+        lost = [buffer.name for buffer in self._consumed if buffer.restore()]
+        shown = self._shown
+        if shown is None or is_state_lost:
+            return
+        shown.show()
+        for name in lost:
+            if name in shown.leaves:
+                # The call did take it.
+                shown.leaves[name].consume(shown.residence.donations.get(name))
+
+    def may_have_changed_state(self, error: BaseException) -> bool:
+        """True unless a failed launch is known to have written no resident value.
+
+        Args:
+            error: what `launch_stages` raised.
+        """
+        # Any other kind may come from a signal, after the work was done.
+        if not isinstance(error, RuntimeError | ValueError | TracegraphError):
+            return True
+        failed = self.clock.stage
+        stage = self.definition.stages[failed]
+        is_atomic = stage.is_captured and len(stage.nodes) == 1
+        return any(self._writes_state[:failed]) or (self._writes_state[failed] and not is_atomic)
 
     def find_direct_call(self) -> Callable[..., Any] | None:
         """Returns what computes all results from all inputs without a buffer; None if nothing does.
@@ -140,12 +171,10 @@ class Replay:
     def make_taker(self, index: int) -> Callable[[], jax.Array]:
         """Returns a function that gives one result of the last replay.
 
-        A result that is resident or in the arena is an Array; one that the device made in
-        memory of its own is the plain array that it made.
+        A result that is in the arena is an Array; one that the device made in memory of its own is
+        the plain array that it made. Those that are resident are in a `LeafSet`.
         """
         buffer = self._outputs[index]
-        if self.is_resident_output[index]:
-            return functools.partial(self._find_leaf, buffer)
         if buffer.name in self.takers:
             return self.takers[buffer.name]
         return functools.partial(self._make_array, buffer)
@@ -156,19 +185,25 @@ class Replay:
             self.pending.append(weakref.ref(array))
         return array
 
-    def _find_leaf(self, buffer: StaticBuffer) -> Array:
-        """Returns the one leaf object of a resident result."""
-        reference = self._leaves.get(buffer.name)
-        leaf = reference() if reference is not None else None
-        if leaf is None or leaf.is_deleted():
-            leaf = Array(buffer, self.clock.generation, ArrayState.RESIDENT)
-            self._leaves[buffer.name] = weakref.ref(leaf)
-        return leaf
+    def make_leaves(self, donations: Mapping[str, Donation]) -> LeafSet:
+        """Returns new leaves for the resident results, see Note [Leaf sets].
+
+        Args:
+            donations: what to say of a leaf that a later replay has taken.
+        """
+        return LeafSet(self._residents.values(), self.clock, donations)
+
+    def show(self, leaves: LeafSet) -> None:
+        """Makes these leaves the ones that show the resident results of the last replay."""
+        leaves.show()
+        self._shown = leaves
 
     def is_leaf_of(self, value: Any, index: int) -> bool:
         """True when the value is the resident leaf that lives in this static input."""
-        reference = self._leaves.get(self._resident_inputs[index])
-        return reference is not None and reference() is value and not value.is_deleted()
+        shown = self._shown
+        if shown is None or shown.leaves.get(self._resident_inputs[index]) is not value:
+            return False
+        return value is not None and not value.is_deleted()
 
     def _detach_value(self, value: Any) -> Any:
         """Returns a value that no write to this arena can change."""
@@ -176,23 +211,23 @@ class Replay:
             return value.peek().copy()
         return value
 
-    def _detach_leaf(self, name: str) -> None:
-        reference = self._leaves.pop(name, None)
-        leaf = reference() if reference is not None else None
-        if leaf is not None:
-            leaf.detach()
 
-
-def _join_launches(launches: Sequence[Callable[[], None]]) -> Callable[[], None]:
+def _join_launches(
+    launches: Sequence[Callable[[], None]], clock: ReplayClock
+) -> Callable[[], None]:
     """Returns one function that launches all stages; it holds nothing else of the replay."""
     if len(launches) == 1:
         return launches[0]
 
     def launch() -> None:
-        for each in launches:
+        for clock.stage, each in enumerate(launches):
             each()
 
     return launch
+
+
+def _writes_one_of(stage: Stage, names: Collection[str]) -> bool:
+    return any(name in names for node in stage.nodes for name in node.results)
 
 
 def _read(buffer: StaticBuffer) -> Any:

@@ -1,5 +1,6 @@
 """Replays from other streams and from several threads give what the executables give."""
 
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -128,13 +129,15 @@ def test_threads_on_streams_of_their_own():
 
 def test_threads_count_in_one_state():
     captured = tg.capture(lambda s: {"n": s["n"] + 1}, donate_argnums=0)
-    state = captured({"n": jnp.zeros(1000, jnp.int32)})
+    states = queue.SimpleQueue()
+    states.put(captured({"n": jnp.zeros(1000, jnp.int32)}))
 
     def count():
         for _ in range(100):
-            captured(state)
+            states.put(captured(states.get()))
 
     run_together([count] * THREADS)
+    state = states.get()
     assert int(state["n"].min()) == int(state["n"].max()) == 100 * THREADS + 1
 
 

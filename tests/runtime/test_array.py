@@ -20,6 +20,8 @@ from tests.fakes.host_memory import NumpyBuffer, make_array
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.errors import InternalError, ReplayError, StaleOutputError
 from tracegraph.runtime.jax_interop import ArrayImpl
+from tracegraph.runtime.residence import Donation, Residence
+from tracegraph.runtime.stream import default_stream
 
 FRESH, RESIDENT, STATIC = ArrayState.FRESH, ArrayState.RESIDENT, ArrayState.STATIC
 
@@ -89,11 +91,21 @@ def test_an_owner_that_forgets_to_settle_is_found_out(act):
     ]
 
 
+def make_leaf(**donations: Donation) -> tuple[NumpyBuffer, Array, Residence]:
+    """Returns a resident array with what it shares with its set."""
+    buffer = NumpyBuffer(np.array((1.0, 2.0, 3.0), np.float32))
+    residence = Residence(buffer.clock.generation, donations)
+    return buffer, Array(buffer, buffer.clock.generation, RESIDENT, residence), residence
+
+
 def test_resident_shows_the_present_contents_and_caches_them():
-    buffer, array = make_pair(RESIDENT)
+    buffer, array, residence = make_leaf()
+    assert not residence.has_values
     first = array.jax()
     assert array.jax() is first
+    assert residence.has_values
     buffer.replay(9, array)
+    residence.generation = buffer.clock.generation
     assert array.tolist() == [9, 9, 9]
     assert array.jax() is array.jax()
     assert first.tolist() == [1, 2, 3]
@@ -101,22 +113,98 @@ def test_resident_shows_the_present_contents_and_caches_them():
 
 
 @pytest.mark.parametrize("is_read", [False, True])
+def test_a_resident_is_deleted_by_the_next_replay(is_read):
+    buffer, array, _ = make_leaf(y=Donation("step", "state['w']"))
+    if is_read:
+        assert array.tolist() == [1, 2, 3]
+    buffer.replay(9)
+    assert array.is_deleted()
+    assert (array.shape, array.dtype) == ((3,), np.float32)
+    array.detach()
+    assert array.state is RESIDENT
+    for _ in range(2):
+        with pytest.raises(ReplayError) as caught:
+            array.tolist()
+        line = test_a_resident_is_deleted_by_the_next_replay.__code__.co_firstlineno + 12
+        assert str(caught.value).splitlines() == [
+            "this float32[3] has been deleted: it was donated to `step`",
+            f"  where: used at test_array.py:{line} in test_a_resident_is_deleted_by_the_next_"
+            "replay; it was `state['w']` of that call",
+            "  why:   a donated array's memory now holds what that call computed, as under "
+            "`jax.jit`",
+            "  fix:   use what the call returned, or copy before the call: `jnp.copy(x)`, for a "
+            "tree `jax.tree.map(jnp.copy, tree)`          docs/errors.md#deleted-array",
+        ]
+        # Deleting it once more does not change why it is gone.
+        array.delete()
+
+
+EVERY_READ = {
+    "jit": lambda x: jax.jit(jnp.sin)(x),
+    "jnp": jnp.sin,
+    "operator": lambda x: x + 1,
+    "index": lambda x: x[0],
+    "numpy": np.asarray,
+    "jnp.asarray": lambda x: jnp.asarray(x).tolist(),
+    "jnp.array": jnp.array,
+    "dlpack": np.from_dlpack,
+    "repr": repr,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "device_get": jax.device_get,
+    "device_put": jax.device_put,
+    "block_until_ready": jax.block_until_ready,
+    "is_ready": lambda x: x.is_ready(),
+    "vmap": jax.vmap(jnp.sin),
+    "eval in a list": lambda x: jnp.stack([x, x]),
+    "peek": lambda x: x.peek(),
+    "plain array": lambda x: x.jax(),
+    "address": lambda x: x.data_ptr(),
+    "device": lambda x: x.device,
+    "copy_": lambda x: x.copy_(np.zeros(3, np.float32)),
+    "record_stream": lambda x: x.record_stream(default_stream()),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_READ)
+def test_every_use_of_a_deleted_resident_raises(name):
+    read = EVERY_READ[name]
+    buffer, array, residence = make_leaf(y=Donation("step", "w"))
+    read(array)
+    buffer.replay(9)
+    assert residence.generation != buffer.clock.generation
+    with pytest.raises(ReplayError, match="it was donated to `step`"):
+        read(array)
+
+
+def test_a_consumed_array_says_what_took_it_first():
+    for state in (FRESH, RESIDENT, STATIC):
+        _, array = make_pair(state)
+        array.consume(Donation("step", "w"))
+        array.consume(Donation("other", "v"))
+        array.delete()
+        with pytest.raises(ReplayError, match="donated to `step`"):
+            array.tolist()
+
+
+@pytest.mark.parametrize("is_read", [False, True])
 def test_a_detached_resident_keeps_its_value(is_read):
     buffer, array = make_pair(RESIDENT)
-    buffer.replay(5)
     if is_read:
-        assert array.tolist() == [5, 5, 5]
+        assert array.tolist() == [1, 2, 3]
     array.detach()
     array.detach()
     buffer.replay(9)
-    assert array.tolist() == [5, 5, 5]
+    assert array.tolist() == [1, 2, 3]
     assert array.state is ArrayState.SETTLED
 
 
 def test_detaching_does_not_reuse_the_value_of_an_older_replay():
-    buffer, array = make_pair(RESIDENT)
+    buffer, array, residence = make_leaf()
     assert array.tolist() == [1, 2, 3]
     buffer.replay(5)
+    residence.generation = buffer.clock.generation
     array.detach()
     assert array.tolist() == [5, 5, 5]
 
@@ -356,16 +444,34 @@ def test_arrays_hold_nothing_but_their_slots():
 
 
 def test_a_read_waits_for_the_replay_that_holds_the_lock():
-    buffer, array = make_pair(RESIDENT)
+    buffer, array = make_pair(FRESH)
     seen = []
     reader = threading.Thread(target=lambda: seen.append(array.tolist()))
     with buffer.clock.lock:
         assert array.is_ready()
         reader.start()
+        array.settle()
         buffer.view[...] = 4
         buffer.clock.generation += 1
     reader.join()
-    assert seen == [[4, 4, 4]]
+    assert seen == [[1, 2, 3]]
+
+
+def test_a_read_of_state_does_not_wait_for_the_replay_that_deletes_it():
+    buffer, array = make_pair(RESIDENT)
+    seen = []
+
+    def read() -> None:
+        with pytest.raises(RuntimeError, match="deleted"):
+            array.tolist()
+        seen.append(array.is_deleted())
+
+    reader = threading.Thread(target=read, daemon=True)
+    with buffer.clock.lock:
+        buffer.clock.generation += 1
+        reader.start()
+        reader.join(timeout=20)
+        assert seen == [True]
 
 
 def test_is_ready_is_false_while_another_thread_holds_the_lock():

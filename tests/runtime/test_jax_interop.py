@@ -216,7 +216,7 @@ def test_keys_settle_follow_and_are_consumed_with_their_array():
     _, resident, data = make_key_array(5, "threefry2x32", ArrayState.RESIDENT)
     other = jax.random.key(9)
     assert isinstance(data._buffer, NumpyBuffer)
-    data._buffer.replay(np.asarray(jax.random.key_data(other)))
+    data._buffer.write(np.asarray(jax.random.key_data(other)))
     assert (resident == other).item()
 
     data.consume()

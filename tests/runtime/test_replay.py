@@ -17,6 +17,7 @@ from tests.fakes.definitions import (
     make_replay,
     make_stage,
     replay_once,
+    take_results,
 )
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.errors import OutOfMemoryError, StaleOutputError
@@ -48,7 +49,7 @@ def launch(replay: Replay) -> tuple[Any, Any]:
     """Launches as the captured function does, and returns leaf and result."""
     replay.settle()
     replay.launch()
-    leaf, result = (replay.make_taker(index)() for index in range(2))
+    leaf, result = take_results(replay)
     return leaf, result
 
 
@@ -100,15 +101,47 @@ def test_a_static_result_becomes_stale():
 
 
 @MODES
-def test_the_same_leaf_stands_for_the_state(is_checking: bool):
+def test_each_replay_has_leaves_of_its_own_and_deletes_the_last_ones(is_checking: bool):
     replay = make_step(is_checking=is_checking)
     load(replay, (0, X), (1, X))
     first, _ = launch(replay)
-    second, _ = launch(replay)
-    assert second is first
     assert replay.is_leaf_of(first, 0)
     assert not replay.is_leaf_of(first, 1)
-    np.testing.assert_array_equal(first, X * 3)
+    second, _ = launch(replay)
+    assert second is not first
+    assert second.data_ptr() == replay.inputs[0].address
+    assert first.is_deleted()
+    assert not replay.is_leaf_of(first, 0)
+    assert replay.is_leaf_of(second, 0)
+    np.testing.assert_array_equal(second, X * 3)
+
+
+@MODES
+def test_leaves_that_are_shown_again_show_the_new_state(is_checking: bool):
+    replay = make_step(is_checking=is_checking)
+    load(replay, (0, X), (1, X))
+    replay.launch()
+    sets = [replay.make_leaves({}) for _ in range(2)]
+    for count in range(2, 6):
+        replay.show(sets[count % 2])
+        leaf = sets[count % 2].leaves["s"]
+        np.testing.assert_array_equal(leaf, X * count)
+        replay.launch()
+        assert sets[1 - count % 2].leaves["s"].is_deleted()
+        assert leaf.is_deleted()
+
+
+def test_values_that_leaves_keep_are_dropped():
+    replay = make_step()
+    load(replay, (0, X), (1, X))
+    leaf, _ = launch(replay)
+    shown = replay._shown
+    assert shown is not None
+    value = weakref.ref(leaf.jax())
+    assert value() is not None
+    shown.drop_values()
+    assert value() is None
+    np.testing.assert_array_equal(leaf, X * 2)
 
 
 @MODES

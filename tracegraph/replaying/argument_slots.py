@@ -180,7 +180,6 @@ class TreeSlot:
         if watch is not None and watch.is_unchanged(value):
             is_leaf_dropped = self._dropped_leaves != self._clock.dropped_leaves
             if not is_leaf_dropped and not (self._plain and any(map(_is_deleted, self._plain))):
-                watch.is_checked = True
                 return True
         leaves, tree = jax.tree_util.tree_flatten(value)
         if tree != self._structure:
@@ -206,8 +205,6 @@ class TreeSlot:
 
     def forget(self) -> None:
         """Forgets the last value: the next one is looked at leaf by leaf."""
-        if self._watch is not None:
-            self._watch.is_checked = False
         self._watch = None
 
     def _watch_if_immutable(self, value: Any, leaves: list[Any]) -> None:

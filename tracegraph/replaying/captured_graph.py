@@ -21,6 +21,7 @@ from tracegraph.replaying.result_builder import ResultBuilder
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.replay import Replay
+from tracegraph.runtime.residence import Donation
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.tracing.signature import is_leaf_tree
@@ -54,6 +55,7 @@ class CapturedGraph:
         "_direct_calls",
         "_direct_reads",
         "_donated",
+        "_donations",
         "_function",
         "_keys",
         "_keyword_slots",
@@ -61,7 +63,7 @@ class CapturedGraph:
         "_launch_stages",
         "_options",
         "_pending",
-        "_resident_trees",
+        "_rotation",
         "_slots",
         "_spellings",
         "_statics",
@@ -98,8 +100,10 @@ class CapturedGraph:
         self._launch_stages = replay.launch_stages
         self._donated = prepared.donated
         avals = [operand.aval for operand in checked.graph.outputs]
-        results = ResultBuilder(replay, checked.out_tree, avals)
-        self._build_result, self._resident_trees = results.build, results.resident_trees
+        inputs = zip(replay.definition.inputs, prepared.names, strict=False)
+        self._donations = {buffer: Donation(self.name, argument) for buffer, argument in inputs}
+        results = ResultBuilder(replay, checked.out_tree, avals, self._donations)
+        self._build_result, self._rotation = results.build, results.rotation
         if is_checking_floats():
             self._build_result = check_results(results.build, self.name)
         # Only arrays given one by one: a tree must be flattened, which is the slots' work.
@@ -156,6 +160,8 @@ class CapturedGraph:
         while True:
             updates: list[tuple[int, Any]] = []
             with self.lock:
+                generation = self._clock.generation
+                is_launching = False
                 try:
                     if self._pending:
                         self.replay.settle()
@@ -166,14 +172,17 @@ class CapturedGraph:
                         elif not collect(value, updates):
                             return MISS
                     if not updates or self._load(updates, copies):
+                        # From here on the leaves of the state are deleted.
+                        self._clock.generation = generation + 1
+                        is_launching = True
                         self._launch_stages()
-                        self._clock.generation += 1
+                        is_launching = False
                         result = self._build_result()
                         if updates:
                             self._consume(updates)
                         return result
                 except BaseException as error:
-                    if self._recover(error, args):
+                    if self._recover(error, args, generation, is_launching):
                         return MISS
                     raise
             if not is_checked and not self._is_harmless(updates):
@@ -201,12 +210,23 @@ class CapturedGraph:
         count = len(self._slots)
         return joined[:count], dict(zip(self._keyword_slots, joined[count:], strict=True))
 
-    def _recover(self, error: BaseException, args: tuple[Any, ...]) -> bool:
-        """Makes the next call possible after an error; True if the arguments were at fault."""
+    def _recover(
+        self, error: BaseException, args: tuple[Any, ...], generation: int, is_launching: bool
+    ) -> bool:
+        """Makes the next call possible after an error; True if the arguments were at fault.
+
+        Args:
+            error: what was raised.
+            args: of the call.
+            generation: number of the last replay when the call began.
+            is_launching: True when the launch had begun and not returned.
+        """
+        was_begun = self._clock.generation != generation
+        is_changed = not is_launching or self.replay.may_have_changed_state(error)
         # Values that stood in the buffers may be gone; resident trees must be looked at again.
         self._clock.generation += 1
-        self._uncounted += 1
-        self.replay.restore()
+        self._uncounted += self._clock.generation - generation
+        self.replay.restore(is_state_lost=was_begun and is_changed)
         self._forget()
         arrays = [a for a in jax.tree_util.tree_leaves(args) if isinstance(a, jax.Array)]
         return isinstance(error, RuntimeError | ValueError) and not all(map(self._is_here, arrays))
@@ -291,18 +311,22 @@ class CapturedGraph:
             if any(i in self._donated or isinstance(value, Array) for i, value in updates):
                 return False
             copies = {}
-        if any(index in self._donated for index, _ in updates):
+        if self._rotation is not None and any(index in self._donated for index, _ in updates):
             # The old trees must not keep leaves alive that are about to be detached.
-            for tree in self._resident_trees:
-                tree.forget()
+            self._rotation.forget()
         self.replay.load([(index, copies.get(id(value), value)) for index, value in updates])
         return True
 
     def _consume(self, updates: list[tuple[int, Any]]) -> None:
         """Deletes what was donated: after the launch, so that a failed one takes nothing."""
         for index, value in updates:
-            if index in self._donated and is_consumable(value):
-                value.delete()
+            if index not in self._donated or not is_consumable(value):
+                continue
+            array = unwrap_key(value)
+            if type(array) is Array:
+                array.consume(self._donations[self.replay.definition.inputs[index]])
+            else:
+                array.delete()
 
     def _is_here(self, array: jax.Array) -> bool:
         """True for an array that is alive on this graph's device."""
@@ -352,7 +376,7 @@ class CapturedGraph:
     def _pair_resident_trees(self, spans: dict[int, tuple[int, TreeSlot]]) -> None:
         """Tells each tree that is an argument come back whole which slot it belongs to."""
         source = dict(self.checked.graph.aliases)
-        for tree in self._resident_trees:
+        for tree in self._rotation.trees if self._rotation is not None else ():
             inputs = [source[index] for index in tree.indices]
             count, slot = spans.get(inputs[0], (0, None))
             # Another structure of the same leaves is another signature.

@@ -6,6 +6,8 @@ marked by `PyDict_Watch`; both are public in its C API. Four rules make that saf
 * The function runs no Python code. A signal could be raised in there and be lost with the change,
   and another thread could look at the dict before it is changed. So it is a cache of size zero
   around `min`, which counts its calls: how many changes there were, of whatever marked dict.
+  The count is all that we want to know of the cache, so that `max` takes what it tells of itself:
+  a named tuple, as `functools.lru_cache` would make, costs five times as much.
 * A mark has one owner. To release it, take it off first and leave the table of owners then, so that
   neither threads nor a finaliser in the middle of anything take off another's mark. An interrupt
   may come between any two steps: a watch holds first what it will own, and releases what it owns.
@@ -30,7 +32,8 @@ FIRST_VERSION = (3, 12)
 _CALLBACK = ctypes.PYFUNCTYPE(
     ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t
 )
-_count_call = functools.lru_cache(maxsize=0)(min)
+_count_call = functools._lru_cache_wrapper(min, 0, False, max)  # type: ignore[attr-defined]
+# Of hits, misses, its size and what is in it, all but the misses stay 0.
 _read_count = _count_call.cache_info
 _callback = _CALLBACK(_count_call)
 
@@ -42,7 +45,7 @@ def count_changes() -> int:
     """
     if not _watcher.is_open:
         _count_call(0, 0)
-    return _read_count().misses
+    return _read_count()
 
 
 class DictWatcher:

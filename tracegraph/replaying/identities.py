@@ -36,13 +36,23 @@ class Identities:
         # Kept: an identity must not become that of another object.
         self._items, self._count = items, len(items)
         self._view = _find_view(self._count)
-        self._pointers = self._view(id(items) + _HEADER_BYTES).raw
+        self._pointers = read_pointers(items)
 
     def are_of(self, items: tuple[Any, ...]) -> bool:
         """True for a tuple of the same objects in the same order."""
         if len(items) != self._count:
             return False
         return self._view(id(items) + _HEADER_BYTES).raw == self._pointers
+
+
+def read_pointers(items: tuple[Any, ...]) -> bytes:
+    """Returns which objects a tuple holds, and keeps none of them alive.
+
+    Example:
+        >>> read_pointers((int, str)) == read_pointers((int, str)) != read_pointers((str, int))
+        True
+    """
+    return _find_view(len(items))(id(items) + _HEADER_BYTES).raw
 
 
 # Types of arrays are cycles, and making one costs more than a comparison.

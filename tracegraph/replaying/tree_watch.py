@@ -20,7 +20,7 @@ import jax
 from tracegraph.replaying.dict_watch import DictWatch, count_changes
 from tracegraph.replaying.identities import Identities
 from tracegraph.runtime.array import Array
-from tracegraph.runtime.jax_interop import ArrayImpl
+from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray
 
 
 class TreeWatch:
@@ -31,7 +31,6 @@ class TreeWatch:
 
     Attributes:
         tree: the tree.
-        is_checked: True after a check in this call of a captured function; no second one is needed.
 
     Example:
         >>> state = {"w": [1.5, 2.5]}
@@ -49,13 +48,11 @@ class TreeWatch:
         "_dict_watch",
         "_others",
         "_uncounted",
-        "is_checked",
         "tree",
     )
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
-        self.is_checked = False
         found = _Containers([], [], [])
         _visit(tree, found)
         self._dict_watch = watch = DictWatch(found.dicts)
@@ -161,6 +158,20 @@ class _Parts(NamedTuple):
 
     children: tuple[Any, ...]
     metadata: Any
+
+
+# What a watch consists of, besides plain containers.
+WATCH_TYPES = (TreeWatch, DictWatch, _Items, Identities, _Parts)
+
+
+def list_nodes(tree: Any) -> list[Any]:
+    """Returns the containers of a tree, from the outermost inwards, and its typed keys."""
+    if type(tree) is PRNGKeyArray:
+        return [tree]
+    parts = _flatten_once(tree)
+    if parts is None:
+        return []
+    return [tree, *(node for child in parts.children for node in list_nodes(child))]
 
 
 def _flatten_once(node: Any) -> _Parts | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from tracegraph.constraints.arguments import check_arguments
+from tracegraph.constraints.arguments import ArgumentLeaf, check_arguments
+from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.violation import make_capture_error
 from tracegraph.options import Options
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.array_errors import make_donated_error
+from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.tracing.signature import (
     BoundCall,
     Signature,
@@ -147,12 +151,14 @@ def prepare_call(
 
     Raises:
         CaptureError: an argument cannot be an input of a graph; all such arguments are named.
+        ReplayError: an argument was donated to an earlier call of a captured function.
     """
     bound = bind_call(function, options, args, kwargs)
     if options.takes_static_leaves:
         dynamic_args, dynamic_kwargs = wrap_static_leaves((bound.args, bound.kwargs))
         bound = dataclasses.replace(bound, args=dynamic_args, kwargs=dynamic_kwargs)
     names, argument_leaves = name_leaves(function, options, bound)
+    _check_not_donated(argument_leaves)
     abstract = jax.ShapeDtypeStruct
     violations = check_arguments(
         [x for x in argument_leaves if has_values or not isinstance(x.value, abstract)],
@@ -164,6 +170,21 @@ def prepare_call(
     leaves, tree = jax.tree_util.tree_flatten((bound.args, bound.kwargs))
     signature = make_signature(bound, leaves, tree)
     return PreparedCall(function, options, bound, signature, tuple(leaves), tuple(names))
+
+
+def _check_not_donated(leaves: Sequence[ArgumentLeaf]) -> None:
+    """Raises for an array that a captured function has taken: it has no value to pass."""
+    donated = [
+        (leaf.path, array.aval.str_short(), donation)
+        for leaf in leaves
+        if type(array := unwrap_key(leaf.value)) is Array
+        and (donation := array.find_donation()) is not None
+    ]
+    if not donated:
+        return
+    path, described, donation = donated[0]
+    others = f" and {len(donated) - 1} more" if len(donated) > 1 else ""
+    raise make_donated_error(described, donation, where=f"{locate_caller()}, {path}{others}")
 
 
 def _list_subtrees(tree: Any, start: int) -> list[tuple[Any, int]]:

@@ -88,8 +88,9 @@ def test_a_launch_that_loses_the_state_says_so_and_the_next_call_works(
         step(w, jnp.ones(3))
     monkeypatch.undo()
     assert w.is_deleted()
-    with pytest.raises(tg.CaptureError, match="argument 0 `w` has been deleted"):
+    with pytest.raises(tg.ReplayError, match="it was donated to `step`") as caught:
         step(w, jnp.ones(3))
+    assert "argument 0 `w`; it was `w` of that call" in caught.value.where
     w, _ = step(jnp.zeros(3), jnp.ones(3))
     np.testing.assert_array_equal(w, np.ones(3))
 

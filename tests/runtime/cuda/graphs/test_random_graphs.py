@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.cuda_on_host import floats, kernel, make_cuda_replay, make_device, place
-from tests.fakes.definitions import make_definition, make_stage
+from tests.fakes.definitions import make_definition, make_stage, take_results
 from tracegraph.runtime.stream import Stream, stream
 
 # y = 2x + s with the new s, s = s + 1; z is a temporary.
@@ -63,7 +63,7 @@ def test_every_value_is_what_it_was_promised_to_be(
         with stream(choose.choice((None, None, *sides))):
             replay.launch()
         s += 1
-        result, leaf = (replay.make_taker(index)() for index in range(2))
+        result, leaf = take_results(replay)
         action = choose.choice(("keep", "keep", "drop", "read", "copy", "delete"))
         if action == "keep":
             kept.append((result, 2 * x + s))

@@ -1,0 +1,171 @@
+"""ResidentResults: a set of leaves with the trees that a call returns, which take turns.
+
+A captured train step returns its state in the same few trees again and again: making a tree of a
+thousand leaves anew would cost more than the launch. See Note [Leaf sets].
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from tracegraph.replaying.holders import CAN_COUNT, HolderCounts
+from tracegraph.replaying.tree_watch import TreeWatch
+from tracegraph.runtime.jax_interop import wrap_key
+from tracegraph.runtime.leaf_set import LeafSet
+from tracegraph.runtime.replay import Replay
+from tracegraph.runtime.residence import Donation
+
+
+class ResidentPart:
+    """A result, or a subtree of the results, that holds resident leaves only.
+
+    Args:
+        numbered: the part, with indices of flat results for leaves.
+        names: the buffer of each flat result.
+        key_types: the dtype of each flat result that is a typed key, by its index.
+
+    Attributes:
+        indices: of its leaves among the flat results.
+        is_tree: False for one leaf by itself.
+        remember: is called with the watch of the returned tree, None when there is none.
+    """
+
+    def __init__(self, numbered: Any, names: Sequence[str], key_types: Mapping[int, Any]) -> None:
+        self.indices, self._structure = jax.tree_util.tree_flatten(numbered)
+        self.is_tree = type(numbered) is not int
+        self.remember: Callable[[TreeWatch | None], None] = _ignore
+        self._leaves = [(names[index], key_types.get(index)) for index in self.indices]
+
+    def make(self, leaf_set: LeafSet) -> Any:
+        """Returns the part, made of the leaves of a set."""
+        leaves = [
+            leaf_set.leaves[name] if key is None else wrap_key(key, leaf_set.leaves[name])
+            for name, key in self._leaves
+        ]
+        return self._structure.unflatten(leaves)
+
+
+class ResidentResults:
+    """One set of leaves, and the parts of the results that are made of them.
+
+    Args:
+        leaf_set: the leaves.
+        parts: what to make of them; None for a result that is not resident.
+
+    Attributes:
+        leaf_set: as given.
+        values: one per part; None where there is none.
+        watches: each part that is a tree, with the watch of its value.
+        residence: of the leaves.
+        was_held: True when it could not be returned again at the last attempt.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_dropped_leaves",
+        "leaf_set",
+        "residence",
+        "values",
+        "was_held",
+        "watches",
+    )
+
+    def __init__(self, leaf_set: LeafSet, parts: Sequence[ResidentPart | None]) -> None:
+        self.leaf_set = leaf_set
+        self.was_held = False
+        self.values = [None if part is None else part.make(leaf_set) for part in parts]
+        self.residence = leaf_set.residence
+        self.watches = [
+            (part, TreeWatch(value))
+            for part, value in zip(parts, self.values, strict=True)
+            if part is not None and part.is_tree
+        ]
+        self._dropped_leaves = leaf_set.clock.dropped_leaves
+        self._counts: HolderCounts | None = None
+
+    def is_free(self) -> bool:
+        """True when nothing else holds a leaf or a container, and all are as they were made."""
+        if self._dropped_leaves != self.leaf_set.clock.dropped_leaves:
+            return False
+        for _, watch in self.watches:
+            if not watch.is_unchanged(watch.tree):
+                return False
+        if self._counts is None:
+            self._counts = HolderCounts(self, [value for value in self.values if value is not None])
+        return self._counts.are_all()
+
+
+class ResidentRotation:
+    """The sets of leaves of one graph, which take turns.
+
+    Args:
+        replay: of the graph.
+        parts: of the results; None for one that is not resident.
+        donations: what to say of a leaf that a later replay has taken, by the name of its buffer.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        parts: Sequence[ResidentPart | None],
+        donations: Mapping[str, Donation],
+    ) -> None:
+        self._replay, self._parts, self._donations = replay, parts, donations
+        self.trees = [part for part in parts if part is not None and part.is_tree]
+        self._shown: ResidentResults | None = None
+        self._spares: collections.deque[ResidentResults] = collections.deque()
+
+    def advance(self) -> list[Any]:
+        """Returns the parts over the state of the last replay; the leaves before are deleted."""
+        # Each step counts here, as in a call: see Note [Hot path].
+        last, self._shown = self._shown, None
+        spares = self._spares
+        chosen = spares.popleft() if spares else None
+        if chosen is None or not chosen.is_free():
+            chosen = self._find_other(chosen)
+        if last is not None and CAN_COUNT:
+            if last.residence.has_values:
+                last.leaf_set.drop_values()
+            spares.append(last)
+        self._replay.show(chosen.leaf_set)
+        for part, watch in chosen.watches:
+            part.remember(watch)
+        self._shown = chosen
+        return chosen.values
+
+    def forget(self) -> None:
+        """Drops the trees that are shown, before their leaves may be detached."""
+        self._shown = None
+        for part in self.trees:
+            part.remember(None)
+
+    def _find_other(self, held: ResidentResults | None) -> ResidentResults:
+        """Returns a set that nothing else holds; one that is held twice is given up.
+
+        Args:
+            held: a set that is held; None if there is no set at all.
+        """
+        spares = self._spares
+        tried = [] if held is None else [held]
+        found = None
+        while spares and found is None:
+            spare = spares.popleft()
+            if spare.is_free():
+                found = spare
+                found.was_held = False
+            else:
+                tried.append(spare)
+        spares.extend(each for each in tried if not each.was_held)
+        for each in tried:
+            each.was_held = True
+        if found is not None:
+            return found
+        return ResidentResults(self._replay.make_leaves(self._donations), self._parts)
+
+
+def _ignore(_watch: TreeWatch | None) -> None:
+    """Remembers nothing: no slot takes the tree."""
