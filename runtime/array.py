@@ -9,6 +9,7 @@ This file is past 400 lines because one type has every method that users, JAX an
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any, TypeAlias, cast
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from tracegraph.runtime.array_errors import (
     describe_array,
-    find_user_line,
     make_donated_error,
     make_immutable_error,
     make_mismatch_error,
@@ -34,6 +34,7 @@ from tracegraph.runtime.jax_interop import (
     to_plain,
 )
 from tracegraph.runtime.residence import Donation, Residence
+from tracegraph.runtime.source_lines import locate_stack
 from tracegraph.runtime.static_buffer import (
     DeviceContext,
     ReadableBuffer,
@@ -365,7 +366,7 @@ class Array(jax.Array):
             return
         donation = self.find_donation()
         if donation is not None:
-            where = f"used at {find_user_line()}"
+            where = f"used at {locate_stack(sys._getframe())}"
             raise make_donated_error(self.aval.str_short(), donation, where=where)
         raise RuntimeError(f"Array has been deleted with shape={self.aval.str_short()}.")
 

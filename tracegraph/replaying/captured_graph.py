@@ -11,11 +11,7 @@ import jax
 from tracegraph.jax_internals import InvalidFloatSignal, to_physical
 from tracegraph.lowering.lower import Lowered
 from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
-from tracegraph.replaying.float_checks import (
-    check_results,
-    is_checking_floats,
-    raise_float_error,
-)
+from tracegraph.replaying.float_checks import check_results, is_checking_floats, raise_float_error
 from tracegraph.replaying.mismatch_error import make_mismatch_error
 from tracegraph.replaying.result_builder import ResultBuilder
 from tracegraph.runtime.array import Array

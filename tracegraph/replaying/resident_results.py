@@ -30,12 +30,13 @@ class ResidentPart:
 
     Attributes:
         indices: of its leaves among the flat results.
+        structure: of the part; static leaves are in it.
         is_tree: False for one leaf by itself.
         remember: is called with the watch of the returned tree, None when there is none.
     """
 
     def __init__(self, numbered: Any, names: Sequence[str], key_types: Mapping[int, Any]) -> None:
-        self.indices, self._structure = jax.tree_util.tree_flatten(numbered)
+        self.indices, self.structure = jax.tree_util.tree_flatten(numbered)
         self.is_tree = type(numbered) is not int
         self.remember: Callable[[TreeWatch | None], None] = _ignore
         self._leaves = [(names[index], key_types.get(index)) for index in self.indices]
@@ -46,7 +47,7 @@ class ResidentPart:
             leaf_set.leaves[name] if key is None else wrap_key(key, leaf_set.leaves[name])
             for name, key in self._leaves
         ]
-        return self._structure.unflatten(leaves)
+        return self.structure.unflatten(leaves)
 
 
 class ResidentResults:
