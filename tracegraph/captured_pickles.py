@@ -9,11 +9,24 @@ process that loads them has another ``__main__``; a captured one goes the same w
 from __future__ import annotations
 
 import copyreg
+import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tracegraph.options import Options
 from tracegraph.runtime.handles import make_pickle_error
+
+
+def list_given(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keywords that a copy is captured with: as they were read, an iterator once.
+
+    Args:
+        options: of the capture.
+        given: its keywords; a stream that was not given is a new one in each copy.
+    """
+    fields = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
+    return {**fields, "stream": given["stream"]}
 
 
 def reduce_captured(captured: Any, function: Callable[..., Any], given: dict[str, Any]) -> Any:

@@ -5,11 +5,8 @@ This file is past 400 lines because each public method carries its documentation
 
 from __future__ import annotations
 
-import collections
 import copy
-import dataclasses
 import functools
-import itertools
 import threading
 import types
 from collections.abc import Callable
@@ -18,7 +15,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from tracegraph.cache_info import CacheInfo
-from tracegraph.captured_pickles import reduce_captured
+from tracegraph.captured_pickles import list_given, reduce_captured
+from tracegraph.capturing.capture_cache import CaptureCache
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.pipeline import Capture, CapturePipeline
@@ -49,17 +47,12 @@ from tracegraph.runtime.stream import is_tracing
 from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check
 from tracegraph.tracing.inner_call import InnerCall
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
-from tracegraph.tracing.signature import Signature
 from tracegraph.user_memory.live_plans import watch_plan
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Instance = TypeVar("Instance")
 Rest = ParamSpec("Rest")
-
-MAX_SIGNATURES = 64
-# Graphs that a call tries before it works out its signature, which costs more.
-MAX_TRIED = 8
 
 
 class GraphedFunction(Generic[P, R]):
@@ -84,17 +77,13 @@ class GraphedFunction(Generic[P, R]):
     def __init__(self, function: Callable[P, R], given: dict[str, Any]) -> None:
         self._function = function
         self._options: Options = read_options(function, given)
-        # What a copy is made from: options that were read, and the stream only where one was given.
-        self._given = {**_list_fields(self._options), "stream": given["stream"]}
+        self._given = list_given(self._options, given)
         self._inner = InnerCall(function, self._options)
         self._pool = FunctionPool(self._options.pool)
-        self._cache: collections.OrderedDict[Signature, Capture] = collections.OrderedDict()
+        self._cache = CaptureCache()
         self._latest: CapturedGraph | None = None
         # Once it is called with objects of nnx.
         self._objects: ObjectCalls | None = None
-        self._retired_calls = 0
-        self._misses = 0
-        self._first_calls = 0
         self._lock = threading.RLock()
         self._recaptures = RecaptureLog(self._options.name)
         functools.update_wrapper(self, function, updated=())
@@ -139,15 +128,14 @@ class GraphedFunction(Generic[P, R]):
         self, latest: CapturedGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Tries other graphs that were used lately, then looks the signature up or captures it."""
-        is_traced = trace_state.value is not eval_trace or is_tracing()
-        if is_traced or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-            # JAX knows objects as trees only: inside another function they are updated directly.
-            call = self._function if has_objects((args, kwargs)) else None
-            return self._inner(args, kwargs) if call is None else call(*args, **kwargs)
+        if trace_state.value is not eval_trace:
+            return self._call_inside(args, kwargs)
         if latest is None:
             return self._call_slowly(args, kwargs)
         settings = read_settings()
-        for captured in self._list_recent():
+        with self._lock:
+            recent = self._cache.list_recent_graphs()
+        for captured in recent:
             if captured is latest or captured.settings != settings:
                 continue
             result = captured.try_call(args, kwargs, False)
@@ -159,17 +147,8 @@ class GraphedFunction(Generic[P, R]):
     def _use(self, captured: CapturedGraph) -> None:
         """Makes a graph the one that was used last."""
         with self._lock:
-            if captured.signature in self._cache:
-                self._cache.move_to_end(captured.signature)
+            if self._cache.use(captured):
                 self._latest = captured
-
-    def _list_recent(self) -> list[CapturedGraph]:
-        """Returns the graphs that were used last: alternating signatures stay cheap."""
-        with self._lock:
-            recent = itertools.islice(reversed(self._cache), MAX_TRIED)
-            # By their keys: the iterator over an OrderedDict's values looks each key up, and makes
-            # a KeyError of an interrupt in its hash.
-            return [self._cache[signature].graph for signature in recent]
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> GraphedFunction[P, R]: ...
@@ -295,24 +274,19 @@ class GraphedFunction(Generic[P, R]):
     def cache_info(self) -> CacheInfo:
         """Returns the counts of hits and misses, and of the signatures that are kept."""
         with self._lock:
-            calls = self._count_calls()
-            # A capture whose first call failed has not been used yet.
-            hits = calls - self._first_calls
-            info = CacheInfo(hits, self._misses, MAX_SIGNATURES, len(self._cache))
+            info = self._cache.read_info()
             return info if self._objects is None else info.join(self._objects.captured.cache_info())
 
     def reset(self) -> None:
         """Drops all graphs: the next call captures again. Arrays that they returned stay valid."""
         with self._lock:
-            self._retired_calls = self._count_calls()
             self._cache.clear()
             self._latest = None
             self._recaptures.forget()
             self._pool.leave()
             if self._objects is not None:
                 info = self._objects.captured.cache_info()
-                self._retired_calls += info.hits
-                self._misses += info.misses
+                self._cache.add_counts(info)
                 self._objects = None
 
     def clear_cache(self) -> None:
@@ -332,7 +306,7 @@ class GraphedFunction(Generic[P, R]):
             >>> tg.capture(lambda x: x * 2).eval_shape(jnp.zeros(3))
             ShapeDtypeStruct(shape=(3,), dtype=float32)
         """
-        return self._inner.jitted.eval_shape(*args, **kwargs)
+        return self._inner.eval_shape(args, kwargs)
 
     def pool(self) -> PoolId:
         """Returns the id of the private pool; another capture shares it by ``pool=``.
@@ -356,7 +330,7 @@ class GraphedFunction(Generic[P, R]):
         dict is empty before the first capture.
         """
         with self._lock:
-            latest = next(reversed(self._cache.values()), None)
+            latest = next(iter(self._cache.list_latest()), None)
             if latest is None and self._objects is not None:
                 return dict(self._objects.captured.timings())
         return dict(latest.seconds) if latest is not None else {}
@@ -384,8 +358,18 @@ class GraphedFunction(Generic[P, R]):
                 )
             return self._objects
 
+    def _call_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the function as a part of what JAX traces or computes op by op."""
+        # JAX knows objects as trees only: inside another function they are updated directly.
+        if has_objects((args, kwargs)):
+            return self._function(*args, **kwargs)
+        return self._inner(args, kwargs)
+
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Looks the signature up, and captures on a miss."""
+        # Without jit JAX has other settings, so that no graph has taken the call.
+        if is_tracing() or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            return self._call_inside(args, kwargs)
         if has_objects((args, kwargs)):
             return self._join_objects()(args, kwargs)
         prepared = self._prepare(args, kwargs, has_values=True)
@@ -399,7 +383,7 @@ class GraphedFunction(Generic[P, R]):
         if result is MISS:
             raise make_refusal_error(self._options.name)
         with self._lock:
-            self._first_calls += is_new
+            self._cache.first_calls += is_new
         return result
 
     def _find_capture(
@@ -409,9 +393,9 @@ class GraphedFunction(Generic[P, R]):
 
         The caller holds the lock. See Note [Spellings] for what the same arguments are.
         """
-        if (capture := self._cache.get(prepared.signature)) is not None:
+        if (capture := self._cache.find(prepared.signature)) is not None:
             return capture
-        for capture in reversed(self._cache.values()):
+        for capture in self._cache.list_latest():
             respelled = capture.graph.respell(args, kwargs)
             if respelled is None:
                 continue
@@ -424,24 +408,16 @@ class GraphedFunction(Generic[P, R]):
         return None
 
     def _capture(self, prepared: PreparedCall) -> CapturedGraph:
-        calls, graphs = self._count_calls(), [each.graph for each in self._cache.values()]
-        is_full = len(graphs) == MAX_SIGNATURES
+        calls, is_full = self._cache.count_calls(), self._cache.is_full
+        graphs = [each.graph for each in reversed(self._cache.list_latest())]
         recapture = self._recaptures.explain(prepared, graphs, calls=calls, is_full=is_full)
         progress = Progress(f"capturing `{self._options.name}`")
         with drop_unit_axes(prepared.leaves), progress:
             capture = self._make_pipeline(prepared, progress).capture()
         watch_plan(capture.graph.lowered.plan, capture.graph.replay)
-        self._misses += 1
-        self._cache[prepared.signature] = capture
-        if len(self._cache) > MAX_SIGNATURES:
-            _, dropped = self._cache.popitem(last=False)
-            self._retired_calls += dropped.graph.calls
+        self._cache.add(capture)
         self._recaptures.add(recapture, calls)
         return capture.graph
-
-    def _count_calls(self) -> int:
-        """Returns how often it was called; the caller holds the lock."""
-        return self._retired_calls + sum(each.graph.calls for each in self._cache.values())
 
     def _prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_values: bool = False
@@ -463,7 +439,3 @@ class GraphedFunction(Generic[P, R]):
     @functools.cached_property
     def _device(self) -> Device:
         return find_device(is_checking=read_check_replay())
-
-
-def _list_fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

@@ -54,7 +54,7 @@ def compare_with_jit(program: Program, mode: Literal["whole", "partial"]) -> Out
             if program.is_capturable or mode == "partial":
                 raise
             return Outcome.REFUSED
-        capture = next(iter(captured._cache.values()))
+        capture = next(iter(captured._cache.list_latest()))
         is_cut = len(capture.graph.lowered.regions) > 1
         if compare_trees(got, wanted, is_cut=is_cut):
             outcome = Outcome.CLOSE

@@ -49,7 +49,7 @@ def test_interrupted_captures(subjects: Subjects, capfd: pytest.CaptureFixture[s
 
 def test_a_lock_that_is_held_is_found(subjects: Subjects, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(interrupts, "WATCHDOG_SECONDS", 0.1)
-    (capture,) = subjects.mix._cache.values()
+    (capture,) = subjects.mix._cache.list_latest()
     with capture.graph.lock, pytest.raises(interrupts.WatchdogError):
         interrupts.run_in_thread(
             lambda: subjects.mix._cache.clear() or capture.graph.lock.acquire()

@@ -13,7 +13,7 @@ from jax import lax
 
 import tracegraph as tg
 from tests.oracles.tree_equality import assert_same
-from tracegraph import graphed_function
+from tracegraph.capturing import capture_cache
 from tracegraph.lowering import compile as compile_module
 from tracegraph.tracing.trace import trace_count
 
@@ -139,7 +139,7 @@ def test_each_signature_is_captured_once():
 
 
 def test_the_least_recently_used_signature_is_dropped(monkeypatch):
-    monkeypatch.setattr(graphed_function, "MAX_SIGNATURES", 2)
+    monkeypatch.setattr(capture_cache, "MAX_SIGNATURES", 2)
     double = tg.capture(lambda x: x * 2, verify=False)
     for size in (1, 2, 1, 3):
         double(jnp.ones(size))

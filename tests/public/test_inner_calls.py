@@ -102,6 +102,21 @@ def test_values_in_a_trace_are_computed_at_once_where_jax_says_so():
         wave(jnp.ones(4))
 
 
+def test_static_leaves_of_arguments_and_results():
+    def apply(layer, x):
+        return {"activation": layer["activation"], "y": layer["activation"](layer["w"] * x)}
+
+    captured = tg.capture(apply)
+    for activation in (jnp.sin, jnp.cos):
+        layer = {"w": X, "activation": activation, "name": "dense"}
+        wanted = activation(X * 2.0)
+        for outer in (jax.jit, tg.capture):
+            # The layer is closed over, since `jax.jit` itself takes arrays only.
+            assert_same(outer(lambda x, layer=layer: captured(layer, x)["y"])(2.0), wanted)
+        assert tg.capture(functools.partial(captured, layer))(2.0)["activation"] is activation
+        assert captured.eval_shape(layer, 2.0)["y"].shape == (4,)
+
+
 def test_the_ir_shows_its_ops_with_the_users_line():
     def outer(f, x):
         return f(x, n=1) + 1

@@ -10,6 +10,7 @@ import pytest
 import tracegraph as tg
 from tests.oracles.tree_equality import assert_same
 from tracegraph.capturing import compiled_capture
+from tracegraph.replaying.captured_graph import CapturedGraph
 
 X = jnp.arange(4.0)
 
@@ -76,6 +77,20 @@ def test_a_compiled_capture_is_called_without_the_static_arguments():
     assert step.cache_info() == (0, 0, 64, 0)
 
 
+def test_arguments_may_be_named_as_in_the_function():
+    step = make_step()
+    for compiled in (
+        step.lower(make_state(), X, 2, bias=1.0).compile(),
+        step.lower(make_state(), x=X, n=2, bias=1.0).compile(),
+    ):
+        for result in (
+            compiled(make_state(), X, bias=1.0),
+            compiled(make_state(), x=X, bias=1.0),
+            compiled(state=make_state(), x=X, bias=1.0),
+        ):
+            assert_same(result, ({"w": 2 + X}, X.sum() + 1))
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "words"),
     [
@@ -110,13 +125,13 @@ def test_the_first_call_verifies(monkeypatch):
 
 def test_a_compiled_capture_that_differs_is_not_used(monkeypatch):
     compiled = make_step().lower(make_state(), X, 2, bias=1.0).compile()
-    replay = type(compiled._graph).replay_once
+    replay = CapturedGraph.replay_once
+
+    def replay_wrongly(*args, **kwargs):
+        return [result + 1 for result in replay(*args, **kwargs)]
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            type(compiled._graph),
-            "replay_once",
-            lambda *args, **options: [r + 1 for r in replay(*args, **options)],
-        )
+        patch.setattr(CapturedGraph, "replay_once", replay_wrongly)
         for _ in range(2):
             with pytest.raises(tg.VerificationError):
                 compiled(make_state(), X, bias=1.0)

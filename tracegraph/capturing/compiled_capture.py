@@ -17,6 +17,7 @@ from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import ReplayError
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
+from tracegraph.tracing.spellings import read_spellings
 from tracegraph.verification.capture_verification import verify_capture
 
 
@@ -73,6 +74,7 @@ class CompiledCapture(Stage):
         self._lock = threading.Lock()
         self._is_verified = not prepared.options.verify
         self._has_statics = bool(prepared.bound.statics)
+        self._names = read_spellings(prepared.function, prepared.options).names
 
     @hides_own_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,8 +120,12 @@ class CompiledCapture(Stage):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the user's call: with the static arguments that the graph was captured for."""
-        bound = self.prepared.bound
-        if len(args) != len(bound.positions) or kwargs.keys() != bound.kwargs.keys():
+        bound, given, rest = self.prepared.bound, list(args), dict(kwargs)
+        # What was given by keyword may have a position, see Note [Spellings].
+        for position in bound.positions[len(args) :]:
+            if (name := self._names[position]) in rest:
+                given.append(rest.pop(name))
+        if len(given) != len(bound.positions) or rest.keys() != bound.kwargs.keys():
             wanted, got = self.in_tree, jax.tree.structure((args, kwargs))
             raise ReplayError(
                 f"the compiled `{self._graph.name}` is called with other arguments",
@@ -128,7 +134,7 @@ class CompiledCapture(Stage):
                 fix="leave the static arguments out, and pass all others as they were lowered",
                 anchor="signature",
             )
-        positional, keywords = bound.restore(args, kwargs)
+        positional, keywords = bound.restore(given, rest)
         return tuple(positional), keywords
 
     def _verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

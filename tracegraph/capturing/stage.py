@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 
-from tracegraph.lowering.device_program import ExecutableCall
 from tracegraph.lowering.lower import Lowered
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -69,10 +68,9 @@ class Stage:
 
 def list_executables(lowered: Lowered) -> Iterator[jax.stages.Compiled]:
     """Yields XLA's program of each region that was compiled ahead of its calls."""
-    steps = (step for step in lowered.program.steps if isinstance(step, ExecutableCall))
-    for each in lowered.regions or steps:
-        if isinstance(each.executable, jax.stages.Compiled):
-            yield each.executable
+    for region in lowered.regions:
+        if isinstance(region.executable, jax.stages.Compiled):
+            yield region.executable
 
 
 def _describe(leaf: Any) -> jax.ShapeDtypeStruct:

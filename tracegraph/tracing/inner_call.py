@@ -21,6 +21,7 @@ import jax
 
 from tracegraph.options import Options
 from tracegraph.runtime.stream import current_stream, read_trace_memo
+from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 
 class InnerCall:
@@ -32,41 +33,61 @@ class InnerCall:
     """
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
-        self._function = function
-        self._static = {
-            "static_argnums": tuple(sorted(options.static_argnums)),
-            "static_argnames": tuple(sorted(options.static_argnames)),
-        }
+        self._function, self._options = function, options
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, traced as Note [Inner calls] says."""
+        args, kwargs = self._wrap(args, kwargs)
         memo = read_trace_memo()
         if memo is None:
-            return self.jitted(*args, **kwargs)
+            return self._jitted(*args, **kwargs)
         key = (self, current_stream().number)
         if key not in memo:
-            memo[key] = self._jit(_make_new(self._function))
+            memo[key] = self._jit()
         return memo[key](*args, **kwargs)
 
-    # Most captured functions are never traced.
-    @functools.cached_property
-    def jitted(self) -> Any:
-        """`jax.jit` of the function."""
-        return self._jit(self._function)
+    def eval_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the types of the results of a call."""
+        args, kwargs = self._wrap(args, kwargs)
+        return self._jitted.eval_shape(*args, **kwargs)
 
     def clear(self) -> None:
         """Drops what JAX traced and compiled of it."""
-        if "jitted" in vars(self):
-            self.jitted.clear_cache()
+        if "_jitted" in vars(self):
+            self._jitted.clear_cache()
 
-    def _jit(self, function: Callable[..., Any]) -> Any:
-        return jax.jit(function, **self._static)
+    # Most captured functions are never traced.
+    @functools.cached_property
+    def _jitted(self) -> Any:
+        return self._jit()
+
+    def _jit(self) -> Any:
+        return jax.jit(
+            _make_new(self._function, takes_static_leaves=self._options.takes_static_leaves),
+            static_argnums=tuple(sorted(self._options.static_argnums)),
+            static_argnames=tuple(sorted(self._options.static_argnames)),
+        )
+
+    def _wrap(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the call with a node for each static leaf of the dynamic arguments."""
+        if not self._options.takes_static_leaves:
+            return args, kwargs
+        positions, names = self._options.static_argnums, self._options.static_argnames
+        wrapped = [
+            value if position in positions else wrap_static_leaves(value)
+            for position, value in enumerate(args)
+        ]
+        named = {k: v if k in names else wrap_static_leaves(v) for k, v in kwargs.items()}
+        return tuple(wrapped), named
 
 
-def _make_new(function: Callable[..., Any]) -> Callable[..., Any]:
+def _make_new(function: Callable[..., Any], *, takes_static_leaves: bool) -> Callable[..., Any]:
     # JAX finds what it has traced by the identity of the function.
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        return wrap_static_leaves(result) if takes_static_leaves else result
 
     return run

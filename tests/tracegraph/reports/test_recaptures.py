@@ -155,7 +155,7 @@ def test_a_capture_that_fails_is_none():
 
 
 def test_a_graph_that_is_dropped_for_another_is_mentioned(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tracegraph.graphed_function.MAX_SIGNATURES", 2)
+    monkeypatch.setattr("tracegraph.capturing.capture_cache.MAX_SIGNATURES", 2)
     captured = capture()
     for size in (1, 2, 3):
         captured(jnp.ones(size))

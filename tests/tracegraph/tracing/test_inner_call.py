@@ -18,8 +18,8 @@ GIVEN = {
     "pool": None,
     "stream": None,
     "verify": True,
-    "name": None,
     "static_leaves": "auto",
+    "name": None,
 }
 
 
@@ -61,4 +61,4 @@ def test_in_a_capture_it_is_traced_once_for_each_trace_and_stream():
 def test_clearing_what_was_never_traced_is_nothing():
     call, _ = make_call()
     call.clear()
-    assert "jitted" not in vars(call)
+    assert "_jitted" not in vars(call)
