@@ -48,7 +48,7 @@ def find_finalised() -> list[type]:
     ]
 
 
-def make_halves(cls: type) -> list[Any]:
+def make_halves(cls: Any) -> list[Any]:
     """Returns an object with no slot set, and one for each slot with only that one set."""
     slots = getattr(cls, "__slots__", ())
     halves = [cls.__new__(cls)]

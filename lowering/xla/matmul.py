@@ -274,7 +274,9 @@ def _check_epilogue(epilogue: str, operands: dict[str, BufferUse]) -> None:
 
 def _list_vectors(matmul: Matmul) -> dict[str, int]:
     """Returns the bytes of each operand that is no matrix: a bias per row of D, and factors."""
-    scales = dict.fromkeys(("a_scale", "b_scale", "c_scale", "d_scale", "d_amax"), _SCALE_BYTES)
+    scales: dict[str, int] = dict.fromkeys(
+        ("a_scale", "b_scale", "c_scale", "d_scale", "d_amax"), _SCALE_BYTES
+    )
     if "BIAS" not in matmul.epilogue.split("_"):
         return scales
     # Beside results of eight bits cublasLt reads a bias of sixteen.

@@ -34,7 +34,7 @@ from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.lowering.request import BufferSpec
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable
-from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
+from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.lowering.xla.schema import EXECUTABLE, load_schema
 from tracegraph.runtime.errors import TracegraphError
 from tracegraph.runtime.graph import GraphDefinition
@@ -144,9 +144,7 @@ def build(program: XlaProgram, subject: Subject) -> GraphDefinition:
     """Assembles a program for the arguments and results of the sound one, and builds its graph."""
     sizes = {each.name: each.nbytes for each in subject.program.allocations}
     parameters = {
-        each.parameter: each
-        for each in subject.program.allocations
-        if each.kind is AllocationKind.PARAMETER
+        each.parameter: each for each in subject.program.allocations if each.parameter is not None
     }
     inputs = [_make_spec(f"in{i}", parameters[i].nbytes) for i in sorted(parameters)]
     outputs = [_make_spec(f"out{i}", sizes[n]) for i, n in enumerate(subject.program.outputs)]
@@ -350,8 +348,9 @@ def nest(subject: Subject, rng: random.Random) -> bytes:
 
 
 def _is_enum(field: Field) -> bool:
-    is_number = field.wire_type == VARINT and field.descriptor is not None
-    return is_number and field.descriptor.enum_type is not None
+    if field.wire_type != VARINT or field.descriptor is None:
+        return False
+    return field.descriptor.enum_type is not None
 
 
 def _mutate(
@@ -412,7 +411,7 @@ REFUSED = ("insert_unknown", "hide_unknown")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs mutations, prints how they ended, and what must not have happened; 1 if anything did."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Mutates programs of XLA and reads them.")
     parser.add_argument("--count", type=int, default=6000, help="mutated programs in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("files", nargs="*", type=pathlib.Path, help="programs for this plugin")

@@ -58,6 +58,8 @@ def test_a_lock_that_is_held_is_found(subjects: Subjects, monkeypatch: pytest.Mo
 
 def test_an_error_in_a_finaliser_is_found():
     class Half:
+        missing: list[int]
+
         def __del__(self) -> None:
             self.missing.clear()
 

@@ -61,9 +61,9 @@ def parse(data: bytes, schema: Any) -> Message:
             if size is None:
                 size, at = read_varint(data, at, "length")
             value, at = data[at : at + size], at + size
-        is_message = descriptor is not None and descriptor.message_type is not None
-        if wire_type == BYTES and is_message and isinstance(value, bytes):
-            value = parse(value, descriptor.message_type)
+        inner = None if descriptor is None else descriptor.message_type
+        if wire_type == BYTES and inner is not None and isinstance(value, bytes):
+            value = parse(value, inner)
         fields.append(Field(number, wire_type, value, descriptor))
     return fields
 
