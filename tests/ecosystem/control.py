@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import checkify
 
 from tests.ecosystem.program import BOTH, PARTIAL, Setup, draw, program
 
@@ -119,15 +118,6 @@ def debug_callback() -> Setup:
         return x * 2
 
     return Setup(run, lambda rng: (draw(rng, 3),))
-
-
-@program()
-def checked_index() -> Setup:
-    def run(x):
-        error, y = checkify.checkify(lambda x: x[2] / x.sum(), errors=checkify.float_checks)(x)
-        return error.get is not None, y
-
-    return Setup(run, lambda rng: (np.abs(draw(rng, 4)),))
 
 
 @program(*BOTH)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import diffrax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +36,7 @@ def diffrax_adaptive_steps() -> Setup:
 
 @program()
 def diffrax_one_step() -> Setup:
-    solver = diffrax.Heun()
+    solver: Any = diffrax.Heun()
 
     def run(y):
         after, error, *_ = solver.step(TERM, 0.0, 0.1, y, 0.7, (), made_jump=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -84,7 +86,8 @@ def linen_transformer_with_dropout() -> Setup:
 
     def step(params, x, key):
         def loss(params):
-            return jnp.mean(model.apply(params, x, train=True, rngs={"dropout": key}) ** 2)
+            out: Any = model.apply(params, x, train=True, rngs={"dropout": key})
+            return jnp.mean(out**2)
 
         value, gradients = jax.value_and_grad(loss)(params)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
@@ -105,7 +108,8 @@ def linen_embeddings_and_inference() -> Setup:
     variables = make_variables(model, jnp.zeros((1, 4), jnp.int32))
 
     def run(variables, tokens):
-        return nn.softmax(model.apply(variables, tokens))
+        logits: Any = model.apply(variables, tokens)
+        return nn.softmax(logits)
 
     return Setup(run, lambda rng: (variables, rng.integers(0, 9, (2, 4))))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -45,7 +47,7 @@ def optax_momentum_and_decay() -> Setup:
 
 @program()
 def optax_labelled_parameters() -> Setup:
-    rules = {"slow": optax.adafactor(0.01), "fast": optax.rmsprop(0.1)}
+    rules: dict[Any, Any] = {"slow": optax.adafactor(0.01), "fast": optax.rmsprop(0.1)}
     return make_step(optax.multi_transform(rules, {"w": "slow", "v": "fast"}))
 
 

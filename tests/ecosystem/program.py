@@ -60,7 +60,7 @@ def program(*modes: str) -> Callable[[Callable[[], Setup]], Program]:
     return decorate
 
 
-def normal(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def normal(*shape: int) -> Any:
     """Returns small numbers for a program's parameters, the same in every process."""
     seed = sum(size * 31**index for index, size in enumerate(shape))
     return (0.3 * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
@@ -78,7 +78,7 @@ def fill(shapes: Any) -> Any:
     return jax.tree.map(make, shapes)
 
 
-def draw(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def draw(rng: np.random.Generator, *shape: int) -> Any:
     """Returns random numbers for one argument of one call."""
     return rng.standard_normal(shape).astype(np.float32)
 

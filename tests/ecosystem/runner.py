@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import tracegraph as tg
@@ -91,7 +92,8 @@ def run_program(program: Program) -> tuple[Outcome, ...]:
 
 def _run_mode(setup: Setup, mode: str, expected: list[Any]) -> Outcome:
     def capture(function: Callable[..., Any], **options: Any) -> Any:
-        return tg.capture(function, mode=mode, **options)
+        options["mode"] = mode
+        return tg.capture(function, **options)
 
     start = time.process_time()
     try:
@@ -150,7 +152,7 @@ def _copy_state(setup: Setup) -> Any:
 def _copy_leaf(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int):
         return leaf
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.clone(leaf)
     # By NumPy, which compiles nothing.
     return jax.device_put(np.array(leaf))

@@ -64,7 +64,7 @@ def rematerialized_layers() -> Setup:
 @program()
 def vmap_of_everything() -> Setup:
     def loss(w, x):
-        _, ys = jax.lax.scan(lambda c, v: (jnp.tanh(c * w + v), c), 0.0, x)
+        _, ys = jax.lax.scan(lambda c, v: (jnp.tanh(c * w + v), c), jnp.zeros(()), x)
         return jnp.sort(ys)[1:].sum()
 
     def run(w, x):

@@ -159,6 +159,7 @@ def test_what_is_kept_is_deleted_for_ever(way: str):
     assert_same(state, {"w": full(3, 11.0), "b": full(2, 11.0)})
 
 
+@pytest.mark.filterwarnings("ignore::tracegraph.RecaptureWarning")
 @pytest.mark.parametrize("kind", STATES)
 @pytest.mark.parametrize("way", ["tree", "last leaf", "inner dict", "changed"])
 def test_every_container_of_a_state(kind: str, way: str):

@@ -128,7 +128,7 @@ def test_a_resident_is_deleted_by_the_next_replay(is_read):
         line = test_a_resident_is_deleted_by_the_next_replay.__code__.co_firstlineno + 12
         assert str(caught.value).splitlines() == [
             "this float32[3] has been deleted: it was donated to `step`",
-            f"  where: used at test_array.py:{line} in test_a_resident_is_deleted_by_the_next_"
+            f"  where: used at tests/runtime/test_array.py:{line} in test_a_resident_is_deleted_by_the_next_"
             "replay; it was `state['w']` of that call",
             "  why:   a donated array's memory now holds what that call computed, as under "
             "`jax.jit`",
