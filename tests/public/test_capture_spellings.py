@@ -184,9 +184,9 @@ def test_methods():
     assert Model.apply.cache_info().captures == 1
     # A call that is missing or doubling an argument is refused as ever.
     with pytest.raises(tg.CaptureError, match="wrong arguments"):
-        model.apply(X, x=X)
+        model.apply(X, x=X)  # pyright: ignore[reportCallIssue]
     with pytest.raises(tg.CaptureError, match="wrong arguments"):
-        model.apply(scale=1.0)
+        model.apply(scale=1.0)  # pyright: ignore[reportCallIssue]
 
 
 def test_explain_finds_the_graph_of_another_spelling():

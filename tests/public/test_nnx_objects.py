@@ -117,7 +117,7 @@ def test_what_the_user_holds_stays():
     np.testing.assert_array_equal(np.asarray(kernel), before)
     np.testing.assert_array_equal(np.asarray(model.kernel[...]), before + 1)
     twin = nnx.clone(model)
-    twin.bias.set_value(model.bias.get_value())
+    twin.bias.set_value(model.bias.get_value())  # pyright: ignore
     captured(model, twin)
     np.testing.assert_array_equal(np.asarray(model.kernel[...]), before + 2)
 
@@ -183,8 +183,8 @@ def test_objects_that_are_shared_differently_are_different_calls():
     captured, jitted = tg.capture(add), nnx.jit(add)
     one, two, other_one, other_two = (linear(seed) for seed in (0, 1, 0, 1))
     for pick in ((0, 1), (0, 0), (1, 1), (1, 0), (0, 1)):
-        captured(*((one, two)[i] for i in pick))
-        jitted(*((other_one, other_two)[i] for i in pick))
+        captured(*((one, two)[i] for i in pick))  # pyright: ignore
+        jitted(*((other_one, other_two)[i] for i in pick))  # pyright: ignore
         assert_same((one, two), (other_one, other_two))
     assert captured.cache_info().captures == 2
 

@@ -162,7 +162,7 @@ def test_static_leaves_can_be_refused():
     with pytest.raises(tg.CaptureError, match=r"returns a str"):
         tg.capture(lambda x: "text", static_leaves="refuse")(X)
     with pytest.raises(tg.ConfigError, match="static_leaves='no' is unknown"):
-        tg.capture(scale, static_leaves="no")
+        tg.capture(scale, static_leaves="no")  # pyright: ignore
 
 
 def test_reports_name_static_leaves():

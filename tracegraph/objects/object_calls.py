@@ -214,7 +214,8 @@ class ObjectCalls:
         state = self._state.take_again(repeat.state, repeat.variables)
         for index, place in repeat.call.places.items():
             leaves[index] = place
-        returned = self._run(*repeat.structure.unflatten(leaves), state)
+        args, kwargs = repeat.structure.unflatten(leaves)
+        returned = self._run(args, kwargs, state)
         del state
         new_state, outcome, result = returned
         if outcome != repeat.outcome or outcome.has_objects:
@@ -255,10 +256,9 @@ def _read_keys(path: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _name_leaf(names: Sequence[str], path: tuple[Any, ...]) -> str:
     """Returns the name of a leaf of a call, from its path in (args, kwargs)."""
-    _, first, *rest = path
-    is_positional = isinstance(first, jax.tree_util.SequenceKey)
-    label = names[first.idx] if is_positional else str(first.key)
-    return label + jax.tree_util.keystr(tuple(rest))
+    first = path[1]
+    label = names[first.idx] if isinstance(first, jax.tree_util.SequenceKey) else first.key
+    return f"{label}{jax.tree_util.keystr(path[2:])}"
 
 
 def _is_place(value: Any) -> bool:
