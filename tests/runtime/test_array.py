@@ -128,8 +128,8 @@ def test_a_resident_is_deleted_by_the_next_replay(is_read):
         line = test_a_resident_is_deleted_by_the_next_replay.__code__.co_firstlineno + 12
         assert str(caught.value).splitlines() == [
             "this float32[3] has been deleted: it was donated to `step`",
-            f"  where: used at tests/runtime/test_array.py:{line} in test_a_resident_is_deleted_by_the_next_"
-            "replay; it was `state['w']` of that call",
+            f"  where: used at tests/runtime/test_array.py:{line} in "
+            "test_a_resident_is_deleted_by_the_next_replay; it was `state['w']` of that call",
             "  why:   a donated array's memory now holds what that call computed, as under "
             "`jax.jit`",
             "  fix:   use what the call returned, or copy before the call: `jnp.copy(x)`, for a "
