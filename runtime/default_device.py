@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -14,8 +14,11 @@ from tracegraph.runtime.host.device import HostDevice, find_host_device
 from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.stream import StreamBackend, register_backend
 
+if TYPE_CHECKING:
+    from tracegraph.runtime.cuda.device import CudaDevice
+
 # Note [Late imports].
-find_cuda_device: Callable[[Any], Device] = import_late(
+find_cuda_device: Callable[[Any], CudaDevice] = import_late(
     "tracegraph.runtime.cuda.device", "find_cuda_device"
 )
 

@@ -133,7 +133,7 @@ def test_a_resident_is_deleted_by_the_next_replay(is_read):
             "  why:   a donated array's memory now holds what that call computed, as under "
             "`jax.jit`",
             "  fix:   use what the call returned, or copy before the call: `jnp.copy(x)`, for a "
-            "tree `jax.tree.map(jnp.copy, tree)`          docs/errors.md#deleted-array",
+            "tree `jax.tree.map(jnp.copy, tree)`          python -m tracegraph error deleted-array",
         ]
         # Deleting it once more does not change why it is gone.
         array.delete()
