@@ -40,10 +40,6 @@ class LeafSet:
             for buffer in buffers
         }
 
-    def show(self) -> None:
-        """Makes the leaves show what is in the buffers now, until the next replay."""
-        self.residence.generation = self.clock.generation
-
     def drop_values(self) -> None:
         """Drops the copies that leaves keep of what was read."""
         if self.residence.has_values:

@@ -40,6 +40,10 @@ class Replay:
         device: where.
         pool: allocates the arena, which is freed by `close` or with the last array in it.
         output_state: what results promise, FRESH or STATIC.
+
+    Attributes:
+        shown: the leaves that show, or showed, the resident results.
+        is_whole: False with eager parts, see `tracegraph/replaying/partial_graph.py`.
     """
 
     def __init__(
@@ -52,14 +56,14 @@ class Replay:
         self.definition = definition
         self.jax_device = device.jax_device
         # Eager parts run Python code in the middle of a replay.
-        shares_scratch = all(stage.is_captured for stage in definition.stages)
-        self.arena = Arena(pool, definition.arena_size, shares_scratch=shares_scratch)
+        self.is_whole = all(stage.is_captured for stage in definition.stages)
+        self.arena = Arena(pool, definition.arena_size, shares_scratch=self.is_whole)
         self.clock = ReplayClock(self.arena.lock)
         with self.clock.lock:
             self.buffers = device.bind_buffers(definition, self.arena, self.clock)
         self.inputs = [self.buffers[name] for name in definition.inputs]
         self.pending: list[weakref.ref[Array]] = []
-        self._shown: LeafSet | None = None
+        self.shown: LeafSet | None = None
         self._output_state = output_state
         residents = {slot.name for slot in definition.slots if slot.is_resident}
         self._resident_inputs = [name if name in residents else "" for name in definition.inputs]
@@ -99,8 +103,8 @@ class Replay:
         """
         values = [(index, self._detach_value(value)) for index, value in updates]
         for index, value in values:
-            if self._shown is not None:
-                self._shown.detach(self._resident_inputs[index])
+            if self.shown is not None:
+                self.shown.detach(self._resident_inputs[index])
             self.inputs[index].write(value)
 
     def launch(self) -> None:
@@ -119,10 +123,10 @@ class Replay:
                 shows it.
         """
         lost = [buffer.name for buffer in self._consumed if buffer.restore()]
-        shown = self._shown
+        shown = self.shown
         if shown is None or is_state_lost:
             return
-        shown.show()
+        self.show(shown)
         for name in lost:
             if name in shown.leaves:
                 # The call did take it.
@@ -195,12 +199,12 @@ class Replay:
 
     def show(self, leaves: LeafSet) -> None:
         """Makes these leaves the ones that show the resident results of the last replay."""
-        leaves.show()
-        self._shown = leaves
+        leaves.residence.generation = self.clock.generation
+        self.shown = leaves
 
     def is_leaf_of(self, value: Any, index: int) -> bool:
         """True when the value is the resident leaf that lives in this static input."""
-        shown = self._shown
+        shown = self.shown
         if shown is None or shown.leaves.get(self._resident_inputs[index]) is not value:
             return False
         return value is not None and not value.is_deleted()

@@ -17,6 +17,7 @@ import jax
 from tracegraph.cache_info import CacheInfo
 from tracegraph.captured_pickles import list_given, reduce_captured
 from tracegraph.capturing.capture_cache import CaptureCache
+from tracegraph.capturing.capture_underway import CaptureUnderway
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.pipeline import Capture, CapturePipeline
@@ -86,6 +87,7 @@ class GraphedFunction(Generic[P, R]):
         self._objects: ObjectCalls | None = None
         self._lock = threading.RLock()
         self._recaptures = RecaptureLog(self._options.name)
+        self._underway: dict[Signature, CaptureUnderway] = {}
         functools.update_wrapper(self, function, updated=())
         # `jax.grad` and others put what a captured function holds into the function they return.
         held = getattr(function, "__dict__", {})
@@ -373,18 +375,39 @@ class GraphedFunction(Generic[P, R]):
         if has_objects((args, kwargs)):
             return self._join_objects()(args, kwargs)
         prepared = self._prepare(args, kwargs, has_values=True)
-        with self._lock:
-            capture = self._find_capture(prepared, args, kwargs)
-            is_new = capture is None
-            captured = self._capture(prepared) if capture is None else capture.graph
-            self._use(captured)
-        # Not under the function's lock: an eager part may call this very function.
+        captured, is_new = self._find_graph(prepared, args, kwargs)
         result = captured.try_call(args, kwargs, True)
         if result is MISS:
             raise make_refusal_error(self._options.name)
         with self._lock:
             self._cache.first_calls += is_new
         return result
+
+    def _find_graph(
+        self, prepared: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[CapturedGraph, bool]:
+        """Returns the graph of a signature, and whether it was captured for this call.
+
+        Note [Captures at once]. The lock is not held while a signature is captured: verification
+        runs eager parts, and what these call may need a graph of this function. Another call of the
+        signature waits for the capture, but not for the verification of eager parts, which may wait
+        for that very call: it takes another instance of the graph.
+        """
+        signature = prepared.signature
+        while True:
+            with self._lock:
+                capture = self._find_capture(prepared, args, kwargs)
+                if capture is not None:
+                    self._use(capture.graph)
+                    return capture.graph, False
+                underway = self._underway.get(signature)
+                if underway is None:
+                    mine = self._underway[signature] = CaptureUnderway()
+            if underway is None:
+                return self._capture(prepared, mine), True
+            graph = underway.wait()
+            if graph is not None:
+                return graph, False
 
     def _find_capture(
         self, prepared: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -407,16 +430,24 @@ class GraphedFunction(Generic[P, R]):
                 return capture
         return None
 
-    def _capture(self, prepared: PreparedCall) -> CapturedGraph:
-        calls, is_full = self._cache.count_calls(), self._cache.is_full
-        graphs = [each.graph for each in reversed(self._cache.list_latest())]
-        recapture = self._recaptures.explain(prepared, graphs, calls=calls, is_full=is_full)
-        progress = Progress(f"capturing `{self._options.name}`")
-        with drop_unit_axes(prepared.leaves), progress:
-            capture = self._make_pipeline(prepared, progress).capture()
-        watch_plan(capture.graph.lowered.plan, capture.graph.replay)
-        self._cache.add(capture)
-        self._recaptures.add(recapture, calls)
+    def _capture(self, prepared: PreparedCall, underway: CaptureUnderway) -> CapturedGraph:
+        try:
+            with self._lock:
+                calls, is_full = self._cache.count_calls(), self._cache.is_full
+                graphs = [each.graph for each in reversed(self._cache.list_latest())]
+                recapture = self._recaptures.explain(prepared, graphs, calls=calls, is_full=is_full)
+            progress = Progress(f"capturing `{self._options.name}`")
+            with drop_unit_axes(prepared.leaves), progress:
+                capture = self._make_pipeline(prepared, progress).capture(underway.announce)
+            watch_plan(capture.graph.lowered.plan, capture.graph.replay)
+            with self._lock:
+                self._cache.add(capture)
+                self._use(capture.graph)
+                self._recaptures.add(recapture, calls)
+        finally:
+            with self._lock:
+                self._underway.pop(prepared.signature, None)
+            underway.end()
         return capture.graph
 
     def _prepare(

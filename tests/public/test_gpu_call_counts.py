@@ -88,8 +88,8 @@ def test_a_call_enters_few_functions_however_many_leaves_there_are(device: CudaO
     small, large = Loop(1), Loop(8)
     few, many = count_calls(small.advance), count_calls(large.advance)
     assert few == many
-    # The call itself, two inputs, the state, one result, the launch.
-    assert sum(few.values()) <= 24, few
+    # The call itself, two inputs, the state, one result, the launch, the leaves that take turns.
+    assert sum(few.values()) <= 30, few
     assert "_call_generally" not in few
 
 

@@ -135,7 +135,7 @@ def test_values_that_leaves_keep_are_dropped():
     replay = make_step()
     load(replay, (0, X), (1, X))
     leaf, _ = launch(replay)
-    shown = replay._shown
+    shown = replay.shown
     assert shown is not None
     value = weakref.ref(leaf.jax())
     assert value() is not None

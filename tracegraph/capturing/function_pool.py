@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool, find_pool, join_pool
@@ -21,6 +23,8 @@ class FunctionPool:
         # Held from now on, even if the captures that share it go.
         self._shared = find_pool(pool_id) if pool_id is not None else None
         self._joined: PrivatePool | None = None
+        # Signatures may be captured at the same time.
+        self._lock = threading.Lock()
 
     def join(self, device: Device) -> PrivatePool:
         """Returns the pool; the first call joins it.
@@ -31,10 +35,11 @@ class FunctionPool:
         Raises:
             TracegraphError: the pool is one of another device, or has lost its last user.
         """
-        if self._joined is None:
-            pool_id = self._pool_id if self._pool_id is not None else new_pool_id()
-            self._joined = join_pool(pool_id, device.allocator)
-        return self._joined
+        with self._lock:
+            if self._joined is None:
+                pool_id = self._pool_id if self._pool_id is not None else new_pool_id()
+                self._joined = join_pool(pool_id, device.allocator)
+            return self._joined
 
     def leave(self) -> None:
         """Drops the pool; the next call of `join` joins it again, or a new one."""

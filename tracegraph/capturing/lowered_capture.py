@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tracegraph.capturing.compiled_capture import CompiledCapture
 from tracegraph.capturing.function_pool import FunctionPool
@@ -10,6 +11,7 @@ from tracegraph.capturing.stage import Stage
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.replaying.partial_graph import PartialGraph
 from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.replay import Replay
@@ -75,7 +77,12 @@ class LoweredCapture(Stage):
         """
         state = ArrayState.STATIC if self.prepared.options.outputs == "static" else ArrayState.FRESH
         replay = Replay(self.lowered.definition, self.device, self.pool.join(self.device), state)
-        return CapturedGraph(self.prepared, self.checked, self.lowered, replay)
+        if replay.is_whole:
+            return CapturedGraph(self.prepared, self.checked, self.lowered, replay)
+        again = dataclasses.replace(self, prepared=self.prepared.drop_values())
+        # An instance of a graph with eager parts is one, too.
+        make_instance: Any = again.instantiate
+        return PartialGraph(self.prepared, self.checked, self.lowered, replay, make_instance)
 
     def __str__(self) -> str:
         return f"{self.lowered.definition}\n\n{self.lowered.plan}"

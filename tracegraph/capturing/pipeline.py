@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tracegraph.capturing.capture_lowering import list_preparations, lower_checked
 from tracegraph.capturing.function_pool import FunctionPool
@@ -53,8 +53,11 @@ class CapturePipeline:
         self._prepared, self._device, self._pool = prepared, device, pool
         self._progress = progress
 
-    def capture(self) -> Capture:
+    def capture(self, announce: Callable[[CapturedGraph], None]) -> Capture:
         """Runs all phases.
+
+        Args:
+            announce: is called with the new graph before it is verified.
 
         Raises:
             CaptureError: the function cannot be captured; all reasons are named.
@@ -63,6 +66,7 @@ class CapturePipeline:
             OutOfMemoryError: the pool cannot hold the graph.
         """
         graph = self.instantiate(self.run_to_lowered())
+        announce(graph)
         verification = self.verify(graph)
         # Complete when the progress has ended.
         return Capture(graph, verification, self._progress.seconds)

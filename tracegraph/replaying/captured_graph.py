@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -116,6 +117,10 @@ class CapturedGraph:
     @property
     def calls(self) -> int:
         """How often it was called with success; its verification does not count."""
+        return self.count_calls()
+
+    def count_calls(self) -> int:
+        """Returns how often this instance was called with success."""
         # Reading a counter counts too; the caller holds the function's lock.
         direct = next(self._direct_calls) - self._direct_reads
         self._direct_reads += 1
@@ -265,14 +270,18 @@ class CapturedGraph:
             leaves: one value per dynamic leaf.
             is_rebound: take plain arrays as a call would, without a copy where possible.
         """
-        with self.lock:
+        with self.reserve():
             self._replay_leaves([unwrap_key(value) for value in leaves], is_rebound=is_rebound)
             return self.replay.copy_outputs()
+
+    def reserve(self) -> contextlib.AbstractContextManager[object]:
+        """Returns what keeps calls off: here the lock, since no user code runs in a replay."""
+        return self.lock
 
     def replay_arrays(
         self, arrays: Sequence[jax.Array], *, is_rebound: bool
     ) -> list[tuple[int, Callable[[], Any]]]:
-        """Replays on plain arrays of the device, for a comparison; the caller holds the lock.
+        """Replays on plain arrays of the device, for a comparison; the caller has reserved it.
 
         Args:
             arrays: one per dynamic leaf.

@@ -185,8 +185,10 @@ def test_results_do_not_count_but_state_does() -> None:
     """A fresh result is a value of its own; state is always in the graph's arena."""
     captured = tg.capture(lambda s, x: (s + 1, x * 2), donate_argnums=0)
     state, _ = captured(X * 1, X)
-    before = memory.memory_allocated()
-    kept = [captured(state, X)[1] for _ in range(5)]
+    before, kept = memory.memory_allocated(), []
+    for _ in range(5):
+        state, result = captured(state, X)
+        kept.append(result)
     assert memory.memory_allocated() == before == captured.pool_bytes
     assert len(kept) == 5
 

@@ -1,0 +1,35 @@
+"""CaptureUnderway: what other threads wait for while a signature is captured."""
+
+from __future__ import annotations
+
+import threading
+
+from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.replaying.partial_graph import PartialGraph
+
+
+class CaptureUnderway:
+    """A capture that is not in the cache yet, see Note [Captures at once]."""
+
+    def __init__(self) -> None:
+        self._is_decided = threading.Event()
+        self._graph: CapturedGraph | None = None
+
+    def announce(self, graph: CapturedGraph) -> None:
+        """Says that there is a graph, which is not verified.
+
+        Waiting calls take one with eager parts, since its verification may wait for them.
+        """
+        if isinstance(graph, PartialGraph):
+            self._graph = graph
+            self._is_decided.set()
+
+    def end(self) -> None:
+        """Says that the capture is in the cache, or has failed."""
+        self._graph = None
+        self._is_decided.set()
+
+    def wait(self) -> CapturedGraph | None:
+        """Waits; returns the graph that is being verified, None if the capture has ended."""
+        self._is_decided.wait()
+        return self._graph

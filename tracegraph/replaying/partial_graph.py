@@ -1,0 +1,174 @@
+"""PartialGraph: a captured graph with eager parts, which run user code in the middle of a replay.
+
+Note [No lock in eager parts]. An eager part may call Python, on a thread of XLA's: a callback that
+reads the state, calls another captured function, or calls this one. Whoever waits there for a lock
+of the replay that it is part of waits for ever, and so do two functions whose callbacks call each
+other. So the lock is held while arguments are taken and results are made, never while stages run.
+Between the two the instance is busy:
+
+* Nothing reads its arena. Results of earlier replays have been settled; the leaves of the state are
+  deleted since the clock has gone on, so that reading one raises at once.
+* Another call takes another instance of the same lowered capture, which is made when it is needed
+  and kept for the next time. `jax.jit` does not limit how often a function runs at once either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from tracegraph.lowering.lower import Lowered
+from tracegraph.replaying.captured_graph import MISS, CapturedGraph, copy_together
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
+from tracegraph.runtime.replay import Replay
+from tracegraph.tracing.checked_graph import CheckedGraph
+from tracegraph.tracing.prepared_call import PreparedCall
+
+
+class PartialGraph(CapturedGraph):
+    """The replays of one signature of a function with eager parts.
+
+    Args:
+        prepared: the call that it was captured from; its values are not kept.
+        checked: the traced graph.
+        lowered: its device program, plan and definition.
+        replay: the instantiated definition.
+        make_instance: instantiates it once more.
+    """
+
+    __slots__ = ("_choice", "_is_busy", "_make_instance", "_others")
+
+    def __init__(
+        self,
+        prepared: PreparedCall,
+        checked: CheckedGraph,
+        lowered: Lowered,
+        replay: Replay,
+        make_instance: Callable[[], PartialGraph],
+    ) -> None:
+        super().__init__(prepared, checked, lowered, replay)
+        self._make_instance = make_instance
+        # Held for a look at which instances are busy, never while one is made or used.
+        self._choice = threading.Lock()
+        self._is_busy = False
+        self._others: list[PartialGraph] = []
+
+    @property
+    def calls(self) -> int:
+        """How often all instances were called with success."""
+        return sum(each.count_calls() for each in (self, *self._others))
+
+    def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
+        """Replays on the arguments, or returns MISS if they have another signature.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            is_checked: True when `check_arguments` has passed them.
+        """
+        if kwargs or len(args) != self._arity:
+            joined = self._join_keywords(args, kwargs)
+            if joined is None:
+                return MISS
+            args = joined
+        instance = self._find_free(args)
+        if instance is None:
+            # Only for a call that fits is another one made.
+            if not is_checked:
+                return MISS
+            instance = self._add_instance()
+        try:
+            return instance._replay_free(args, is_checked)
+        finally:
+            instance._is_busy = False
+
+    @contextlib.contextmanager
+    def reserve(self) -> Iterator[None]:
+        """Keeps calls off this instance, without a lock."""
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+
+    def _find_free(self, args: tuple[Any, ...]) -> PartialGraph | None:
+        """Returns an instance for this call, the one with its state if there is a choice."""
+        with self._choice:
+            free = [each for each in (self, *self._others) if not each._is_busy]
+            if not free:
+                return None
+            chosen = free[0] if len(free) == 1 else _find_owner(free, args)
+            chosen._is_busy = True
+            return chosen
+
+    def _add_instance(self) -> PartialGraph:
+        made = self._make_instance()
+        made._is_busy = True
+        with self._choice:
+            self._others.append(made)
+        return made
+
+    def _replay_free(self, args: tuple[Any, ...], is_checked: bool) -> Any:
+        """Replays on this instance, which is reserved for the call."""
+        copies: dict[int, Any] | None = None
+        while True:
+            self._await(args)
+            updates: list[tuple[int, Any]] = []
+            generation = self._clock.generation
+            is_launching = False
+            try:
+                with self.lock:
+                    if self._pending:
+                        self.replay.settle()
+                    for index, known, write, collect in self._collectors:
+                        value = args[index]
+                        if type(value) is ArrayImpl and id(value.aval) in known:
+                            write(value)
+                        elif not collect(value, updates):
+                            return MISS
+                    is_loaded = not updates or self._load(updates, copies)
+                    if is_loaded:
+                        # From here on the leaves of the state are deleted.
+                        self._clock.generation = generation + 1
+                if is_loaded:
+                    is_launching = True
+                    self._launch_stages()
+                    is_launching = False
+                    with self.lock:
+                        result = self._build_result()
+                        self._consume(updates)
+                        return result
+            except BaseException as error:
+                with self.lock:
+                    if self._recover(error, args, generation, is_launching):
+                        return MISS
+                raise
+            if not is_checked and not self._is_harmless(updates):
+                return MISS
+            copies = copy_together(value for _, value in updates if isinstance(value, Array))
+
+    def _await(self, args: tuple[Any, ...]) -> None:
+        """Waits for arguments that are being computed, on the host, where copying them waits.
+
+        What computes them may call back into Python: no lock may be held meanwhile.
+        """
+        if self.replay.jax_device.platform != "cpu":
+            return
+        for leaf in jax.tree_util.tree_leaves(args):
+            if type(leaf) is ArrayImpl and not leaf.is_deleted():
+                leaf.block_until_ready()
+
+
+def _find_owner(instances: Sequence[PartialGraph], args: tuple[Any, ...]) -> PartialGraph:
+    """Returns the instance whose arena has an argument already; otherwise the first."""
+    leaves = [unwrap_key(leaf) for leaf in jax.tree_util.tree_leaves(args)]
+    arrays = [leaf for leaf in leaves if type(leaf) is Array]
+    for each in instances:
+        if any(array.is_in(each.replay.arena) for array in arrays):
+            return each
+    return instances[0]
