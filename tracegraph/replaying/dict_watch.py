@@ -34,7 +34,7 @@ _CALLBACK = ctypes.PYFUNCTYPE(
 )
 _count_call = functools._lru_cache_wrapper(min, 0, False, max)  # type: ignore[attr-defined]
 # Of hits, misses, its size and what is in it, all but the misses stay 0.
-_read_count = _count_call.cache_info
+_read_count: Any = _count_call.cache_info
 _callback = _CALLBACK(_count_call)
 
 

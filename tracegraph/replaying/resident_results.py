@@ -39,7 +39,9 @@ class ResidentPart:
         self.indices, self.structure = jax.tree_util.tree_flatten(numbered)
         self.is_tree = type(numbered) is not int
         self.remember: Callable[[TreeWatch | None], None] = _ignore
-        self._leaves = [(names[index], key_types.get(index)) for index in self.indices]
+        self._leaves: list[tuple[str, Any]] = [
+            (names[index], key_types.get(index)) for index in self.indices
+        ]
 
     def make(self, leaf_set: LeafSet) -> Any:
         """Returns the part, made of the leaves of a set."""

@@ -33,7 +33,7 @@ class Proxy:
     """Holds its child in an object that is no container."""
 
     def __init__(self, child: Any) -> None:
-        self.cell = (lambda: child).__closure__
+        self.cell: Any = (lambda: child).__closure__
 
 
 jax.tree_util.register_pytree_node(
