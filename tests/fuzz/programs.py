@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tracegraph as tg
-from tests.fuzz.steps import ANYWHERE, DTYPES, EAGER, Step, is_key, pick, tame
+from tests.fuzz.steps import ANYWHERE, DTYPES, EAGER, Step, is_float, is_key, pick, tame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,10 @@ class Program:
             other = jnp.real(tame(pick(draw, values, ndim=0)).astype(jnp.complex64))
             if is_key(leaf):
                 return jax.random.fold_in(leaf, 1)
+            if leaf.ndim == 0 and is_float(leaf):
+                # The weak type may come or go.
+                changes = [leaf * 2, jnp.where(leaf > 1, 0.5, 1.5), jnp.float32(1) + leaf]
+                return draw.choice(changes)
             return tame(leaf + other.astype(leaf.dtype)).astype(leaf.dtype)
 
         return jax.tree.map(move, state)
@@ -86,6 +90,8 @@ class Program:
             return array if draw.random() < 0.2 else jnp.asarray(array)
 
         state: dict[str, Any] = {"w": jnp.asarray(make((4,), "float32")), "n": jnp.int32(turn)}
+        if draw.random() < 0.5:
+            state["e"] = draw.choice([jnp.asarray(0.5 + turn), jnp.float32(turn)])
         if draw.random() < 0.4:
             state["k"] = jax.random.key(turn)
         if draw.random() < 0.4:

@@ -275,3 +275,22 @@ def test_equinox_over_20_steps():
         make_classifier_data(),
         verify=False,
     )
+
+
+@pytest.mark.parametrize("mode", ["whole", "partial"])
+def test_a_leaf_whose_weak_type_comes_or_goes_has_the_type_of_jit(mode):
+    def step(s):
+        return {"a": jnp.where(s["a"] > 0, 1.0, 2.0), "b": s["b"] + jnp.float32(1), "c": s["c"] * 2}
+
+    def make():
+        return {"a": jnp.float32(3), "b": jnp.asarray(3.0), "c": jnp.asarray(3.0)}
+
+    captured, jitted = tg.capture(step, donate_argnums=0, mode=mode), jax.jit(step)
+    got, wanted = make(), make()
+    for _ in range(3):
+        got, wanted = captured(got), jitted(wanted)
+        weak = {key: jax.typeof(leaf).weak_type for key, leaf in got.items()}
+        assert weak == {"a": True, "b": False, "c": True}
+        assert jax.tree.map(float, got) == jax.tree.map(float, wanted)
+    # Once for the types of the first state, once for those that stay.
+    assert captured.cache_info().captures == 2

@@ -12,7 +12,9 @@ from tracegraph.ir.graph import Graph
 
 @dataclasses.dataclass(frozen=True)
 class ResolveDonation:
-    """Aliases each donated input with one output of its shape and dtype, as ``jax.jit`` does.
+    """Aliases each donated input with one output of its type, as ``jax.jit`` does.
+
+    The weak type has to be the same, too: a leaf that is updated in place keeps its type.
 
     Attributes:
         donated: indices of the donated inputs.
@@ -52,4 +54,6 @@ def _can_alias(graph: Graph, output: int, index: int) -> bool:
 
 
 def _identify(aval: Any) -> Hashable:
-    return (tuple(aval.shape), aval.dtype) if hasattr(aval, "dtype") else aval
+    if not hasattr(aval, "dtype"):
+        return aval
+    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
