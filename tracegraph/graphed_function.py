@@ -48,6 +48,7 @@ from tracegraph.runtime.stream import is_tracing
 from tracegraph.tracing.checked_graph import CheckedGraph, trace_and_check
 from tracegraph.tracing.inner_call import InnerCall
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
+from tracegraph.tracing.signature import Signature
 from tracegraph.user_memory.live_plans import watch_plan
 
 P = ParamSpec("P")
@@ -395,16 +396,23 @@ class GraphedFunction(Generic[P, R]):
         """
         signature = prepared.signature
         while True:
-            with self._lock:
-                capture = self._find_capture(prepared, args, kwargs)
-                if capture is not None:
-                    self._use(capture.graph)
-                    return capture.graph, False
-                underway = self._underway.get(signature)
-                if underway is None:
-                    mine = self._underway[signature] = CaptureUnderway()
-            if underway is None:
-                return self._capture(prepared, mine), True
+            mine = CaptureUnderway()
+            try:
+                with self._lock:
+                    capture = self._find_capture(prepared, args, kwargs)
+                    if capture is not None:
+                        self._use(capture.graph)
+                        return capture.graph, False
+                    underway = self._underway.get(signature)
+                    if underway is None or underway.is_abandoned:
+                        underway = self._underway[signature] = mine
+                if underway is mine:
+                    return self._capture(prepared, mine), True
+            finally:
+                mine.end()
+                with self._lock:
+                    if self._underway.get(signature) is mine:
+                        del self._underway[signature]
             graph = underway.wait()
             if graph is not None:
                 return graph, False
@@ -431,23 +439,18 @@ class GraphedFunction(Generic[P, R]):
         return None
 
     def _capture(self, prepared: PreparedCall, underway: CaptureUnderway) -> CapturedGraph:
-        try:
-            with self._lock:
-                calls, is_full = self._cache.count_calls(), self._cache.is_full
-                graphs = [each.graph for each in reversed(self._cache.list_latest())]
-                recapture = self._recaptures.explain(prepared, graphs, calls=calls, is_full=is_full)
-            progress = Progress(f"capturing `{self._options.name}`")
-            with drop_unit_axes(prepared.leaves), progress:
-                capture = self._make_pipeline(prepared, progress).capture(underway.announce)
-            watch_plan(capture.graph.lowered.plan, capture.graph.replay)
-            with self._lock:
-                self._cache.add(capture)
-                self._use(capture.graph)
-                self._recaptures.add(recapture, calls)
-        finally:
-            with self._lock:
-                self._underway.pop(prepared.signature, None)
-            underway.end()
+        with self._lock:
+            calls, is_full = self._cache.count_calls(), self._cache.is_full
+            graphs = [each.graph for each in reversed(self._cache.list_latest())]
+            recapture = self._recaptures.explain(prepared, graphs, calls=calls, is_full=is_full)
+        progress = Progress(f"capturing `{self._options.name}`")
+        with drop_unit_axes(prepared.leaves), progress:
+            capture = self._make_pipeline(prepared, progress).capture(underway.announce)
+        watch_plan(capture.graph.lowered.plan, capture.graph.replay)
+        with self._lock:
+            self._cache.add(capture)
+            self._use(capture.graph)
+            self._recaptures.add(recapture, calls)
         return capture.graph
 
     def _prepare(

@@ -68,13 +68,14 @@ STATES: dict[str, Callable[[], Any]] = {
 
 
 @functools.cache
-def find_step() -> Any:
+def find_step(kind: str = "dict") -> Any:
+    """Returns one captured function per kind of state; it has one signature."""
     return tg.capture(step, donate_argnums=0, verify=False, name="step")
 
 
 def start(kind: str = "dict") -> tuple[Any, Any]:
     """Returns the captured function and a state after enough calls for sets to take turns."""
-    captured, state = find_step(), STATES[kind]()
+    captured, state = find_step(kind), STATES[kind]()
     for _ in range(4):
         state, _ = captured(state, 1.0)
     return captured, state

@@ -16,6 +16,7 @@ import pytest
 import tracegraph as tg
 from tests.oracles.tree_equality import assert_same
 from tests.processes import run_python
+from tracegraph.capturing.capture_underway import CaptureUnderway
 from tracegraph.replaying.partial_graph import PartialGraph
 
 PROGRAM = """
@@ -94,7 +95,7 @@ def calling_itself():
         return jax.lax.cond(x > 0, *branches, x) + 1
     # JAX refuses a computation that calls itself before it is compiled.
     results = [float(count(jnp.float32(x))) for x in (1, 2, 2)]
-    others = [len(capture.graph._others) for capture in count._cache.values()]
+    others = [len(capture.graph._others) for capture in count._cache.list_latest()]
     return [results, sum(others), tuple(count.cache_info())]
 
 
@@ -292,3 +293,18 @@ def test_a_capture_that_fails_lets_the_next_one_begin():
     second.join(timeout=60)
     assert results == [2.0]
     assert captured.cache_info().captures == 1
+
+
+def test_an_interrupted_capture_is_not_waited_for():
+    captured: Any = tg.capture(lambda x: x + 1, verify=False)
+    captured(jnp.zeros(2))
+    signature = captured._latest.signature
+    captured.reset()
+    for is_ended in (False, True):
+        # As an interrupt at any point could leave it behind.
+        left = captured._underway[signature] = CaptureUnderway()
+        if is_ended:
+            left.end()
+        assert_same(captured(jnp.zeros(2)), jnp.ones(2))
+        captured._underway.pop(signature, None)
+        captured.reset()

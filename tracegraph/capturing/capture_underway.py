@@ -14,6 +14,17 @@ class CaptureUnderway:
     def __init__(self) -> None:
         self._is_decided = threading.Event()
         self._graph: CapturedGraph | None = None
+        self._thread = threading.get_ident()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """True when there is nothing to wait for: an interrupt has ended the capture.
+
+        A thread that asks for a capture of its own, before there is a graph, is not inside it.
+        """
+        if self._is_decided.is_set():
+            return self._graph is None
+        return self._thread == threading.get_ident()
 
     def announce(self, graph: CapturedGraph) -> None:
         """Says that there is a graph, which is not verified.

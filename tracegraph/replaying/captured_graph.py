@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from tracegraph.lowering.lower import Lowered
 from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
 from tracegraph.replaying.float_checks import check_results, is_checking_floats, raise_float_error
 from tracegraph.replaying.mismatch_error import make_mismatch_error
+from tracegraph.replaying.private_copies import copy_together
 from tracegraph.replaying.result_builder import ResultBuilder
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
@@ -389,21 +390,3 @@ class CapturedGraph:
                 continue
             if inputs == list(range(inputs[0], inputs[0] + count)):
                 tree.remember = slot.remember
-
-
-def copy_together(arrays: Iterable[Array]) -> dict[int, Any]:
-    """Returns private copies of arrays by their identity, see Note [Two graphs].
-
-    Arrays of one graph are copied under one hold of its lock, so that they are of one replay.
-    """
-    by_lock: dict[int, list[Array]] = {}
-    locks = {}
-    for array in arrays:
-        lock = array.lock
-        locks[id(lock)] = lock
-        by_lock.setdefault(id(lock), []).append(array)
-    copies = {}
-    for key, group in by_lock.items():
-        with locks[key]:
-            copies |= {id(array): array.peek().copy() for array in group}
-    return copies

@@ -22,7 +22,8 @@ from typing import Any
 import jax
 
 from tracegraph.lowering.lower import Lowered
-from tracegraph.replaying.captured_graph import MISS, CapturedGraph, copy_together
+from tracegraph.replaying.captured_graph import MISS, CapturedGraph
+from tracegraph.replaying.private_copies import copy_together
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.replay import Replay

@@ -40,7 +40,7 @@ class ResidentPart:
         self.is_tree = type(numbered) is not int
         self.remember: Callable[[TreeWatch | None], None] = _ignore
         self._leaves: list[tuple[str, Any]] = [
-            (names[index], key_types.get(index)) for index in self.indices
+            (names[int(index)], key_types.get(index)) for index in self.indices
         ]
 
     def make(self, leaf_set: LeafSet) -> Any:
