@@ -18,10 +18,7 @@ from tests.paths import ROOT
 
 PATH = ROOT / "tests" / "ecosystem" / "expected.json"
 # What neither equals the reference nor is refused for a reason, with the cause.
-DEFECTS = {
-    "flax_nnx.nnx_module_that_is_trained": "an update of an object is lost",
-    "flax_nnx.nnx_optimizer_as_argument": "an update of an object is lost",
-}
+DEFECTS: dict[str, str] = {}
 
 Table = dict[str, dict[str, str]]
 
