@@ -75,8 +75,8 @@ def capture(
             the graph: another value is another signature. One position or several.
         static_argnames: the same by name.
         donate_argnums: positions of arguments that the call may use up. Their leaves live in the
-            graph from then on, and come back as the same objects, updated in place. One position or
-            several.
+            graph from then on, updated in place at fixed addresses. As under `jax.jit`, an array
+            that was passed is deleted: use what the call returned. One position or several.
         donate_argnames: the same by name.
         mode: ``"whole"`` raises for what a graph cannot hold; ``"partial"`` runs it eagerly between
             two graphs.

@@ -66,8 +66,8 @@ def draw(x):
 FAULTS = [
     (read_item, 1, "reads the value of an array on the host with `.item()`", "the function is tra"),
     (branch, 1, "decides in Python on the value of an array (`if`, `while`, `and`", "the function"),
-    (convert, 1, "reads the value of an array on the host with", "the function is traced once wi"),
-    (print_value, 1, "prints a traced value with `print`", "the function is traced once without"),
+    (convert, 1, "reads the value of an array on the host with", "the function is traced with"),
+    (print_value, 1, "prints a traced value with `print`", "the function is traced without"),
     (call_back, 1, "calls back into Python while it is being captured", "a CUDA graph replays dev"),
     (return_set, 0, "returns a set (`result['b']`), not an array", "a replay returns arrays of"),
     (take_branch, 1, "takes a branch that depends on data", "a CUDA graph launches the same kerne"),

@@ -64,6 +64,6 @@ def _make_print_violation(name: str) -> Violation:
         "host-read",
         f"`{name}` prints a traced value with `print`",
         locate_caller(),
-        "the function is traced once without values; a CUDA graph never comes back to the host",
+        "the function is traced without values; a CUDA graph never comes back to the host",
         "return the value and print it outside `capture`; `print(x.shape)` is fine",
     )

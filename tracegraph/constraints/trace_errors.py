@@ -68,7 +68,7 @@ def _find_branch_violation(
         "python-branch",
         f"`{name}` decides in Python on the value of an array (`if`, `while`, `and`, `not`)",
         locate_error(error, function),
-        "the function is traced once without values, so Python cannot take a branch on one",
+        "the function is traced without values, so Python cannot take a branch on one",
         "select with jnp.where or jax.lax.select, or keep the `if` outside and capture each side",
     )
 
@@ -108,7 +108,7 @@ def _find_read_violation(
         "host-read",
         f"`{name}` reads the value of an array on the host with {_name_reader(error)}",
         locate_error(error, function),
-        "the function is traced once without values; a CUDA graph never comes back to the host",
+        "the function is traced without values; a CUDA graph never comes back to the host",
         "return the array and read it outside `capture`, use jnp instead of np or math, or pass "
         "a Python number as a static argument (static_argnums)",
     )

@@ -50,7 +50,7 @@ def test_branch_in_python():
     assert to_text(translate(step, X)) == (
         "`step` decides in Python on the value of an array (`if`, `while`, `and`, `not`)\n"
         + place("step")
-        + "  why:   the function is traced once without values, so Python cannot take a branch on "
+        + "  why:   the function is traced without values, so Python cannot take a branch on "
         "one\n"
         "  fix:   select with jnp.where or jax.lax.select, or keep the `if` outside and capture "
         "each side          python -m tracegraph error python-branch"
@@ -76,7 +76,7 @@ def test_read_on_the_host(read, reader):
     assert to_text(translate(read, np.float32(1))) == (
         f"`step` reads the value of an array on the host with {reader}\n"
         + place("<lambda>")
-        + "  why:   the function is traced once without values; a CUDA graph never comes back to "
+        + "  why:   the function is traced without values; a CUDA graph never comes back to "
         "the host\n"
         "  fix:   return the array and read it outside `capture`, use jnp instead of np or math, "
         "or pass a Python number as a static argument (static_argnums)"
@@ -244,7 +244,7 @@ def test_print_of_a_tracer_raises_while_watched(capsys):
     assert to_text(caught.value) == (
         "`step` prints a traced value with `print`\n"
         + place("step")
-        + "  why:   the function is traced once without values; a CUDA graph never comes back to "
+        + "  why:   the function is traced without values; a CUDA graph never comes back to "
         "the host\n"
         "  fix:   return the value and print it outside `capture`; `print(x.shape)` is fine"
         "          python -m tracegraph error host-read"
