@@ -66,8 +66,9 @@ class CapturePipeline:
             OutOfMemoryError: the pool cannot hold the graph.
         """
         graph = self.instantiate(self.run_to_lowered())
-        announce(graph)
-        verification = self.verify(graph)
+        with graph.hold_back():
+            announce(graph)
+            verification = self.verify(graph)
         # Complete when the progress has ended.
         return Capture(graph, verification, self._progress.seconds)
 

@@ -279,6 +279,10 @@ class CapturedGraph:
         """Returns what keeps calls off: here the lock, since no user code runs in a replay."""
         return self.lock
 
+    def hold_back(self) -> contextlib.AbstractContextManager[object]:
+        """Returns what keeps calls off while the graph is verified: nothing, none can have it."""
+        return contextlib.nullcontext()
+
     def replay_arrays(
         self, arrays: Sequence[jax.Array], *, is_rebound: bool
     ) -> list[tuple[int, Callable[[], Any]]]:

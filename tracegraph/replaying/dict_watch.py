@@ -34,7 +34,7 @@ _CALLBACK = ctypes.PYFUNCTYPE(
 )
 _count_call = functools._lru_cache_wrapper(min, 0, False, max)  # type: ignore[attr-defined]
 # Of hits, misses, its size and what is in it, all but the misses stay 0.
-_read_count: Any = _count_call.cache_info
+read_count: Any = _count_call.cache_info
 _callback = _CALLBACK(_count_call)
 
 
@@ -45,7 +45,7 @@ def count_changes() -> int:
     """
     if not _watcher.is_open:
         _count_call(0, 0)
-    return _read_count()
+    return read_count()
 
 
 class DictWatcher:
@@ -116,6 +116,7 @@ class DictWatch:
     Attributes:
         counted: the dicts whose changes are counted.
         uncounted: the others: there are no watchers, or another watch owns the mark.
+        watcher: of the marks.
 
     Example:
         >>> state = {"w": 1.5}
@@ -125,11 +126,11 @@ class DictWatch:
         True
     """
 
-    __slots__ = ("_mappings", "_owner", "_watcher", "counted", "uncounted")
+    __slots__ = ("_mappings", "_owner", "counted", "uncounted", "watcher")
 
     def __init__(self, mappings: Iterable[dict[Any, Any]]) -> None:
         # Held here: at exit a finaliser may find no names in its module any more.
-        self._watcher, self._owner = _watcher, object()
+        self.watcher, self._owner = _watcher, object()
         self._mappings = tuple({id(mapping): mapping for mapping in mappings}.values())
         self.counted: list[dict[Any, Any]] = []
         self.uncounted: list[dict[Any, Any]] = []
@@ -139,7 +140,7 @@ class DictWatch:
 
     def __del__(self) -> None:
         try:
-            watcher, owner, mappings = self._watcher, self._owner, self._mappings
+            watcher, owner, mappings = self.watcher, self._owner, self._mappings
         except AttributeError:
             # Made by half: it owns no mark yet.
             return

@@ -91,11 +91,15 @@ class PartialGraph(CapturedGraph):
     @contextlib.contextmanager
     def reserve(self) -> Iterator[None]:
         """Keeps calls off this instance, without a lock."""
-        self._is_busy = True
+        was_busy, self._is_busy = self._is_busy, True
         try:
             yield
         finally:
-            self._is_busy = False
+            self._is_busy = was_busy
+
+    def hold_back(self) -> contextlib.AbstractContextManager[object]:
+        """Keeps calls off this instance while it is verified; they take others."""
+        return self.reserve()
 
     def _find_free(self, args: tuple[Any, ...]) -> PartialGraph | None:
         """Returns an instance for this call, the one with its state if there is a choice."""

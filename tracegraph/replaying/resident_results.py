@@ -118,12 +118,16 @@ class ResidentRotation:
         donations: Mapping[str, Donation],
     ) -> None:
         self._replay, self._parts, self._donations = replay, parts, donations
+        self._clock = replay.clock
         self.trees = [part for part in parts if part is not None and part.is_tree]
         self._shown: ResidentResults | None = None
         self._spares: collections.deque[ResidentResults] = collections.deque()
 
     def advance(self) -> list[Any]:
-        """Returns the parts over the state of the last replay; the leaves before are deleted."""
+        """Returns a list of the parts over the state of the last replay, None for the others.
+
+        The leaves that were shown before are deleted.
+        """
         # Each step counts here, as in a call: see Note [Hot path].
         last, self._shown = self._shown, None
         spares = self._spares
@@ -134,11 +138,13 @@ class ResidentRotation:
             if last.residence.has_values:
                 last.leaf_set.drop_values()
             spares.append(last)
-        self._replay.show(chosen.leaf_set)
+        # What `Replay.show` does.
+        self._replay.shown = chosen.leaf_set
+        chosen.residence.generation = self._clock.generation
         for part, watch in chosen.watches:
             part.remember(watch)
         self._shown = chosen
-        return chosen.values
+        return chosen.values.copy()
 
     def forget(self) -> None:
         """Drops the trees that are shown, before their leaves may be detached."""

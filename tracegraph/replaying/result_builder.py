@@ -82,7 +82,7 @@ def _build_with_state(
     others: list[tuple[int, Callable[[], Any]]],
 ) -> Callable[[], Any]:
     def build() -> Any:
-        parts = advance().copy()
+        parts = advance()
         for place, take in others:
             parts[place] = take()
         return join(parts)

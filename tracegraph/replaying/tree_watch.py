@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tracegraph.replaying.dict_watch import DictWatch, count_changes
+from tracegraph.replaying.dict_watch import DictWatch, count_changes, read_count
 from tracegraph.replaying.identities import Identities
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray
@@ -69,7 +69,8 @@ class TreeWatch:
         if tree is not self.tree:
             return False
         if self._counted is not None:
-            changes = count_changes()
+            # The function itself would be one frame more, twice a call.
+            changes = read_count() if self._dict_watch.watcher.is_open else count_changes()
             if changes != self._changes:
                 if not self._counted.are_same():
                     return False
@@ -100,7 +101,11 @@ class _Items:
 
     def are_same(self) -> bool:
         """True while the containers hold the same objects in the same order."""
-        return self._identities.are_of(self._list_items()) and (
+        # As `_list_items`, without its frame.
+        items: list[Any] = []
+        for view in self._views:
+            items += view
+        return self._identities.are_of(tuple(items)) and (
             len(self._lengths) == 1 or list(map(len, self._containers)) == self._lengths
         )
 
