@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +32,12 @@ from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
 
 
+class _Turn:
+    """A call's hold on an instance; it ends with the frame if an interrupt ends the call."""
+
+    __slots__ = ("__weakref__",)
+
+
 class PartialGraph(CapturedGraph):
     """The replays of one signature of a function with eager parts.
 
@@ -42,7 +49,7 @@ class PartialGraph(CapturedGraph):
         make_instance: instantiates it once more.
     """
 
-    __slots__ = ("_choice", "_is_busy", "_make_instance", "_others")
+    __slots__ = ("_choice", "_make_instance", "_others", "_turn")
 
     def __init__(
         self,
@@ -56,7 +63,7 @@ class PartialGraph(CapturedGraph):
         self._make_instance = make_instance
         # Held for a look at which instances are busy, never while one is made or used.
         self._choice = threading.Lock()
-        self._is_busy = False
+        self._turn: weakref.ref[_Turn] | None = None
         self._others: list[PartialGraph] = []
 
     @property
@@ -77,43 +84,49 @@ class PartialGraph(CapturedGraph):
             if joined is None:
                 return MISS
             args = joined
-        instance = self._find_free(args)
+        turn = _Turn()
+        instance = self._find_free(args, turn)
         if instance is None:
             # Only for a call that fits is another one made.
             if not is_checked:
                 return MISS
-            instance = self._add_instance()
+            instance = self._add_instance(turn)
         try:
             return instance._replay_free(args, is_checked)
         finally:
-            instance._is_busy = False
+            instance._turn = None
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._turn is not None and self._turn() is not None
 
     @contextlib.contextmanager
     def reserve(self) -> Iterator[None]:
         """Keeps calls off this instance, without a lock."""
-        was_busy, self._is_busy = self._is_busy, True
+        turn = _Turn()
+        before, self._turn = self._turn, weakref.ref(turn)
         try:
             yield
         finally:
-            self._is_busy = was_busy
+            self._turn = before
 
     def hold_back(self) -> contextlib.AbstractContextManager[object]:
         """Keeps calls off this instance while it is verified; they take others."""
         return self.reserve()
 
-    def _find_free(self, args: tuple[Any, ...]) -> PartialGraph | None:
+    def _find_free(self, args: tuple[Any, ...], turn: _Turn) -> PartialGraph | None:
         """Returns an instance for this call, the one with its state if there is a choice."""
         with self._choice:
             free = [each for each in (self, *self._others) if not each._is_busy]
             if not free:
                 return None
             chosen = free[0] if len(free) == 1 else _find_owner(free, args)
-            chosen._is_busy = True
+            chosen._turn = weakref.ref(turn)
             return chosen
 
-    def _add_instance(self) -> PartialGraph:
+    def _add_instance(self, turn: _Turn) -> PartialGraph:
         made = self._make_instance()
-        made._is_busy = True
+        made._turn = weakref.ref(turn)
         with self._choice:
             self._others.append(made)
         return made
