@@ -20,9 +20,12 @@ from tracegraph.lowering.device_program import (
     DeviceProgram,
     DeviceStep,
     ExecutableCall,
+    GraphStep,
     Step,
+    list_device_steps,
 )
 from tracegraph.lowering.planning.byte_map import ByteMap
+from tracegraph.lowering.planning.first_reads import find_first_reads
 from tracegraph.lowering.planning.split_temporaries import Part, Split, split_allocations
 from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
@@ -115,14 +118,15 @@ def _place_region(compiled: XlaRegion, is_whole: bool) -> tuple[list[BufferSpec]
         BufferUse(name, 0, spec.nbytes)
         for name, spec in zip(program.outputs, region.outputs, strict=True)
     ]
-    split = split_allocations(program.steps, loose, results, is_whole=is_whole)
+    xla_steps = find_first_reads(program.steps, results)
+    split = split_allocations(xla_steps, loose, results, is_whole=is_whole)
     part_names, temporaries = _name_parts(region, results, split)
     added = [*constants, *temporaries]
-    if any(_has_empty(step) for step in program.steps):
+    if any(_has_empty(step) for step in xla_steps):
         added.append(BufferSpec(_name_empty(region), (0,), BYTE))
     steps = [
         _move_step(step, fixed, part_names, split, index, region)
-        for index, step in enumerate(program.steps)
+        for index, step in enumerate(xla_steps)
     ]
     copies = _copy_results(region, results, fixed, part_names, split)
     inputs = {spec.name for spec in region.inputs}
@@ -171,13 +175,13 @@ def _name_parts(
 
 
 def _move_step(
-    step: DeviceStep,
+    step: GraphStep,
     fixed: Mapping[str, str],
     part_names: Sequence[str],
     split: Split,
     index: int,
     region: Region,
-) -> DeviceStep:
+) -> GraphStep:
     part_of = split.steps[index]
     moved: dict[BufferUse, BufferUse] = {}
 
@@ -199,8 +203,7 @@ def _move_step(
             )
         return BufferUse(part_names[part], use.offset - split.parts[part].offset, use.nbytes)
 
-    reads, writes = tuple(map(relocate, step.reads)), tuple(map(relocate, step.writes))
-    return DeviceStep(step.node.move(relocate), reads, writes, region.place.stream)
+    return dataclasses.replace(step.move(relocate), stream=region.place.stream)
 
 
 def _name_empty(region: Region) -> str:
@@ -208,8 +211,8 @@ def _name_empty(region: Region) -> str:
     return f"{region.name}.empty"
 
 
-def _has_empty(step: DeviceStep) -> bool:
-    return not all(use.nbytes for use in (*step.reads, *step.writes, *step.node.ranges))
+def _has_empty(step: GraphStep) -> bool:
+    return not all(use.nbytes for use in step.ranges)
 
 
 def _copy_results(
@@ -278,11 +281,7 @@ def _verify_program(compiled: XlaRegion) -> None:
         raise _make_assembly_error(
             f"XLA's program has parameters {sorted(numbers)} of {len(region.inputs)}", region
         )
-    unknown = {
-        use.buffer
-        for step in program.steps
-        for use in (*step.reads, *step.writes, *step.node.ranges)
-    }
+    unknown = {use.buffer for step in program.steps for use in step.ranges}
     unknown = (unknown | {*program.outputs}) - allocations.keys()
     if unknown:
         raise _make_assembly_error(
@@ -294,7 +293,7 @@ def _verify_program(compiled: XlaRegion) -> None:
     check_ranges(region, program)
     donated = {spec.name for spec in region.inputs[: compiled.in_place]}
     fixed, _ = _name_fixed(region, program)
-    for step in program.steps:
+    for step in list_device_steps(program.steps):
         for use in step.writes:
             if use.nbytes and use.buffer in fixed and fixed[use.buffer] not in donated:
                 raise _make_assembly_error(

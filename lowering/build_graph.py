@@ -36,13 +36,29 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from tracegraph.lowering.byte_ranges import verify_ranges
-from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall, Step
+from tracegraph.lowering.device_program import (
+    Copy,
+    DeviceProgram,
+    DeviceStep,
+    ExecutableCall,
+    GraphStep,
+    Step,
+)
 from tracegraph.lowering.planning.byte_edges import find_edges, verify_edges
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.lowering.planning.step_order import reduce_edges
 from tracegraph.lowering.request import Role
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.nodes import CallNode, CopyNode, KernelNode, Node
+from tracegraph.runtime.nodes import (
+    Body,
+    CallNode,
+    ConditionalNode,
+    CopyNode,
+    GraphNode,
+    KernelNode,
+    Node,
+)
 
 
 def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
@@ -96,7 +112,7 @@ def _build_stages(program: DeviceProgram, plan: MemoryPlan) -> tuple[Stage, ...]
     for indices in [[index for index, _ in run] for _, run in keyed]:
         steps = program.steps[indices[0] : indices[-1] + 1]
         edges = _find_stage_edges(program, plan, indices[0], steps)
-        nodes = tuple(_build_node(step) for step in steps)
+        nodes = tuple(_build_node(step, program, plan) for step in steps)
         stages.append(
             Stage(
                 nodes=nodes,
@@ -152,11 +168,32 @@ def _is_captured(step: Step) -> bool:
     return not isinstance(step, ExecutableCall) or step.is_captured
 
 
-def _build_node(step: Step) -> Node:
+def _build_node(step: Step, program: DeviceProgram, plan: MemoryPlan) -> Node:
     if isinstance(step, Copy):
         return CopyNode(step.name, step.source, step.target)
-    if isinstance(step, DeviceStep):
-        return step.node
+    if not isinstance(step, ExecutableCall):
+        return _build_graph_node(step, program, plan)
     reads = tuple(use.buffer for use in step.reads)
     writes = tuple(use.buffer for use in step.writes)
     return CallNode(step.name, step.executable, reads, writes, step.in_place)
+
+
+def _build_graph_node(step: GraphStep, program: DeviceProgram, plan: MemoryPlan) -> GraphNode:
+    if isinstance(step, DeviceStep):
+        return step.node
+    setter = step.setter.node
+    if not isinstance(setter, KernelNode):
+        raise InternalError(
+            f"a {setter.kind} sets the condition of `{step.name}`",
+            where=f"{step.kind} {step.name} of `{program.name}`",
+            why="only a kernel can set the handle of a conditional node",
+        )
+    bodies = tuple(_build_body(body, program, plan) for body in step.bodies)
+    return ConditionalNode(step.name, step.construct, bodies, setter)
+
+
+def _build_body(steps: Sequence[GraphStep], program: DeviceProgram, plan: MemoryPlan) -> Body:
+    nodes = tuple(_build_graph_node(step, program, plan) for step in steps)
+    edges = reduce_edges(len(steps), find_edges(steps, plan.offsets))
+    verify_edges(steps, edges, plan.offsets, name=program.name)
+    return Body(nodes, edges, find_programmatic(nodes, edges))

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.request import Region
 from tracegraph.runtime.errors import InternalError, UnsupportedError
 from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.nodes import BufferUse, CopyNode, Node
+from tracegraph.runtime.nodes import BufferUse, CopyNode, Node, list_nested
 
 if TYPE_CHECKING:
     from tracegraph.lowering.xla.program import XlaProgram
@@ -37,10 +38,10 @@ def check_ranges(region: Region, program: XlaProgram) -> None:
             # What XLA may have added to an argument is not in our buffer of it.
             nbytes = region.inputs[allocation.parameter].nbytes
             sizes[allocation.name] = min(allocation.nbytes, nbytes)
-    for step in program.steps:
-        ranges = (*step.reads, *step.writes, *step.node.ranges)
-        if (problem := _find_outside(ranges, sizes) or _find_unequal(step.node)) is not None:
-            place = f"{step.node.kind} `{step.name}` of `{region.name}`"
+    for step in list_device_steps(program.steps):
+        problem = _find_outside(step.ranges, sizes) or _find_unequal(step.node)
+        if problem is not None:
+            place = f"{step.kind} `{step.name}` of `{region.name}`"
             raise _make_reader_error(problem, place)
     for spec, name in zip(region.outputs, program.outputs, strict=True):
         if (problem := _find_outside([BufferUse(name, 0, spec.nbytes)], sizes)) is not None:
@@ -63,11 +64,12 @@ def verify_ranges(definition: GraphDefinition) -> None:
         if problem is not None:
             raise _make_build_error(problem, f"slot `{slot.name}`", definition)
     for stage in definition.stages:
-        for index, node in enumerate(stage.nodes):
-            problem = _find_outside(node.ranges, sizes) or _find_unequal(node)
-            if problem is not None:
-                place = f"node {index}, {node.kind} `{node.name}`"
-                raise _make_build_error(problem, place, definition)
+        for index, outer in enumerate(stage.nodes):
+            for node in list_nested([outer]):
+                problem = _find_outside(node.ranges, sizes) or _find_unequal(node)
+                if problem is not None:
+                    place = f"node {index}, {node.kind} `{node.name}`"
+                    raise _make_build_error(problem, place, definition)
 
 
 def _find_outside(ranges: Iterable[BufferUse], sizes: Mapping[str, int]) -> str | None:

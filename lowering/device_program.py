@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec
-from tracegraph.runtime.nodes import BufferUse, DeviceNode, Relocate
+from tracegraph.runtime.nodes import BufferUse, Construct, DeviceNode, Relocate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +78,16 @@ class DeviceStep:
         """The node's name."""
         return self.node.name
 
+    @property
+    def kind(self) -> str:
+        """The node's kind."""
+        return self.node.kind
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names, empty ones included."""
+        return (*self.reads, *self.writes, *self.node.ranges)
+
     def move(self, relocate: Relocate) -> DeviceStep:
         """Returns the step with each of its byte ranges replaced."""
         return DeviceStep(
@@ -86,7 +98,86 @@ class DeviceStep:
         )
 
 
-Step: TypeAlias = ExecutableCall | Copy | DeviceStep
+@dataclasses.dataclass(frozen=True)
+class ConditionalStep:
+    """One conditional node of a GPU graph: a branch or a loop.
+
+    More than six fields because, to what is around it, it is one step, and steps inside of it
+    are ordered by their own reads and writes.
+
+    Attributes:
+        name: of the instruction that it computes.
+        construct: what the value of its handle decides.
+        bodies: the steps of each, in program order; those of a loop set its handle anew.
+        setter: sets the handle right before.
+        first_reads: the byte ranges whose old bytes it may need: read before they are written, or
+            kept where a body that would write them does not run. None while that is not known.
+        stream: number of the stream it is on.
+    """
+
+    name: str
+    construct: Construct
+    bodies: tuple[tuple[GraphStep, ...], ...]
+    setter: DeviceStep
+    first_reads: tuple[BufferUse, ...] | None = None
+    stream: int = 0
+
+    @property
+    def kind(self) -> str:
+        """CUDA's word for the construct."""
+        return self.construct.value
+
+    @property
+    def reads(self) -> tuple[BufferUse, ...]:
+        """The byte ranges whose old bytes matter; everything inside while that is not known."""
+        return self.touched if self.first_reads is None else self.first_reads
+
+    @functools.cached_property
+    def writes(self) -> tuple[BufferUse, ...]:
+        """The byte ranges that it may write, and what it reads of them inside."""
+        written = [use for step in self._list_inner() for use in step.writes]
+        # What is read and was written inside lies in bytes that are written.
+        return _collect((*written, *(use for use in self.touched if use not in self.reads)))
+
+    @functools.cached_property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names, empty ones included."""
+        return tuple(dict.fromkeys(use for step in self._list_inner() for use in step.ranges))
+
+    def move(self, relocate: Relocate) -> ConditionalStep:
+        """Returns the step with each of its byte ranges replaced."""
+        first_reads = self.first_reads
+        return dataclasses.replace(
+            self,
+            bodies=tuple(tuple(step.move(relocate) for step in body) for body in self.bodies),
+            setter=self.setter.move(relocate),
+            first_reads=None if first_reads is None else tuple(map(relocate, first_reads)),
+        )
+
+    @functools.cached_property
+    def touched(self) -> tuple[BufferUse, ...]:
+        """The byte ranges that a step inside of it reads or writes."""
+        return _collect(use for step in self._list_inner() for use in (*step.reads, *step.writes))
+
+    def _list_inner(self) -> list[GraphStep]:
+        return [self.setter, *(step for body in self.bodies for step in body)]
+
+
+GraphStep: TypeAlias = DeviceStep | ConditionalStep
+Step: TypeAlias = ExecutableCall | Copy | GraphStep
+
+
+def list_device_steps(steps: Iterable[GraphStep]) -> Iterator[DeviceStep]:
+    """Yields every step with a node of its own, those inside of branches and loops included."""
+    for step in steps:
+        if isinstance(step, DeviceStep):
+            yield step
+        else:
+            yield from list_device_steps(step._list_inner())
+
+
+def _collect(uses: Iterable[BufferUse]) -> tuple[BufferUse, ...]:
+    return tuple(dict.fromkeys(use for use in uses if use.nbytes))
 
 
 @dataclasses.dataclass(frozen=True)

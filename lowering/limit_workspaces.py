@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
 from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.runtime.nodes import BufferUse, MatmulNode
 
@@ -26,7 +26,14 @@ def limit_workspaces(program: XlaProgram, permitted_bytes: int | None) -> XlaPro
     return dataclasses.replace(program, steps=steps)
 
 
-def _limit_step(step: DeviceStep, permitted_bytes: int) -> DeviceStep:
+def _limit_step(step: GraphStep, permitted_bytes: int) -> GraphStep:
+    if isinstance(step, ConditionalStep):
+        bodies = tuple(tuple(_limit_step(s, permitted_bytes) for s in b) for b in step.bodies)
+        return dataclasses.replace(step, bodies=bodies)
+    return _limit_node(step, permitted_bytes)
+
+
+def _limit_node(step: DeviceStep, permitted_bytes: int) -> DeviceStep:
     if not isinstance(step.node, MatmulNode):
         return step
     workspace = dict(step.node.operands).get("workspace")

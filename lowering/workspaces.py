@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.nodes import MatmulNode
+from tracegraph.runtime.nodes import MatmulNode, list_nested
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ def measure_workspaces(definition: GraphDefinition) -> Workspaces:
     ranges = [
         (offsets[use.buffer] + use.offset, use.nbytes)
         for stage in definition.stages
-        for node in stage.nodes
+        for node in list_nested(stage.nodes)
         if isinstance(node, MatmulNode)
         for role, use in node.operands
         if role == "workspace" and use.nbytes

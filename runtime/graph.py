@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tracegraph.runtime.memory.sizes import round_exact
-from tracegraph.runtime.nodes import CopyNode, FillNode, KernelNode, Node
+from tracegraph.runtime.nodes import Body, ConditionalNode, CopyNode, FillNode, KernelNode, Node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,15 +128,24 @@ class GraphDefinition:
         ]
         for number, stage in enumerate(self.stages):
             lines.append(f"  stage {number}: {'graph' if stage.is_captured else 'eager'}")
-            waits = _group_waits(stage)
-            lines += [
-                f"    node {index}: {_format_node(node)}{waits[index]}"
-                for index, node in enumerate(stage.nodes)
-            ]
+            lines += _format_nodes(stage, "    ")
         return "\n".join(lines)
 
 
-def _group_waits(stage: Stage) -> list[str]:
+def _format_nodes(part: Stage | Body, indent: str) -> list[str]:
+    """Returns a line for each node, and behind a branch or a loop those of its bodies."""
+    lines: list[str] = []
+    waits = _group_waits(part)
+    for index, node in enumerate(part.nodes):
+        lines.append(f"{indent}node {index}: {_format_node(node)}{waits[index]}")
+        bodies = node.bodies if isinstance(node, ConditionalNode) else ()
+        for number, body in enumerate(bodies):
+            lines.append(f"{indent}  body {number}:")
+            lines += _format_nodes(body, f"{indent}    ")
+    return lines
+
+
+def _group_waits(stage: Stage | Body) -> list[str]:
     """Returns for each node the nodes that it waits for; ``~`` marks those that it may overtake."""
     waits: list[list[str]] = [[] for _ in stage.nodes]
     for first, second in stage.edges:

@@ -1,11 +1,14 @@
-"""Nodes of a graph: what one does, and to which bytes, before buffers have addresses."""
+"""Nodes of a graph: what one does, and to which bytes, before buffers have addresses.
+
+More than 400 lines: a node of each kind, with the records that only it has.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 
@@ -188,8 +191,17 @@ class TensorMap:
     fills_nan: bool = False
 
 
-# A pointer to a byte range, a tensor map, or the bytes of a value.
-KernelParameter: TypeAlias = BufferUse | TensorMap | bytes
+class ConditionHandle(enum.Enum):
+    """A kernel parameter: the handle of the conditional node that the kernel decides for.
+
+    It is the node whose body the kernel is in, or whose `ConditionalNode.setter` it is.
+    """
+
+    OWN = "own"
+
+
+# A pointer to a byte range, a tensor map, a handle, or the bytes of a value.
+KernelParameter: TypeAlias = BufferUse | TensorMap | ConditionHandle | bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,8 +249,16 @@ class KernelNode:
         return tuple(
             (parameter.use if isinstance(parameter, TensorMap) else parameter, is_written)
             for parameter, is_written in pairs
-            if not isinstance(parameter, bytes)
+            if not isinstance(parameter, bytes | ConditionHandle)
         )
+
+    def bind(self, handle: int) -> KernelNode:
+        """Returns the node with the handle of the conditional node that it decides for."""
+        parameters = tuple(
+            handle.to_bytes(8, "little") if each is ConditionHandle.OWN else each
+            for each in self.parameters
+        )
+        return dataclasses.replace(self, parameters=parameters)
 
     def move(self, relocate: Relocate) -> KernelNode:
         """Returns the node with each of its byte ranges replaced."""
@@ -347,7 +367,92 @@ class MatmulNode:
 
 
 DeviceNode: TypeAlias = KernelNode | CopyNode | FillNode | MatmulNode
-Node: TypeAlias = CallNode | DeviceNode
+
+
+class Construct(enum.Enum):
+    """What a conditional node does with the value of its handle; the names are CUDA's."""
+
+    IF = "if"  # runs the first body if it is not 0, else the second
+    WHILE = "while"  # runs its body as long as it is not 0
+    SWITCH = "switch"  # runs the body of that number
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """The nodes inside of a conditional node, and their order.
+
+    Attributes:
+        nodes: in program order.
+        edges: pairs of node indices; the first must finish before the second.
+        programmatic: those of the edges at which the second kernel may be started early.
+    """
+
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[tuple[int, int], ...]
+    programmatic: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class ConditionalNode:
+    """Runs one of its bodies, or its only body again and again, as the device decides.
+
+    Attributes:
+        name: of the instruction that it computes.
+        construct: how the value of its handle is used.
+        bodies: in the order of their numbers.
+        setter: the kernel that sets the handle, launched right before the node. What a loop does
+            next, its body sets.
+    """
+
+    name: str
+    construct: Construct
+    bodies: tuple[Body, ...]
+    setter: KernelNode
+
+    @property
+    def kind(self) -> str:
+        """CUDA's word for the construct."""
+        return self.construct.value
+
+    @functools.cached_property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it or a node inside of it names."""
+        return tuple(dict.fromkeys(use for node in self._list_inner() for use in node.ranges))
+
+    @functools.cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the buffers that nodes inside of it read, or may read, each once."""
+        return tuple(dict.fromkeys(name for node in self._list_inner() for name in node.arguments))
+
+    @functools.cached_property
+    def results(self) -> tuple[str, ...]:
+        """Names of the buffers that nodes inside of it write, each once."""
+        return tuple(dict.fromkeys(name for node in self._list_inner() for name in node.results))
+
+    def _list_inner(self) -> list[GraphNode]:
+        return [self.setter, *(node for body in self.bodies for node in body.nodes)]
+
+
+# What a CUDA graph holds.
+GraphNode: TypeAlias = DeviceNode | ConditionalNode
+Node: TypeAlias = CallNode | GraphNode
+
+
+def list_nested(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yields nodes, each followed by those inside of it, setters included.
+
+    Example:
+        >>> fill = FillNode("zero", BufferUse("a", 0, 8))
+        >>> code, shape = KernelCode("set", b""), LaunchShape((1, 1, 1), (1, 1, 1))
+        >>> setter = KernelNode("set", code, shape, (ConditionHandle.OWN,), (False,))
+        >>> loop = ConditionalNode("loop", Construct.WHILE, (Body((fill,), ()),), setter)
+        >>> [node.kind for node in list_nested([loop])]
+        ['while', 'kernel', 'memset']
+    """
+    for node in nodes:
+        yield node
+        if isinstance(node, ConditionalNode):
+            yield from list_nested(node._list_inner())
 
 
 def _move_parameter(parameter: KernelParameter, relocate: Relocate) -> KernelParameter:

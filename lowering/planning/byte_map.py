@@ -29,6 +29,16 @@ class ByteMap(Generic[T]):
         self._starts = [0]
         self._values = [value]
 
+    def copy(self) -> ByteMap[T]:
+        """Returns a map of its own with the same pieces."""
+        copied = ByteMap(self._values[0])
+        copied._starts, copied._values = self._starts.copy(), self._values.copy()
+        return copied
+
+    def list_pieces(self) -> list[tuple[int, int, T]]:
+        """Returns start, end and value of each piece but the last, which has no end."""
+        return list(zip(self._starts, self._starts[1:], self._values, strict=False))
+
     def read(self, start: int, end: int) -> list[T]:
         """Returns the values of the pieces that share a byte with the range, ascending."""
         if start >= end:

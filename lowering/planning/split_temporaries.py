@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
-from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.device_program import GraphStep
 from tracegraph.lowering.planning.byte_map import ByteMap
 from tracegraph.runtime.nodes import BufferUse
 
@@ -59,7 +59,7 @@ class Split:
 
 
 def split_allocations(
-    steps: Sequence[DeviceStep],
+    steps: Sequence[GraphStep],
     allocations: Set[str],
     results: Sequence[BufferUse],
     *,

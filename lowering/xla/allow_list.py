@@ -160,6 +160,10 @@ ALLOWED: dict[str, Fields] = {
     "xla.gpu.ReplicaIdThunkProto": _fields("dest_buffer"),
     "xla.gpu.PartitionIdThunkProto": _fields("dest_buffer"),
     "xla.gpu.SequentialThunkProto": _fields("thunks"),
+    "xla.gpu.WhileThunkProto": _fields(
+        "condition_result_buffer_index condition_thunk_sequence body_thunk_sequence trip_count"
+    ),
+    "xla.gpu.ConditionalThunkProto": _fields("branch_index_buffer branch_thunks"),
     "xla.gpu.AsyncStartThunkProto": _fields(
         "thunks",
         async_execution_id=_SERIAL,
@@ -189,9 +193,8 @@ ALLOWED: dict[str, Fields] = {
         offset="a slice with offsets and no constant byte offset is refused",
     ),
     "xla.gpu.DynamicSliceConfig": _fields(
-        "byte_offset byte_stride",
+        "byte_offset byte_stride loop_index",
         newer="linear",
-        loop_index="without a stride no loop moves the slice",
     ),
     "xla.gpu.DynamicSliceConfig.Linear": _fields("byte_offset byte_stride"),
 }

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.device_program import GraphStep, list_device_steps
 from tracegraph.lowering.xla.allocations import (
     read_allocations,
     read_outputs,
@@ -16,7 +16,7 @@ from tracegraph.lowering.xla.allocations import (
 from tracegraph.lowering.xla.allow_list import check_listed, check_schema
 from tracegraph.lowering.xla.atomics import find_float_atomics
 from tracegraph.lowering.xla.container import read_executable
-from tracegraph.lowering.xla.origins import index_entry, index_origins
+from tracegraph.lowering.xla.origins import index_computations, index_origins
 from tracegraph.lowering.xla.program import Allocation, XlaProgram
 from tracegraph.lowering.xla.refusal import Refusal, make_refused_error
 from tracegraph.lowering.xla.schema import load_schema
@@ -52,9 +52,11 @@ def decode_executable(executable: Message, *, name: str) -> XlaProgram:
         views = read_views(program.buffer_allocations.values)
         outputs = read_outputs(program, views)
         updated = read_updated(program)
-        steps = tuple(decode_sequence(program.thunks, _make_scope(program, views), refused))
+        scope = _make_scope(program, views)
+        steps = tuple(decode_sequence(program.thunks, scope, refused))
         if not refused:
-            allocations = read_allocations(program, _list_used(steps), frozenset(outputs))
+            own = read_allocations(program, _list_used(steps), frozenset(outputs))
+            allocations = (*own, *scope.added)
             _check_writes(allocations, steps, updated)
             atomics = find_float_atomics(program.hlo_module_with_config.hlo_module)
             return XlaProgram(program.module_name, allocations, steps, outputs, atomics)
@@ -94,16 +96,19 @@ def _make_scope(program: Any, views: Any) -> Scope:
     module = program.hlo_module_with_config.hlo_module
     # XLA loads constants into the image under their symbols; kernels in it may look there.
     binary = b"" if program.constants else program.binary
-    return Scope(views, index_entry(module), {}, binary)
+    computations = index_computations(module)
+    instructions = computations.get(module.entry_computation_id, {})
+    return Scope(views, instructions, binary=binary, computations=computations)
 
 
-def _list_used(steps: Sequence[DeviceStep]) -> frozenset[str]:
+def _list_used(steps: Sequence[GraphStep]) -> frozenset[str]:
     """Returns every allocation that a node names, through empty ranges too."""
-    return frozenset(name for step in steps for name in (*step.node.arguments, *step.node.results))
+    nodes = [step.node for step in list_device_steps(steps)]
+    return frozenset(name for node in nodes for name in (*node.arguments, *node.results))
 
 
 def _check_writes(
-    allocations: Sequence[Allocation], steps: Sequence[DeviceStep], updated: frozenset[int]
+    allocations: Sequence[Allocation], steps: Sequence[GraphStep], updated: frozenset[int]
 ) -> None:
     """Raises `Refusal` when a step writes what JAX may still read, or what never changes."""
     held = {
@@ -112,7 +117,7 @@ def _check_writes(
         if each.content is not None
         or (each.parameter is not None and each.parameter not in updated)
     }
-    for step in steps:
+    for step in list_device_steps(steps):
         for use in step.writes:
             if use.buffer in held:
                 kind = held[use.buffer].kind.value
@@ -133,7 +138,7 @@ def _make_thunks_error(
     if len(refused) > len(named):
         lines.append(f"and {len(refused) - len(named)} more")
     reasons = list(dict.fromkeys(f"{each.kind} {each.reason}" for each in refused if each.reason))
-    rule = "a CUDA graph is built here from kernels, memcpys, memsets and matmuls"
+    rule = "a CUDA graph is built here from kernels, memcpys, memsets, matmuls, branches and loops"
     return make_refused_error(
         f"`{name}` has work that cannot be lowered: {', '.join(shorten_list(kinds))}",
         where="; ".join(lines),

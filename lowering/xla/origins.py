@@ -78,13 +78,15 @@ def index_origins(module: Any) -> Origins:
     return Origins(module, instructions)
 
 
-def index_entry(module: Any) -> dict[str, Any]:
-    """Returns the instructions of the entry computation by name; none if it is missing."""
+def index_computations(module: Any) -> dict[int, dict[str, Any]]:
+    """Returns the instructions of each computation by name, by its number.
+
+    Args:
+        module: an ``HloModuleProto``.
+    """
     return {
-        instruction.name: instruction
+        computation.id: {each.name: each for each in computation.instructions}
         for computation in module.computations
-        if computation.id == module.entry_computation_id
-        for instruction in computation.instructions
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.device_program import GraphStep
 
 
 class AllocationKind(enum.Enum):
@@ -51,6 +51,6 @@ class XlaProgram:
 
     name: str
     allocations: tuple[Allocation, ...]
-    steps: tuple[DeviceStep, ...]
+    steps: tuple[GraphStep, ...]
     outputs: tuple[str, ...]
     float_atomics: tuple[str, ...] = ()

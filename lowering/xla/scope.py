@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from tracegraph.lowering.xla.program import Allocation, AllocationKind
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.nodes import BufferUse, KernelCode, LaunchShape
 
@@ -26,15 +27,36 @@ class Launch:
 
 
 @dataclasses.dataclass(frozen=True)
+class Iteration:
+    """Which iteration of a loop a sequence is.
+
+    Attributes:
+        first: its number in the first turn of the loop's node.
+        per_turn: iterations per turn; 0 where the sequence is no part of such a node.
+        counter: four bytes with the number of turns that are over, where there are turns.
+    """
+
+    first: int
+    per_turn: int = 0
+    counter: BufferUse | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Scope:
     """What the thunks of one sequence refer to.
 
+    More than six fields because all but the first two are shared by the sequences of a program.
+
     Attributes:
         views: by number of the allocation: its bytes, or None where no thunk may read or write.
-        instructions: of the program's entry computation, by name.
+        instructions: of the computation that the sequence is of, by name.
         codes: kernels met so far; equal ones are kept once.
         binary: the image that old kernels are looked up in; empty where that would be wrong.
         launches: those read so far, by the bytes of their description and the count of arguments.
+        computations: the instructions of every computation, by its number.
+        iterations: those of the loops around the sequence, the innermost first; None where a loop
+            does not count them.
+        added: temporaries that XLA's program does not have.
     """
 
     views: tuple[BufferUse | None, ...]
@@ -42,6 +64,38 @@ class Scope:
     codes: dict[tuple[str, bytes], KernelCode] = dataclasses.field(default_factory=dict, repr=False)
     binary: bytes = dataclasses.field(default=b"", repr=False)
     launches: dict[tuple[bytes, int], Launch] = dataclasses.field(default_factory=dict, repr=False)
+    computations: Mapping[int, Mapping[str, Any]] = dataclasses.field(
+        default_factory=dict, repr=False
+    )
+    iterations: tuple[Iteration | None, ...] = ()
+    added: list[Allocation] = dataclasses.field(default_factory=list, repr=False)
+
+    def open_loop(self, name: str, iteration: Iteration | None) -> Scope:
+        """Returns the scope of a sequence of a loop.
+
+        Args:
+            name: of the loop's instruction.
+            iteration: which one the sequence is; None where that is not counted.
+        """
+        inner = self.open_branch(name)
+        return dataclasses.replace(inner, iterations=(iteration, *self.iterations))
+
+    def open_branch(self, name: str) -> Scope:
+        """Returns the scope of a sequence of an instruction that calls computations."""
+        caller = self.instructions.get(name)
+        called = () if caller is None else caller.called_computation_ids
+        instructions = {
+            inner: instruction
+            for number in called
+            for inner, instruction in self.computations.get(number, {}).items()
+        }
+        return dataclasses.replace(self, instructions=instructions)
+
+    def add_temporary(self, nbytes: int) -> BufferUse:
+        """Returns bytes that no thunk names."""
+        name = f"#added.{len(self.added)}"
+        self.added.append(Allocation(name, nbytes, AllocationKind.TEMPORARY))
+        return BufferUse(name, 0, nbytes)
 
     def find_use(self, piece: Any) -> BufferUse:
         """Returns the bytes that a ``BufferAllocationSliceProto`` names.

@@ -7,15 +7,22 @@ error names them all.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.device_program import DeviceStep, GraphStep
 from tracegraph.lowering.xla.allow_list import check_listed
+from tracegraph.lowering.xla.control_flow import (
+    DecodeSequence,
+    decode_conditional,
+    decode_while,
+)
 from tracegraph.lowering.xla.kernels import decode_custom_kernel, decode_kernel, make_fill
 from tracegraph.lowering.xla.matmul import decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Scope
+from tracegraph.lowering.xla.slice_fusion import decode_slice_fusion
 from tracegraph.runtime.nodes import BufferUse, CopyNode, MatmulNode
 
 
@@ -35,11 +42,12 @@ class RefusedThunk:
 
 
 Decoder: TypeAlias = Callable[[Any, str, Scope], list[DeviceStep]]
+Opener: TypeAlias = Callable[[Any, str, Scope, DecodeSequence], list[GraphStep]]
 
 
 def decode_sequence(
     thunks: Iterable[Any], scope: Scope, refused: list[RefusedThunk]
-) -> list[DeviceStep]:
+) -> list[GraphStep]:
     """Returns the steps of a thunk sequence, and adds those that are not lowered to a list.
 
     Args:
@@ -47,7 +55,7 @@ def decode_sequence(
         scope: what they refer to.
         refused: grows by the thunks that are not lowered, those inside of others included.
     """
-    steps: list[DeviceStep] = []
+    steps: list[GraphStep] = []
     for thunk in thunks:
         kind = read_kind(thunk)
         name = thunk.thunk_info.profile_annotation or f"thunk {thunk.thunk_info.thunk_id}"
@@ -66,9 +74,9 @@ def read_kind(thunk: Any) -> str:
 
 def _decode_thunk(
     thunk: Any, kind: str, name: str, scope: Scope, refused: list[RefusedThunk]
-) -> list[DeviceStep]:
+) -> Sequence[GraphStep]:
     """Returns the steps of one thunk; a `Refusal` says why there are none."""
-    if kind not in _DECODERS and kind not in _NESTED and kind != "async_done":
+    if kind not in {*_DECODERS, *_NESTED, *_OPENERS, "async_done"}:
         raise Refusal(_describe_kind(thunk, kind))
     check_listed(thunk.thunk_info)
     message = getattr(thunk, thunk.WhichOneof("impl"))
@@ -78,6 +86,13 @@ def _decode_thunk(
         return []
     if kind in _DECODERS:
         return _DECODERS[kind](message, name, scope)
+    if kind in _OPENERS:
+        inside: list[RefusedThunk] = []
+        decode = functools.partial(decode_sequence, refused=inside)
+        steps = _OPENERS[kind](message, name, scope, decode)
+        # The body of a loop is decoded for each iteration.
+        refused += dict.fromkeys(inside)
+        return steps
     nested, inner = _NESTED[kind](message, scope)
     return decode_sequence(nested, inner, refused)
 
@@ -142,65 +157,6 @@ def _open_async(message: Any, scope: Scope) -> tuple[Iterable[Any], Scope]:
     return message.thunks.thunks, scope
 
 
-def _open_slice_fusion(message: Any, scope: Scope) -> tuple[Iterable[Any], Scope]:
-    """Returns the embedded sequence, and its allocations as views of the real ones.
-
-    Its allocations are one for each listed parameter, then one for each listed result.
-    """
-    parts = [
-        (_pick(message.parameter_buffers, part.parameter_number), part, "slice")
-        for part in message.parameters
-    ] + [
-        (_pick(message.result_buffers, part.result_number), part, "update")
-        for part in message.results
-    ]
-    if len(parts) != len(message.slice_allocations):
-        raise Refusal(f"has {len(parts)} slices and {len(message.slice_allocations)} places")
-    views = [
-        find_view(scope.find_use(whole), part, prefix, allocation.size)
-        for (whole, part, prefix), allocation in zip(parts, message.slice_allocations, strict=True)
-    ]
-    # Instructions in there have names of their own computation.
-    inner = dataclasses.replace(scope, views=tuple(views), instructions={})
-    return message.embedded_thunks.thunks, inner
-
-
-def _pick(pieces: Sequence[Any], index: int) -> Any:
-    if not 0 <= index < len(pieces):
-        raise Refusal(f"names buffer {index} of {len(pieces)}")
-    return pieces[index]
-
-
-def find_view(whole: BufferUse, part: Any, prefix: str, size: int) -> BufferUse:
-    """Returns the part of a buffer that starts at a constant offset, moved inside its bounds.
-
-    Args:
-        whole: the buffer.
-        part: a ``ParameterProto`` or ``ResultProto`` of a ``DynamicSliceFusionThunkProto``.
-        prefix: of the names of its fields: ``slice`` or ``update``.
-        size: bytes of the part.
-
-    Raises:
-        Refusal: the offset is not a constant.
-    """
-    if not 0 <= size <= whole.nbytes:
-        raise Refusal(f"takes {size} bytes of {whole.nbytes}")
-    if not part.HasField(f"{prefix}_config"):
-        if getattr(part, f"{prefix}_offsets") or size != whole.nbytes:
-            raise Refusal("slices at an offset that is known on the device only")
-        return whole
-    config = getattr(part, f"{prefix}_config")
-    parts = [config]
-    if "linear" in config.DESCRIPTOR.fields_by_name and config.HasField("linear"):
-        parts.append(config.linear)
-    if any(each.byte_stride for each in parts):
-        raise Refusal("slices at an offset that a loop moves")
-    if any(each.byte_offset != config.byte_offset for each in parts):
-        raise Refusal("slices at two different offsets")
-    offset = min(max(config.byte_offset, 0), whole.nbytes - size)
-    return BufferUse(whole.buffer, whole.offset + offset, size)
-
-
 _DECODERS: Mapping[str, Decoder] = {
     "custom_kernel": decode_custom_kernel,
     "kernel": decode_kernel,
@@ -218,5 +174,11 @@ _DECODERS: Mapping[str, Decoder] = {
 _NESTED: Mapping[str, Callable[[Any, Scope], tuple[Iterable[Any], Scope]]] = {
     "sequential": _open_sequence,
     "async_start": _open_async,
-    "dynamic_slice_fusion": _open_slice_fusion,
+}
+
+# Kinds that decide how often, and at which addresses, the thunks inside them run.
+_OPENERS: Mapping[str, Opener] = {
+    "while": decode_while,
+    "conditional": decode_conditional,
+    "dynamic_slice_fusion": decode_slice_fusion,
 }

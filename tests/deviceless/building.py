@@ -14,13 +14,16 @@ from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.nodes import (
+    Body,
     BufferUse,
     CallNode,
+    ConditionalNode,
     CopyNode,
     FillNode,
     KernelNode,
     MatmulNode,
     Node,
+    list_nested,
 )
 
 ARENA_ADDRESS = 0x7F00_0000_0000
@@ -66,14 +69,10 @@ def check_built(definition: GraphDefinition) -> None:
         stream = driver.create_stream()
     for graph, stage in zip(graphs, stages, strict=True):
         built = driver.graphs[graph.handles[0]]
-        kinds = [DRIVER_KINDS[node.kind] for node in stage.nodes]
-        assert [node.kind for node in built.values()] == kinds
-        edges = {
-            (a, b, port != Port.COMPLETE) for a, b, port in driver.read_edges(graph.handles[0])
-        }
-        assert edges == {(*edge, edge in stage.programmatic) for edge in stage.edges}
+        _check_part(driver, graph.handles[0], built, stage)
         graph.launcher(stream)()
-    images = {n.code.cubin for s in stages for n in s.nodes if isinstance(n, KernelNode)}
+    nodes = [node for stage in stages for node in list_nested(stage.nodes)]
+    images = {node.code.cubin for node in nodes if isinstance(node, KernelNode)}
     assert driver.count_calls("load_library") == len(images)
     assert sum(graph.node_count for graph in graphs) == definition.node_count
     graphs.clear()
@@ -81,6 +80,34 @@ def check_built(definition: GraphDefinition) -> None:
     if len(driver.live_handles()) > 2:
         gc.collect()
     assert sorted(driver.live_handles().values()) == ["context", "stream"]
+
+
+def _check_part(driver: FakeDriver, graph: int, built: dict[int, Any], part: Stage | Body) -> None:
+    """Checks the nodes and edges of a graph, and those of the graphs inside of it."""
+    kinds: list[str] = []
+    # A conditional node has the kernel that sets its handle right before it.
+    first, last = [], []
+    edges = set()
+    for node in part.nodes:
+        first.append(len(kinds))
+        if isinstance(node, ConditionalNode):
+            edges.add((len(kinds), len(kinds) + 1, False))
+            kinds += ["kernel", "conditional"]
+        else:
+            kinds.append(DRIVER_KINDS[node.kind])
+        last.append(len(kinds) - 1)
+    assert [node.kind for node in built.values()] == kinds
+    edges |= {(last[a], first[b], (a, b) in part.programmatic) for a, b in part.edges}
+    found = {(a, b, port != Port.COMPLETE) for a, b, port in driver.read_edges(graph)}
+    assert found == edges
+    handles = list(built)
+    for index, node in zip(last, part.nodes, strict=True):
+        if not isinstance(node, ConditionalNode):
+            continue
+        inner = built[handles[index]].action.bodies
+        for body, nodes in zip(node.bodies, inner, strict=True):
+            (number,) = [each for each, held in driver.graphs.items() if held is nodes]
+            _check_part(driver, number, nodes, body)
 
 
 def find_faults(definition: GraphDefinition) -> list[str]:
@@ -103,8 +130,15 @@ def find_faults(definition: GraphDefinition) -> list[str]:
                 for use, _ in list_uses(node)
                 if use.offset < 0 or use.offset + use.nbytes > sizes[use.buffer]
             ]
-        found += _find_unordered(stage, offsets)
-        found += _find_bad_edges(stage)
+        found += _find_faults_of_order(stage, offsets)
+    return found
+
+
+def _find_faults_of_order(part: Stage | Body, offsets: dict[str, int]) -> list[str]:
+    found = [*_find_unordered(part, offsets), *_find_bad_edges(part)]
+    for node in part.nodes:
+        for body in node.bodies if isinstance(node, ConditionalNode) else ():
+            found += _find_faults_of_order(body, offsets)
     return found
 
 
@@ -118,11 +152,14 @@ def list_uses(node: Node) -> list[tuple[BufferUse, bool]]:
         return [(node.target, True)]
     if isinstance(node, MatmulNode):
         return [(use, role in MatmulNode.WRITTEN) for role, use in node.operands]
+    if isinstance(node, ConditionalNode):
+        inner = [node.setter, *(each for body in node.bodies for each in body.nodes)]
+        return [use for each in inner for use in list_uses(each)]
     assert isinstance(node, CallNode)
     return []
 
 
-def find_longest_chain(stage: Stage) -> int:
+def find_longest_chain(stage: Stage | Body) -> int:
     """Returns how many nodes the longest path of a stage has."""
     length = [1] * len(stage.nodes)
     for first, second in sorted(stage.edges, key=lambda edge: edge[1]):
@@ -148,7 +185,7 @@ def _count_bytes(slot: Any) -> int:
     return count
 
 
-def _find_unordered(stage: Stage, offsets: dict[str, int]) -> Iterator[str]:
+def _find_unordered(stage: Stage | Body, offsets: dict[str, int]) -> Iterator[str]:
     before = _find_ancestors(stage)
     ranges = sorted(
         (offsets[use.buffer] + use.offset, offsets[use.buffer] + use.offset + use.nbytes, i, w)
@@ -167,7 +204,7 @@ def _find_unordered(stage: Stage, offsets: dict[str, int]) -> Iterator[str]:
         active.append((start, end, index, is_written))
 
 
-def _find_bad_edges(stage: Stage) -> Iterator[str]:
+def _find_bad_edges(stage: Stage | Body) -> Iterator[str]:
     before = _find_ancestors(stage)
     waits = collections.defaultdict(list)
     for first, second in stage.edges:
@@ -185,7 +222,7 @@ def _find_bad_edges(stage: Stage) -> Iterator[str]:
             yield f"edge {first} -> {second} is programmatic"
 
 
-def _find_ancestors(stage: Stage) -> list[int]:
+def _find_ancestors(stage: Stage | Body) -> list[int]:
     """Returns for each node the bitset of the nodes before it."""
     before = [0] * len(stage.nodes)
     for first, second in sorted(stage.edges, key=lambda edge: edge[1]):

@@ -123,7 +123,7 @@ def _lose_the_results(executable: Any) -> None:
 
 
 def _loop(executable: Any) -> None:
-    executable.thunks[-1].while_thunk.trip_count = 3
+    executable.thunks[-1].while_thunk.trip_count = -1
 
 
 def _do_nothing_known(executable: Any) -> None:

@@ -36,6 +36,14 @@ def loop(x: Any) -> Any:
     return lax.scan(lambda c, y: (c + y, c * 2), x[0] * 2, x)[1] + 1
 
 
+def repeat(x: Any) -> Any:
+    return lax.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, c[1] * 2), (0, x + 1))[1] * 2
+
+
+def factorize_rows(x: Any) -> Any:
+    return lax.scan(lambda c, _: (jnp.linalg.cholesky(c @ c.T), None), x * 2, None, 3)[0] + 1
+
+
 def factorize(x: Any) -> Any:
     return jnp.linalg.cholesky(x @ x.T) * 2
 
@@ -48,7 +56,7 @@ def rematerialize(x: Any) -> Any:
 BY_NAME = [
     pytest.param(lambda x: jnp.abs(jnp.fft.fft(x * 2)) + 1, (SQUARE,), CUT, "fft", id="fft"),
     pytest.param(convolve, (IMAGES, FILTERS), [*CUT, False, True], "convolution", id="convolution"),
-    pytest.param(loop, (SQUARE,), CUT, "while", id="scan"),
+    pytest.param(factorize_rows, (SQUARE,), CUT, "custom_call", id="cholesky-in-scan"),
     pytest.param(factorize, (SQUARE,), CUT, "custom_call", id="cholesky"),
     pytest.param(
         lambda x: jnp.linalg.solve(x + 1, x) * 2,
@@ -62,17 +70,12 @@ BY_NAME = [
     pytest.param(rematerialize, (SQUARE,), CUT, "fft", id="remat"),
 ]
 BY_REFUSAL = [
-    pytest.param(
-        lambda x: (
-            lax.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, c[1] * 2), (0, x + 1))[1] * 2
-        ),
-        (SQUARE,),
-        CUT,
-        "while",
-        id="while",
-    ),
+    # XLA makes a product of a factorization for it.
+    pytest.param(lambda x: jnp.linalg.det(x + 1) * 2, (SQUARE,), CUT, "custom_call", id="det"),
 ]
 UNCUT = [
+    pytest.param(loop, id="scan"),
+    pytest.param(repeat, id="while"),
     pytest.param(lambda x: lax.scan(lambda c, _: (c * 2, None), x, None, 1)[0] + 1, id="one-round"),
     pytest.param(
         lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, 8, unroll=True)[0] + 1,

@@ -10,6 +10,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import pathlib
 from typing import Any
 
 import jax
@@ -53,6 +54,16 @@ def find_wheels() -> list[str]:
     """Returns the names of the installed packages that compiling for a GPU takes."""
     names = {dist.metadata["Name"] for dist in importlib.metadata.distributions()}
     return sorted(name for name in names if name.startswith(("jax-cuda", "nvidia-cuda-nvcc")))
+
+
+def find_assembler() -> str | None:
+    """Returns the path of the assembler of PTX, None where its wheel is not installed."""
+    for plugin in PLUGINS.values():
+        found = importlib.util.find_spec(plugin) if _has_module(plugin) else None
+        for folder in (found and found.submodule_search_locations) or ():
+            if (path := pathlib.Path(folder, "bin", "ptxas")).exists():
+                return str(path)
+    return None
 
 
 @functools.cache

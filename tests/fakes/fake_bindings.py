@@ -17,6 +17,10 @@ _MEMBERS = {
     "CU_EVENT_BLOCKING_SYNC": 1,
     "CUDA_ERROR_NOT_READY": NOT_READY,
     "CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC": 1,
+    "CU_GRAPH_NODE_TYPE_CONDITIONAL": 13,
+    "CU_GRAPH_COND_TYPE_IF": 0,
+    "CU_GRAPH_COND_TYPE_WHILE": 1,
+    "CU_GRAPH_COND_TYPE_SWITCH": 2,
     "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL": 1,
     "CU_STREAM_CAPTURE_MODE_RELAXED": 2,
     "CU_MEMORYTYPE_DEVICE": 2,
@@ -70,7 +74,15 @@ _PLAIN: dict[str, Any] = {
     "CUmemLocation": types.SimpleNamespace,
     "CUkernelNodeAttrValue": _make_attribute_value,
 }
-_NUMBERS = ("CUgraphNode", "CUgraphExec", "CUstream", "cuuint32_t", "cuuint64_t")
+_NUMBERS = (
+    "CUgraphConditionalHandle",
+    "CUgraphNode",
+    "CUgraphExec",
+    "CUstream",
+    "CUcontext",
+    "cuuint32_t",
+    "cuuint64_t",
+)
 
 
 class FakeBindings:
@@ -91,7 +103,7 @@ class FakeBindings:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.results: dict[str, tuple[Any, ...]] = {"cuDriverGetVersion": (13_000,)}
         self.errors: dict[str, int] = {}
-        self.absent: set[str] = {"cuGraphAddDependencies_v2"}
+        self.absent: set[str] = {"cuGraphAddDependencies_v2", "cuGraphAddNode_v2"}
 
     def __getattr__(self, name: str) -> Any:
         if name in self.absent:
@@ -101,6 +113,10 @@ class FakeBindings:
         if name == "CUDA_GRAPH_INSTANTIATE_PARAMS":
             # The driver writes into this one.
             return lambda: types.SimpleNamespace(hErrNode_out=0x77, result_out="INVALID_STRUCTURE")
+        if name == "CUgraphNodeParams":
+            # And into this one.
+            conditional = types.SimpleNamespace(phGraph_out=(0x88, 0x89))
+            return lambda: types.SimpleNamespace(conditional=conditional)
         if self.real is not None:
             return getattr(self.real, name)
         if name in _NUMBERS:

@@ -12,12 +12,21 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tests.fakes.fake_memory import FakeMemory
-from tests.fakes.fake_state import FakeExecutable, FakeNode, check, check_fill
+from tests.fakes.fake_state import (
+    FakeConditional,
+    FakeExecutable,
+    FakeNode,
+    check,
+    check_fill,
+    list_nodes,
+)
 from tracegraph.runtime.cuda.driver.calls import (
+    Condition,
     CopyRange,
     Dependency,
     FillRange,
@@ -25,7 +34,7 @@ from tracegraph.runtime.cuda.driver.calls import (
 )
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch, PackedParameters
-from tracegraph.runtime.nodes import TensorMap
+from tracegraph.runtime.nodes import Construct, TensorMap
 
 MAX_SHARED_BYTES = 227 * 1024
 
@@ -169,7 +178,7 @@ class FakeDriver(Base):
         users = [
             executable
             for executable, record in self.executables.items()
-            for node in record.nodes.values()
+            for node in list_nodes(record.nodes)
             if node.kind == "kernel" and self._libraries[node.action.function] == library
         ]
         check(not users, "unload_library of kernels that an executable graph can still launch")
@@ -212,7 +221,7 @@ class FakeDriver(Base):
         return graph
 
     def destroy_graph(self, graph: int) -> None:
-        self.graphs.pop(graph, None)
+        self._drop_graph(graph)
         self._destroy("graph", "destroy_graph", graph)
 
     def add_kernel_node(
@@ -246,6 +255,34 @@ class FakeDriver(Base):
     def add_empty_node(self, graph: int, dependencies: Sequence[Dependency]) -> int:
         self._enter("add_empty_node", graph, dependencies)
         return self._add_node(graph, "empty", None, dependencies)
+
+    def create_condition(self, graph: int, context: int) -> int:
+        self._enter("create_condition", graph, context)
+        self._check_live("context", context)
+        check(graph in self.graphs, f"a condition in {graph:#x}, which is no graph")
+        return next(self._numbers)
+
+    def add_conditional_node(
+        self, graph: int, dependencies: Sequence[Dependency], condition: Condition, context: int
+    ) -> tuple[int, tuple[int, ...]]:
+        self._enter("add_conditional_node", graph, dependencies, condition, context)
+        self._check_live("context", context)
+        check(condition.handle not in self.values, "a handle of two conditional nodes")
+        most = {Construct.IF: 2, Construct.WHILE: 1}.get(condition.construct, sys.maxsize)
+        count = condition.body_count
+        check(0 < count <= most, f"{count} bodies in a node of kind {condition.construct}")
+        self.values[condition.handle] = 0
+        inner = tuple(next(self._numbers) for _ in range(count))
+        for each in inner:
+            self.graphs[each], self._inner_graphs[each] = {}, graph
+        action = FakeConditional(condition, tuple(self.graphs[each] for each in inner))
+        return self._add_node(graph, "conditional", action, dependencies), inner
+
+    def _drop_graph(self, graph: int) -> None:
+        self.graphs.pop(graph, None)
+        for inner in [each for each, outer in self._inner_graphs.items() if outer == graph]:
+            del self._inner_graphs[inner]
+            self._drop_graph(inner)
 
     def count_nodes(self, graph: int) -> int:
         self._enter("count_nodes", graph)

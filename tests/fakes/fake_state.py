@@ -7,10 +7,12 @@ import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tests.fakes.condition_kernels import make_kernels
 from tracegraph.runtime.cuda.driver.calls import (
+    Condition,
     CopyRange,
     Dependency,
     FillRange,
@@ -18,6 +20,7 @@ from tracegraph.runtime.cuda.driver.calls import (
     Port,
     make_call_error,
 )
+from tracegraph.runtime.nodes import Construct
 
 # The legacy and the per-thread default stream, as the driver's macros have them.
 DEFAULT_STREAMS = (0, 1, 2)
@@ -43,7 +46,7 @@ class FakeNode:
     """A node of a graph.
 
     Attributes:
-        kind: ``kernel``, ``copy``, ``fill``, ``child`` or ``empty``.
+        kind: ``kernel``, ``copy``, ``fill``, ``child``, ``conditional`` or ``empty``.
         action: what it does; of a child the nodes of the captured graph.
         dependencies: handles of the nodes before it, and when the node may start.
     """
@@ -51,6 +54,26 @@ class FakeNode:
     kind: str
     action: Any
     dependencies: tuple[Dependency, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeConditional:
+    """What a conditional node does.
+
+    Attributes:
+        condition: its handle, and how its value is used.
+        bodies: the nodes of each graph inside of it, by handle.
+    """
+
+    condition: Condition
+    bodies: tuple[dict[int, FakeNode], ...]
+
+    def choose(self, value: int) -> dict[int, FakeNode] | None:
+        """Returns the nodes that a value of the handle makes run, None for none."""
+        if self.condition.construct is Construct.SWITCH:
+            return self.bodies[value] if value < len(self.bodies) else None
+        index = 0 if value else 1
+        return self.bodies[index] if index < len(self.bodies) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +102,7 @@ class FakeState:
         executables: by handle.
         functions: symbol of each kernel, by handle.
         kernels: for ``moves_bytes``: what runs a kernel, by symbol; takes its parameters.
+        values: of the handles of conditional nodes.
     """
 
     def __init__(
@@ -96,7 +120,10 @@ class FakeState:
         self.graphs: dict[int, dict[int, FakeNode]] = {}
         self.executables: dict[int, FakeExecutable] = {}
         self.functions: dict[int, str] = {}
-        self.kernels: dict[str, Callable[[tuple[bytes, ...]], None]] = {}
+        self.values: dict[int, int] = {}
+        self.kernels: dict[str, Callable[[tuple[bytes, ...]], None]] = make_kernels(self.values)
+        # Which conditional nodes' graphs are whose.
+        self._inner_graphs: dict[int, int] = {}
         self._live: dict[int, str] = {}
         self._dead: dict[int, str] = {}
         self._captures: dict[int, list[str]] = {}
@@ -175,11 +202,22 @@ class FakeState:
             ctypes.memmove(action.target_address, content, len(content))
         if isinstance(action, KernelLaunch):
             self.kernels[self.functions[action.function]](action.parameters)
+        if isinstance(action, FakeConditional):
+            self._run_bodies(action)
+
+    def _run_bodies(self, action: FakeConditional) -> None:
+        handle, is_loop = action.condition.handle, action.condition.construct is Construct.WHILE
+        while (chosen := action.choose(self.values[handle])) is not None:
+            for node in chosen.values():
+                FakeState._run(self, node.action)
+            if not is_loop:
+                return
 
     def _add_node(
         self, graph: int, kind: str, action: Any, dependencies: Sequence[Dependency]
     ) -> int:
-        self._check_live("graph", graph)
+        if graph not in self._inner_graphs:
+            self._check_live("graph", graph)
         nodes = self.graphs[graph]
         for before, port in dependencies:
             check(before in nodes, f"a dependency on {before:#x}, which is no node of the graph")
@@ -233,6 +271,15 @@ class FakeState:
         remainders = [blocks % each for blocks, each in zip(shape.grid, shape.cluster, strict=True)]
         check(not any(remainders), f"a grid that is no multiple of its cluster: {shape}")
         check(all(launch.parameters), "a parameter of no bytes")
+
+
+def list_nodes(nodes: Mapping[int, FakeNode]) -> Iterator[FakeNode]:
+    """Yields the nodes of a graph, each followed by those inside of it."""
+    for node in nodes.values():
+        yield node
+        if isinstance(node.action, FakeConditional):
+            for body in node.action.bodies:
+                yield from list_nodes(body)
 
 
 def check_fill(fill: FillRange) -> None:

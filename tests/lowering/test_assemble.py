@@ -17,6 +17,7 @@ from tests.fakes.gpu_programs import (
     allocation,
     fill,
     kernel,
+    list_traces,
     make_frame,
     make_region,
     run_steps,
@@ -389,12 +390,16 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
         for i, each in enumerate(region.inputs):
             memory |= {("arena", plan.offsets[each.name] + b): f"{i}.{b}" for b in range(3)}
         order = shuffle_order(len(assembled.steps), edges, seed)
-        run_steps([assembled.steps[index] for index in order], memory, plan.offsets)
+        nodes = definition.stages[0].nodes if definition.stages else ()
+        steps = [assembled.steps[index] for index in order]
+        run_steps(steps, memory, plan.offsets, [nodes[index] for index in order])
         for name, each in zip(program.outputs, region.outputs, strict=True):
             for b in range(each.nbytes):
                 wanted = expected.get((name, b))
                 found = memory["arena", plan.offsets[each.name] + b]
                 assert wanted is None or found == wanted, (assembled, name, b)
+        for trace, wanted in list_traces(expected).items():
+            assert (isinstance(wanted, list) and None in wanted) or memory[trace] == wanted
         # Inputs that are not updated keep their values.
         for i, each in enumerate(region.inputs[donated:], donated):
             found = [memory["arena", plan.offsets[each.name] + b] for b in range(3)]

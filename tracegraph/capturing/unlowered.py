@@ -42,7 +42,6 @@ UNLOWERED_PRIMITIVES = {
     "fft": "fft",
     "triangular_solve": "triangular_solve",
 }
-_LOOP = "while"
 
 
 def find_unlowered(graph: Graph) -> dict[int, Violation]:
@@ -59,7 +58,7 @@ def find_unlowered(graph: Graph) -> dict[int, Violation]:
     for index, op in enumerate(graph.ops):
         inner = _find_inner(op)
         if inner is not None:
-            found[index] = _make_op_violation(op, inner, _name_kind(inner))
+            found[index] = _make_op_violation(op, inner, UNLOWERED_PRIMITIVES[inner.name])
     return found
 
 
@@ -115,20 +114,11 @@ def _is_unlowered(op: Op) -> bool:
     # XLA drops what has no elements.
     if all(_count_elements(value.aval) == 0 for value in op.results):
         return False
-    return op.name in UNLOWERED_PRIMITIVES or (op.name == "scan" and _is_loop(op))
-
-
-def _is_loop(scan: Op) -> bool:
-    """True unless JAX or XLA writes every round of a ``scan`` out."""
-    return scan.params["length"] // max(int(scan.params["unroll"]), 1) > 1
+    return op.name in UNLOWERED_PRIMITIVES
 
 
 def _count_elements(aval: Any) -> int:
     return math.prod(aval.shape)
-
-
-def _name_kind(op: Op) -> str:
-    return UNLOWERED_PRIMITIVES.get(op.name, _LOOP)
 
 
 def _make_op_violation(op: Op, inner: Op, kind: str) -> Violation:
@@ -152,7 +142,7 @@ def _make_violation(op: Op, what: str) -> Violation:
         "unsupported",
         what,
         locate_op(op),
-        "a CUDA graph is built here from kernels, memcpys, memsets and matmuls",
+        "a CUDA graph is built here from kernels, memcpys, memsets, matmuls, branches and loops",
         'move it outside `capture`; mode="partial" calls XLA for it between two graphs',
         op,
     )

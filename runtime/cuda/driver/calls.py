@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, TypeAlias
 
 from tracegraph.runtime.errors import REPORT_FIX, CudaError, OutOfMemoryError
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.nodes import Construct, LaunchShape
 
 _FIX_LOST = "restart the process, its GPU context is lost; compute-sanitizer finds the kernel"
 _FIX_OTHER_GPU = "capture again on this GPU: the kernels were compiled for another one"
@@ -102,6 +102,21 @@ class FillRange:
     value: int
     element_bytes: int
     count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """What a conditional node of a graph does with the value of a handle.
+
+    Attributes:
+        handle: see `GraphCalls.create_condition`.
+        construct: how the value is used.
+        body_count: how many graphs are inside of the node.
+    """
+
+    handle: int
+    construct: Construct
+    body_count: int
 
 
 class DriverCalls:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tracegraph.runtime.cuda.driver.calls import (
+    Condition,
     CopyRange,
     Dependency,
     DriverCalls,
@@ -140,6 +141,33 @@ class GraphCalls(DriverCalls):
     def add_empty_node(self, graph: int, dependencies: Sequence[Dependency]) -> int:
         """Returns a new node that does nothing but keep others in order."""
         return self._add("cuGraphAddEmptyNode", graph, dependencies)
+
+    def create_condition(self, graph: int, context: int) -> int:
+        """Returns the handle of a condition, for one conditional node of a graph.
+
+        Kernels set its value: those before the node, and those inside of it.
+        """
+        return int(self._call("cuGraphConditionalHandleCreate", graph, context, 0, 0))
+
+    def add_conditional_node(
+        self, graph: int, dependencies: Sequence[Dependency], condition: Condition, context: int
+    ) -> tuple[int, tuple[int, ...]]:
+        """Returns a new conditional node and the empty graphs inside of it, which it owns."""
+        api = self._api
+        parameters = api.CUgraphNodeParams()
+        parameters.type = api.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        construct = f"CU_GRAPH_COND_TYPE_{condition.construct.name}"
+        parameters.conditional.handle = api.CUgraphConditionalHandle(condition.handle)
+        parameters.conditional.type = getattr(api.CUgraphConditionalNodeType, construct)
+        parameters.conditional.size = condition.body_count
+        parameters.conditional.ctx = api.CUcontext(context)
+        full = [api.CUgraphNode(node) for node, _ in dependencies]
+        # CUDA 12 has edges with data under a name of their own.
+        takes_data = not hasattr(api, "cuGraphAddNode_v2")
+        counted = (None, len(full)) if takes_data else (len(full),)
+        shown = f"graph={graph:#x}, {len(full)} dependencies, {condition}"
+        node = int(self._call("cuGraphAddNode", graph, full, *counted, parameters, shown=shown))
+        return node, tuple(int(body) for body in parameters.conditional.phGraph_out)
 
     def count_nodes(self, graph: int) -> int:
         """Returns the number of nodes of a graph; a child graph is one."""

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from tracegraph.runtime.cuda.driver.calls import (
+    Condition,
     CopyRange,
     Dependency,
     FillRange,
@@ -30,10 +31,13 @@ from tracegraph.runtime.cuda.driver.calls import (
 )
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
-from tracegraph.runtime.cuda.graphs.node_actions import Action, make_action
-from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError
+from tracegraph.runtime.cuda.graphs.node_actions import Action, make_action, make_launch
+from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError, UnsupportedError
 from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.nodes import KernelNode, Locate, MatmulNode, Node
+from tracegraph.runtime.nodes import Body, ConditionalNode, KernelNode, Locate, MatmulNode, Node
+
+# The driver whose conditional nodes may have several bodies.
+FIRST_WITH_CHOICE = 12_080
 
 
 class Library(Protocol):
@@ -52,6 +56,7 @@ class GraphBuilder:
     ) -> None:
         self.driver, self.stage, self.locate, self.name = driver, stage, locate, name
         self.kernels = kernels
+        self.room = 0
         self.handles: list[int] = []
         self.actions: list[Action] = []
         self.loaded: list[LoadedKernel] = []
@@ -59,43 +64,111 @@ class GraphBuilder:
     def build(self, libraries: Mapping[str, Library]) -> tuple[int, int]:
         """Returns the handles of the graph and of the executable graph."""
         driver = self.driver
-        room = driver.count_resident_threads() // 2
-        dependencies = _collect_dependencies(self.stage, self.name, room)
+        self.room = driver.count_resident_threads() // 2
         with contextlib.ExitStack() as undo:
             graph = driver.create_graph()
             undo.callback(driver.destroy_graph, graph)
             with contextlib.ExitStack() as scratch:
                 capture = _Capture(driver, scratch, libraries)
-                for index, node in enumerate(self.stage.nodes):
-                    waits = [(self.handles[i], port) for i, port in dependencies[index]]
-                    with ErrorPlace(label_node(self.name, index, node)):
-                        self._add(graph, node, waits, capture)
+                for handle, action in self._add_nodes(graph, self.stage, capture, None):
+                    self.handles.append(handle)
+                    self.actions.append(action)
             labels = (label_node(self.name, i, node) for i, node in enumerate(self.stage.nodes))
             with ErrorPlace(f"graph `{self.name}`"):
                 executable = driver.instantiate(graph, dict(zip(self.handles, labels, strict=True)))
             undo.pop_all()
         return graph, executable
 
-    def _add(self, graph: int, node: Node, waits: list[Dependency], capture: _Capture) -> None:
-        driver, function = self.driver, 0
+    def _add_nodes(
+        self, graph: int, part: Stage | Body, capture: _Capture, condition: int | None
+    ) -> list[tuple[int, Action]]:
+        """Returns the handle of each node that it adds, and what the node does.
+
+        Args:
+            graph: that of the stage, or one inside of a conditional node.
+            part: the nodes and their order.
+            capture: captures library calls.
+            condition: handle of the conditional node around the graph, if there is one.
+        """
+        added: list[tuple[int, Action]] = []
+        for index, firsts in enumerate(_collect_dependencies(part, self.name, self.room)):
+            node = part.nodes[index]
+            waits = [(added[first][0], port) for first, port in firsts]
+            with ErrorPlace(label_node(self.name, index, node)):
+                added.append(self._add(graph, node, waits, capture, condition))
+        return added
+
+    def _add(
+        self,
+        graph: int,
+        node: Node,
+        waits: list[Dependency],
+        capture: _Capture,
+        condition: int | None,
+    ) -> tuple[int, Action]:
+        driver, context = self.driver, self.kernels.context
         if isinstance(node, KernelNode):
-            kernel = self.kernels.load(node.code, node.shape)
-            self.loaded.append(kernel)
-            function = kernel.function
-        action = make_action(driver, node, function, self.locate)
-        if isinstance(action, KernelLaunch):
-            handle = driver.add_kernel_node(graph, waits, action)
-        elif isinstance(action, CopyRange):
-            handle = driver.add_copy_node(graph, waits, action, self.kernels.context)
-        elif isinstance(action, FillRange):
-            handle = driver.add_fill_node(graph, waits, action, self.kernels.context)
-        elif isinstance(node, MatmulNode):
+            return self._add_kernel(graph, node, waits, condition)
+        action = make_action(driver, node, 0, self.locate)
+        if isinstance(node, ConditionalNode):
+            return self._add_conditional(graph, node, waits, capture), action
+        if isinstance(action, CopyRange):
+            return driver.add_copy_node(graph, waits, action, context), action
+        if isinstance(action, FillRange):
+            return driver.add_fill_node(graph, waits, action, context), action
+        if isinstance(node, MatmulNode):
             with capture.run(node, self.locate) as child:
-                handle = driver.add_child_node(graph, waits, child)
-        else:
-            handle = driver.add_empty_node(graph, waits)
-        self.handles.append(handle)
-        self.actions.append(action)
+                return driver.add_child_node(graph, waits, child), action
+        return driver.add_empty_node(graph, waits), action
+
+    def _add_kernel(
+        self, graph: int, node: KernelNode, waits: list[Dependency], condition: int | None
+    ) -> tuple[int, KernelLaunch]:
+        kernel = self.kernels.load(node.code, node.shape)
+        self.loaded.append(kernel)
+        bound = node if condition is None else node.bind(condition)
+        action = make_launch(self.driver, bound, kernel.function, self.locate)
+        return self.driver.add_kernel_node(graph, waits, action), action
+
+    def _add_conditional(
+        self, graph: int, node: ConditionalNode, waits: list[Dependency], capture: _Capture
+    ) -> int:
+        """Returns the conditional node; the kernel that sets its handle comes right before."""
+        driver, context = self.driver, self.kernels.context
+        check_constructs(driver.read_version(), node)
+        handle = driver.create_condition(graph, context)
+        setter, _ = self._add_kernel(graph, node.setter, waits, handle)
+        condition = Condition(handle, node.construct, len(node.bodies))
+        added, graphs = driver.add_conditional_node(
+            graph, [(setter, Port.COMPLETE)], condition, context
+        )
+        for inner, body in zip(graphs, node.bodies, strict=True):
+            self._add_nodes(inner, body, capture, handle)
+        return added
+
+
+def check_constructs(version: int, node: ConditionalNode) -> None:
+    """Checks that the driver has a conditional node of a kind.
+
+    Args:
+        version: of the driver, as 12_040.
+        node: the branch or loop.
+
+    Raises:
+        UnsupportedError: it is too old.
+    """
+    has_choice = len(node.bodies) > 1
+    if not has_choice or version >= FIRST_WITH_CHOICE:
+        return
+    raise UnsupportedError(
+        f"the CUDA driver has no conditional node of {len(node.bodies)} branches",
+        where=f"{node.kind} {node.name}",
+        why=f"it is of CUDA {version // 1000}.{version % 1000 // 10}, and a choice among branches "
+        "came with CUDA 12.8",
+        fix='install an NVIDIA driver of CUDA 12.8 or later, or use control_flow="refuse" with '
+        'mode="partial"',
+        anchor="unsupported",
+    )
 
 
 class _Capture:
@@ -139,22 +212,22 @@ class _Capture:
         return stream
 
 
-def _collect_dependencies(stage: Stage, name: str, room: int) -> list[list[Dependency]]:
-    """Returns for each node the nodes before it, and when it may start.
+def _collect_dependencies(part: Stage | Body, name: str, room: int) -> list[list[Dependency]]:
+    """Returns for each node the nodes before it, by their indices, and when it may start.
 
     Args:
-        stage: nodes and edges.
+        part: nodes and edges.
         name: of the captured function, for errors.
         room: threads of a kernel that leaves as many for another, see Note [Early starts].
     """
-    dependencies: list[list[Dependency]] = [[] for _ in stage.nodes]
-    is_small = [_count_threads(node) <= room for node in stage.nodes]
-    for edge in stage.edges:
+    dependencies: list[list[Dependency]] = [[] for _ in part.nodes]
+    is_small = [_count_threads(node) <= room for node in part.nodes]
+    for edge in part.edges:
         first, second = edge
-        is_programmatic = edge in stage.programmatic
-        if not 0 <= first < second < len(stage.nodes):
+        is_programmatic = edge in part.programmatic
+        if not 0 <= first < second < len(part.nodes):
             raise _make_edge_error(name, edge, "an edge leads from an earlier node to a later one")
-        kinds = {stage.nodes[first].kind, stage.nodes[second].kind}
+        kinds = {part.nodes[first].kind, part.nodes[second].kind}
         if is_programmatic and kinds != {KernelNode.kind}:
             raise _make_edge_error(name, edge, "a programmatic edge joins two kernels")
         port = Port.COMPLETE
@@ -162,8 +235,8 @@ def _collect_dependencies(stage: Stage, name: str, room: int) -> list[list[Depen
             has_room = is_small[first] and is_small[second]
             port = Port.LAUNCH_ORDER if has_room else Port.PROGRAMMATIC
         dependencies[second].append((first, port))
-    if not stage.programmatic <= set(stage.edges):
-        edge = min(stage.programmatic - set(stage.edges))
+    if not part.programmatic <= set(part.edges):
+        edge = min(part.programmatic - set(part.edges))
         raise _make_edge_error(name, edge, "a programmatic edge is one of the edges")
     return dependencies
 

@@ -9,6 +9,8 @@ from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLau
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.nodes import (
+    ConditionalNode,
+    ConditionHandle,
     CopyNode,
     FillNode,
     KernelNode,
@@ -22,7 +24,7 @@ from tracegraph.runtime.nodes import (
 
 @dataclasses.dataclass(frozen=True)
 class Child:
-    """A library call on these addresses."""
+    """A library call, a branch or a loop on these addresses."""
 
     addresses: tuple[int, ...]
 
@@ -53,19 +55,33 @@ def make_action(driver: CudaDriver, node: Node, function: int, locate: Locate) -
         FillRange(target_address=4096, value=0, element_bytes=4, count=2)
     """
     if isinstance(node, KernelNode):
-        parameters = tuple(_make_parameter(driver, each, locate) for each in node.parameters)
-        return KernelLaunch(function, node.shape, parameters)
+        return make_launch(driver, node, function, locate)
     if isinstance(node, CopyNode):
         return _make_copy(node, locate)
     if isinstance(node, FillNode):
         return _make_fill(node, locate(node.target))
-    if isinstance(node, MatmulNode):
-        return Child(tuple(locate(use) for _, use in node.operands))
+    if isinstance(node, MatmulNode | ConditionalNode):
+        return Child(tuple(locate(use) for use in node.ranges))
     raise InternalError(
         f"a node of kind `{node.kind}` cannot stand in a CUDA graph",
         where=f"{node.kind} {node.name}",
-        why="a CUDA graph holds kernels, copies, fills and library calls",
+        why="a CUDA graph holds kernels, copies, fills, library calls, branches and loops",
     )
+
+
+def make_launch(
+    driver: CudaDriver, node: KernelNode, function: int, locate: Locate
+) -> KernelLaunch:
+    """Returns the launch of a kernel at the addresses of its byte ranges.
+
+    Args:
+        driver: encodes tensor maps.
+        node: which kernel, on what; bound to the handle of its conditional node, if it has one.
+        function: handle of the kernel.
+        locate: returns the address of a byte range.
+    """
+    parameters = tuple(_make_parameter(driver, each, locate) for each in node.parameters)
+    return KernelLaunch(function, node.shape, parameters)
 
 
 def is_patchable(node: Node, action: Action) -> bool:
@@ -100,6 +116,12 @@ def move_action(node: Node, action: Action, buffer: str, address: int) -> Action
 def _make_parameter(driver: CudaDriver, parameter: KernelParameter, locate: Locate) -> bytes:
     if isinstance(parameter, bytes):
         return parameter
+    if isinstance(parameter, ConditionHandle):
+        raise InternalError(
+            "a kernel sets a condition and belongs to no conditional node",
+            where="parameters of a kernel",
+            why="only a branch or a loop has a condition to set",
+        )
     if isinstance(parameter, TensorMap):
         return driver.encode_tensor_map(parameter, locate(parameter.use))
     return locate(parameter).to_bytes(8, "little")

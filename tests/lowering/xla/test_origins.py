@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.xla_programs import make_program
 from tests.paths import ROOT
-from tracegraph.lowering.xla.origins import index_entry, index_origins
+from tracegraph.lowering.xla.origins import index_computations, index_origins
 
 
 def read_module() -> Any:
@@ -55,10 +55,10 @@ def test_names_and_places_that_are_not_there():
     assert index_origins(module).locate("add") == "?:99 in sort, jit(step)/add, HLO `add`"
 
 
-def test_only_the_entry_computation_is_the_entry():
+def test_computations_are_apart():
     module = read_module()
     module.computations.add(id=2).instructions.add(name="inner")
-    assert set(index_entry(module)) == {"p0", "p1", "add", "square"}
+    computations = index_computations(module)
+    assert set(computations[module.entry_computation_id]) == {"p0", "p1", "add", "square"}
+    assert set(computations[2]) == {"inner"}
     assert "inner" in index_origins(module).instructions
-    module.entry_computation_id = 3
-    assert index_entry(module) == {}

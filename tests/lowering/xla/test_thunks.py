@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +23,6 @@ from tracegraph.lowering.xla import allow_list
 from tracegraph.lowering.xla.allow_list import ALLOWED
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable
-from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.lowering.xla.thunks import find_view
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode
 
@@ -249,33 +246,6 @@ def test_kernels_inside_of_slices_prove_nothing_by_their_names():
         BufferUse("#3", 384, 32),
     )
     assert (step.reads, step.writes) == ((source, part, target), (target,))
-
-
-@pytest.mark.parametrize(
-    ("linear", "refusal"),
-    [
-        ({"byte_offset": 64}, None),
-        ({"byte_offset": 32}, "slices at two different offsets"),
-        ({"byte_offset": 64, "byte_stride": 8}, "slices at an offset that a loop moves"),
-    ],
-)
-def test_slices_that_state_their_offset_twice(linear: dict[str, int], refusal: str | None):
-    # As XLA does from JAX 0.12 on; the recorded schema is older.
-    numbers = {"byte_offset": 0, "byte_stride": 0, **linear}
-    config = SimpleNamespace(
-        DESCRIPTOR=SimpleNamespace(fields_by_name={"linear": None}),
-        HasField=lambda name: name == "linear",
-        byte_offset=64,
-        byte_stride=0,
-        linear=SimpleNamespace(**numbers),
-    )
-    part = SimpleNamespace(HasField=lambda name: name == "slice_config", slice_config=config)
-    whole = BufferUse("#3", 128, 256)
-    if refusal is None:
-        assert find_view(whole, part, "slice", 16) == BufferUse("#3", 192, 16)
-        return
-    with pytest.raises(Refusal, match=refusal):
-        find_view(whole, part, "slice", 16)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""First reads: which old bytes a branch or a loop may need, found backwards from the results.
+
+To the steps around it a branch or a loop is one step. What it writes on one way it may leave on
+another: then the old bytes are needed if the new ones would be. And what its body writes before it
+reads is no input, however often the body runs. Both follow from what is live: bytes that some later
+step may read before they are written again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
+from tracegraph.lowering.planning.byte_map import ByteMap
+from tracegraph.runtime.nodes import BufferUse, Construct
+
+
+def find_first_reads(
+    steps: Sequence[GraphStep], results: Iterable[BufferUse]
+) -> tuple[GraphStep, ...]:
+    """Returns the steps with `ConditionalStep.first_reads` in each branch and loop.
+
+    Args:
+        steps: in program order.
+        results: the byte ranges that are read after the last step.
+    """
+    return _follow_back(steps, _Bytes(results))[0]
+
+
+def _follow_back(steps: Sequence[GraphStep], live: _Bytes) -> tuple[tuple[GraphStep, ...], _Bytes]:
+    """Returns the steps, and the bytes that are live before them.
+
+    Args:
+        steps: in program order.
+        live: the bytes that are live after them.
+    """
+    live = live.copy()
+    found: list[GraphStep] = []
+    for step in reversed(steps):
+        if isinstance(step, DeviceStep):
+            live.remove(step.writes)
+            live.add(step.reads)
+            found.append(step)
+            continue
+        bodies, live = _follow_bodies(step, live)
+        live.remove(step.setter.writes)
+        live.add(step.setter.reads)
+        whole = dataclasses.replace(step, bodies=bodies, first_reads=None)
+        first_reads = tuple(use for use in whole.touched if live.meets(use))
+        found.append(dataclasses.replace(whole, first_reads=first_reads))
+    return tuple(reversed(found)), live
+
+
+def _follow_bodies(
+    step: ConditionalStep, after: _Bytes
+) -> tuple[tuple[tuple[GraphStep, ...], ...], _Bytes]:
+    """Returns the bodies, and the bytes that are live before one of them is chosen."""
+    if step.construct is not Construct.WHILE:
+        ways = [_follow_back(body, after) for body in step.bodies]
+        live = _Bytes()
+        # Without a second body nothing may happen at all.
+        is_open = step.construct is Construct.IF and len(step.bodies) == 1
+        for before in [*(before for _, before in ways), *([after] if is_open else [])]:
+            live.join(before)
+        return tuple(body for body, _ in ways), live
+    # What another turn reads first, the first turn reads first too: one pass finds it.
+    body, before = _follow_back(step.bodies[0], after)
+    # There may be no turn at all.
+    before.join(after)
+    return (body,), before
+
+
+class _Bytes:
+    """Some bytes of some buffers."""
+
+    def __init__(self, uses: Iterable[BufferUse] = ()) -> None:
+        self._maps: dict[str, ByteMap[bool]] = {}
+        self.add(uses)
+
+    def copy(self) -> _Bytes:
+        copied = _Bytes()
+        copied._maps = {name: held.copy() for name, held in self._maps.items()}
+        return copied
+
+    def add(self, uses: Iterable[BufferUse]) -> None:
+        self._set(uses, True)
+
+    def remove(self, uses: Iterable[BufferUse]) -> None:
+        self._set(uses, False)
+
+    def meets(self, use: BufferUse) -> bool:
+        """True when one of the bytes of a range is among them."""
+        held = self._maps.get(use.buffer)
+        return held is not None and any(held.read(use.offset, use.offset + use.nbytes))
+
+    def join(self, other: _Bytes) -> None:
+        """Adds the bytes of another set."""
+        for name, held in other._maps.items():
+            pieces = held.list_pieces()
+            self.add(BufferUse(name, start, end - start) for start, end, is_in in pieces if is_in)
+
+    def _set(self, uses: Iterable[BufferUse], value: bool) -> None:
+        for name, offset, nbytes in uses:
+            self._maps.setdefault(name, ByteMap(False)).replace(offset, offset + nbytes, value)

@@ -1,0 +1,159 @@
+"""Control flow: XLA's ``while`` and ``conditional`` thunks become branches and loops of the graph.
+
+XLA runs both from the host: it copies a condition to it, waits, and decides. A graph decides on the
+device. What that costs was measured on an H200 with CUDA 13, in microseconds:
+
+* a kernel in a straight chain 1.0,
+* a turn of a WHILE node 4.5 beyond its kernels, one turn alone about 7,
+* an IF node 3.2 when it is not taken, 7 when it is.
+
+Note [Unrolled loops]
+A loop whose trip count XLA knows is unrolled into the graph up to `UNROLLED_NODES` nodes. A longer
+one becomes a WHILE node whose body has as many iterations as `TURN_NODES` nodes allow, so that the
+cost of a turn is shared by them, and what is left of the trip count follows it. An unknown trip
+count takes one iteration per turn: to guard a second one costs an IF node, and that is dearer than
+the turn that it would save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from tracegraph.lowering.device_program import (
+    ConditionalStep,
+    DeviceStep,
+    GraphStep,
+    list_device_steps,
+)
+from tracegraph.lowering.kernels.conditions import (
+    COUNTER_BYTES,
+    count_turn,
+    set_flag,
+    set_index,
+    start_turns,
+)
+from tracegraph.lowering.xla.refusal import Refusal
+from tracegraph.lowering.xla.scope import Iteration, Scope
+from tracegraph.runtime.nodes import Construct
+
+# Nodes are 0.2 KB of device memory each and take some microseconds to instantiate.
+UNROLLED_NODES = 1024
+TURN_NODES = 64
+
+DecodeSequence: TypeAlias = Callable[[Iterable[Any], Scope], list[GraphStep]]
+
+
+def decode_while(message: Any, name: str, scope: Scope, decode: DecodeSequence) -> list[GraphStep]:
+    """Returns the steps of a ``WhileThunkProto``. See Note [Unrolled loops].
+
+    Args:
+        message: the thunk.
+        name: of its instruction.
+        scope: what it refers to.
+        decode: returns the steps of the sequences inside.
+    """
+    if message.HasField("trip_count"):
+        return _decode_counted(message, name, scope, decode)
+    flag = scope.find_use(message.condition_result_buffer_index)
+    if flag.nbytes != 1:
+        raise Refusal(f"loops on a condition of {flag.nbytes} bytes")
+    inner = scope.open_loop(name, None)
+    condition = decode(message.condition_thunk_sequence.thunks, inner)
+    body = decode(message.body_thunk_sequence.thunks, inner)
+    again = _rename(condition, "again")
+    setter = set_flag(f"{name}@condition", flag)
+    loop = ConditionalStep(name, Construct.WHILE, ((*body, *again, setter),), setter)
+    return [*condition, loop]
+
+
+def _decode_counted(
+    message: Any, name: str, scope: Scope, decode: DecodeSequence
+) -> list[GraphStep]:
+    trip_count = message.trip_count
+    if trip_count < 0:
+        raise Refusal(f"loops {trip_count} times")
+
+    def decode_range(first: int, end: int, *turn: Any) -> list[GraphStep]:
+        steps: list[GraphStep] = []
+        for index in range(first, end):
+            inner = scope.open_loop(name, Iteration(index, *turn))
+            steps += _rename(decode(message.body_thunk_sequence.thunks, inner), str(index))
+        return steps
+
+    size = max(count_nodes(decode_range(0, min(trip_count, 1))), 1)
+    per_turn = choose_per_turn(trip_count, size)
+    if per_turn == trip_count:
+        return decode_range(0, trip_count)
+    turns, rest = divmod(trip_count, per_turn)
+    counter = scope.add_temporary(COUNTER_BYTES)
+    body = decode_range(0, per_turn, per_turn, counter)
+    body.append(count_turn(f"{name}@turn", counter, turns))
+    start = start_turns(f"{name}@start", counter)
+    loop = ConditionalStep(name, Construct.WHILE, (tuple(body),), start)
+    return [loop, *decode_range(trip_count - rest, trip_count)]
+
+
+def choose_per_turn(trip_count: int, size: int) -> int:
+    """Returns how many iterations one turn of a loop has; all of them where it is unrolled.
+
+    A number that divides the trip count is preferred: then nothing is left behind the loop.
+
+    Args:
+        trip_count: iterations of the loop.
+        size: nodes of one.
+
+    Example:
+        >>> choose_per_turn(100, 3), choose_per_turn(1000, 3), choose_per_turn(1009, 3)
+        (100, 20, 21)
+    """
+    if trip_count * size <= UNROLLED_NODES:
+        return trip_count
+    most = min(max(TURN_NODES // size, 1), trip_count)
+    whole = (each for each in range(most, most // 2, -1) if trip_count % each == 0)
+    return next(whole, most)
+
+
+def decode_conditional(
+    message: Any, name: str, scope: Scope, decode: DecodeSequence
+) -> list[GraphStep]:
+    """Returns the step of a ``ConditionalThunkProto``: none where no branch does anything.
+
+    Args:
+        message: the thunk; a condition of one byte takes the first of two branches if it is set.
+        name: of its instruction.
+        scope: what it refers to.
+        decode: returns the steps of the sequences inside.
+    """
+    index = scope.find_shaped_use(message.branch_index_buffer)
+    inner = scope.open_branch(name)
+    branches = [tuple(decode(each.thunks, inner)) for each in message.branch_thunks]
+    if index.nbytes not in (1, 4) or (index.nbytes == 1 and len(branches) != 2) or not branches:
+        raise Refusal(f"chooses among {len(branches)} branches by {index.nbytes} bytes")
+    if not any(branches):
+        return []
+    label = f"{name}@condition"
+    if index.nbytes == 4:
+        setter = set_index(label, index, len(branches))
+        return [ConditionalStep(name, Construct.SWITCH, tuple(branches), setter)]
+    bodies = branches if branches[1] else branches[:1]
+    return [ConditionalStep(name, Construct.IF, tuple(bodies), set_flag(label, index))]
+
+
+def count_nodes(steps: Sequence[GraphStep]) -> int:
+    """Returns how many nodes steps become, those inside of branches and loops included."""
+    inner = sum(1 for _ in list_device_steps(steps))
+    return inner + sum(isinstance(step, ConditionalStep) for step in steps)
+
+
+def _rename(steps: Sequence[GraphStep], label: str) -> list[GraphStep]:
+    """Returns the steps under names of their own: two of one name are parts of one instruction."""
+    return [_rename_step(step, label) for step in steps]
+
+
+def _rename_step(step: GraphStep, label: str) -> GraphStep:
+    if isinstance(step, DeviceStep):
+        node = dataclasses.replace(step.node, name=f"{step.name}@{label}")
+        return dataclasses.replace(step, node=node)
+    return dataclasses.replace(step, name=f"{step.name}@{label}")

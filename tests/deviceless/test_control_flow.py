@@ -1,0 +1,105 @@
+"""Branches and loops of real programs: how they are built, in how many nodes, in which memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.deviceless.building import check_built, find_excess_bytes, find_faults
+from tests.deviceless.test_partial import lower
+from tracegraph.lowering.lower import Lowered
+from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES
+from tracegraph.runtime.nodes import ConditionalNode, list_nested
+
+VECTOR = np.linspace(0, 1, 4096, dtype=np.float32)
+MATRIX = np.eye(64, dtype=np.float32)
+
+
+def scan(length: int) -> Callable[..., Any]:
+    return lambda x: lax.scan(lambda c, _: (jnp.sin(c) * 1.1, c.sum()), x, None, length)
+
+
+def repeat(x: Any) -> Any:
+    return lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c * 2 + c @ c, x)
+
+
+def count_to(n: Any, x: Any) -> Any:
+    return lax.fori_loop(0, n, lambda i, c: jnp.cos(c) * c.sum() + i, x)
+
+
+def choose(p: Any, w: Any, x: Any) -> Any:
+    return lax.cond(p, lambda: jnp.linalg.norm(w @ x[:64]) * x, lambda: jnp.sort(x))
+
+
+def choose_of_three(i: Any, w: Any, x: Any) -> Any:
+    branches = [lambda: jnp.tile(w @ w @ x[:64], 64), lambda: jnp.sort(x), lambda: jnp.cumsum(x)]
+    return lax.switch(i, branches)
+
+
+def differentiate(x: Any) -> Any:
+    return jax.grad(lambda y: scan(2000)(y)[1].sum())(x)
+
+
+def nest(x: Any) -> Any:
+    def turn(c: Any, _: Any) -> Any:
+        c = lax.while_loop(lambda d: d.sum() < 5, lambda d: d * 3 + d @ d, c * 0.1)
+        return c, lax.cond(c[0] > 0.5, lambda: jnp.sort(c), lambda: jnp.cumsum(c) @ c + c)
+
+    return lax.scan(turn, x, None, 500)
+
+
+# How many nodes of each kind, those inside of others included.
+CASES = {
+    "an unrolled scan": (scan(5), (VECTOR,), {}),
+    "a long scan": (scan(2000), (VECTOR,), {"while": 1}),
+    "a loop of unknown length": (repeat, (VECTOR,), {"while": 1}),
+    "a loop to an argument": (count_to, (np.int32(3), VECTOR), {"while": 1}),
+    "a choice of two": (choose, (np.bool_(True), MATRIX, VECTOR), {"if": 1}),
+    "a choice of three": (choose_of_three, (np.int32(1), MATRIX, VECTOR), {"switch": 1}),
+    "the gradient of a long scan": (differentiate, (VECTOR,), {"while": 2}),
+    "a loop and a choice in a loop": (nest, (VECTOR,), None),
+}
+
+
+def lower_case(case: str, h200: Any) -> Lowered:
+    function, arguments, _ = CASES[case]
+    return lower(function, arguments, h200, mode="whole")[1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_control_flow_becomes_conditional_nodes(case: str, h200: Any) -> None:
+    lowered = lower_case(case, h200)
+    definition = lowered.definition
+    (stage,) = definition.stages
+    kinds = Counter(
+        node.kind for node in list_nested(stage.nodes) if isinstance(node, ConditionalNode)
+    )
+    expected = CASES[case][2]
+    if expected is None:
+        assert kinds.keys() == {"while", "if"}
+    else:
+        assert kinds == expected
+    assert find_faults(definition) == []
+    check_built(definition)
+    assert find_excess_bytes(lowered) <= 1.05
+    assert sum(1 for _ in list_nested(stage.nodes)) <= UNROLLED_NODES + 2 * TURN_NODES
+
+
+def test_a_loop_needs_no_memset_of_what_it_writes_first(h200: Any) -> None:
+    (stage,) = lower_case("a long scan", h200).definition.stages
+    assert not [node for node in list_nested(stage.nodes) if node.kind == "memset"]
+
+
+def test_the_text_of_a_graph_shows_what_is_inside(h200: Any) -> None:
+    text = str(lower_case("a loop of unknown length", h200).definition)
+    (head,) = [line for line in text.splitlines() if ": while " in line]
+    body = text[text.index(head) + len(head) :]
+    assert "      body 0:" in body
+    assert "        node 0: " in body

@@ -1,0 +1,206 @@
+"""Branches and loops of a CUDA graph, run by a driver over host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.fakes.cuda_on_host import CudaOnHost, kernel, make_cuda_replay, make_device, place
+from tests.fakes.definitions import make_copy, make_definition, make_stage, replay_once
+from tests.fakes.fake_driver import FakeDriver
+from tracegraph.lowering.kernels import conditions
+from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
+from tracegraph.runtime.cuda.graphs.builder import check_constructs
+from tracegraph.runtime.cuda.graphs.graph import CudaGraph
+from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
+from tracegraph.runtime.errors import CudaError, InternalError, UnsupportedError
+from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.nodes import (
+    Body,
+    BufferUse,
+    ConditionalNode,
+    Construct,
+    GraphNode,
+    KernelNode,
+)
+
+FLAG, COUNTER = BufferUse("flag", 0, 1), BufferUse("counter", 0, 4)
+TYPES = {
+    "flag": jax.ShapeDtypeStruct((), np.bool_),
+    "index": jax.ShapeDtypeStruct((), np.int32),
+    "counter": jax.ShapeDtypeStruct((), np.int32),
+    "outer": jax.ShapeDtypeStruct((), np.int32),
+    "rows": jax.ShapeDtypeStruct((3, 4), np.float32),
+}
+
+
+def make_body(*nodes: GraphNode) -> Body:
+    return Body(nodes, tuple((index, index + 1) for index in range(len(nodes) - 1)))
+
+
+def make_loop(*nodes: GraphNode, turns: int, counter: str = "counter") -> ConditionalNode:
+    use = BufferUse(counter, 0, 4)
+    body = make_body(*nodes, conditions.count_turn("turn", use, turns).node)
+    return make_node(Construct.WHILE, [body], conditions.start_turns("start", use).node)
+
+
+def make_node(construct: Construct, bodies: Sequence[Body], setter: Any) -> ConditionalNode:
+    assert isinstance(setter, KernelNode)
+    return ConditionalNode(construct.value, construct, tuple(bodies), setter)
+
+
+def make_choice() -> ConditionalNode:
+    bodies = [make_body(kernel("double", "x", "y")), make_body(kernel("increment", "x", "y"))]
+    return make_node(Construct.IF, bodies, conditions.set_flag("choose", FLAG).node)
+
+
+def define(*nodes: Any, inputs: str = "x", outputs: str = "y") -> GraphDefinition:
+    edges = [(index, index + 1) for index in range(len(nodes) - 1)]
+    stage = make_stage(*nodes, edges=edges)
+    return make_definition(stage, inputs=inputs, outputs=outputs, types=TYPES)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
+    return make_device(monkeypatch)
+
+
+X = np.arange(4, dtype=np.float32)
+
+
+def run_once(replay: Any, *values: Any) -> list[np.ndarray]:
+    return [np.asarray(each.to_jax()) for each in replay_once(replay, *values)]
+
+
+@pytest.mark.parametrize(("flag", "expected"), [(True, 2 * X), (False, X + 1)])
+def test_a_choice_of_two(device: CudaOnHost, flag: bool, expected: Any):
+    replay = make_cuda_replay(device, define(make_choice(), inputs="x flag"))
+    for _ in range(2):
+        (found,) = run_once(replay, place(X), place(flag, dtype=np.bool_))
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_choice_of_one_or_nothing(device: CudaOnHost):
+    body = make_body(kernel("double", "x", "y"))
+    node = make_node(Construct.IF, [body], conditions.set_flag("choose", FLAG).node)
+    replay = make_cuda_replay(device, define(make_copy("x", "y"), node, inputs="x flag"))
+    for flag, expected in ((True, 2 * X), (False, X), (True, 2 * X)):
+        (found,) = run_once(replay, place(X), place(flag, dtype=np.bool_))
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("index", "rounds"), [(0, 1), (1, 2), (2, 3), (3, 3), (-1, 3), (1 << 30, 3)]
+)
+def test_a_choice_of_three_takes_the_last_for_any_other_index(
+    device: CudaOnHost, index: int, rounds: int
+):
+    steps = [kernel("double", "x", "y"), kernel("double", "y", "y"), kernel("double", "y", "y")]
+    bodies = [make_body(*steps[:count]) for count in (1, 2, 3)]
+    setter = conditions.set_index("choose", BufferUse("index", 0, 4), 3).node
+    node = make_node(Construct.SWITCH, bodies, setter)
+    replay = make_cuda_replay(device, define(node, inputs="x index"))
+    (found,) = run_once(replay, place(X), place(index, dtype=np.int32))
+    np.testing.assert_array_equal(found, X * 2**rounds)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 7])
+def test_a_loop_of_known_length(device: CudaOnHost, turns: int):
+    loop = make_loop(kernel("increment", "y", "y"), turns=turns)
+    replay = make_cuda_replay(device, define(make_copy("x", "y"), loop))
+    for _ in range(2):
+        np.testing.assert_array_equal(run_once(replay, place(X))[0], X + turns)
+
+
+def test_a_loop_in_a_loop_starts_anew(device: CudaOnHost):
+    inner = make_loop(kernel("increment", "y", "y"), turns=3)
+    outer = make_loop(inner, kernel("double", "y", "y"), turns=2, counter="outer")
+    replay = make_cuda_replay(device, define(make_copy("x", "y"), outer))
+    np.testing.assert_array_equal(run_once(replay, place(X))[0], ((X + 3) * 2 + 3) * 2)
+
+
+def test_a_loop_until_a_flag_is_0(device: CudaOnHost):
+    def is_small(parameters: tuple[bytes, ...]) -> None:
+        source, target = (int.from_bytes(each, "little") for each in parameters)
+        content = np.frombuffer(device.driver.read_bytes(source, 16), np.float32)
+        np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * 1).from_address(target))[0] = (
+            content.max() < 10
+        )
+
+    device.driver.kernels["is_small"] = is_small
+    base = kernel("is_small", "y", "flag")
+    compare = KernelNode("compare", base.code, base.shape, (base.parameters[0], FLAG), base.written)
+    setter = conditions.set_flag("again", FLAG).node
+    body = make_body(kernel("double", "y", "y"), compare, setter)
+    loop = make_node(Construct.WHILE, [body], setter)
+    replay = make_cuda_replay(device, define(make_copy("x", "y"), compare, loop))
+    for values, expected in ((X, X * 4), (X + 10, X + 10), (X / 8, X * 4)):
+        np.testing.assert_array_equal(run_once(replay, place(values))[0], expected)
+
+
+def test_a_piece_that_moves_with_the_turns(device: CudaOnHost):
+    rows = MovingUse(BufferUse("rows", 0, 48), 16, 0, 16)
+    step = copy_slice("put", MovingUse(BufferUse("y", 0, 16), 16, 0), rows, COUNTER)
+    loop = make_loop(kernel("increment", "y", "y"), step.node, turns=3)
+    replay = make_cuda_replay(device, define(make_copy("x", "y"), loop, outputs="y rows"))
+    last, found = run_once(replay, place(X))
+    np.testing.assert_array_equal(found, np.stack([X + 1, X + 2, X + 3]))
+    np.testing.assert_array_equal(last, X + 3)
+
+
+def build(driver: FakeDriver) -> None:
+    context = driver.retain_primary_context(0)
+    definition = define(make_copy("x", "y"), make_loop(make_choice(), turns=2), inputs="x flag")
+    (stage,) = definition.stages
+    loader = KernelLoader(driver, context)
+    CudaGraph(driver, stage, lambda use: 0x1000 + use.offset, loader, {}, "f")
+
+
+def test_whatever_call_fails_nothing_is_left():
+    driver = FakeDriver()
+    build(driver)
+    assert driver.count_calls("add_conditional_node") == 2
+    names = [call.name for call in driver.calls]
+    for number in range(2, 2 + names.index("instantiate")):
+        broken = FakeDriver(fail_at=number)
+        with pytest.raises(CudaError):
+            build(broken)
+        assert set(broken.live_handles().values()) <= {"context"}, broken.calls[number - 1]
+        assert not broken.graphs
+
+
+def test_an_error_names_the_node_inside():
+    driver = FakeDriver(fail_on="add_conditional_node")
+    with pytest.raises(CudaError, match="node 1 of graph `f`, while while"):
+        build(driver)
+
+
+def test_the_bytes_that_a_branch_uses_cannot_be_elsewhere(device: CudaOnHost):
+    driver = device.driver
+    definition = define(make_choice(), inputs="x flag")
+    loader = KernelLoader(driver, driver.retain_primary_context(0))
+    (stage,) = definition.stages
+    graph = CudaGraph(driver, stage, lambda use: 0x1000 + use.offset, loader, {}, "f")
+    assert not any(graph.can_rebind(name) for name in ("x", "y", "flag"))
+    with pytest.raises(InternalError, match="cannot be given another address"):
+        graph.update(lambda use: 0x2000 + use.offset)
+
+
+def test_an_old_driver_is_refused():
+    choice = make_choice()
+    check_constructs(12_080, choice)
+    check_constructs(12_040, make_loop(turns=2))
+    with pytest.raises(UnsupportedError, match="no conditional node of 2 branches") as raised:
+        check_constructs(12_060, choice)
+    assert "12.6" in raised.value.why
+    assert raised.value.where == "if if"
+
+
+def test_a_setter_outside_of_a_condition_is_an_error_of_ours(device: CudaOnHost):
+    node = conditions.set_flag("lost", FLAG).node
+    with pytest.raises(InternalError, match="sets a condition and belongs to no conditional node"):
+        make_cuda_replay(device, define(node, inputs="flag", outputs="flag"))
