@@ -1,8 +1,8 @@
-"""Keep a branch that depends on the data, between two graphs.
+"""Keep a callback into Python between two graphs.
 
-A graph runs the same kernels each time, so `lax.cond` on a computed value cannot be in it. By
-default that is an error. With mode="partial" the part before and the part after are captured, and
-the branch runs between them.
+A graph replays work of the device only, so a function of NumPy cannot be in it. By default that is
+an error. With mode="partial" the part before and the part after are captured, and the callback runs
+between them. A branch on the same value needs none of it: `lax.cond` is captured.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import tracegraph as tg
+
+
+def choose_scale(length: np.ndarray) -> np.ndarray:
+    """Returns a factor, chosen in Python."""
+    return np.float32(0.125 if length > 8.0 else 1.0)
 
 
 def clip_step(weights: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Subtracts the gradient, and scales it down first if it is long."""
     length = jnp.sqrt(jnp.sum(gradient * gradient))
-    clipped = lax.cond(length > 8.0, lambda g: g * 0.125, lambda g: g, gradient)
-    return weights - clipped, length
+    scale = jax.pure_callback(choose_scale, jax.ShapeDtypeStruct((), jnp.float32), length)
+    return weights - gradient * scale, length
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -99,8 +99,7 @@ class Compiler:
         detail = f"{region.name} of {count}"
         self._progress.enter("compile", detail)
         with _use_by_default(jax_device, is_default=is_default):
-            jitted = jax.jit(function, keep_unused=True, donate_argnums=range(donated))
-            lowered = jitted.lower(*arguments)
+            lowered = _lower(function, arguments, donated)
             compile_program = functools.partial(
                 lowered.compile, compiler_options=dict(options or {})
             )
@@ -126,6 +125,33 @@ def _use_by_default(
     """
     is_set = jax.config.jax_default_device is not None  # pyright: ignore[reportAttributeAccessIssue]
     return contextlib.nullcontext() if is_default and not is_set else jax.default_device(jax_device)
+
+
+def _lower(
+    function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct], donated: int
+) -> jax.stages.Lowered:
+    """Lowers a region to the program that `jax.jit` makes of it, with all of its parameters.
+
+    JAX removes dead code only where it may drop parameters, too: what a loop carries and nothing
+    reads, for one. XLA would remove it later, and then fuse the rest in another way: other bits.
+    """
+    lower = functools.partial(jax.jit, function, donate_argnums=range(donated))
+    lowered = lower().lower(*arguments)
+    if _count_parameters(lowered) == len(arguments):
+        return lowered
+    # A caller passes all of its arguments, by position, to what XLA compiled.
+    return lower(keep_unused=True).lower(*arguments)
+
+
+def _count_parameters(lowered: jax.stages.Lowered) -> int:
+    module: Any = lowered.compiler_ir("stablehlo")
+    # Not every op of a module has a class that would give its name.
+    (main,) = [
+        each
+        for each in module.body.operations
+        if each.operation.attributes["sym_name"].value == "main"
+    ]
+    return len(main.regions[0].blocks[0].arguments)
 
 
 def _return_bare(function: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:

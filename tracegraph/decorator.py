@@ -31,6 +31,7 @@ def capture(
     verify: bool = True,
     name: str | None = None,
     static_leaves: Literal["auto", "refuse"] = "auto",
+    control_flow: Literal["allow", "refuse"] = "allow",
 ) -> GraphedFunction[P, R]: ...
 @overload
 def capture(
@@ -47,6 +48,7 @@ def capture(
     verify: bool = True,
     name: str | None = None,
     static_leaves: Literal["auto", "refuse"] = "auto",
+    control_flow: Literal["allow", "refuse"] = "allow",
 ) -> Callable[[Callable[P, R]], GraphedFunction[P, R]]: ...
 def capture(
     fn: Callable[..., Any] | None = None,
@@ -62,6 +64,7 @@ def capture(
     verify: bool = True,
     name: str | None = None,
     static_leaves: Literal["auto", "refuse"] = "auto",
+    control_flow: Literal["allow", "refuse"] = "allow",
     **unknown: Any,
 ) -> GraphedFunction[..., Any] | Callable[[Callable[..., Any]], GraphedFunction[..., Any]]:
     """Makes a function replayable: captured at its first call, replayed from then on.
@@ -90,6 +93,8 @@ def capture(
         static_leaves: ``"auto"`` makes leaves that are no arrays part of the graph, such as the
             functions and texts of a model: another value, compared with ``==``, is another
             signature. ``"refuse"`` takes arrays and numbers only.
+        control_flow: ``"allow"`` takes loops and branches of `jax.lax` whose path depends on data;
+            ``"refuse"`` holds every replay to one path, as graphs of PyTorch are held to theirs.
         **unknown: options that do not exist; they raise.
 
     Returns:
@@ -131,6 +136,7 @@ def capture(
         "verify": verify,
         "name": name,
         "static_leaves": static_leaves,
+        "control_flow": control_flow,
         **unknown,
     }
     if fn is None:

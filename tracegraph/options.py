@@ -16,6 +16,7 @@ from tracegraph.user_memory.mem_pool import MemPool
 MODES = ("whole", "partial")
 OUTPUTS = ("fresh", "static")
 STATIC_LEAVES = ("auto", "refuse")
+CONTROL_FLOW = ("allow", "refuse")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +37,17 @@ class Options:
     verify: bool
     name: str
     static_leaves: str
+    control_flow: str
 
     @property
     def takes_static_leaves(self) -> bool:
         """True when leaves that are no arrays are static by themselves."""
         return self.static_leaves == "auto"
+
+    @property
+    def takes_control_flow(self) -> bool:
+        """True when loops and branches of lax may take paths that depend on data."""
+        return self.control_flow == "allow"
 
 
 def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options:
@@ -69,12 +76,11 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         _raise_option_error(
             f"outputs={given['outputs']!r} is unknown", where, f"they are {_join(OUTPUTS)}"
         )
-    if given["static_leaves"] not in STATIC_LEAVES:
-        _raise_option_error(
-            f"static_leaves={given['static_leaves']!r} is unknown",
-            where,
-            f"they are {_join(STATIC_LEAVES)}",
-        )
+    for keyword, words in (("static_leaves", STATIC_LEAVES), ("control_flow", CONTROL_FLOW)):
+        if given[keyword] not in words:
+            _raise_option_error(
+                f"{keyword}={given[keyword]!r} is unknown", where, f"they are {_join(words)}"
+            )
     pool = given["pool"].id if isinstance(given["pool"], MemPool) else given["pool"]
     if pool is not None and not isinstance(pool, PoolId):
         _raise_option_error(
@@ -117,6 +123,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         verify=bool(given["verify"]),
         name=given["name"] or getattr(function, "__name__", type(function).__name__),
         static_leaves=given["static_leaves"],
+        control_flow=given["control_flow"],
     )
 
 

@@ -1,4 +1,4 @@
-"""Loops, branches and what talks to the host: much of it is refused, with its reason."""
+"""Loops and branches, which are captured, and what talks to the host, which is refused."""
 
 from __future__ import annotations
 

@@ -35,6 +35,28 @@ def diffrax_adaptive_steps() -> Setup:
 
 
 @program()
+def diffrax_adaptive_steps_without_errors() -> Setup:
+    """With errors as values: what raises them calls back into Python."""
+
+    def run(y):
+        controller = diffrax.PIDController(rtol=1e-2, atol=1e-3)
+        solution = diffrax.diffeqsolve(
+            TERM,
+            diffrax.Heun(),
+            0,
+            1,
+            0.3,
+            y,
+            args=0.7,
+            stepsize_controller=controller,
+            throw=False,
+        )
+        return solution.ys, solution.stats["num_steps"]
+
+    return Setup(run, lambda rng: (draw(rng, 2),))
+
+
+@program()
 def diffrax_one_step() -> Setup:
     solver: Any = diffrax.Heun()
 

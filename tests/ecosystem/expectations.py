@@ -1,9 +1,10 @@
 """What is expected of each program: `expected.json`, a column for each kind of device.
 
-A cell has a word for each mode of the program, as ``control-flow, equal``: `equal`, or the section
-of docs/errors.md that refuses it. Where a cell is empty, a program must be equal or refused by an
-error of tracegraph. ``python -m tests.ecosystem --update`` writes the column of the device that it
-runs on; read the change before you commit it.
+A cell has a word for each mode of the program, as ``callback, equal``: `equal`, or the section
+of docs/errors.md that refuses it. Where a cell is empty or missing, because no such device
+has run the program since its outcome changed, it must be equal or refused by an error of
+tracegraph. ``python -m tests.ecosystem --update`` writes the column of the device that it runs on;
+read the change before you commit it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PATH = ROOT / "tests" / "ecosystem" / "expected.json"
 # What neither equals the reference nor is refused for a reason, with the cause, by column.
 _CLOSED_OVER = "closed-over arrays are inputs of the graph, where jax.jit folds them: 1 to 4 ulp"
 DEFECTS: dict[str, dict[str, str]] = {
-    "host": {},
+    "host": {"probabilistic.blackjax_nuts_step": _CLOSED_OVER},
     "gpu": {
         "inference.decode_with_a_cache": _CLOSED_OVER,
         "transforms.linearize_and_transpose": _CLOSED_OVER,

@@ -40,7 +40,13 @@ def compare_with_jit(program: Program, mode: Literal["whole", "partial"]) -> Out
     """
     donated = (0,) if program.is_donated else ()
     function = functools.partial(program.run, has_streams=True)
-    captured = tg.capture(function, mode=mode, donate_argnums=donated, name=f"fuzz{program.seed}")
+    captured = tg.capture(
+        function,
+        mode=mode,
+        donate_argnums=donated,
+        name=f"fuzz{program.seed}",
+        control_flow=program.control_flow,
+    )
     jitted = jax.jit(program.run)
     outcome = Outcome.EQUAL
     state, given = program.make_arguments(0)

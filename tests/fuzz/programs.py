@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import tracegraph as tg
-from tests.fuzz.steps import ANYWHERE, DTYPES, EAGER, Step, is_float, is_key, pick, tame
+from tests.fuzz.steps import (
+    ANYWHERE,
+    DATA_DEPENDENT,
+    DTYPES,
+    EAGER,
+    Step,
+    is_float,
+    is_key,
+    pick,
+    tame,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,24 +35,31 @@ class Program:
         steps: what it does, in order.
         is_donated: True when the state is donated; it always comes back updated.
         side: the stream that some steps are on, or None.
+        control_flow: the option of `tg.capture`.
     """
 
     seed: int
     steps: tuple[Step, ...]
     is_donated: bool
     side: tg.Stream | None
+    control_flow: Literal["allow", "refuse"]
 
     @property
     def is_capturable(self) -> bool:
         """True when one graph can hold it."""
-        return not any(step in EAGER for step in self.steps)
+        return not any(step in self.eager for step in self.steps)
+
+    @property
+    def eager(self) -> tuple[Step, ...]:
+        """The steps that only partial mode takes, outside of its graphs."""
+        return EAGER if self.control_flow == "allow" else (*EAGER, *DATA_DEPENDENT)
 
     def run(self, state: Any, given: Any, *, has_streams: bool = False) -> Any:
         """Returns the new state and some of the values that the steps made."""
         draw = random.Random(self.seed)
         values = [jnp.asarray(leaf) for leaf in jax.tree.leaves((state, given))]
         for step in self.steps:
-            is_aside = draw.random() < 0.4 and step not in EAGER
+            is_aside = draw.random() < 0.4 and step not in self.eager
             if not (has_streams and is_aside and self.side is not None):
                 values += step(draw, values)
                 continue
@@ -110,8 +127,10 @@ def make_program(seed: int) -> Program:
     """Returns the program of a seed."""
     draw = random.Random(seed)
     steps = [draw.choice(ANYWHERE) for _ in range(draw.randint(3, 9))]
-    if draw.random() < 0.35:
-        for _ in range(draw.randint(1, 2)):
-            steps.insert(draw.randrange(len(steps) + 1), draw.choice(EAGER))
+    for chance, others in ((0.4, DATA_DEPENDENT), (0.2, EAGER)):
+        if draw.random() < chance:
+            for _ in range(draw.randint(1, 2)):
+                steps.insert(draw.randrange(len(steps) + 1), draw.choice(others))
     side = tg.Stream() if draw.random() < 0.25 else None
-    return Program(seed, tuple(steps), draw.random() < 0.5, side)
+    control_flow = draw.choice(["allow", "allow", "refuse"])
+    return Program(seed, tuple(steps), draw.random() < 0.5, side, control_flow)

@@ -211,6 +211,40 @@ def branch(draw: Draw, values: list[Any]) -> list[Any]:
     return [lax.cond(jnp.sum(x) > 1, lambda v: jnp.sin(v), lambda v: v * 2, x)]
 
 
+def switch(draw: Draw, values: list[Any]) -> list[Any]:
+    """Chooses one of three branches, one of which loops; perhaps with its gradient."""
+    x, index = tame(pick(draw, values, kind=is_float)), pick(draw, values, ndim=0)
+    index = jnp.abs(jnp.real(tame(index))).astype(jnp.int32)
+
+    def choose(v: Any) -> Any:
+        def repeat(v: Any) -> Any:
+            return lax.scan(lambda c, _: (jnp.tanh(c * v), c), v, None, 3)[0]
+
+        return lax.switch(index, [jnp.sin, repeat, lambda v: v * v], v)
+
+    if draw.random() < 0.5:
+        return [choose(x)]
+    return [jax.grad(lambda v: jnp.sum(choose(v)))(x)]
+
+
+def loop_an_unknown_number_of_times(draw: Draw, values: list[Any]) -> list[Any]:
+    """Counts to a value of the program; each round branches on what is carried."""
+    x = tame(pick(draw, values, ndim=draw.choice([0, 1]), kind=is_float))
+    end = jnp.abs(jnp.real(tame(pick(draw, values, ndim=0)))).astype(jnp.int32) % 5
+
+    def turn(index: Any, v: Any) -> Any:
+        return lax.cond(jnp.sum(v) > index, lambda v: v * 0.5, lambda v: jnp.cos(v) + v, v)
+
+    if draw.random() < 0.5:
+        return [lax.fori_loop(0, end, turn, x)]
+    return [jax.vmap(lambda v: lax.fori_loop(0, end, turn, v))(jnp.stack([x, x + 1]))]
+
+
+def draw_until_accepted(draw: Draw, values: list[Any]) -> list[Any]:
+    shape = jnp.abs(jnp.real(tame(pick(draw, values, ndim=0)))).astype(jnp.float32) + 0.5
+    return [jax.random.gamma(jax.random.key(draw.randrange(9)), shape)]
+
+
 def loop(draw: Draw, values: list[Any]) -> list[Any]:
     x = pick(draw, values, ndim=0, kind=is_float)
     start = (jnp.abs(tame(x)).astype(jnp.float32), draw.choice([1, 2.0, jnp.int32(3)]))
@@ -244,5 +278,13 @@ ANYWHERE: tuple[Step, ...] = (
     close_over,
     make_constant,
 )
+# What ``control_flow="refuse"`` refuses.
+DATA_DEPENDENT: tuple[Step, ...] = (
+    branch,
+    switch,
+    loop,
+    loop_an_unknown_number_of_times,
+    draw_until_accepted,
+)
 # What only partial mode takes.
-EAGER: tuple[Step, ...] = (branch, loop, call_back)
+EAGER: tuple[Step, ...] = (call_back,)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fuzz.compare import Outcome, compare_leaves, compare_trees, compare_with_jit
 from tests.fuzz.programs import make_program
-from tests.fuzz.steps import EAGER
+from tests.fuzz.steps import DATA_DEPENDENT, EAGER
 
 SEEDS = range(14)
 
@@ -30,6 +30,12 @@ def test_the_seeds_hold_what_they_should() -> None:
     assert {program.is_donated for program in programs} == {True, False}
     assert any(program.side is not None for program in programs)
     assert any(set(program.steps) & set(EAGER) for program in programs)
+    for control_flow in ("allow", "refuse"):
+        assert any(
+            set(program.steps) & set(DATA_DEPENDENT)
+            for program in programs
+            if program.control_flow == control_flow
+        )
 
 
 X = jnp.arange(1.0, 4.0)
@@ -62,7 +68,11 @@ def test_several_regions_have_a_tolerance() -> None:
         compare_trees((jnp.arange(3),), (jnp.arange(1, 4),), is_cut=True)
 
 
-def test_a_program_that_is_refused_for_no_reason_is_an_error() -> None:
-    program = next(p for p in map(make_program, range(99)) if not p.is_capturable)
+@pytest.mark.parametrize(("seed", "control_flow"), [(2, "allow"), (27, "refuse")])
+def test_a_program_that_is_refused_for_no_reason_is_an_error(seed: int, control_flow: str) -> None:
+    program = make_program(seed)
+    assert program.control_flow == control_flow
+    assert not program.is_capturable
     assert compare_with_jit(program, "whole") is Outcome.REFUSED
-    assert dataclasses.replace(program, steps=()).is_capturable
+    harmless = dataclasses.replace(program, steps=())
+    assert harmless.is_capturable

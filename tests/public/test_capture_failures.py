@@ -70,7 +70,12 @@ FAULTS = [
     (print_value, 1, "prints a traced value with `print`", "the function is traced without"),
     (call_back, 1, "calls back into Python while it is being captured", "a CUDA graph replays dev"),
     (return_set, 0, "returns a set (`result['b']`), not an array", "a replay returns arrays of"),
-    (take_branch, 1, "takes a branch that depends on data", "a CUDA graph launches the same kerne"),
+    (
+        take_branch,
+        1,
+        "takes a branch that depends on data",
+        'control_flow="refuse" launches',
+    ),
     (mask, 1, "indexes with a boolean mask", "a CUDA graph replays fixed addresses and sizes"),
     (draw, 1, "does Python work that changes from one trace to the next", "0."),
 ]
@@ -80,7 +85,7 @@ FAULTS = [
 def test_a_function_that_cannot_be_captured(function: Callable[..., Any], offset, what, why):
     gc.collect()
     before = count_segments()
-    captured = tg.capture(function, donate_argnums=0)
+    captured = tg.capture(function, donate_argnums=0, control_flow="refuse")
     x = jnp.ones(3)
     at = function.__code__.co_firstlineno + offset
     for _ in range(2):
@@ -112,7 +117,7 @@ def test_all_violations_are_reported_at_once_in_source_order():
         return z
 
     with pytest.raises(tg.CaptureError) as caught:
-        tg.capture(function)(X)
+        tg.capture(function, control_flow="refuse")(X)
     first = function.__code__.co_firstlineno + 1
     assert caught.value.what == "`function` breaks 3 capture constraints"
     assert re.findall(rf"{FILE}:(\d+)", caught.value.where) == [str(first + i) for i in range(3)]

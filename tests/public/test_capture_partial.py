@@ -1,4 +1,7 @@
-"""`mode="partial"`: what a graph cannot hold runs eagerly between two graphs."""
+"""`mode="partial"`: what a graph cannot hold runs eagerly between two graphs.
+
+Loops and branches run eagerly with ``control_flow="refuse"``, which makes many small programs.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +72,7 @@ PROGRAMS: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
 def test_partial_captures_equal_jit(function: Callable[..., Any]):
-    captured = tg.capture(function, mode="partial")
+    captured = tg.capture(function, mode="partial", control_flow="refuse")
     for x in (X, X * 0.1, X * 3, X):
         got, wanted = captured(x), jax.jit(function)(x)
         assert jax.tree.structure(got) == jax.tree.structure(wanted)
@@ -86,7 +89,7 @@ def test_partial_captures_equal_jit(function: Callable[..., Any]):
 @pytest.mark.parametrize("function", PROGRAMS[:5], ids=lambda f: f.__name__)
 def test_in_checking_mode(function: Callable[..., Any], monkeypatch):
     monkeypatch.setenv("TRACEGRAPH_CHECK_REPLAY", "1")
-    captured = tg.capture(function, mode="partial", verify=False)
+    captured = tg.capture(function, mode="partial", control_flow="refuse", verify=False)
     for x in (X, X * 3):
         jax.tree.map(
             lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-6),
@@ -216,7 +219,7 @@ def test_donated_state_across_eager_parts():
         w = lax.cond(x > 0, lambda v: v + x, lambda v: v, state["w"])
         return {"w": w, "old": state["w"]}, state["old"]
 
-    captured = tg.capture(step, donate_argnums=0, mode="partial")
+    captured = tg.capture(step, donate_argnums=0, mode="partial", control_flow="refuse")
     state = {"w": jnp.zeros(2), "old": jnp.ones(2)}
     wanted = jax.tree.map(jnp.copy, state)
     for x in (1.0, -1.0, 2.0, 3.0):
@@ -237,7 +240,7 @@ RANDOM: dict[str, Callable[[Any], Any]] = {
 def test_regions_see_the_constants_that_jit_sees(name):
     """Passed through memory, a constant would be a number that XLA does not know."""
     key = jax.random.key(0)
-    captured = tg.capture(RANDOM[name], mode="partial")
+    captured = tg.capture(RANDOM[name], mode="partial", control_flow="refuse")
     got, wanted = captured(key), jax.jit(RANDOM[name])(key)
     if name == "beta" and jax.__version__.startswith("0.10"):
         # There XLA folds constants before it inlines the calls of the whole function.
@@ -250,5 +253,5 @@ def test_regions_see_the_constants_that_jit_sees(name):
 def test_without_the_constants_bits_differ(monkeypatch):
     monkeypatch.setattr(drafter, "CHEAP_PRIMITIVES", frozenset())
     key = jax.random.key(0)
-    got = tg.capture(RANDOM["beta"], mode="partial")(key)
+    got = tg.capture(RANDOM["beta"], mode="partial", control_flow="refuse")(key)
     assert not np.array_equal(got, jax.jit(RANDOM["beta"])(key))

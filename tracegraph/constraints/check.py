@@ -15,6 +15,7 @@ def check_graph(
     graph: Graph,
     *,
     argument_count: int | None = None,
+    takes_control_flow: bool = True,
 ) -> tuple[Violation, ...]:
     """Checks every constraint that can be seen in a Graph.
 
@@ -22,11 +23,12 @@ def check_graph(
         graph: with calls inlined.
         argument_count: how many leaves the arguments have; with it, inputs that belong to another
             trace are found.
+        takes_control_flow: False refuses loops and branches whose path depends on data.
 
     Returns:
         All violations in program order; none if the graph can be captured whole.
     """
-    dependence = Dependence(graph)
+    dependence = None if takes_control_flow else Dependence(graph)
     ops = list(iterate_ops(graph))
     found = [
         violation
@@ -43,17 +45,18 @@ def check_graph(
     return _drop_repeated(found)
 
 
-def find_uncapturable(graph: Graph) -> dict[int, Violation]:
+def find_uncapturable(graph: Graph, *, takes_control_flow: bool = True) -> dict[int, Violation]:
     """Finds the ops that can't be inside a CUDA graph, where partial mode splits.
 
     Args:
         graph: with calls inlined.
+        takes_control_flow: False for loops and branches whose path depends on data, too.
 
     Returns:
         The index of each such op of ``graph.ops``, with the first reason, also when the reason lies
         in one of its subgraphs.
     """
-    dependence = Dependence(graph)
+    dependence = None if takes_control_flow else Dependence(graph)
     found = {}
     for index, op in enumerate(graph.ops):
         violation = _find_first_violation(op, dependence, graph.name)
@@ -62,13 +65,16 @@ def find_uncapturable(graph: Graph) -> dict[int, Violation]:
     return found
 
 
-def _find_op_violation(op: Op, dependence: Dependence, graph_name: str) -> Violation | None:
-    return find_callback_violation(op, graph_name) or find_control_flow_violation(
-        op, dependence, graph_name
-    )
+def _find_op_violation(op: Op, dependence: Dependence | None, graph_name: str) -> Violation | None:
+    violation = find_callback_violation(op, graph_name)
+    if violation is not None or dependence is None:
+        return violation
+    return find_control_flow_violation(op, dependence, graph_name)
 
 
-def _find_first_violation(op: Op, dependence: Dependence, graph_name: str) -> Violation | None:
+def _find_first_violation(
+    op: Op, dependence: Dependence | None, graph_name: str
+) -> Violation | None:
     inner = (o for subgraph in list_subgraphs(op) for o in iterate_ops(subgraph))
     for candidate in (op, *inner):
         violation = _find_op_violation(candidate, dependence, graph_name)

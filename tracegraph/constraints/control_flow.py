@@ -1,4 +1,8 @@
-"""The rule `control-flow`: the path through a graph is fixed when it is captured."""
+"""The rule `control-flow`, of ``control_flow="refuse"``: a graph has one path through its ops.
+
+It is the rule of PyTorch's graphs, which replay one list of kernels. Loops and branches of
+`jax.lax` are legal otherwise.
+"""
 
 from __future__ import annotations
 
@@ -43,37 +47,38 @@ def find_control_flow_violation(
 
 
 def _make_branch_violation(op: Op, graph_name: str) -> Violation:
-    return Violation(
-        "control-flow",
+    return _make_violation(
         f"`{graph_name}` takes a branch that depends on data",
-        locate_op(op),
-        "a CUDA graph launches the same kernels at every replay; the host can't choose between "
-        f"{len(op.subgraphs)} branches",
-        'compute both and select with jnp.where, or use mode="partial"',
+        f"the host can't choose between {len(op.subgraphs)} branches",
+        "compute both and select with jnp.where",
         op,
     )
 
 
 def _make_loop_violation(op: Op, graph_name: str) -> Violation:
-    return Violation(
-        "control-flow",
+    return _make_violation(
         f"`{graph_name}` runs a loop whose length depends on data",
-        locate_op(op),
-        "a CUDA graph launches the same kernels at every replay; the number of rounds must be "
-        "known when it is captured",
-        "loop a fixed number of times with jax.lax.scan or jax.lax.fori_loop(0, 10, ...), or use "
-        'mode="partial"',
+        "the number of rounds must be known when it is captured",
+        "loop a fixed number of times with jax.lax.scan or jax.lax.fori_loop(0, 10, ...)",
         op,
     )
 
 
 def _make_convergence_violation(op: Op, graph_name: str) -> Violation:
+    return _make_violation(
+        f"`{graph_name}` computes `{op.name}`, which loops until its data converges",
+        "the number of rounds must be known when it is captured",
+        f"move `{op.name}` outside `capture`",
+        op,
+    )
+
+
+def _make_violation(what: str, why: str, fix: str, op: Op) -> Violation:
     return Violation(
         "control-flow",
-        f"`{graph_name}` computes `{op.name}`, which loops until its data converges",
+        what,
         locate_op(op),
-        "a CUDA graph launches the same kernels at every replay; the number of rounds must be "
-        "known when it is captured",
-        f'move `{op.name}` outside `capture`, or use mode="partial"',
+        f'control_flow="refuse" launches the same kernels at every replay; {why}',
+        f'{fix}, leave control_flow="refuse" out, or use mode="partial"',
         op,
     )

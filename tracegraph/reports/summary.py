@@ -81,7 +81,10 @@ def summarise(explained: Explained) -> str:
 def describe_call(prepared: PreparedCall, device: Device, verdict: str) -> list[str]:
     """Returns what was asked for: the function, its options, the device and the arguments."""
     options = prepared.options
-    lines = [f"`{options.name}` {verdict} (mode={options.mode!r}, outputs={options.outputs!r})"]
+    asked = f"mode={options.mode!r}, outputs={options.outputs!r}"
+    if not options.takes_control_flow:
+        asked += f", control_flow={options.control_flow!r}"
+    lines = [f"`{options.name}` {verdict} ({asked})"]
     if device.takes_kernels:
         lines.append(f"device: {describe_device(device)}")
     sizes = _measure_leaves(prepared)

@@ -116,11 +116,13 @@ def check_trace(prepared: PreparedCall, trace: JaxTrace) -> FirstTrace:
     donation = ResolveDonation(prepared.donated, prepared.match_trees(traced.out_tree))
     rewritten = rewrite_graph(traced.graph, (*DEFAULT_PASSES, donation))
     graph = rewritten.graph
-    uncapturable = find_uncapturable(graph) if prepared.options.mode == "partial" else {}
+    options = prepared.options
+    takes = options.takes_control_flow
+    is_cut = options.mode == "partial"
+    uncapturable = find_uncapturable(graph, takes_control_flow=takes) if is_cut else {}
     eager_ops = {id(graph.ops[index]) for index in uncapturable}
-    _check_no_violations(
-        [v for v in check_graph(graph) if not _is_inside(v, graph, eager_ops)], graph
-    )
+    found = check_graph(graph, takes_control_flow=takes)
+    _check_no_violations([v for v in found if not _is_inside(v, graph, eager_ops)], graph)
     notes = find_large_constants(graph)
     checked = CheckedGraph(graph, traced.out_tree, uncapturable, rewritten.reports, notes)
     return FirstTrace(traced, rewritten, checked)

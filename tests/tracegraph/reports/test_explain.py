@@ -150,8 +150,10 @@ def test_violations_are_reported():
         y = jax.pure_callback(np.sin, jax.typeof(x), x)
         return jax.lax.cond(y.sum() > 0, lambda v: v, lambda v: -v, y)
 
-    report = tg.capture(function).explain(X)
-    assert report.startswith("`function` cannot be captured (mode='whole'")
+    report = tg.capture(function, control_flow="refuse").explain(X)
+    assert report.startswith(
+        "`function` cannot be captured (mode='whole', outputs='fresh', control_flow='refuse')"
+    )
     assert list_titles(report) == ["arguments", "violations", "more"]
     first = function.__code__.co_firstlineno + 1
     place = "tests/tracegraph/reports/test_explain.py"
@@ -159,7 +161,7 @@ def test_violations_are_reported():
     assert report.parts["violations"].startswith("`function` breaks 2 capture constraints")
     assert report.show("all").parts.keys() == {"signature", "violations"}
     assert report.ir == report.plan == report.nodes == ""
-    partial = tg.capture(function, mode="partial").explain(X)
+    partial = tg.capture(function, mode="partial", control_flow="refuse").explain(X)
     assert partial.startswith("`function` can be captured (mode='partial'")
     assert partial.count("eager because") == 2
     assert "calls back into Python" in partial
@@ -234,7 +236,12 @@ def test_the_longest_report_fits_a_page(monkeypatch: pytest.MonkeyPatch):
         return state, a
 
     captured: Any = tg.capture(
-        function, mode="partial", donate_argnums=0, static_argnums=6, verify=False
+        function,
+        mode="partial",
+        control_flow="refuse",
+        donate_argnums=0,
+        static_argnums=6,
+        verify=False,
     )
     state = {long: jnp.ones(8), f"{long}2": jnp.ones(8)}
     for kind in ("a", "b" * 500):

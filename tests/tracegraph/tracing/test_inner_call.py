@@ -19,6 +19,7 @@ GIVEN = {
     "stream": None,
     "verify": True,
     "static_leaves": "auto",
+    "control_flow": "allow",
     "name": None,
 }
 

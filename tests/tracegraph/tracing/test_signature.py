@@ -36,6 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "verify": True,
     "name": None,
     "static_leaves": "auto",
+    "control_flow": "allow",
 }
 
 

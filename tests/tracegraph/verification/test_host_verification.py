@@ -22,7 +22,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def loop(x: jax.Array) -> jax.Array:
-    """Three regions in partial mode: what the loop takes, the loop, what its results give."""
+    """Three regions if the loop is refused: what it takes, the loop, what its results give."""
     a, b = x + 1, x * 2
     a, b = jax.lax.while_loop(lambda c: c[0].sum() < 999, lambda c: (c[0] * c[1], c[1]), (a, b))
     return a - b + x
@@ -42,7 +42,7 @@ def make_state() -> dict[str, jax.Array]:
 
 
 def run_loop() -> Any:
-    return tg.capture(loop, mode="partial")(X)
+    return tg.capture(loop, mode="partial", control_flow="refuse")(X)
 
 
 def run_update() -> Any:
@@ -50,7 +50,9 @@ def run_update() -> Any:
 
 
 def run_update_before_a_loop() -> Any:
-    captured = tg.capture(update_before_a_loop, donate_argnums=0, mode="partial")
+    captured = tg.capture(
+        update_before_a_loop, donate_argnums=0, mode="partial", control_flow="refuse"
+    )
     return captured(make_state(), X)
 
 
@@ -99,7 +101,7 @@ def test_one_compilation_of_a_whole_function(compilations: list[str]) -> None:
 
 
 def test_one_compilation_per_region(compilations: list[str]) -> None:
-    captured = tg.capture(loop, mode="partial")
+    captured = tg.capture(loop, mode="partial", control_flow="refuse")
     captured(X)
     captured(X + 1)
     assert sorted(compilations) == ["region0", "region1", "region2"]
@@ -111,7 +113,7 @@ def test_one_compilation_of_regions_with_weak_types(compilations: list[str]) -> 
         y, _ = jax.lax.while_loop(lambda c: c[0] < 9, lambda c: (c[0] * 2, c[1] + 1), (k, k * 2))
         return x * y, y
 
-    captured = tg.capture(function, mode="partial")
+    captured = tg.capture(function, mode="partial", control_flow="refuse")
     product, y = captured(X, 3.0)
     assert jax.typeof(y).weak_type
     assert np.array_equal(product, np.asarray(X) * 12)
@@ -246,7 +248,7 @@ def test_a_callback_may_differ_a_little_and_the_report_names_it() -> None:
 
 def test_the_report_says_that_regions_may_differ_from_one_jit() -> None:
     note = "XLA compiles each of the 3 regions by itself: their results may differ from one jax.jit"
-    captured = tg.capture(loop, mode="partial")
+    captured = tg.capture(loop, mode="partial", control_flow="refuse")
     assert note in flatten(captured.explain(X))
     captured(X)
     report = flatten(captured.explain(X))

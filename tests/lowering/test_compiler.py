@@ -1,0 +1,48 @@
+"""The compiler: regions become the very programs that `jax.jit` makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.fakes.compilers import make_compiler
+from tracegraph.lowering import compiler
+from tracegraph.lowering.request import BufferSpec, Region
+
+X = jnp.linspace(0.5, 2.0, 4)
+
+
+def carry_a_dead_sum(x: jax.Array) -> jax.Array:
+    """Only the first of what the loop carries is read."""
+
+    def turn(carry: Any, _: Any) -> Any:
+        y, total = carry
+        return (y * 1.5, total + jnp.sin(y)), None
+
+    return jax.lax.scan(turn, (x, x * 0), None, 3)[0][0]
+
+
+def carry_a_dead_input(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda c, _: ((c[0] * 2, c[1]), None), (x, y), None, 3)[0][0]
+
+
+def test_what_a_loop_carries_and_nothing_reads_is_dropped_as_by_jit() -> None:
+    wanted = jax.jit(carry_a_dead_sum).lower(X).as_text()
+    lowered = compiler._lower(carry_a_dead_sum, [jax.ShapeDtypeStruct(X.shape, X.dtype)], 0)
+    assert "stablehlo.sine" not in wanted
+    assert "stablehlo.sine" not in lowered.as_text()
+    kept = jax.jit(carry_a_dead_sum, keep_unused=True).lower(X).as_text()
+    assert "stablehlo.sine" in kept
+
+
+def test_a_parameter_that_nothing_reads_stays() -> None:
+    x, y, z = (BufferSpec(name, (4,), np.dtype(np.float32)) for name in "xyz")
+    region = Region("region0", lambda *arrays: (carry_a_dead_input(*arrays),), (x, y), (z,))
+    executable: Any = make_compiler().compile(region)
+    assert None not in jax.tree.leaves(
+        executable.input_shardings, is_leaf=lambda each: each is None
+    )
+    assert np.array_equal(executable(X, X), jax.jit(carry_a_dead_input)(X, X))
