@@ -125,18 +125,23 @@ class TreeSlot:
         tree: structure of the argument; static leaves are in it.
         leaves: the types of its leaves.
         is_donated: True when the caller gives them up.
+
+    Attributes:
+        structure: as given.
+        watch: of the tree whose leaves are all loaded; None if there is none.
+        dropped_leaves: the clock's count when it was.
     """
 
     __slots__ = (
         "_clock",
-        "_dropped_leaves",
         "_is_donated",
         "_plain",
         "_slots",
         "_static_slots",
         "_structure",
-        "_watch",
+        "dropped_leaves",
         "structure",
+        "watch",
     )
     known: ClassVar[dict[int, Any]] = {}
     write = staticmethod(_write_nothing)
@@ -165,22 +170,22 @@ class TreeSlot:
         ]
         self._is_donated = is_donated
         self._clock = replay.clock
-        self._dropped_leaves = 0
-        self._watch: TreeWatch | None = None
+        self.dropped_leaves = 0
+        self.watch: TreeWatch | None = None
         self._plain: list[Any] = []
-
-    def remember(self, watch: TreeWatch | None) -> None:
-        """Takes over a watch of the tree whose leaves are all loaded."""
-        self._watch = watch
-        self._dropped_leaves = self._clock.dropped_leaves
 
     def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
         """Adds what must be copied; returns False for a value of another signature."""
-        watch = self._watch
-        if watch is not None and watch.is_unchanged(value):
-            is_leaf_dropped = self._dropped_leaves != self._clock.dropped_leaves
-            if not is_leaf_dropped and not (self._plain and any(map(_is_deleted, self._plain))):
-                return True
+        watch = self.watch
+        if (
+            watch is not None
+            and (
+                (value is watch.tree and watch.glance() == watch.seen) or watch.is_unchanged(value)
+            )
+            and self.dropped_leaves == self._clock.dropped_leaves
+            and not (self._plain and any(map(_is_deleted, self._plain)))
+        ):
+            return True
         leaves, tree = jax.tree_util.tree_flatten(value)
         if tree != self._structure:
             return False
@@ -205,13 +210,14 @@ class TreeSlot:
 
     def forget(self) -> None:
         """Forgets the last value: the next one is looked at leaf by leaf."""
-        self._watch = None
+        self.watch = None
 
     def _watch_if_immutable(self, value: Any, leaves: list[Any]) -> None:
         """Remembers a tree of immutable leaves, until it is changed or they are deleted."""
         if not self._is_donated and all(type(leaf) is ArrayImpl for leaf in leaves):
             self._plain = leaves
-            self.remember(TreeWatch(value))
+            self.watch = TreeWatch(value)
+            self.dropped_leaves = self._clock.dropped_leaves
 
 
 class StaticSlot:

@@ -393,4 +393,4 @@ class CapturedGraph:
             if slot is None or slot.structure != tree.structure:
                 continue
             if inputs == list(range(inputs[0], inputs[0] + count)):
-                tree.remember = slot.remember
+                tree.slot = slot

@@ -10,10 +10,9 @@ these, makes a count higher; who takes a leaf out of its container has changed t
 agree, and its set is not used again.
 
 The walk is done once per set. From then on its counts are compared at the speed of C, in 3 ns per
-object. The first word of an object is its count, and where its type has weak references, another
-word says whether there are any; both are read where they are, since `sys.getrefcount` would take
-eight times as long. Where objects are not laid out like that, as in a Python without the
-interpreter's lock, no set is ever used again.
+object, see `object_words.py`. The first word of an object is its count, and where its type has weak
+references, another word says whether there are any. Where objects are not laid out like that, as in
+a Python without the interpreter's lock, no set is ever used again.
 """
 
 from __future__ import annotations
@@ -23,24 +22,20 @@ import gc
 import sys
 import weakref
 from collections.abc import Container, Sequence
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import Any
 
 from tracegraph.replaying.identities import read_pointers
+from tracegraph.replaying.object_words import WORD, make_reader, pack_words, read_word
 from tracegraph.replaying.tree_watch import WATCH_TYPES, list_nodes
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.leaf_set import LeafSet
 
-_WORD = np.dtype(np.intp)
-# What a process can address on the 64-bit machines that JAX runs on, without the first page.
-_FIRST, _LAST = 1 << 12, 1 << 47
 _ORDERED = collections.OrderedDict()
 # Watches hold views of dicts.
 _VIEWS = (type(view) for each in ({}, _ORDERED) for view in (each.keys(), each.values()))
 # Of types whose objects have their attributes in themselves; CPython keeps their dict before them.
 _HAS_MANAGED_DICT = 1 << 4
-_DICT_OFFSET = -3 * _WORD.itemsize
+_DICT_OFFSET = -3 * WORD.itemsize
 _PLAIN = frozenset((dict, list, tuple, *_VIEWS))
 _OURS = frozenset((*WATCH_TYPES, LeafSet))
 
@@ -51,9 +46,14 @@ class HolderCounts:
     Args:
         owner: the object of ours from which the leaves are reached.
         trees: that the owner holds, with the leaves in them.
+
+    Attributes:
+        read: a function of C, which reads all counts.
+        expected: what it returns while there are no other references.
+        is_plain: True when nothing else must be looked at, as `are_all` does.
     """
 
-    __slots__ = ("_expected", "_indices", "_nodes", "_objects", "_referents")
+    __slots__ = ("_nodes", "_objects", "_referents", "expected", "is_plain", "read")
 
     def __init__(self, owner: object, trees: Sequence[Any]) -> None:
         # What is in plain containers, watches see; other nodes are looked into at each time.
@@ -66,16 +66,16 @@ class HolderCounts:
         offsets = [(id(each), type(each).__weakrefoffset__) for each in self._objects]
         words += [(address + offset, 0) for address, offset in offsets if offset]
         words += _list_dict_words(self._nodes, {id(each) for each in self._objects})
-        addresses, expected = np.array(words, _WORD).reshape(-1, 2).T
-        self._indices = (addresses - _FIRST) // _WORD.itemsize
-        self._expected = expected.tobytes()
+        self.read = make_reader([address for address, _ in words])
+        self.expected = pack_words([word for _, word in words])
         self._referents = self._read_referents()
+        self.is_plain = not self._nodes
 
     def are_all(self) -> bool:
         """True when there are no other references; the trees must be unchanged."""
         if self._nodes and self._read_referents() != self._referents:
             return False
-        return _memory.take(self._indices).tobytes() == self._expected
+        return self.read() == self.expected
 
     def _read_referents(self) -> bytes:
         return read_pointers(tuple(gc.get_referents(*self._nodes)))
@@ -83,7 +83,7 @@ class HolderCounts:
 
 def can_count() -> bool:
     """True where the count of an object's references, and its weak ones, are where we read them."""
-    if not getattr(sys, "_is_gil_enabled", lambda: True)() or _WORD.itemsize != 8:
+    if not getattr(sys, "_is_gil_enabled", lambda: True)() or WORD.itemsize != 8:
         return False
     probes = (_Probe(), _SlottedProbe())
     before = [_read_words(probe) for probe in probes]
@@ -93,13 +93,13 @@ def can_count() -> bool:
     is_counted = all(
         b[0] + 2 == a[0] and b[1] == 0 != a[1] for b, a in zip(before, after, strict=True)
     )
-    word = _read_word(id(probes[0]) + _DICT_OFFSET)
+    word = read_word(id(probes[0]) + _DICT_OFFSET)
     return (
         is_counted
         and [_read_words(probe) for probe in probes] == before
         and bool(type(probes[0]).__flags__ & _HAS_MANAGED_DICT)
         and vars(probes[0]) == {}
-        and _read_word(id(probes[0]) + _DICT_OFFSET) != word
+        and read_word(id(probes[0]) + _DICT_OFFSET) != word
     )
 
 
@@ -113,7 +113,7 @@ def _list_dict_words(nodes: Sequence[Any], known: Container[int]) -> list[tuple[
     for node in nodes:
         if not type(node).__flags__ & _HAS_MANAGED_DICT:
             continue
-        word = _read_word(id(node) + _DICT_OFFSET)
+        word = read_word(id(node) + _DICT_OFFSET)
         words.append((id(node) + _DICT_OFFSET, word))
         if word and word not in known and sys.version_info >= (3, 13):
             # The node holds it.
@@ -171,25 +171,9 @@ class _SlottedProbe:
     __slots__ = ("__weakref__",)
 
 
-class _AddressSpace:
-    """All memory as one array; only words of objects that are alive may be read."""
-
-    __array_interface__: ClassVar[dict[str, Any]] = {
-        "version": 3,
-        "shape": ((_LAST - _FIRST) // _WORD.itemsize,),
-        "typestr": _WORD.str,
-        "data": (_FIRST, True),
-    }
-
-
 def _read_words(value: object) -> list[int]:
     """Returns the number of an object's references, and the address of its first weak one."""
-    return [_read_word(id(value)), _read_word(id(value) + type(value).__weakrefoffset__)]
+    return [read_word(id(value)), read_word(id(value) + type(value).__weakrefoffset__)]
 
 
-def _read_word(address: int) -> int:
-    return int(_memory[(address - _FIRST) // _WORD.itemsize])
-
-
-_memory = np.asarray(_AddressSpace())
 CAN_COUNT = can_count()

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from tracegraph.replaying.argument_slots import TreeSlot
 from tracegraph.replaying.holders import CAN_COUNT, HolderCounts
 from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.jax_interop import wrap_key
@@ -32,13 +33,13 @@ class ResidentPart:
         indices: of its leaves among the flat results.
         structure: of the part; static leaves are in it.
         is_tree: False for one leaf by itself.
-        remember: is called with the watch of the returned tree, None when there is none.
+        slot: of the argument that takes the returned tree back; None if none does.
     """
 
     def __init__(self, numbered: Any, names: Sequence[str], key_types: Mapping[int, Any]) -> None:
         self.indices, self.structure = jax.tree_util.tree_flatten(numbered)
         self.is_tree = type(numbered) is not int
-        self.remember: Callable[[TreeWatch | None], None] = _ignore
+        self.slot: TreeSlot | None = None
         self._leaves: list[tuple[str, Any]] = [
             (names[int(index)], key_types.get(index)) for index in self.indices
         ]
@@ -62,7 +63,8 @@ class ResidentResults:
     Attributes:
         leaf_set: as given.
         values: one per part; None where there is none.
-        watches: each part that is a tree, with the watch of its value.
+        watches: of the values that are trees.
+        pairs: each slot that takes one of them back, with its watch.
         residence: of the leaves.
         was_held: True when it could not be returned again at the last attempt.
     """
@@ -71,6 +73,7 @@ class ResidentResults:
         "_counts",
         "_dropped_leaves",
         "leaf_set",
+        "pairs",
         "residence",
         "values",
         "was_held",
@@ -82,24 +85,30 @@ class ResidentResults:
         self.was_held = False
         self.values = [None if part is None else part.make(leaf_set) for part in parts]
         self.residence = leaf_set.residence
-        self.watches = [
-            (part, TreeWatch(value))
+        trees = [
+            (part.slot, TreeWatch(value))
             for part, value in zip(parts, self.values, strict=True)
             if part is not None and part.is_tree
         ]
+        self.watches = [watch for _, watch in trees]
+        self.pairs = [(slot, watch) for slot, watch in trees if slot is not None]
         self._dropped_leaves = leaf_set.clock.dropped_leaves
         self._counts: HolderCounts | None = None
 
     def is_free(self) -> bool:
         """True when nothing else holds a leaf or a container, and all are as they were made."""
+        # Each step counts here, as in a call: see Note [Hot path].
         if self._dropped_leaves != self.leaf_set.clock.dropped_leaves:
             return False
-        for _, watch in self.watches:
-            if not watch.is_unchanged(watch.tree):
+        for watch in self.watches:
+            # As in `TreeSlot.collect`.
+            if watch.glance() != watch.seen and not watch.is_unchanged(watch.tree):
                 return False
-        if self._counts is None:
-            self._counts = HolderCounts(self, [value for value in self.values if value is not None])
-        return self._counts.are_all()
+        counts = self._counts
+        if counts is None:
+            # No name holds the values while they are counted.
+            counts = self._counts = HolderCounts(self, [v for v in self.values if v is not None])
+        return counts.read() == counts.expected if counts.is_plain else counts.are_all()
 
 
 class ResidentRotation:
@@ -109,6 +118,8 @@ class ResidentRotation:
         replay: of the graph.
         parts: of the results; None for one that is not resident.
         donations: what to say of a leaf that a later replay has taken, by the name of its buffer.
+        others: the place of each other part, and what returns it.
+        join: makes the tree of results of all parts.
     """
 
     def __init__(
@@ -116,15 +127,18 @@ class ResidentRotation:
         replay: Replay,
         parts: Sequence[ResidentPart | None],
         donations: Mapping[str, Donation],
+        others: Sequence[tuple[int, Callable[[], Any]]],
+        join: Callable[[list[Any]], Any],
     ) -> None:
+        self._others, self._join = others, join
         self._replay, self._parts, self._donations = replay, parts, donations
         self._clock = replay.clock
         self.trees = [part for part in parts if part is not None and part.is_tree]
         self._shown: ResidentResults | None = None
         self._spares: collections.deque[ResidentResults] = collections.deque()
 
-    def advance(self) -> list[Any]:
-        """Returns a list of the parts over the state of the last replay, None for the others.
+    def build(self) -> Any:
+        """Returns the tree of results of the last replay.
 
         The leaves that were shown before are deleted.
         """
@@ -141,16 +155,21 @@ class ResidentRotation:
         # What `Replay.show` does.
         self._replay.shown = chosen.leaf_set
         chosen.residence.generation = self._clock.generation
-        for part, watch in chosen.watches:
-            part.remember(watch)
+        for slot, watch in chosen.pairs:
+            slot.watch = watch
+            slot.dropped_leaves = self._clock.dropped_leaves
         self._shown = chosen
-        return chosen.values.copy()
+        values = chosen.values.copy()
+        for place, take in self._others:
+            values[place] = take()
+        return self._join(values)
 
     def forget(self) -> None:
         """Drops the trees that are shown, before their leaves may be detached."""
         self._shown = None
         for part in self.trees:
-            part.remember(None)
+            if part.slot is not None:
+                part.slot.forget()
 
     def _find_other(self, held: ResidentResults | None) -> ResidentResults:
         """Returns a set that nothing else holds; one that is held twice is given up.
@@ -174,7 +193,3 @@ class ResidentRotation:
         if found is not None:
             return found
         return ResidentResults(self._replay.make_leaves(self._donations), self._parts)
-
-
-def _ignore(_watch: TreeWatch | None) -> None:
-    """Remembers nothing: no slot takes the tree."""

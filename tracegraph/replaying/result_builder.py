@@ -66,28 +66,14 @@ class ResultBuilder:
             for place, part in enumerate(parts)
             if not is_resident(part)
         ]
-        self.rotation = ResidentRotation(replay, residents, donations)
-        self.build = _build_with_state(join, self.rotation.advance, others)
+        self.rotation = ResidentRotation(replay, residents, donations, others, join)
+        self.build = self.rotation.build
 
 
 def _build_plainly(
     join: Callable[[list[Any]], Any], takers: list[Callable[[], Any]]
 ) -> Callable[[], Any]:
     return lambda: join([take() for take in takers])
-
-
-def _build_with_state(
-    join: Callable[[list[Any]], Any],
-    advance: Callable[[], list[Any]],
-    others: list[tuple[int, Callable[[], Any]]],
-) -> Callable[[], Any]:
-    def build() -> Any:
-        parts = advance()
-        for place, take in others:
-            parts[place] = take()
-        return join(parts)
-
-    return build
 
 
 def _make_join(outer: Any, count: int) -> Callable[[list[Any]], Any]:

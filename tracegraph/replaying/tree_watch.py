@@ -2,9 +2,9 @@
 
 A captured train step gets the state tree back that it returned. Comparing the root's identity costs
 nothing, but what is in it can be changed in place. CPython counts the changes of dicts, see
-`dict_watch`: while the count is unchanged, they are not looked at. The children of every other
-container that can change, and of dicts whose changes are not counted, are compared by identity with
-those seen before, at the speed of C.
+`dict_watch.py` and `dict_tags.py`: while the count is unchanged, they are not looked at. The
+children of every other container that can change, and of dicts whose changes are not counted, are
+compared by identity with those seen before, at the speed of C.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from tracegraph.replaying.dict_tags import DictTags, has_tags
 from tracegraph.replaying.dict_watch import DictWatch, count_changes, read_count
 from tracegraph.replaying.identities import Identities
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray
+
+# Python 3.12 gave tags up and has watchers.
+_watch_dicts: type[DictTags | DictWatch] = DictTags if has_tags() else DictWatch
 
 
 class TreeWatch:
@@ -31,6 +35,9 @@ class TreeWatch:
 
     Attributes:
         tree: the tree.
+        glance: a function of C. The tree is unchanged if it returns `seen`; else `is_unchanged`
+            must be asked. For the hot path, where `is_unchanged` itself would be one frame more.
+        seen: what it returned when the tree was looked at.
 
     Example:
         >>> state = {"w": [1.5, 2.5]}
@@ -42,26 +49,26 @@ class TreeWatch:
         False
     """
 
-    __slots__ = (
-        "_changes",
-        "_counted",
-        "_dict_watch",
-        "_others",
-        "_uncounted",
-        "tree",
-    )
+    __slots__ = ("_counted", "_dicts", "_others", "_uncounted", "glance", "seen", "tree")
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
         found = _Containers([], [], [])
         _visit(tree, found)
-        self._dict_watch = watch = DictWatch(found.dicts)
+        self._dicts = dicts = _watch_dicts(found.dicts)
         # Read before anything is looked at: what changes meanwhile is looked at again.
-        self._changes = count_changes()
-        self._counted = _Items(watch.counted) if watch.counted else None
-        uncounted = (*watch.uncounted, *found.sequences)
+        self.seen: Any = dicts.read()
+        self._counted = _Items(dicts.counted) if dicts.counted else None
+        uncounted = (*dicts.uncounted, *found.sequences)
         self._uncounted = _Items(uncounted) if uncounted else None
         self._others = found.others
+        # Two new objects are never equal.
+        self.glance: Callable[[], Any] = object
+        if self._uncounted is None and not self._others:
+            self.glance = read_count if dicts.read is count_changes else dicts.read
+            if self._counted is None:
+                # Nothing can change.
+                self.glance, self.seen = bool, False
 
     def is_unchanged(self, tree: Any) -> bool:
         """True when this is the same tree object and no container in it was changed."""
@@ -69,12 +76,11 @@ class TreeWatch:
         if tree is not self.tree:
             return False
         if self._counted is not None:
-            # The function itself would be one frame more, twice a call.
-            changes = read_count() if self._dict_watch.watcher.is_open else count_changes()
-            if changes != self._changes:
+            seen = self._dicts.read()
+            if seen != self.seen:
                 if not self._counted.are_same():
                     return False
-                self._changes = changes
+                self.seen = seen
         if self._uncounted is not None and not self._uncounted.are_same():
             return False
         return not self._others or all(_has_parts(node, parts) for node, parts in self._others)
@@ -166,7 +172,7 @@ class _Parts(NamedTuple):
 
 
 # What a watch consists of, besides plain containers.
-WATCH_TYPES = (TreeWatch, DictWatch, _Items, Identities, _Parts)
+WATCH_TYPES = (TreeWatch, DictWatch, DictTags, _Items, Identities, _Parts)
 
 
 def list_nodes(tree: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.host_memory import make_array
-from tracegraph.replaying import holders
+from tracegraph.replaying import holders, object_words
 from tracegraph.replaying.holders import HolderCounts, can_count
 from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.jax_interop import wrap_key
@@ -165,5 +165,5 @@ def test_without_the_interpreters_lock_nothing_is_counted(monkeypatch: pytest.Mo
 @needs_counts
 def test_another_layout_of_objects_is_noticed(monkeypatch: pytest.MonkeyPatch):
     # As if there were another word before the count.
-    monkeypatch.setattr(holders, "_FIRST", holders._FIRST - 8)
+    monkeypatch.setattr(object_words, "_FIRST", object_words._FIRST - 8)
     assert not can_count()

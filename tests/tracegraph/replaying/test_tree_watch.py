@@ -13,17 +13,21 @@ import pytest
 
 from tests.fakes.host_memory import make_array
 from tracegraph.replaying import dict_watch, tree_watch
+from tracegraph.replaying.dict_tags import DictTags, has_tags
 from tracegraph.replaying.dict_watch import DictWatch, DictWatcher, has_watchers
 from tracegraph.replaying.tree_watch import TreeWatch
 
 jax.config.update("jax_platforms", "cpu")
 
 
-@pytest.fixture(params=["heard", "compared"], autouse=True)
+@pytest.fixture(params=["heard", "tagged", "compared"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Changes of dicts are notified where Python supports it; everywhere they can be compared."""
-    if request.param == "heard" and not has_watchers():
-        pytest.skip("this Python does not tell of changes of dicts")
+    """Changes of dicts are notified or numbered by Python; everywhere they can be compared."""
+    if not {"heard": has_watchers, "tagged": has_tags, "compared": lambda: True}[request.param]():
+        pytest.skip("this Python does not tell of changes of dicts in this way")
+    monkeypatch.setattr(
+        tree_watch, "_watch_dicts", DictTags if request.param == "tagged" else DictWatch
+    )
     if request.param == "compared":
         monkeypatch.setattr(dict_watch, "has_watchers", lambda: False)
         monkeypatch.setattr(dict_watch, "_watcher", DictWatcher())
@@ -277,15 +281,16 @@ def test_dicts_are_looked_at_only_after_a_change(way: str, monkeypatch: pytest.M
     seen = count_comparisons(monkeypatch)
     for _ in range(5):
         assert watch.is_unchanged(state)
-    assert len(seen) == (0 if way == "heard" else 5)
-    # A change of whatever watched dict, even one that is undone, costs one comparison.
+    assert len(seen) == (5 if way == "compared" else 0)
+    # A change of whatever watched dict, even one that is undone, costs one comparison; with tags
+    # those of other dicts cost none.
     seen.clear()
     other["d"] = other["a"]
     for _ in range(5):
         assert watch.is_unchanged(state)
     del other["d"]
     assert watch.is_unchanged(state)
-    assert len(seen) == (2 if way == "heard" else 6)
+    assert len(seen) == {"heard": 2, "tagged": 0, "compared": 6}[way]
     assert others.is_unchanged(other)
 
 
@@ -299,7 +304,7 @@ def test_changes_that_leave_the_tree_as_it_was_are_looked_at_once(
     tree["b"][0]["c"] = tree["b"][0].pop("c")
     for _ in range(2):
         assert watch.is_unchanged(tree)
-    assert len(seen) == (1 if way == "heard" else 2)
+    assert len(seen) == (2 if way == "compared" else 1)
 
 
 def test_a_change_that_came_before_a_look_at_another_tree_is_seen():
@@ -318,13 +323,37 @@ def test_a_tree_that_two_watches_hold(way: str, monkeypatch: pytest.MonkeyPatch)
     seen = count_comparisons(monkeypatch)
     assert first.is_unchanged(state)
     assert second.is_unchanged(state)
-    # The mark of the dict is the first one's.
-    assert seen == (
-        [second._uncounted] if way == "heard" else [first._uncounted, second._uncounted]
-    )
+    # The mark of the dict is the first one's; a tag is everyone's.
+    compared = {"heard": [second], "tagged": [], "compared": [first, second]}
+    assert seen == [watch._uncounted for watch in compared[way]]
     del first
     state["a"] = state["b"]
     assert not second.is_unchanged(state)
+
+
+def test_a_glance_tells_what_a_look_tells():
+    for name, make_tree in TREES.items():
+        tree = make_tree()
+        watch = TreeWatch(tree)
+        # Only what is certain: a glance that does not know asks for a look.
+        assert watch.glance() != watch.seen or watch.is_unchanged(tree), name
+    for name, what, change in CHANGES:
+        tree = TREES[name]()
+        watch = TreeWatch(tree)
+        change(tree)
+        assert watch.glance() != watch.seen, (name, what)
+        assert not watch.is_unchanged(tree)
+        assert watch.glance() != watch.seen, (name, what)
+
+
+def test_after_an_undone_change_a_glance_is_enough_again(way: str):
+    tree = {"a": Leaf(), "b": {"c": Leaf()}}
+    watch = TreeWatch(tree)
+    tree["b"]["c"], kept = Leaf(), tree["b"]["c"]
+    tree["b"]["c"] = kept
+    assert watch.glance() != watch.seen
+    assert watch.is_unchanged(tree)
+    assert (watch.glance() == watch.seen) == (way != "compared")
 
 
 def test_a_list_that_loses_an_item_to_its_neighbour():
@@ -349,3 +378,22 @@ def test_a_watch_ends_with_its_tree_alive():
     del watch
     marks = DictWatch([state])
     assert (marks.uncounted == []) == dict_watch._watcher.is_open
+
+
+ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "replaced": lambda o: setattr(o, "a", Leaf()),
+    "added": lambda o: setattr(o, "c", Leaf()),
+    "removed": lambda o: delattr(o, "b"),
+    "in the dict": lambda o: vars(o).update(a=Leaf()),
+}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_attributes_of_an_object_whose_dict_is_the_tree(name: str):
+    bag = Leaf()
+    bag.a, bag.b = make()  # type: ignore[attr-defined]
+    watch = TreeWatch(vars(bag))
+    assert watch.is_unchanged(vars(bag))
+    ATTRIBUTES[name](bag)
+    assert watch.glance() != watch.seen
+    assert not watch.is_unchanged(vars(bag))
