@@ -118,6 +118,15 @@ trace_state: Any = _private["trace_state_strong_ref"]
 eval_trace: Any = _private["eval_trace"]
 
 
+def embeds_arrays() -> bool:
+    """True where `jax.jit` makes closed-over arrays a part of the program, not inputs of it.
+
+    Scalars it always does. The option that changes this is not documented; without it, as JAX means
+    to be one day, arrays are inputs.
+    """
+    return getattr(jax.config, "jax_use_simplified_jaxpr_constants", True) is False
+
+
 def equation_context(equation: Any) -> EquationContext:
     """Returns the context of an equation of a jaxpr."""
     source = equation.source_info

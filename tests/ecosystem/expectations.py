@@ -19,14 +19,7 @@ from tests.paths import ROOT
 
 PATH = ROOT / "tests" / "ecosystem" / "expected.json"
 # What neither equals the reference nor is refused for a reason, with the cause, by column.
-_CLOSED_OVER = "closed-over arrays are inputs of the graph, where jax.jit folds them: 1 to 4 ulp"
-DEFECTS: dict[str, dict[str, str]] = {
-    "host": {"probabilistic.blackjax_nuts_step": _CLOSED_OVER},
-    "gpu": {
-        "inference.decode_with_a_cache": _CLOSED_OVER,
-        "transforms.linearize_and_transpose": _CLOSED_OVER,
-    },
-}
+DEFECTS: dict[str, dict[str, str]] = {"host": {}, "gpu": {}}
 
 Table = dict[str, dict[str, str]]
 

@@ -16,8 +16,15 @@ import jax
 
 from tracegraph.capturing.drafter import CAPTURING_STREAM, Draft, Drafter
 from tracegraph.capturing.whole_function import make_whole_function
-from tracegraph.ir.graph import Graph, Op, Operand, Value
-from tracegraph.jax_internals import bind_op, describe_physical, to_logical, to_physical
+from tracegraph.constraints.constants import LARGE_CONSTANT_BYTES, measure_bytes
+from tracegraph.ir.graph import Constant, Graph, Op, Operand, Value
+from tracegraph.jax_internals import (
+    bind_op,
+    describe_physical,
+    embeds_arrays,
+    to_logical,
+    to_physical,
+)
 from tracegraph.lowering.request import (
     BufferSpec,
     CaptureRequest,
@@ -53,10 +60,13 @@ def partition_graph(
         bind: of the trace that the graph was made from, for a region that is all of it.
 
     Returns:
-        The request, with inputs in the order of the graph's inputs, then its constants.
+        The request, with inputs in the order of the graph's inputs, then those of its constants
+        that are not embedded.
     """
     drafts = Drafter().split(graph, uncapturable)
-    specs = _name_inputs(graph, input_names)
+    embedded = find_embedded(graph)
+    constants = [each for each in graph.constants if each.value not in embedded]
+    specs = _name_inputs(graph, input_names, constants)
     producers = {value.number: draft for draft in drafts for value in _list_own(draft)}
     aliases = {output: graph.inputs[index] for output, index in graph.aliases}
     kept = {value for index, value in enumerate(graph.inputs) if index not in donated}
@@ -64,17 +74,17 @@ def partition_graph(
         _place_output(operand, index, aliases.get(index), kept, drafts, producers, specs)
         for index, operand in enumerate(graph.outputs)
     ]
-    reads = [_list_reads(draft) for draft in drafts]
+    reads = [_list_reads(draft, embedded) for draft in drafts]
     used = _find_values_used_outside(graph, reads)
     marks = {id(op): f"{_MARK}{i}" for i, op in enumerate(graph.ops)} if is_marked else {}
-    bind = None if graph.constants or is_marked else bind
+    bind = None if constants or is_marked else bind
     regions = tuple(
-        _finish(draft, inputs, graph, used, specs, marks, bind)
+        _finish(draft, inputs, graph, used, specs, marks, bind, embedded)
         for draft, inputs in zip(drafts, reads, strict=True)
     )
     roles = [Role.DONATED if i in donated else Role.COPIED for i in range(len(graph.inputs))]
-    values = [*graph.inputs, *(constant.value for constant in graph.constants)]
-    roles += [Role.CONSTANT] * len(graph.constants)
+    values = [*graph.inputs, *(constant.value for constant in constants)]
+    roles += [Role.CONSTANT] * len(constants)
     return CaptureRequest(
         name=graph.name,
         regions=regions,
@@ -83,6 +93,22 @@ def partition_graph(
         ),
         outputs=tuple(outputs),
     )
+
+
+def find_embedded(graph: Graph) -> dict[Value, Any]:
+    """Returns the closed-over arrays that are part of the regions' programs, in physical types.
+
+    Note [Embedded constants]. `jax.jit` embeds what a function closes over, and XLA folds it: the
+    last bits are others than those of the same array as an input. So it is embedded here, too, up
+    to a size. Large arrays are inputs, written once, which all regions and JAX's memory statistics
+    can see. Where JAX itself makes inputs of arrays, only scalars are embedded.
+    """
+    limit = LARGE_CONSTANT_BYTES if embeds_arrays() else 0
+    return {
+        each.value: to_physical(each.array, each.value.aval)
+        for each in graph.constants
+        if measure_bytes(each.array) < limit or each.value.aval.ndim == 0
+    }
 
 
 def list_region_ops(graph: Graph, uncapturable: Collection[int] = ()) -> dict[str, list[int]]:
@@ -111,10 +137,12 @@ def find_marked_op(path: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _name_inputs(graph: Graph, names: Sequence[str]) -> dict[int, BufferSpec]:
+def _name_inputs(
+    graph: Graph, names: Sequence[str], constants: Sequence[Constant]
+) -> dict[int, BufferSpec]:
     """Returns the buffer of each input and constant by its value's number."""
     pairs = [*zip(graph.inputs, names, strict=True)]
-    pairs += [(constant.value, f"%{constant.name}") for constant in graph.constants]
+    pairs += [(constant.value, f"%{constant.name}") for constant in constants]
     return {value.number: describe_buffer(name, value.aval) for value, name in pairs}
 
 
@@ -179,9 +207,10 @@ def _list_own(draft: Draft) -> list[Value]:
     return [value for value in values if value not in draft.repeated]
 
 
-def _list_reads(draft: Draft) -> list[Value]:
-    """Returns the values that a region reads and does not make, in order of first use."""
+def _list_reads(draft: Draft, embedded: Collection[Value]) -> list[Value]:
+    """Returns the values that a region reads and does not hold, in order of first use."""
     own = {value for op in draft.ops for value in op.results}
+    own.update(embedded)
     operands = [operand for op in draft.ops for operand in op.operands if operand not in own]
     operands += [operand for operand in draft.extra.values() if operand not in own]
     return [operand for operand in dict.fromkeys(operands) if isinstance(operand, Value)]
@@ -203,6 +232,7 @@ def _finish(
     specs: dict[int, BufferSpec],
     marks: Mapping[int, str],
     bind: Callable[..., list[Any]] | None,
+    embedded: Mapping[Value, Any],
 ) -> Region:
     own = _list_own(draft)
     returned: list[tuple[str, Operand]] = [
@@ -210,7 +240,9 @@ def _finish(
     ]
     returned += draft.extra.items()
     results = [operand for _, operand in returned]
-    function = make_flat_function(draft.name, draft.ops, inputs, results, marks=marks)
+    function = make_flat_function(
+        draft.name, draft.ops, inputs, results, marks=marks, embedded=embedded
+    )
     if bind is not None and draft.is_compiled and len(draft.ops) == len(graph.ops):
         function = make_whole_function(bind, graph, inputs, results, function)
     # Lowering compiles what is captured; what runs eagerly is compiled at its first call.
@@ -233,6 +265,7 @@ def make_flat_function(
     outputs: Sequence[Operand],
     *,
     marks: Mapping[int, str] | None = None,
+    embedded: Mapping[Value, Any] | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """Returns a traceable function of physical arrays that binds the ops in order.
 
@@ -242,13 +275,16 @@ def make_flat_function(
         inputs: the values of the arguments.
         outputs: what to return.
         marks: by the identity of an op the scope that it is bound in.
+        embedded: the array of each constant that the program holds.
     """
     marks = marks or {}
+    read_or_made = {value for op in ops for value in op.operands}.union(outputs)
+    held = {value: array for value, array in (embedded or {}).items() if value in read_or_made}
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         known = {
             value.number: to_logical(array, value.aval)
-            for value, array in zip(inputs, arrays, strict=True)
+            for value, array in (*zip(inputs, arrays, strict=True), *held.items())
         }
 
         def read(operand: Operand) -> Any:

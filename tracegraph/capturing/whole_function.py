@@ -31,7 +31,7 @@ def make_whole_function(
 
     Args:
         bind: of the trace that the graph was made from; see `JaxTrace`.
-        graph: without constants.
+        graph: without constants that are inputs.
         inputs: the graph's inputs that the arguments are the values of.
         outputs: those of its outputs that are returned.
         bind_ops: does the same op by op, for a trace that is lost.

@@ -10,9 +10,13 @@ from tracegraph.ir.graph import Constant, Graph
 from tracegraph.ir.printer import print_type
 
 _MEBIBYTE = 1 << 20
+# From here on a closed-over array is an input of the graph, see Note [Embedded constants].
+LARGE_CONSTANT_BYTES = _MEBIBYTE
 
 
-def find_large_constants(graph: Graph, limit_bytes: int = _MEBIBYTE) -> tuple[Violation, ...]:
+def find_large_constants(
+    graph: Graph, limit_bytes: int = LARGE_CONSTANT_BYTES
+) -> tuple[Violation, ...]:
     """Finds closed-over arrays that a user would rather pass as arguments.
 
     Args:
@@ -25,11 +29,12 @@ def find_large_constants(graph: Graph, limit_bytes: int = _MEBIBYTE) -> tuple[Vi
     return tuple(
         _make_constant_violation(graph, constant)
         for constant in graph.constants
-        if _measure_bytes(constant.array) >= limit_bytes
+        if measure_bytes(constant.array) >= limit_bytes
     )
 
 
-def _measure_bytes(array: Any) -> int:
+def measure_bytes(array: Any) -> int:
+    """Returns the size of a closed-over array."""
     return int(getattr(array, "nbytes", 0))
 
 
@@ -37,13 +42,14 @@ def _make_constant_violation(graph: Graph, constant: Constant) -> Violation:
     value = constant.value
     op = next((op for op in iterate_ops(graph) if value in op.operands), None)
     place = f"the results of `{graph.name}`" if op is None else locate_op(op)
-    size = _measure_bytes(constant.array) / _MEBIBYTE
+    size = measure_bytes(constant.array) / _MEBIBYTE
     return Violation(
         "large-constant",
         f"`{graph.name}` closes over an array of {size:.1f} MiB (`{constant.name}`, "
         f"{print_type(value.aval)})",
         place,
-        "the graph keeps its own copy, so replays do not see a new array assigned to the variable",
+        "the graph keeps its own copy, so replays do not see a new array assigned to the variable; "
+        "`jax.jit` folds it into its program, so the last bits of results may differ",
         "pass it as an argument, donated if it changes",
         op,
     )

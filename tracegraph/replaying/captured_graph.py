@@ -111,8 +111,11 @@ class CapturedGraph:
         self._build_slots(prepared)
         if results.is_plain_leaf and all(type(s) is LeafSlot for s in self._slots):
             self.direct = replay.find_direct_call()
-        self.constants = [to_physical(c.array, c.value.aval) for c in checked.graph.constants]
         first = len(prepared.names)
+        constants = {f"%{each.name}": each for each in checked.graph.constants}
+        inputs = [constants[name] for name in replay.definition.inputs[first:]]
+        # The others are embedded, see Note [Embedded constants].
+        self.constants = [to_physical(each.array, each.value.aval) for each in inputs]
         replay.load([(first + i, array) for i, array in enumerate(self.constants)])
 
     @property

@@ -12,6 +12,7 @@ import pytest
 from jax.experimental import io_callback
 
 import tracegraph as tg
+from tracegraph.capturing import partition as partition_module
 from tracegraph.capturing.partition import partition_graph
 from tracegraph.lowering.request import CaptureRequest, Role
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
@@ -293,6 +294,13 @@ def test_eager_ops_keep_their_order():
     assert order == ["first", "second"]
 
 
+@pytest.fixture
+def constants_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every array were a large one."""
+    monkeypatch.setattr(partition_module, "LARGE_CONSTANT_BYTES", 1)
+
+
+@pytest.mark.usefixtures("constants_are_inputs")
 def test_roles_and_constants():
     table = jnp.arange(4.0)
     request = partition(lambda x, y: (x + table, y * 2), X, X, donated=[1])
@@ -331,6 +339,27 @@ def test_nothing_to_compute_needs_no_region():
     assert partition(lambda x: x, X).regions == ()
 
 
+@pytest.mark.parametrize("size", [1, 2**18 - 1, 2**18])
+def test_up_to_a_size_constants_are_embedded(size: int):
+    table = jnp.ones(size)
+    request = partition(lambda x: x + table.sum(), X)
+    names = [spec.buffer.name for spec in request.inputs]
+    assert names == (["x0", "%c0"] if size == 2**18 else ["x0"])
+    np.testing.assert_allclose(
+        evaluate(request, X, constants=[table][: len(names) - 1])[0], X + size
+    )
+
+
+def test_where_jax_makes_inputs_of_arrays_only_scalars_are_embedded(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(partition_module, "embeds_arrays", lambda: False)
+    table, scale = jnp.arange(4.0), jnp.float32(3.0)
+    request = partition(lambda x: x * scale + table, X)
+    assert [spec.buffer.name for spec in request.inputs] == ["x0", "%c1"]
+
+
+@pytest.mark.usefixtures("constants_are_inputs")
 def test_a_constant_that_is_a_result_keeps_its_own_buffer():
     table = jnp.arange(4.0)
     request = partition(lambda x: (x * 1, table), X)

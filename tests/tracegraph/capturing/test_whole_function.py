@@ -18,7 +18,8 @@ from tracegraph.runtime.stream import Stream, stream
 from tracegraph.tracing.trace import LostTraceError, trace_count, trace_function
 
 X = np.arange(4, dtype=np.float32)
-TABLE = np.arange(4, dtype=np.float32)
+# From this size on an array is not embedded.
+TABLE = np.ones(2**18, dtype=np.float32)
 
 
 def find_region(function: Callable[..., Any], *args: Any, **options: Any) -> Region:
@@ -73,7 +74,7 @@ def test_an_unused_key_and_an_unused_number_are_stood_in_for():
 @pytest.mark.parametrize(
     ("function", "options"),
     [
-        pytest.param(lambda x: jnp.sin(x) + TABLE, {}, id="constant"),
+        pytest.param(lambda x: jnp.sin(x) + jnp.sum(TABLE), {}, id="constant"),
         pytest.param(lambda x: jnp.sin(x) + x, {"is_marked": True}, id="marked"),
     ],
 )
