@@ -32,6 +32,8 @@ import numpy as np
 
 import tracegraph as tg
 from tracegraph.replaying.tree_watch import TreeWatch
+from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.providers.host import HostProvider
 
 WATCHDOG_SECONDS = 120.0
 _SIZE = 4
@@ -239,6 +241,19 @@ class Subjects:
         captured = tg.capture(train, donate_argnums=0, verify=False)
         state, _ = captured(make_state(), self.x)
         captured(state, self.x)
+
+
+def interrupt_allocations(count: int, rng: random.Random, counts: Counts) -> None:
+    """Interrupts allocations; after each, another thread can have the allocator's lock."""
+    for _ in range(count):
+        allocator = CachingAllocator(HostProvider())
+
+        def allocate(allocator: CachingAllocator = allocator) -> None:
+            for _ in range(_CALLS):
+                allocator.free(allocator.allocate(1000))
+
+        attempt(allocate, rng.uniform(0, 3e-4), counts)
+        run_in_thread(allocator.lock.__enter__)
 
 
 def interrupt_replays(subjects: Subjects, count: int, rng: random.Random, counts: Counts) -> None:

@@ -11,6 +11,7 @@ from tests.fuzz.interrupts import Counts, Subjects, count_pool_bytes, watching
 
 REPLAYS = 2000
 CAPTURES = 8
+ALLOCATIONS = 500
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,14 @@ def test_interrupted_captures(subjects: Subjects, capfd: pytest.CaptureFixture[s
     check(counts, CAPTURES)
     assert counts.interrupted
     assert not capfd.readouterr().err
+
+
+def test_interrupted_allocations():
+    counts = Counts()
+    with watching(counts):
+        interrupts.interrupt_allocations(ALLOCATIONS, random.Random(0), counts)
+    check(counts, ALLOCATIONS)
+    assert counts.interrupted > ALLOCATIONS // 4
 
 
 def test_a_lock_that_is_held_is_found(subjects: Subjects, monkeypatch: pytest.MonkeyPatch):

@@ -90,8 +90,6 @@ class CachingAllocator:
         self._search = MemorySearch(store, self._uses, self.pools)
         release_pool = self._search.release_pool
         self._used = UsedBlocks(store, self._uses, self.pools, store.put_back, release_pool)
-        # At every call; `with` on the lock would take three times as long.
-        self._acquire, self._release = store.lock.acquire, store.lock.release
         self._noted = self._used.noted
         # At interpreter exit the process frees all memory by itself.
         weakref.finalize(self, store.close).atexit = False
@@ -136,8 +134,8 @@ class CachingAllocator:
             check_size(nbytes, self.device)
         history = self.history
         frames = history.capture_frames() if history.is_enabled else None
-        self._acquire()
-        try:
+        # `with`, for an interrupt may come between a call of `acquire` and the next statement.
+        with self.lock:
             if self._noted:
                 self._used.drain()
             self._uses.advance(stream)
@@ -151,8 +149,6 @@ class CachingAllocator:
                 block = self._search.find(Request(size_class, size, segment_bytes, stream, frames))
             splits = store.has_worthy_rest(block, size)
             return store.mark_allocated(block, size, nbytes, frames, splits=splits)
-        finally:
-            self._release()
 
     def allocate_exact(self, nbytes: int, pool_id: PoolId, stream: int = 0) -> Block:
         """Returns a block that is a whole segment of a private pool: the arena of a graph.
@@ -189,13 +185,10 @@ class CachingAllocator:
         """
         history = self.history
         frames = history.capture_free_frames() if history.is_enabled else None
-        self._acquire()
-        try:
+        with self.lock:
             if self._noted:
                 self._used.drain()
             self._used.free(block, frames)
-        finally:
-            self._release()
 
     def free_later(self, block: Block) -> None:
         """Frees a block as soon as possible. For finalisers: see Note [Finalisers]."""
