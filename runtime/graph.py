@@ -225,12 +225,12 @@ class Instance:
         takers: for each result that leaves the graph in memory of its own the function that returns
             it, a plain JAX array or an `Array`, once per launch; by the name of its buffer.
         consumed: buffers that a failed launch may lose.
-        direct: computes all results from all inputs and touches no buffer, where the device has
-            such a call. It takes the inputs in their order; its one result comes bare, several come
-            as a tuple.
+        lock_free_call: computes all results from all inputs and touches no buffer, where the device
+            has such a call. It takes the inputs in their order; its one result comes bare, several
+            come as a tuple.
     """
 
     stages: tuple[ExecutableGraph, ...]
     takers: Mapping[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
     consumed: tuple[ConsumedBuffer, ...] = ()
-    direct: Callable[..., Any] | None = None
+    lock_free_call: Callable[..., Any] | None = None

@@ -77,7 +77,7 @@ class Replay:
             definition, self.buffers, fresh if output_state is ArrayState.FRESH else ()
         )
         self.stages, self.takers = instance.stages, instance.takers
-        self._consumed, self._direct = instance.consumed, instance.direct
+        self._consumed, self._lock_free_call = instance.consumed, instance.lock_free_call
         # What `launch` does before it counts; a caller on the fast path does both itself.
         self.launch_stages = _join_launches([stage.launch for stage in self.stages], self.clock)
 
@@ -146,13 +146,13 @@ class Replay:
         is_atomic = stage.is_captured and len(stage.nodes) == 1
         return any(self._writes_state[:failed]) or (self._writes_state[failed] and not is_atomic)
 
-    def find_direct_call(self) -> Callable[..., Any] | None:
+    def find_lock_free_call(self) -> Callable[..., Any] | None:
         """Returns what computes all results from all inputs without a buffer; None if nothing does.
 
         Such a graph is one call whose inputs are all rebound and whose results all leave the graph.
         It takes the inputs in their order; its one result comes bare, several come as a tuple.
         """
-        return self._direct
+        return self._lock_free_call
 
     def copy_outputs(self) -> list[Any]:
         """Returns private copies of all results of the last replay."""

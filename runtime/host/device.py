@@ -15,7 +15,12 @@ from tracegraph.runtime.environment import read_alloc_conf
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckingGraph
-from tracegraph.runtime.host.graph import HostGraph, find_detours, find_direct, find_in_place
+from tracegraph.runtime.host.graph import (
+    HostGraph,
+    find_detours,
+    find_in_place,
+    find_lock_free_call,
+)
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
@@ -104,7 +109,7 @@ class HostDevice:
                 if isinstance(buffer, HostBuffer) and name in detours.results
             },
             tuple(buffer for buffer in buffers.values() if isinstance(buffer, OwnedBuffer)),
-            find_direct(definition, buffers, detours),
+            find_lock_free_call(definition, buffers, detours),
         )
 
 

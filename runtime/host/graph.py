@@ -62,7 +62,7 @@ def bind_stage(
     return [_bind_node(node, buffers, detours, stage.is_captured) for node in stage.nodes]
 
 
-def find_direct(
+def find_lock_free_call(
     definition: GraphDefinition, buffers: Mapping[str, Any], detours: Detours
 ) -> Callable[..., Any] | None:
     """Returns the one call of a capture, if it takes the inputs and gives the results."""

@@ -121,11 +121,11 @@ def test_the_ir_shows_its_ops_with_the_users_line():
     def outer(f, x):
         return f(x, n=1) + 1
 
-    graph, direct = (
+    graph, unwrapped = (
         tg.capture(functools.partial(outer, f), name="outer").trace(X)
         for f in (wave, wave.__wrapped__)
     )
-    assert str(graph) == str(direct)
+    assert str(graph) == str(unwrapped)
     assert "in wave" in str(graph)
 
 

@@ -26,7 +26,7 @@ from tracegraph.runtime.stream import Stream, thread_state
 
 # What one stage computes, in each way that a device has for it.
 HOST_STAGES = {
-    "direct": make_stage(make_call("a", lambda x: x * 2, "x", "y")),
+    "lock-free": make_stage(make_call("a", lambda x: x * 2, "x", "y")),
     "two calls": make_stage(
         make_call("a", lambda x: (x * 2, x + 1), "x", "y z"),
         make_call("b", lambda z: z - 1, "z", "w"),

@@ -50,8 +50,6 @@ class CapturedGraph:
         "_build_result",
         "_clock",
         "_collectors",
-        "_direct_calls",
-        "_direct_reads",
         "_donated",
         "_donations",
         "_function",
@@ -59,6 +57,8 @@ class CapturedGraph:
         "_keyword_slots",
         "_keywords",
         "_launch_stages",
+        "_lock_free_calls",
+        "_lock_free_reads",
         "_options",
         "_pending",
         "_rotation",
@@ -68,8 +68,8 @@ class CapturedGraph:
         "_uncounted",
         "checked",
         "constants",
-        "direct",
         "lock",
+        "lock_free_call",
         "lowered",
         "name",
         "names",
@@ -105,12 +105,12 @@ class CapturedGraph:
         if is_checking_floats():
             self._build_result = check_results(results.build, self.name)
         # Only arrays given one by one: a tree must be flattened, which is the slots' work.
-        self.direct: Callable[..., Any] | None = None
-        self._direct_calls = itertools.count()
-        self._direct_reads = 0
+        self.lock_free_call: Callable[..., Any] | None = None
+        self._lock_free_calls = itertools.count()
+        self._lock_free_reads = 0
         self._build_slots(prepared)
         if results.is_plain_leaf and all(type(s) is LeafSlot for s in self._slots):
-            self.direct = replay.find_direct_call()
+            self.lock_free_call = replay.find_lock_free_call()
         first = len(prepared.names)
         constants = {f"%{each.name}": each for each in checked.graph.constants}
         inputs = [constants[name] for name in replay.definition.inputs[first:]]
@@ -126,9 +126,9 @@ class CapturedGraph:
     def count_calls(self) -> int:
         """Returns how often this instance was called with success."""
         # Reading a counter counts too; the caller holds the function's lock.
-        direct = next(self._direct_calls) - self._direct_reads
-        self._direct_reads += 1
-        return self._clock.generation - self._uncounted + direct
+        lock_free = next(self._lock_free_calls) - self._lock_free_reads
+        self._lock_free_reads += 1
+        return self._clock.generation - self._uncounted + lock_free
 
     # All arguments are positional: CPython calls such a method faster than others.
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
@@ -146,7 +146,7 @@ class CapturedGraph:
             if joined is None:
                 return MISS
             args = joined
-        if self.direct is not None:
+        if self.lock_free_call is not None:
             for index, known, _, _ in self._collectors:
                 value = args[index]
                 if type(value) is not ArrayImpl or id(value.aval) not in known:
@@ -154,12 +154,12 @@ class CapturedGraph:
             else:
                 # Nothing is shared between calls, so that no lock is needed.
                 try:
-                    result = self.direct(*args)
+                    result = self.lock_free_call(*args)
                 except (RuntimeError, ValueError):
                     # What XLA refuses as it is may be copied in below, or is refused there.
                     pass
                 else:
-                    next(self._direct_calls)
+                    next(self._lock_free_calls)
                     return result
         copies: dict[int, Any] | None = None
         while True:

@@ -119,7 +119,7 @@ def _copy_to_pinned(
     array: Any, allocator: CachingHostAllocator, non_blocking: bool
 ) -> np.ndarray[Any, Any]:
     source = _read_on_host(array)
-    block = allocator.allocate(source.nbytes, is_direct=non_blocking)
+    block = allocator.allocate(source.nbytes, is_non_blocking=non_blocking)
     owner = _PinnedBytes(block, source.nbytes)
     # The finaliser runs anywhere, also inside the allocator, and must not wait for it.
     weakref.finalize(owner, allocator.free_later, block).atexit = False
@@ -147,6 +147,6 @@ def _find_block(array: Any) -> tuple[CachingHostAllocator, HostBlock] | None:
 
 def _is_pinned_so(array: Any, non_blocking: bool) -> bool:
     found = _find_block(array)
-    if found is None or found[1].is_direct != non_blocking:
+    if found is None or found[1].is_non_blocking != non_blocking:
         return False
     return array.flags.c_contiguous and array.flags.writeable

@@ -79,7 +79,7 @@ class CachingHostAllocator:
         # Not re-entrant: what a finaliser does inside `allocate` must not find it free.
         self._lock = threading.Lock()
         self._poller: EventPoller | None = None
-        self._has_direct = False
+        self._has_non_blocking = False
         # At interpreter exit the process frees all memory by itself.
         parts = (self._source, self._events, self._pools, self._pending)
         weakref.finalize(self, _close, *parts).atexit = False
@@ -112,13 +112,13 @@ class CachingHostAllocator:
         if poller is not None:
             poller.stop()
 
-    def allocate(self, nbytes: int, stream: int = 0, *, is_direct: bool = False) -> HostBlock:
+    def allocate(self, nbytes: int, stream: int = 0, *, is_non_blocking: bool = False) -> HostBlock:
         """Returns a block of at least ``nbytes`` bytes; its contents are undefined.
 
         Args:
             nbytes: wanted size, rounded up to a power of two.
             stream: for which it is; while that one is captured, the block comes from its pool.
-            is_direct: the user promises not to change it while copies read it.
+            is_non_blocking: the user promises not to change it while copies read it.
 
         Raises:
             OutOfMemoryError: the machine has no more memory that can be locked.
@@ -136,8 +136,8 @@ class CachingHostAllocator:
         if self._surplus:
             self._release_surplus()
         block = block or self._reserve(size, pool)
-        block.requested_bytes, block.is_direct = nbytes, is_direct
-        self._has_direct = self._has_direct or is_direct
+        block.requested_bytes, block.is_non_blocking = nbytes, is_non_blocking
+        self._has_non_blocking = self._has_non_blocking or is_non_blocking
         return block
 
     def free(self, block: HostBlock) -> None:
@@ -257,14 +257,14 @@ class CachingHostAllocator:
             CaptureError: a capture of the stream is under way, and the memory is not page-locked.
         """
         # Most processes have no such block, and for the copy of a small array each step counts.
-        if not self._has_direct and not self._pools.is_any_capturing:
+        if not self._has_non_blocking and not self._pools.is_any_capturing:
             return None
         block = self.find_block(address)
         with self._lock:
             is_captured = self._pools.find_capturing(stream) is not None
         if block is None and is_captured:
             raise make_pageable_error(address, stream)
-        return block if block is not None and (block.is_direct or is_captured) else None
+        return block if block is not None and (block.is_non_blocking or is_captured) else None
 
     def _round_size(self, nbytes: int) -> int:
         limit_bytes = self._config.pinned_max_round_bytes

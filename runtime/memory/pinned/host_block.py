@@ -23,7 +23,7 @@ class HostBlock:
         requested_bytes: what was requested last.
         pool: that it returns to.
         is_allocated: True until it is freed.
-        is_direct: its user promised not to change it while copies read it.
+        is_non_blocking: its user promised not to change it while copies read it.
         events: one event per stream, behind the last copy there that reads it.
         captured_by: pools whose graphs copy from it at every replay.
         event_count: events that a freed block still waits for.
@@ -35,7 +35,7 @@ class HostBlock:
         "event_count",
         "events",
         "is_allocated",
-        "is_direct",
+        "is_non_blocking",
         "nbytes",
         "pool",
         "requested_bytes",
@@ -46,7 +46,7 @@ class HostBlock:
         self.segment, self.pool = segment, pool
         self.address, self.nbytes = segment.address, segment.nbytes
         self.requested_bytes = self.event_count = 0
-        self.is_allocated = self.is_direct = False
+        self.is_allocated = self.is_non_blocking = False
         self.events: dict[int, Any] = {}
         self.captured_by: set[PoolId] = set()
 

@@ -134,7 +134,7 @@ def test_an_eager_call_first_and_of_several_results(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, definition)
     np.testing.assert_array_equal(call(replay, floats([4] * 4)), [8] * 4)
     np.testing.assert_array_equal(replay.make_taker(1)(), [5] * 4)
-    assert replay.find_direct_call() is None
+    assert replay.find_lock_free_call() is None
 
 
 def test_eager_calls_alone(device: CudaOnHost) -> None:

@@ -108,10 +108,10 @@ def test_after_a_failure_nothing_leaks_and_the_next_copy_works(
     assert driver.live_handles() == before
 
 
-def pin(stage: Staging, values: Any, *, is_direct: bool = True) -> np.ndarray[Any, Any]:
+def pin(stage: Staging, values: Any, *, is_non_blocking: bool = True) -> np.ndarray[Any, Any]:
     """Returns an array in a block that is never freed."""
     values = np.asarray(values)
-    block = stage.allocator.allocate(values.nbytes, is_direct=is_direct)
+    block = stage.allocator.allocate(values.nbytes, is_non_blocking=is_non_blocking)
     room = (ctypes.c_char * values.nbytes).from_address(block.address)
     array = np.frombuffer(room, values.dtype)
     array[:] = values
@@ -141,20 +141,20 @@ def test_its_memory_serves_again_only_after_the_copy(driver: MemoryDriver) -> No
     assert stage.allocator.allocate(128) is not block
     driver.finish(STREAM)
     assert stage.allocator.allocate(128) is block
-    assert not block.is_direct
+    assert not block.is_non_blocking
 
 
 def test_a_pinned_array_without_the_promise_may_change_at_once(driver: MemoryDriver) -> None:
     stage, target = open_staging(driver), np.zeros(16)
     pin(stage, np.zeros(1))
-    source = pin(stage, np.arange(16.0), is_direct=False)
+    source = pin(stage, np.arange(16.0), is_non_blocking=False)
     stage.copy(source, target.ctypes.data)
     source[:] = -1
     driver.finish(STREAM)
     np.testing.assert_array_equal(target, np.arange(16.0))
 
 
-def test_a_direct_copy_whose_event_fails_is_waited_for(driver: MemoryDriver) -> None:
+def test_a_non_blocking_copy_whose_event_fails_is_waited_for(driver: MemoryDriver) -> None:
     stage, target = open_staging(driver), np.zeros(16)
     source = pin(stage, np.arange(16.0))
     driver.fail_on = "record_event"
@@ -182,7 +182,7 @@ def test_each_driver_has_memory_of_its_own(driver: MemoryDriver) -> None:
 
 def test_while_the_stream_is_captured_ordinary_memory_is_refused(driver: MemoryDriver) -> None:
     stage, target, pool_id = open_staging(driver), np.zeros(16), new_pool_id()
-    source = pin(stage, np.arange(16.0), is_direct=False)
+    source = pin(stage, np.arange(16.0), is_non_blocking=False)
     stage.allocator.begin_allocate_to_pool(pool_id, lambda stream: stream == STREAM)
     with pytest.raises(CaptureError, match="ordinary host memory is captured"):
         stage.copy(np.ones(16), target.ctypes.data)

@@ -20,12 +20,12 @@ def capture_twice(function: Any, *args: Any, **options: Any) -> tuple[tg.Graphed
     for _ in range(2):
         captured(*args)
     assert captured._latest is not None
-    return captured, captured._latest.direct is not None
+    return captured, captured._latest.lock_free_call is not None
 
 
-def test_one_array_per_argument_and_one_result_is_direct():
-    captured, is_direct = capture_twice(lambda x, y: x * y, X, X)
-    assert is_direct
+def test_one_array_per_argument_and_one_result_is_lock_free():
+    captured, is_lock_free = capture_twice(lambda x, y: x * y, X, X)
+    assert is_lock_free
     assert_same(captured(X, X + 1), X * (X + 1))
     assert captured.cache_info() == (2, 1, 64, 1)
     assert captured.cache_info() == (2, 1, 64, 1)
@@ -36,7 +36,7 @@ def test_keyword_arguments_are_put_in_order():
     for _ in range(3):
         assert_same(captured(X, z=X + 1, y=X + 2), X * (X + 2) - (X + 1))
     assert captured._latest is not None
-    assert captured._latest.direct is not None
+    assert captured._latest.lock_free_call is not None
     assert captured.cache_info() == (2, 1, 64, 1)
     assert_same(captured(X, X + 2, X + 1), X * (X + 2) - (X + 1))
     assert captured.cache_info() == (3, 1, 64, 1)
@@ -55,7 +55,7 @@ def test_keyword_arguments_are_put_in_order():
         (jax.random.split, (jax.random.key(0),), {}),
     ],
 )
-def test_what_is_not_direct_gives_the_same(function, args, options):
+def test_what_is_not_lock_free_gives_the_same(function, args, options):
     captured, _ = capture_twice(function, *args, **options)
     if options.get("outputs") != "static":
         assert_same(captured(*args), function(*args))
@@ -71,8 +71,8 @@ def test_a_donated_argument_is_still_consumed():
 
 
 def test_wrong_arguments_are_refused_and_the_next_call_works():
-    captured, is_direct = capture_twice(lambda x: x * 2, X)
-    assert is_direct
+    captured, is_lock_free = capture_twice(lambda x: x * 2, X)
+    assert is_lock_free
     gone = X + 1
     gone.delete()
     with pytest.raises(tg.CaptureError, match="argument 0 `x` has been deleted"):
@@ -82,8 +82,8 @@ def test_wrong_arguments_are_refused_and_the_next_call_works():
 
 
 def test_threads_get_their_own_results_and_every_call_counts():
-    captured, is_direct = capture_twice(lambda x: x * 2, X)
-    assert is_direct
+    captured, is_lock_free = capture_twice(lambda x: x * 2, X)
+    assert is_lock_free
     before, wrong = captured.cache_info().hits, []
 
     def call(number: int) -> None:
