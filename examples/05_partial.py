@@ -16,7 +16,7 @@ import tracegraph as tg
 
 def choose_scale(length: np.ndarray) -> np.ndarray:
     """Returns a factor, chosen in Python."""
-    return np.float32(0.125 if length > 8.0 else 1.0)
+    return np.asarray(0.125 if length > 8.0 else 1.0, np.float32)
 
 
 def clip_step(weights: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,6 +1,6 @@
 """Nodes of a graph: what one does, and to which bytes, before buffers have addresses.
 
-More than 400 lines: a node of each kind, with the records that only it has.
+This file is past 400 lines because nodes hold nodes: a node of each kind, with its own records.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.schema import load_schema
 from tracegraph.runtime.nodes import (
@@ -113,7 +114,7 @@ def _read_size(value: Any) -> int:
 
 def list_operations(program: XlaProgram) -> tuple[Operation, ...]:
     """Returns the steps of our own reader in the same form; its ranges name allocations."""
-    found = (_convert(step.node) for step in program.steps)
+    found = (_convert(step.node) for step in list_device_steps(program.steps))
     return tuple(operation for operation in found if not operation.is_idle)
 
 

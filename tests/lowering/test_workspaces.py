@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.cuda_on_host import CudaOnHost, floats, kernel, make_cuda_replay, make_device
 from tests.fakes.definitions import make_definition, make_stage
 from tests.fakes.fake_nvmath import FakeLt, make_nvmath
-from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.device_program import DeviceStep, list_device_steps
 from tracegraph.lowering.limit_workspaces import limit_workspaces
 from tracegraph.lowering.planning.split_temporaries import split_allocations
 from tracegraph.lowering.workspaces import measure_workspaces
@@ -111,7 +111,7 @@ def test_only_what_is_permitted_is_planned(
     program = make_program(4096)
     limited = limit_workspaces(program, permitted_bytes)
     assert plan_bytes(limited) == expected
-    matmul = limited.steps[0].node
+    matmul = next(list_device_steps(limited.steps)).node
     assert isinstance(matmul, MatmulNode)
     assert dict(matmul.operands)["workspace"].nbytes == sum(expected)
     assert limited.steps[1] is program.steps[1]
@@ -124,7 +124,8 @@ def test_the_library_gets_no_more_than_what_was_planned() -> None:
     nvmath = make_nvmath()
     lt: FakeLt = nvmath.bindings.cublasLt
     lt.algorithms = [(2048, 0), (512, 0)]
-    matmul = limit_workspaces(make_program(4096), 1024).steps[0].node
+    limited = limit_workspaces(make_program(4096), 1024)
+    matmul = next(list_device_steps(limited.steps)).node
     assert isinstance(matmul, MatmulNode)
     CublasLt(lambda: nvmath, lambda: MAP).enqueue(matmul, lambda use: 4096, 77)
     (call,) = lt.list_calls("matmul")

@@ -60,7 +60,11 @@ def test_positions_and_names(function: Any, given: Any, positions: set[int], nam
 @pytest.mark.parametrize(
     ("given", "what", "why"),
     [
-        ({"speed": 1}, "capture has no option `speed`", "the options are donate_argnames"),
+        (
+            {"speed": 1},
+            "capture has no option `speed`",
+            "the options are control_flow, donate_argnames",
+        ),
         ({"mode": "half"}, "mode='half' is unknown", "the modes are partial, whole"),
         ({"outputs": "old"}, "outputs='old' is unknown", "they are fresh, static"),
         ({"pool": 3}, "pool= is not a pool", "`pool()`"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class _AddressSpace:
 
 
 _memory = np.asarray(_AddressSpace())
-_view = memoryview(_memory)
+_view = memoryview(cast(Any, _memory))
 
 
 def read_word(address: int) -> int:

@@ -7,12 +7,13 @@ from collections import Counter
 from tracegraph.lowering.lower import Lowered
 from tracegraph.options import Options
 from tracegraph.runtime.device import Device
+from tracegraph.runtime.nodes import list_nested
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.verification.expectation import expect
 from tracegraph.verification.report import VerificationReport
 
 # In the order of the report.
-_KINDS = ("call", "kernel", "memcpy", "memset", "matmul")
+_KINDS = ("call", "kernel", "memcpy", "memset", "matmul", "if", "switch", "while")
 
 
 def describe_device(device: Device) -> str:
@@ -38,9 +39,12 @@ def list_compiled_regions(lowered: Lowered) -> list[str]:
 
 
 def count_nodes(lowered: Lowered) -> str:
-    """Returns how many nodes of each kind there are, and how many edges are programmatic."""
+    """Returns how many nodes of each kind there are, and how many edges are programmatic.
+
+    Nodes inside of branches and loops count once, however often they run.
+    """
     stages = [stage for stage in lowered.definition.stages if stage.is_captured]
-    kinds = Counter(node.kind for stage in stages for node in stage.nodes)
+    kinds = Counter(node.kind for stage in stages for node in list_nested(stage.nodes))
     nodes = [_count(kinds[kind], kind, f"{kind}s") for kind in _KINDS if kinds[kind]]
     edges = sum(len(stage.edges) for stage in stages)
     programmatic = sum(len(stage.programmatic) for stage in stages)

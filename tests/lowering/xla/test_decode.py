@@ -21,6 +21,7 @@ from tests.fakes.xla_programs import (
 from tests.fakes.xla_recordings import read_recording, recorded_schema
 from tests.oracles import error_lines
 from tracegraph.lowering import compile_gpu
+from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.xla import decode
 from tracegraph.lowering.xla.decode import decode_executable, read_program
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
@@ -47,7 +48,7 @@ def test_recorded_kernel():
         Allocation("#1", 20, AllocationKind.PARAMETER, 0),
     )
     assert (program.name, program.outputs) == ("jit__lambda", ("#0",))
-    (step,) = program.steps
+    (step,) = list_device_steps(program.steps)
     assert step.reads == (BufferUse("#1", 0, 20),)
     assert step.writes == (BufferUse("#0", 0, 20),)
     node = step.node
@@ -63,7 +64,7 @@ def test_recorded_kernel():
 @pytest.mark.usefixtures("recorded")
 def test_recorded_product():
     program = read_program(read_recording("mm_f64"), name="mm_f64")
-    (step,) = program.steps
+    (step,) = list_device_steps(program.steps)
     assert isinstance(step.node, MatmulNode)
     operands = dict(step.node.operands)
     assert set(step.reads) == {operands["a"], operands["b"]}
@@ -403,7 +404,7 @@ def test_no_more_workspace_is_planned_than_is_permitted(
     runtime = types.SimpleNamespace(serialize=lambda: read_recording("mm_f64"))
     executable = types.SimpleNamespace(runtime_executable=lambda: runtime)
     region: Any = types.SimpleNamespace(name="mm_f64")
-    (step,) = compile_gpu._read(executable, region).steps
+    (step,) = list_device_steps(compile_gpu._read(executable, region).steps)
     assert isinstance(step.node, MatmulNode)
     workspace = dict(step.node.operands)["workspace"]
     assert workspace.nbytes > 1 << 20 if nbytes is None else workspace.nbytes == nbytes

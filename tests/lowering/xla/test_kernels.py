@@ -8,6 +8,7 @@ import pytest
 from google.protobuf import text_format
 
 from tests.fakes.xla_programs import make_kernel, make_program, name_thunk, piece
+from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.kernels import find_overwritten
 from tracegraph.runtime.errors import UnsupportedError
@@ -30,7 +31,7 @@ def decode(*thunks: str, text: str = "") -> Any:
 
 def decode_kernel(program: Any) -> Any:
     """Returns the only step of a program; its node is a KernelNode."""
-    (step,) = decode_executable(program, name="step").steps
+    (step,) = list_device_steps(decode_executable(program, name="step").steps)
     assert isinstance(step.node, KernelNode)
     return step
 

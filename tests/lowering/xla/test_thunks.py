@@ -18,7 +18,7 @@ from tests.fakes.xla_programs import (
     shaped,
 )
 from tests.fakes.xla_recordings import read_recording, recorded_schema
-from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.device_program import DeviceStep, list_device_steps
 from tracegraph.lowering.xla import allow_list
 from tracegraph.lowering.xla.allow_list import ALLOWED
 from tracegraph.lowering.xla.container import read_executable
@@ -28,7 +28,7 @@ from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode
 
 
 def decode(*thunks: str) -> tuple[DeviceStep, ...]:
-    return decode_executable(make_program(*thunks), name="step").steps
+    return tuple(list_device_steps(decode_executable(make_program(*thunks), name="step").steps))
 
 
 def catch_refusal(*thunks: str) -> UnsupportedError:

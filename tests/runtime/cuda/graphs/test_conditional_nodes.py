@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,7 +74,8 @@ X = np.arange(4, dtype=np.float32)
 
 
 def run_once(replay: Any, *values: Any) -> list[np.ndarray]:
-    return [np.asarray(each.to_jax()) for each in replay_once(replay, *values)]
+    found: list[Any] = replay_once(replay, *values)
+    return [np.asarray(each.to_jax()) for each in found]
 
 
 @pytest.mark.parametrize(("flag", "expected"), [(True, 2 * X), (False, X + 1)])
@@ -127,9 +129,7 @@ def test_a_loop_until_a_flag_is_0(device: CudaOnHost):
     def is_small(parameters: tuple[bytes, ...]) -> None:
         source, target = (int.from_bytes(each, "little") for each in parameters)
         content = np.frombuffer(device.driver.read_bytes(source, 16), np.float32)
-        np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * 1).from_address(target))[0] = (
-            content.max() < 10
-        )
+        ctypes.c_uint8.from_address(target).value = content.max() < 10
 
     device.driver.kernels["is_small"] = is_small
     base = kernel("is_small", "y", "flag")
