@@ -197,6 +197,71 @@ def test_loops_on_two_streams() -> None:
     assert "region1: captured" in captured.explain(X, show="regions")
 
 
+SIDE = tg.Stream()
+
+
+def fork_in_a_scan(x: Any) -> Any:
+    def turn(c: Any, row: Any) -> Any:
+        main = tg.current_stream()
+        SIDE.wait_stream(main)
+        with tg.stream(SIDE):
+            doubled = c * 2
+        main.wait_stream(SIDE)
+        return doubled, row
+
+    return lax.scan(turn, x, jnp.ones(2))
+
+
+def label_in_a_branch(x: Any) -> Any:
+    def scale(v: Any) -> Any:
+        with tg.stream(SIDE):
+            return jax.jit(lambda u: u * 2)(v)
+
+    return lax.scan(lambda c, _: (lax.cond(c[0] > 0, scale, lambda v: v, c), None), x, None, 2)[0]
+
+
+def record_in_a_loop(x: Any) -> Any:
+    def turn(c: Any) -> Any:
+        tg.current_stream().record_event()
+        return c * 2
+
+    return lax.while_loop(lambda c: c.sum() < 9, turn, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "holder", "offset"),
+    [(fork_in_a_scan, "scan", 3), (label_in_a_branch, "cond", 3), (record_in_a_loop, "while", 2)],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_streams_in_a_body_are_refused(
+    function: Callable[..., Any], holder: str, offset: int
+) -> None:
+    captured = tg.capture(function)
+    with pytest.raises(tg.CaptureError) as caught:
+        captured(X)
+    assert caught.value.anchor == "stream-in-body"
+    assert f"inside the body of a `{holder}`" in str(caught.value)
+    line = function.__code__.co_firstlineno + offset
+    assert f"test_control_flow.py:{line} in " in str(caught.value)
+    # Outside of a capture a stream is a label.
+    assert_same(jax.jit(function)(X), function(X))
+
+
+def test_a_loop_in_a_stream_block_is_on_that_stream() -> None:
+    def function(x: Any) -> Any:
+        main = tg.current_stream()
+        SIDE.wait_stream(main)
+        with tg.stream(SIDE):
+            y = jax.jit(differentiate)(x)[1] + nest(x)[0]
+        main.wait_stream(SIDE)
+        return y
+
+    captured = tg.capture(function)
+    np.testing.assert_allclose(captured(X), jax.jit(function)(X), rtol=1e-5)
+    loops = [op for op in captured.trace(X).graph.ops if op.name == "scan"]
+    assert {op.origin.stream for op in loops} == {SIDE.number}
+
+
 def test_loops_around_an_eager_callback() -> None:
     def function(x: Any) -> Any:
         y = loop(x)

@@ -6,7 +6,7 @@ from tracegraph.constraints.callbacks import find_callback_violation
 from tracegraph.constraints.control_flow import find_control_flow_violation
 from tracegraph.constraints.dependence import Dependence, iterate_ops, list_subgraphs
 from tracegraph.constraints.leaks import check_leaks
-from tracegraph.constraints.streams import check_streams
+from tracegraph.constraints.streams import check_streams, find_body_violation
 from tracegraph.constraints.violation import Violation
 from tracegraph.ir.graph import Graph, Op
 
@@ -36,6 +36,8 @@ def check_graph(
         if (violation := _find_op_violation(op, dependence, graph.name)) is not None
     ]
     found += check_streams(graph)
+    bodies = (find_body_violation(op, graph.name) for op in ops)
+    found += [violation for violation in bodies if violation is not None]
     if argument_count is not None:
         found += check_leaks(graph, argument_count)
     if not found:

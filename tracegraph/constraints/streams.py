@@ -1,4 +1,4 @@
-"""The rules `stream-wait` and `stream-join`: streams fork from the capturing stream and join it.
+"""The rules `stream-wait`, `stream-join` and `stream-in-body`: streams fork once and join once.
 
 Each stream has a clock: how far into every stream its work is ordered after. An event is a copy of
 the clock of the stream it was recorded on; a wait takes the later of the two, stream by stream. A
@@ -7,11 +7,14 @@ value is ready on a stream when the stream's clock has reached the op that made 
 
 from __future__ import annotations
 
+from tracegraph.constraints.dependence import iterate_ops, list_subgraphs
 from tracegraph.constraints.violation import Violation, locate_op
-from tracegraph.ir.graph import Graph, Op, Value
+from tracegraph.ir.graph import STREAM_MARKS, Graph, Op, Value
 
 CAPTURING_STREAM = 0
 _BACKWARD_SCOPE = "transpose("
+# Their bodies run many times, or not at all.
+_WITH_BODIES = frozenset({"cond", "scan", "while"})
 
 
 def check_streams(graph: Graph) -> list[Violation]:
@@ -30,6 +33,28 @@ def check_streams(graph: Graph) -> list[Violation]:
         walk.visit(op)
     walk.check_joins()
     return walk.violations
+
+
+def find_body_violation(op: Op, graph_name: str) -> Violation | None:
+    """Finds a stream block or an event in the body of a loop or a branch.
+
+    A body is on the stream of the op that holds it. JAX gives it no place among the ops around it,
+    where an event could be recorded once and waited for once.
+
+    Args:
+        op: any op.
+        graph_name: the captured function's name.
+
+    Returns:
+        The violation, at the first such op of the body, or None.
+    """
+    if op.name not in _WITH_BODIES:
+        return None
+    for body in list_subgraphs(op):
+        for inner in iterate_ops(body):
+            if inner.name in STREAM_MARKS or inner.origin.stream != op.origin.stream:
+                return _make_body_violation(op, inner, graph_name)
+    return None
 
 
 class _StreamWalk:
@@ -139,6 +164,18 @@ def _make_event_violation(op: Op, stream: int, event: int, graph_name: str) -> V
         "an event orders nothing until it is recorded, in the same capture and before the wait",
         f"call `record` on event {event} before this line",
         op,
+    )
+
+
+def _make_body_violation(op: Op, inner: Op, graph_name: str) -> Violation:
+    return Violation(
+        "stream-in-body",
+        f"`{graph_name}` uses a stream or an event inside the body of a `{op.name}`",
+        locate_op(inner),
+        f"a body runs on the stream of its `{op.name}`, here {_name_stream(op.origin.stream)}, as "
+        "often as its data say; a stream forks and joins once in a capture",
+        f"put the whole `{op.name}` into the `with tg.stream(s)` block",
+        inner,
     )
 
 
