@@ -24,11 +24,13 @@ class Dependence:
     """The values of one graph and of its subgraphs that depend on data.
 
     Args:
-        graph: the whole graph; its inputs depend on data.
+        graph: the whole graph.
+        inputs: which of its inputs count as data; by default all.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, inputs: Sequence[bool] | None = None) -> None:
         self._graph = graph
+        self._inputs = [True] * len(graph.inputs) if inputs is None else inputs
 
     def depends(self, operand: Operand) -> bool:
         """True when the operand's value can differ from one replay to the next."""
@@ -44,15 +46,15 @@ class Dependence:
 
     @functools.cached_property
     def _walked(self) -> _Walk:
-        return _Walk(self._graph)
+        return _Walk(self._graph, self._inputs)
 
 
 class _Walk:
     """One walk over a graph and its subgraphs."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, inputs: Sequence[bool]) -> None:
         self._is_dependent: dict[int, bool] = {}
-        self._walk(graph, [True] * len(graph.inputs))
+        self._walk(graph, inputs)
 
     def depends(self, operand: Operand) -> bool:
         """True when the operand's value can differ from one replay to the next."""

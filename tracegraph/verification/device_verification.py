@@ -3,7 +3,8 @@
 It is not compared with `jax.jit`: two compilations of one program may choose other kernels. The
 pool is filled with NaN bytes before the first replay, so that a read of memory that nothing has
 written shows. Two replays are compared, bit for bit: one on the call's own arguments, copied in,
-and one on other arguments that the graph's nodes are pointed at. Only where XLA's program adds
+and one on other arguments that the graph's nodes are pointed at, as far as every loop ends on them:
+Note [Loops that may not end]. Only where XLA's program adds
 floats in no fixed order, or where it calls a library between two graphs, is a small difference
 allowed.
 """
@@ -11,6 +12,7 @@ allowed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +26,7 @@ from tracegraph.runtime.device import MemoryComparison
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
 from tracegraph.verification.difference import is_large
+from tracegraph.verification.other_inputs import choose_other_inputs
 from tracegraph.verification.report import VerificationReport, compare_results
 
 
@@ -70,10 +73,13 @@ def _compare_twice(
 ) -> VerificationReport:
     lowered = captured.lowered
     values = _place_values(captured, leaves)
+    others = choose_other_inputs(captured.checked.graph)
+    note = "; ".join(filter(None, (report.note, others.note)))
     close: set[str] = set()
     for is_other in (False, True):
         # Constants are what they are; only arguments can be others.
-        given = comparison.copy_arrays(values[: len(leaves)], is_rotated=is_other)
+        may_differ = others.may_differ if is_other else ()
+        given = _copy_arguments(comparison, values[: len(leaves)], may_differ)
         with captured.reserve():
             # XLA's executable comes second, for it uses up what is donated. The graph may only read
             # what it does not own: if it writes there, the executable gets other inputs.
@@ -90,7 +96,23 @@ def _compare_twice(
         wanted = [expected[index] for index in suspects]
         close |= {*compare_results(captured.name, suspected, replayed, wanted, report)}
     named = tuple(path for path in paths if path in close)
-    return dataclasses.replace(report, exact=len(paths) - len(named), close=named)
+    return dataclasses.replace(report, exact=len(paths) - len(named), close=named, note=note)
+
+
+def _copy_arguments(
+    comparison: MemoryComparison, values: Sequence[jax.Array], may_differ: Sequence[bool]
+) -> list[jax.Array]:
+    """Returns private copies of the arguments, with other values where they may differ."""
+    if not any(may_differ):
+        return comparison.copy_arrays(values, is_rotated=False)
+    rotated = iter(
+        comparison.copy_arrays(list(itertools.compress(values, may_differ)), is_rotated=True)
+    )
+    if all(may_differ):
+        return list(rotated)
+    others = (value for value, differs in zip(values, may_differ, strict=True) if not differs)
+    same = iter(comparison.copy_arrays(list(others), is_rotated=False))
+    return [next(rotated if differs else same) for differs in may_differ]
 
 
 def _read(

@@ -32,7 +32,8 @@ def verify_on_host(
     """Replays twice and compares with XLA's own executables.
 
     Once the arguments are copied in, once the graph reads them where they are, as it does in most
-    calls. Both times they are the call's own: a loop need not end on others.
+    calls. Both times they are the call's own: a loop need not end on others, and the path that it
+    takes is inside one executable, which both sides call.
 
     Args:
         captured: the graph, with the executables that it calls.

@@ -17,6 +17,8 @@ from tests.fakes.cuda_on_host import CudaOnHost, view_floats
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.oracles import error_lines
 from tracegraph.runtime.cuda import buffer
+from tracegraph.verification import device_verification
+from tracegraph.verification.other_inputs import OtherInputs
 
 X = jnp.arange(1.0, 5.0)
 
@@ -274,3 +276,77 @@ def test_a_matrix_of_another_layout_is_verified_and_replayed(device: CudaOnHost)
     for _ in range(2):
         assert np.array_equal(captured(other), values - values.T)
         assert np.array_equal(captured(jnp.asarray(values)), values - values.T)
+
+
+def note_copies(device: CudaOnHost, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Notes how many arguments are copied, and whether as others."""
+    copied: list[tuple[int, bool]] = []
+    copy_arrays = device.comparison.copy_arrays
+
+    def note(arrays: Any, *, is_rotated: bool) -> list[Any]:
+        copied.append((len(arrays), is_rotated))
+        return copy_arrays(arrays, is_rotated=is_rotated)
+
+    monkeypatch.setattr(device.comparison, "copy_arrays", note)
+    return copied
+
+
+def test_a_loop_that_would_not_end_on_other_arguments(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(x: jax.Array, n: Any) -> jax.Array:
+        """Begins with 1 and finds 8; from 3, the other half's first, it would run for ever."""
+        return jax.lax.while_loop(lambda c: c != 8, lambda c: c * 2, x[0]) + n
+
+    copied = note_copies(device, monkeypatch)
+    captured = tg.capture(search)
+    assert float(captured(X, 1)) == 9
+    assert copied == [(2, False), (2, False)]
+    report = read_report(captured)
+    assert "1 of 1 results equal XLA's executable bit for bit; all arguments keep their" in report
+    assert "test_device_verification.py:" in report
+    # Without that choice both arguments are others: the reference would not return.
+    unguarded = OtherInputs((True, True))
+    monkeypatch.setattr(device_verification, "choose_other_inputs", lambda _: unguarded)
+    copy_arrays = device.comparison.copy_arrays
+
+    def stop(arrays: Any, *, is_rotated: bool) -> list[Any]:
+        assert not is_rotated, "for ever"
+        return copy_arrays(arrays, is_rotated=is_rotated)
+
+    monkeypatch.setattr(device.comparison, "copy_arrays", stop)
+    with pytest.raises(AssertionError, match="for ever"):
+        tg.capture(search)(X, 1)
+
+
+def test_other_floats_take_other_branches(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(n: Any, x: jax.Array) -> jax.Array:
+        y = jax.lax.fori_loop(0, n, lambda i, c: c * 2, x)
+        return jax.lax.cond(x[0] > 2, lambda v: v - 1, lambda v: v + 1, y)
+
+    copied = note_copies(device, monkeypatch)
+    captured = tg.capture(step)
+    assert np.array_equal(captured(2, X), X * 4 + 1)
+    assert copied == [(2, False), (1, True), (1, False)]
+    assert "arguments of integers keep their values in both replays" in read_report(captured)
+
+
+def test_only_other_arguments_show_a_branch_that_was_frozen(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that always takes the branch of its capture: as if the condition were not read."""
+    taken: list[np.ndarray] = []
+
+    def freeze(ranges: list[np.ndarray], _: int) -> None:
+        taken.append(ranges[1] - ranges[0])
+        ranges[1][:] = ranges[0] + taken[0]
+
+    def step(x: jax.Array) -> jax.Array:
+        return jax.lax.cond(x[0] > 2, lambda v: v - 1, lambda v: v + 1, x)
+
+    spoil(device, freeze, range(2))
+    with pytest.raises(tg.VerificationError):
+        tg.capture(step)(X)
+    assert [float(each[0]) for each in taken] == [1.0, -1.0]
