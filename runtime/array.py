@@ -242,6 +242,9 @@ class Array(jax.Array):
             _check_generation(buffer, self)
             # Only FRESH values are in memory that nothing writes.
             cast(StaticBuffer, buffer).write(value)
+            if self._state is _RESIDENT:
+                kept = [each for each in self._residence.values if each is not self._plain]
+                self._residence.values[:] = kept
             self._plain = None
         return self
 
@@ -396,7 +399,7 @@ class Array(jax.Array):
             self._plain = make_plain(buffer.snapshot(), buffer.aval, buffer.jax_device)
             self._generation = buffer.clock.generation
             if self._state is _RESIDENT:
-                self._residence.has_values = True
+                self._residence.values.append(self._plain)
         value = self._plain
         if self._state is _FRESH:
             self._leave(buffer, None, _SETTLED)

@@ -42,8 +42,8 @@ class LeafSet:
 
     def drop_values(self) -> None:
         """Drops the copies that leaves keep of what was read."""
-        if self.residence.has_values:
-            self.residence.has_values = False
+        if self.residence.values:
+            self.residence.values.clear()
             for leaf in self.leaves.values():
                 leaf.drop_value()
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +37,14 @@ class Residence:
 
     Attributes:
         generation: number of the replay whose state they show.
-        has_values: True when a leaf keeps a copy of its value.
+        values: the plain arrays that leaves keep of their values. A user who deletes one, or
+            donates its leaf to `jax.jit`, has deleted the leaf.
         donations: what to say of a leaf that is deleted, by the name of its buffer.
     """
 
-    __slots__ = ("donations", "generation", "has_values")
+    __slots__ = ("donations", "generation", "values")
 
     def __init__(self, generation: int, donations: Mapping[str, Donation]) -> None:
         self.generation = generation
-        self.has_values = False
+        self.values: list[Any] = []
         self.donations = donations

@@ -100,10 +100,10 @@ def make_leaf(**donations: Donation) -> tuple[NumpyBuffer, Array, Residence]:
 
 def test_resident_shows_the_present_contents_and_caches_them():
     buffer, array, residence = make_leaf()
-    assert not residence.has_values
+    assert not residence.values
     first = array.jax()
     assert array.jax() is first
-    assert residence.has_values
+    assert residence.values
     buffer.replay(9, array)
     residence.generation = buffer.clock.generation
     assert array.tolist() == [9, 9, 9]

@@ -130,16 +130,17 @@ class TreeSlot:
         structure: as given.
         watch: of the tree whose leaves are all loaded; None if there is none.
         dropped_leaves: the clock's count when it was.
+        plain: arrays that stand for leaves of that tree: none may be deleted.
     """
 
     __slots__ = (
         "_clock",
         "_is_donated",
-        "_plain",
         "_slots",
         "_static_slots",
         "_structure",
         "dropped_leaves",
+        "plain",
         "structure",
         "watch",
     )
@@ -172,7 +173,7 @@ class TreeSlot:
         self._clock = replay.clock
         self.dropped_leaves = 0
         self.watch: TreeWatch | None = None
-        self._plain: list[Any] = []
+        self.plain: list[Any] = []
 
     def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
         """Adds what must be copied; returns False for a value of another signature."""
@@ -183,7 +184,7 @@ class TreeSlot:
                 (value is watch.tree and watch.glance() == watch.seen) or watch.is_unchanged(value)
             )
             and self.dropped_leaves == self._clock.dropped_leaves
-            and not (self._plain and any(map(_is_deleted, self._plain)))
+            and not (self.plain and any(map(_is_deleted, self.plain)))
         ):
             return True
         leaves, tree = jax.tree_util.tree_flatten(value)
@@ -215,7 +216,7 @@ class TreeSlot:
     def _watch_if_immutable(self, value: Any, leaves: list[Any]) -> None:
         """Remembers a tree of immutable leaves, until it is changed or they are deleted."""
         if not self._is_donated and all(type(leaf) is ArrayImpl for leaf in leaves):
-            self._plain = leaves
+            self.plain = leaves
             self.watch = TreeWatch(value)
             self.dropped_leaves = self._clock.dropped_leaves
 

@@ -149,14 +149,14 @@ class ResidentRotation:
         if chosen is None or not chosen.is_free():
             chosen = self._find_other(chosen)
         if last is not None and CAN_COUNT:
-            if last.residence.has_values:
+            if last.residence.values:
                 last.leaf_set.drop_values()
             spares.append(last)
         # What `Replay.show` does.
         self._replay.shown = chosen.leaf_set
         chosen.residence.generation = self._clock.generation
         for slot, watch in chosen.pairs:
-            slot.watch = watch
+            slot.watch, slot.plain = watch, chosen.residence.values
             slot.dropped_leaves = self._clock.dropped_leaves
         self._shown = chosen
         values = chosen.values.copy()
