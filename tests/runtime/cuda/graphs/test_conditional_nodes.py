@@ -129,7 +129,7 @@ def test_a_loop_until_a_flag_is_0(device: CudaOnHost):
     def is_small(parameters: tuple[bytes, ...]) -> None:
         source, target = (int.from_bytes(each, "little") for each in parameters)
         content = np.frombuffer(device.driver.read_bytes(source, 16), np.float32)
-        ctypes.c_uint8.from_address(target).value = content.max() < 10
+        ctypes.c_uint8.from_address(target).value = int(content.max() < 10)
 
     device.driver.kernels["is_small"] = is_small
     base = kernel("is_small", "y", "flag")
