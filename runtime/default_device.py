@@ -10,6 +10,7 @@ import jax
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.errors import ConfigError
+from tracegraph.runtime.ffi.recorder import record_registrations
 from tracegraph.runtime.host.device import HostDevice, find_host_device
 from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.stream import StreamBackend, register_backend
@@ -87,3 +88,7 @@ def _find_streams() -> StreamBackend | None:
 
 
 register_backend(_find_streams)
+
+
+# As early as possible: see Note [Registered handlers].
+record_registrations()

@@ -1,8 +1,9 @@
 """The runtime's one door to private JAX names.
 
 JAX has no public way to (a) register another array type, (b) wrap memory that we wrote as an array
-with a given abstract value, (c) build a typed key around key data without computing. The
-tables below say for each private name why it is needed. They are the same from JAX 0.10 to 0.12.
+with a given abstract value, (c) build a typed key around key data without computing, (d) find the
+handlers of `jax.ffi` that are registered for a GPU, see Note [Registered handlers]. The tables
+below say for each private name why it is needed. They are the same from JAX 0.10 to 0.12.
 A JAX without one of them is refused when tracegraph is imported, by name.
 """
 
@@ -36,6 +37,12 @@ PRIVATE_NAMES = {
     "jax._src.random.prng.KeyTy": "the dtype of typed keys",
     "jax._src.config.config_states": "a thread's settings; no public call copies them",
     "jax._src.config.config_ext": "what a setting holds that a thread has not set",
+    "jaxlib.xla_client.custom_call_targets": "the handlers of the CPU, which has no plugin",
+    "jaxlib.xla_client.xla_platform_names": "how a platform is called where handlers are kept",
+    "jaxlib.xla_client._custom_callback": "handlers that wait for their plugin",
+    "jaxlib.xla_client._custom_callback_handler": "where handlers are passed on to a plugin",
+    "jaxlib.xla_client._custom_type_id": "types of their states that wait",
+    "jaxlib.xla_client._custom_type_id_handler": "where these types are passed on",
 }
 
 
@@ -63,7 +70,7 @@ def load_private(path: str, reason: str, *, door: str = "runtime/jax_interop.py"
         ) from error
 
 
-_private = {
+_private: dict[str, Any] = {
     path.rpartition(".")[2]: load_private(path, reason) for path, reason in PRIVATE_NAMES.items()
 }
 ArrayImpl: Any = _private["ArrayImpl"]
@@ -73,6 +80,12 @@ _ShapedArray: Any = _private["ShapedArray"]
 _batched_device_put: Any = _private["batched_device_put"]
 _config_states: Any = _private["config_states"]
 _UNSET: Any = _private["config_ext"].unset
+
+# Handlers of `jax.ffi`, and the types of their states; see Note [Registered handlers].
+find_cpu_targets: Callable[[str], dict[str, Any]] = _private["custom_call_targets"]
+platform_names: dict[str, str] = _private["xla_platform_names"]
+waiting_targets: dict[str, list[Any]] = _private["_custom_callback"]
+waiting_types: dict[str, list[Any]] = _private["_custom_type_id"]
 
 T = TypeVar("T")
 
@@ -309,3 +322,15 @@ def _set_in_thread(state: Any, value: Any) -> None:
     state.set_local(value)
     if state._update_thread_local_hook is not None:
         state._update_thread_local_hook(None if value is _UNSET else value)
+
+
+def exchange_registrars(exchange: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:
+    """Exchanges the dictionaries through which registrations for a platform go.
+
+    Args:
+        exchange: from what passes through (``target`` or ``type``) and jaxlib's dictionary to the
+            one that is put in its place.
+    """
+    xla_client = importlib.import_module("jaxlib.xla_client")
+    for kind, name in (("target", "_custom_callback_handler"), ("type", "_custom_type_id_handler")):
+        setattr(xla_client, name, exchange(kind, _private[name]))

@@ -1,0 +1,1 @@
+"""XLA's foreign function interface: calls of registered handlers with a call frame of our own."""
