@@ -157,12 +157,13 @@ def _compile_to_kernels(
 ) -> tuple[Any, XlaProgram, tuple[tuple[str, bool | str], ...]]:
     """Returns the executable, its steps, and the options that it took.
 
-    XLA's defaults first. Where it calls what no graph can hold although it has plain kernels for
-    the same, it compiles once more.
+    XLA's defaults first: a sort by the handler that XLA chose is faster than one of plain kernels.
+    Where no graph can hold what it calls, which holds for the handlers inside of XLA, and
+    there are plain kernels for the same, it compiles once more.
     """
     executable: Any = compiler.compile(region, in_place, count=count)
     try:
-        return executable, _read(executable, region), ()
+        return executable, _read(executable, region, compiler), ()
     except UnsupportedError as refusal:
         legal = legal_compile_options()
         reasons = "; ".join(work.reason for work in refusal.refused)
@@ -172,7 +173,7 @@ def _compile_to_kernels(
         if not options:
             raise
     executable = compiler.compile(region, in_place, count=count, options=dict(options))
-    return executable, _read(executable, region), options
+    return executable, _read(executable, region, compiler), options
 
 
 def _make_joined_error(errors: Sequence[UnsupportedError]) -> UnsupportedError:
@@ -185,8 +186,12 @@ def _make_joined_error(errors: Sequence[UnsupportedError]) -> UnsupportedError:
 
 
 @hold_collector()
-def _read(executable: Any, region: Region) -> XlaProgram:
-    program = read_program(executable.runtime_executable().serialize(), name=region.name)
+def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
+    program = read_program(
+        executable.runtime_executable().serialize(),
+        name=region.name,
+        check_call=compiler.target.find_call_problem,
+    )
     return limit_workspaces(program, read_cublas_workspace_bytes())
 
 

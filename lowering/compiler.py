@@ -11,6 +11,7 @@ import jax
 
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import Region
+from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.jax_interop import carry_settings, is_default_device
 
@@ -35,6 +36,10 @@ class CompileTarget(Protocol):
 
     def prepare_arena(self, size: ArenaSize) -> None:
         """Is called with the size of the arena as soon as it is known."""
+        ...
+
+    def find_call_problem(self, call: FfiCall) -> str:
+        """Returns why a call of a handler cannot be in a graph, or an empty text."""
         ...
 
 

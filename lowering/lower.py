@@ -18,6 +18,7 @@ from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.late_import import import_late
+from tracegraph.runtime.nodes import FfiCallNode, list_nested
 
 if TYPE_CHECKING:
     from tracegraph.lowering.compile_gpu import CompiledForGpu
@@ -59,7 +60,10 @@ class Lowered:
         """What XLA leaves to chance: two runs on the same inputs may differ in the last bits."""
         sums = (f"float atomics in {n}" for region in self.regions for n in region.float_atomics)
         eager = (f"library calls in {name}" for name in self.eager_regions if self.takes_kernels)
-        return (*sums, *eager)
+        nodes = (node for stage in self.definition.stages for node in list_nested(stage.nodes))
+        targets = (node.call.target for node in nodes if isinstance(node, FfiCallNode))
+        handlers = (f"the handler {target}" for target in dict.fromkeys(targets))
+        return (*sums, *eager, *handlers)
 
 
 def lower_request(request: CaptureRequest, compiler: Compiler) -> Lowered:

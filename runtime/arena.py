@@ -47,7 +47,7 @@ class Arena:
         weakref.finalize(self, pool.free_later, self.block).atexit = False
         self._scratch = self.block
         # Not the pool: the arena's holders keep it, and it keeps nothing but memory.
-        self._allocator = pool.allocator
+        self._allocator, self._pool_id = pool.allocator, pool.pool_id
         self._shared: Scratch | None = None
         if size.scratch_bytes and shares_scratch:
             self._shared = shared = pool.share_scratch(size.scratch_bytes)
@@ -76,6 +76,16 @@ class Arena:
         """
         is_kept = self.block.address <= address < self.block.address + self.block.nbytes
         self._allocator.record_stream(self.block if is_kept else self._scratch, stream)
+
+    def allocate_beside(self, nbytes: int) -> Block:
+        """Returns more memory of the pool, not part of the plan, that lives as long as the arena.
+
+        Raises:
+            OutOfMemoryError: neither the pool nor its provider has enough.
+        """
+        block = self._allocator.allocate_exact(nbytes, self._pool_id)
+        weakref.finalize(self, self._allocator.free_later, block).atexit = False
+        return block
 
     def find_block(self, offset: int) -> Block:
         """Returns the block that holds the byte at an offset."""

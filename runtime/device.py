@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
@@ -86,6 +87,14 @@ class Device(Protocol):
     @property
     def updates_in_place(self) -> bool:
         """True when compiled regions may overwrite the memory of resident state."""
+        ...
+
+    def find_call_problem(self, call: FfiCall) -> str:
+        """Returns why a call of a handler of `jax.ffi` cannot be in a graph, or an empty text.
+
+        The text reads on after the handler's name. Where nothing else shows it, the call is made
+        once, on zeros, so that a function may still be cut at it.
+        """
         ...
 
     # What takes long is started while XLA compiles: any thread may call these three, at any time

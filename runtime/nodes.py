@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+from tracegraph.runtime.ffi.call import FfiCall
+
 
 # A tuple: thousands are hashed in one capture, and sorted.
 class BufferUse(NamedTuple):
@@ -366,7 +368,45 @@ class MatmulNode:
         return MatmulNode(self.name, self.matmul, operands)
 
 
-DeviceNode: TypeAlias = KernelNode | CopyNode | FillNode | MatmulNode
+@dataclasses.dataclass(frozen=True)
+class FfiCallNode:
+    """One call of a handler of `jax.ffi`.
+
+    Attributes:
+        call: the handler's name, types and attributes.
+        operands, outputs: byte range of each, None for a token.
+    """
+
+    name: str
+    call: FfiCall
+    operands: tuple[BufferUse | None, ...]
+    outputs: tuple[BufferUse | None, ...]
+
+    kind = "ffi_call"
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        return tuple(use for use in (*self.operands, *self.outputs) if use is not None)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads, or may read, each once."""
+        return _name_once(self.ranges)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the buffers that it writes, each once."""
+        return _name_once(use for use in self.outputs if use is not None)
+
+    def move(self, relocate: Relocate) -> FfiCallNode:
+        """Returns the node with each of its byte ranges replaced."""
+        moved = [use and relocate(use) for use in (*self.operands, *self.outputs)]
+        count = len(self.operands)
+        return FfiCallNode(self.name, self.call, tuple(moved[:count]), tuple(moved[count:]))
+
+
+DeviceNode: TypeAlias = KernelNode | CopyNode | FillNode | MatmulNode | FfiCallNode
 
 
 class Construct(enum.Enum):

@@ -152,6 +152,24 @@ ALLOWED: dict[str, Fields] = {
     "xla.GemmConfigProto.MatrixLayout": _fields(
         "order num_rows num_cols batch_size leading_dim_stride batch_stride transpose dtype"
     ),
+    # Calls of `jax.ffi`.
+    "xla.gpu.CustomCallThunkProto": _fields(
+        "target_name operands results opaque api_version attributes called_computation",
+        execution_state="made again from the attributes",
+        use_pdl="for commands that a handler records itself",
+    ),
+    "xla.NullableShapedSliceProto": _fields("shaped_slice"),
+    "xla.ffi.AttributesMapProto": _fields("attrs"),
+    "xla.ffi.AttributeProto": _fields("scalar array str dict"),
+    "xla.ffi.ScalarProto": _fields("b i8 i16 i32 i64 u8 u16 u32 u64 f32 f64"),
+    "xla.ffi.ArrayProto": _fields("i8 i16 i32 i64 u8 u16 u32 u64 f32 f64"),
+    **{
+        f"xla.ffi.ArrayProto.{kind}ArrayProto": _fields("values")
+        for kind in (
+            *("Int8", "Int16", "Int32", "Int64", "Uint8", "Uint16", "Uint32", "Uint64"),
+            *("Float", "Double"),
+        )
+    },
     # Memory and order.
     "xla.gpu.CopyThunkProto": _fields("source_buffer destination_buffer mem_size"),
     "xla.gpu.DeviceToDeviceCopyThunkProto": _fields("copy_thunk"),

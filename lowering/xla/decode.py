@@ -16,6 +16,7 @@ from tracegraph.lowering.xla.allocations import (
 from tracegraph.lowering.xla.allow_list import check_listed, check_schema
 from tracegraph.lowering.xla.atomics import find_float_atomics
 from tracegraph.lowering.xla.container import read_executable
+from tracegraph.lowering.xla.ffi_call import CheckCall
 from tracegraph.lowering.xla.origins import index_computations, index_origins
 from tracegraph.lowering.xla.program import Allocation, XlaProgram
 from tracegraph.lowering.xla.refusal import Refusal, make_refused_error
@@ -33,13 +34,17 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 
-def decode_executable(executable: Message, *, name: str) -> XlaProgram:
+def decode_executable(
+    executable: Message, *, name: str, check_call: CheckCall | None = None
+) -> XlaProgram:
     """Returns the steps of a compiled program over XLA's own allocations.
 
     Args:
         executable: an ``xla.gpu.GpuExecutableProto`` as `read_executable` returns it: read with the
             schema of the plugin that wrote it, and without unknown fields.
         name: of the region, for messages.
+        check_call: of the device; says why a call of a handler cannot be in a graph; None to ask
+            nothing.
 
     Raises:
         UnsupportedError: the program has thunks, fields, memory or layouts that are not lowered;
@@ -52,7 +57,7 @@ def decode_executable(executable: Message, *, name: str) -> XlaProgram:
         views = read_views(program.buffer_allocations.values)
         outputs = read_outputs(program, views)
         updated = read_updated(program)
-        scope = _make_scope(program, views)
+        scope = _make_scope(program, views, check_call)
         steps = tuple(decode_sequence(program.thunks, scope, refused))
         if not refused:
             own = read_allocations(program, _list_used(steps), frozenset(outputs))
@@ -70,18 +75,22 @@ def decode_executable(executable: Message, *, name: str) -> XlaProgram:
     raise _make_thunks_error(refused, program, name)
 
 
-def read_program(serialized: bytes, *, name: str) -> XlaProgram:
+def read_program(
+    serialized: bytes, *, name: str, check_call: CheckCall | None = None
+) -> XlaProgram:
     """Returns the steps of a compiled program from the bytes that XLA writes it as.
 
     Args:
         serialized: of ``compiled.runtime_executable().serialize()``, from JAX in this environment.
         name: of the region, for messages.
+        check_call: as for `decode_executable`.
 
     Raises:
         UnsupportedError: as `decode_executable`; or the bytes are no program that the installed
             CUDA plugin knows, or there is no such plugin.
     """
-    return decode_executable(read_executable(serialized, load_schema()), name=name)
+    executable = read_executable(serialized, load_schema())
+    return decode_executable(executable, name=name, check_call=check_call)
 
 
 def _check_program(program: Any) -> None:
@@ -92,13 +101,19 @@ def _check_program(program: Any) -> None:
         raise Refusal(f"is for {config.replica_count} by {config.num_partitions} devices")
 
 
-def _make_scope(program: Any, views: Any) -> Scope:
+def _make_scope(program: Any, views: Any, check_call: CheckCall | None) -> Scope:
     module = program.hlo_module_with_config.hlo_module
     # XLA loads constants into the image under their symbols; kernels in it may look there.
     binary = b"" if program.constants else program.binary
     computations = index_computations(module)
     instructions = computations.get(module.entry_computation_id, {})
-    return Scope(views, instructions, binary=binary, computations=computations)
+    return Scope(
+        views,
+        instructions,
+        binary=binary,
+        computations=computations,
+        check_call=check_call,
+    )
 
 
 def _list_used(steps: Sequence[GraphStep]) -> frozenset[str]:
@@ -138,7 +153,7 @@ def _make_thunks_error(
     if len(refused) > len(named):
         lines.append(f"and {len(refused) - len(named)} more")
     reasons = list(dict.fromkeys(f"{each.kind} {each.reason}" for each in refused if each.reason))
-    rule = "a CUDA graph is built here from kernels, memcpys, memsets, matmuls, branches and loops"
+    rule = "a CUDA graph is built here from kernels, memcpys, memsets, calls, branches and loops"
     return make_refused_error(
         f"`{name}` has work that cannot be lowered: {', '.join(shorten_list(kinds))}",
         where="; ".join(lines),

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from tracegraph.lowering.xla.ffi_call import CheckCall
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.nodes import BufferUse, KernelCode, LaunchShape
@@ -57,6 +58,7 @@ class Scope:
         iterations: those of the loops around the sequence, the innermost first; None where a loop
             does not count them.
         added: temporaries that XLA's program does not have.
+        check_call: of the device; says why a call of a handler cannot be in a graph.
     """
 
     views: tuple[BufferUse | None, ...]
@@ -69,6 +71,7 @@ class Scope:
     )
     iterations: tuple[Iteration | None, ...] = ()
     added: list[Allocation] = dataclasses.field(default_factory=list, repr=False)
+    check_call: CheckCall | None = dataclasses.field(default=None, repr=False)
 
     def open_loop(self, name: str, iteration: Iteration | None) -> Scope:
         """Returns the scope of a sequence of a loop.

@@ -18,6 +18,7 @@ from tracegraph.lowering.xla.control_flow import (
     decode_conditional,
     decode_while,
 )
+from tracegraph.lowering.xla.ffi_call import decode_ffi_call
 from tracegraph.lowering.xla.kernels import decode_custom_kernel, decode_kernel, make_fill
 from tracegraph.lowering.xla.matmul import decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
@@ -77,7 +78,7 @@ def _decode_thunk(
 ) -> Sequence[GraphStep]:
     """Returns the steps of one thunk; a `Refusal` says why there are none."""
     if kind not in {*_DECODERS, *_NESTED, *_OPENERS, "async_done"}:
-        raise Refusal(_describe_kind(thunk, kind))
+        raise Refusal("")
     check_listed(thunk.thunk_info)
     message = getattr(thunk, thunk.WhichOneof("impl"))
     check_listed(message)
@@ -95,10 +96,6 @@ def _decode_thunk(
         return steps
     nested, inner = _NESTED[kind](message, scope)
     return decode_sequence(nested, inner, refused)
-
-
-def _describe_kind(thunk: Any, kind: str) -> str:
-    return f"calls {thunk.custom_call_thunk.target_name}" if kind == "custom_call" else ""
 
 
 def _decode_copy(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
@@ -149,6 +146,15 @@ def _decode_matmul(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
     return [DeviceStep(node, tuple(dict.fromkeys(read)), tuple(dict.fromkeys(written)))]
 
 
+def _decode_ffi_call(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    node = decode_ffi_call(message, name, scope.find_shaped_use, scope.check_call)
+    read, written = (
+        tuple(dict.fromkeys(use for use in uses if use is not None))
+        for uses in (node.operands, node.outputs)
+    )
+    return [DeviceStep(node, read, written)]
+
+
 def _open_sequence(message: Any, scope: Scope) -> tuple[Iterable[Any], Scope]:
     return message.thunks, scope
 
@@ -161,6 +167,7 @@ _DECODERS: Mapping[str, Decoder] = {
     "custom_kernel": decode_custom_kernel,
     "kernel": decode_kernel,
     "cublas_lt_matmul": _decode_matmul,
+    "custom_call": _decode_ffi_call,
     "device_to_device_copy": _decode_device_copy,
     # All memory of the host is refused with its allocation, so both sides are device memory.
     "copy": _decode_copy,

@@ -18,11 +18,13 @@ from tracegraph.runtime.cuda.buffer import CudaBuffer
 from tracegraph.runtime.cuda.comparison import CudaComparison
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.driver.driver import CudaDriver, load_driver
+from tracegraph.runtime.cuda.graphs.builder import ErrorPlace, Library, label_node
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.cuda.graphs.stages import CudaStage, EagerStage
 from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
+from tracegraph.runtime.cuda.libraries.handler_calls import GraphCalls, HandlerCalls
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
 from tracegraph.runtime.cuda.memory.events import CudaEvents
 from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation
@@ -30,6 +32,7 @@ from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
+from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
     ArenaSize,
     ExecutableGraph,
@@ -41,7 +44,7 @@ from tracegraph.runtime.graph import (
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.sizes import round_exact
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.nodes import BufferUse, FfiCallNode, Locate, MatmulNode, list_nested
 from tracegraph.runtime.stream import Stream
 
 POISON = 0xFF
@@ -76,13 +79,17 @@ class CudaDevice:
         self.context = CudaContext(jax_device, order)
         self.streams = CudaStreams(order)
         self._kernels = KernelLoader(driver, order.primary)
-        self._libraries = {"matmul": CublasLt()}
+        self._libraries = {MatmulNode.kind: CublasLt()}
+        self._handlers = HandlerCalls(order, jax_device.local_hardware_id, self._open_allocator)
         self.comparison = CudaComparison(self.context, self._kernels)
         self._allocator: Allocator | None = None
 
     @property
     def allocator(self) -> Allocator:
         """The one allocator of this GPU, opened when it is first needed."""
+        return self._open_allocator()
+
+    def _open_allocator(self) -> Allocator:
         with _lock:
             if self._allocator is None:
                 self._allocator = _open_allocator(self.jax_device, self.context.order)
@@ -123,6 +130,10 @@ class CudaDevice:
             return buffers[use.buffer].address + use.offset
 
         driver, order = self.context.driver, self.context.order
+        libraries: dict[str, Library] = {**self._libraries}
+        calls = self._prepare_calls(definition, buffers, locate)
+        if calls is not None:
+            libraries[FfiCallNode.kind] = calls
         stages: list[ExecutableGraph] = []
         graphs: dict[int, CudaGraph] = {}
         for index, stage in enumerate(definition.stages):
@@ -130,7 +141,7 @@ class CudaDevice:
                 stages.append(EagerStage(stage, buffers))
                 continue
             graphs[index] = CudaGraph(
-                driver, stage, locate, self._kernels, self._libraries, definition.name
+                driver, stage, locate, self._kernels, libraries, definition.name
             )
         users = [_count_users(stage) for stage in definition.stages]
         # Nodes are pointed at memory of JAX.
@@ -152,9 +163,35 @@ class CudaDevice:
             stages.insert(index, CudaStage(graph, renewed, order))
         return Instance(tuple(stages), {name: port.hand_out for name, port in ports.items()})
 
+    def _prepare_calls(
+        self, definition: GraphDefinition, buffers: Mapping[str, CudaBuffer], locate: Locate
+    ) -> GraphCalls | None:
+        """Returns the calls of handlers, ready to be captured; None where there are none."""
+        nodes = [
+            (index, node)
+            for stage in definition.stages
+            if stage.is_captured
+            for index, outer in enumerate(stage.nodes)
+            for node in list_nested([outer])
+            if isinstance(node, FfiCallNode)
+        ]
+        if not nodes:
+            return None
+        (arena,) = {buffer.arena for buffer in buffers.values()}
+        calls = GraphCalls(self._handlers, arena.allocate_beside)
+        with self.context.order.use_context():
+            for index, node in nodes:
+                with ErrorPlace(label_node(definition.name, index, node)):
+                    calls.prepare(node, locate)
+        return calls
+
+    def find_call_problem(self, call: FfiCall) -> str:
+        """Returns why a call of a handler cannot be in a graph: see Note [Calls of handlers]."""
+        return self._handlers.find_problem(call)
+
     def preload_libraries(self) -> None:
         """Loads what matmuls may need, so that no graph has to wait for it."""
-        self._libraries["matmul"].preload()
+        self._libraries[MatmulNode.kind].preload()
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Compiles the allocation of results of a type, so that no call has to wait for it."""

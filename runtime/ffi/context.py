@@ -110,12 +110,15 @@ def make_error(code: ErrorCode, message: str) -> int:
     return number
 
 
-def take_error(number: int) -> InterfaceError | None:
-    """Returns the error of a number and forgets it; None for 0."""
-    if not number:
-        return None
+def take_error(number: int) -> InterfaceError:
+    """Returns the error of a number, and forgets it."""
     code, text = _errors.pop(number)
     return InterfaceError(code, text.value.decode(errors="replace"))
+
+
+def forget_error(number: int) -> None:
+    """Forgets the error of a number; 0 is none."""
+    _errors.pop(number, None)
 
 
 def wait_for_future(number: int) -> int:
@@ -196,7 +199,7 @@ def _get_details(given: Any) -> None:
 
 
 def _destroy_error(given: Any) -> None:
-    _errors.pop(given.error, None)
+    forget_error(given.error)
 
 
 def _get_stream(given: Any) -> None:

@@ -11,6 +11,7 @@ from tracegraph.runtime.ffi.c_api import Stage
 from tracegraph.runtime.ffi.context import (
     CallContext,
     find_table,
+    forget_error,
     lend_context,
     take_error,
     wait_for_future,
@@ -63,11 +64,15 @@ class Handler:
             error = c_api.HANDLER(address)(ctypes.addressof(given)) or 0
             if given.future:
                 error = wait_for_future(given.future) or error
-        problem = take_error(error)
+        # No name for what is raised: it would hold this frame, which would hold it.
         if context.failure is not None:
-            raise context.failure
-        if problem is not None:
-            raise problem
+            forget_error(error)
+            try:
+                raise context.failure
+            finally:
+                context.failure = None
+        if error:
+            raise take_error(error)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -88,9 +93,9 @@ def read_facts(handler: Handler) -> HandlerFacts:
     frame.args, frame.rets = c_api.Args.new(), c_api.Rets.new()
     frame.attrs = c_api.Attrs.new()
     address = dict(handler.stages)[Stage.EXECUTE]
-    problem = take_error(c_api.HANDLER(address)(ctypes.addressof(frame)) or 0)
-    if problem is not None:
-        raise problem
+    error = c_api.HANDLER(address)(ctypes.addressof(frame)) or 0
+    if error:
+        raise take_error(error)
     version = (metadata.api_version.major_version, metadata.api_version.minor_version)
     return HandlerFacts(version, bool(metadata.traits & c_api.COMMAND_BUFFER_COMPATIBLE))
 

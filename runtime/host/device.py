@@ -12,6 +12,8 @@ import numpy as np
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.environment import read_alloc_conf
+from tracegraph.runtime.ffi.call import FfiCall
+from tracegraph.runtime.ffi.checks import find_registration_problem
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckingGraph
@@ -65,6 +67,10 @@ class HostDevice:
     def updates_in_place(self) -> bool:
         """True but in checking mode, where everything goes through the arena."""
         return not self._is_checking
+
+    def find_call_problem(self, call: FfiCall) -> str:
+        """Returns why a compiled region cannot call a handler, or an empty text."""
+        return find_registration_problem(call, "cpu")
 
     def prepare_arena(self, size: ArenaSize) -> None:
         """Has nothing to prepare: memory comes from the system at once."""

@@ -56,17 +56,13 @@ def rematerialize(x: Any) -> Any:
 BY_NAME = [
     pytest.param(lambda x: jnp.abs(jnp.fft.fft(x * 2)) + 1, (SQUARE,), CUT, "fft", id="fft"),
     pytest.param(convolve, (IMAGES, FILTERS), [*CUT, False, True], "convolution", id="convolution"),
-    pytest.param(factorize_rows, (SQUARE,), CUT, "custom_call", id="cholesky-in-scan"),
-    pytest.param(factorize, (SQUARE,), CUT, "custom_call", id="cholesky"),
     pytest.param(
         lambda x: jnp.linalg.solve(x + 1, x) * 2,
         (SQUARE,),
-        [*CUT, False, True],
+        CUT,
         "triangular_solve",
         id="solve",
     ),
-    pytest.param(lambda x: jnp.linalg.eigh(x + 1)[0] * 2, (SQUARE,), CUT, "custom_call", id="eigh"),
-    pytest.param(lambda x: jnp.linalg.qr(x + 1)[0] * 2, (SQUARE,), CUT, "custom_call", id="qr"),
     pytest.param(rematerialize, (SQUARE,), CUT, "fft", id="remat"),
 ]
 BY_REFUSAL = [
@@ -76,6 +72,10 @@ BY_REFUSAL = [
 UNCUT = [
     pytest.param(loop, id="scan"),
     pytest.param(repeat, id="while"),
+    pytest.param(factorize_rows, id="cholesky-in-scan"),
+    pytest.param(factorize, id="cholesky"),
+    pytest.param(lambda x: jnp.linalg.eigh(x + 1)[0] * 2, id="eigh"),
+    pytest.param(lambda x: jnp.linalg.qr(x + 1)[0] * 2, id="qr"),
     pytest.param(lambda x: lax.scan(lambda c, _: (c * 2, None), x, None, 1)[0] + 1, id="one-round"),
     pytest.param(
         lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, 8, unroll=True)[0] + 1,

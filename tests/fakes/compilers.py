@@ -8,6 +8,8 @@ from typing import Any
 import jax
 
 from tracegraph.lowering.compiler import Compiler
+from tracegraph.runtime.ffi.call import FfiCall
+from tracegraph.runtime.ffi.checks import find_registration_problem
 from tracegraph.runtime.graph import ArenaSize
 
 
@@ -22,6 +24,9 @@ class Target:
 
     def prepare_arena(self, size: ArenaSize) -> None:
         self.arenas.append(size)
+
+    def find_call_problem(self, call: FfiCall) -> str:
+        return find_registration_problem(call, "CUDA")
 
 
 class NotedPhases(list[tuple[str, str]]):

@@ -65,6 +65,8 @@ MATMUL = MatmulNode(
 class FakeLibrary:
     """Enqueues one piece of work per matmul, or fails."""
 
+    stream = 0
+
     def __init__(self, driver: FakeDriver, error: Exception | None = None) -> None:
         self.driver, self.error = driver, error
 

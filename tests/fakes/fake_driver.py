@@ -289,6 +289,13 @@ class FakeDriver(Base):
         self._check_live("graph", graph)
         return len(self.graphs[graph])
 
+    def list_node_kinds(self, graph: int) -> frozenset[str]:
+        self._enter("list_node_kinds", graph)
+        self._check_live("graph", graph)
+        # What stands for captured work is a kernel, unless it is named like a kind.
+        names = (str(node.action) for node in self.graphs[graph].values())
+        return frozenset(name if name.isupper() else "KERNEL" for name in names)
+
     def instantiate(self, graph: int, node_names: Mapping[int, str]) -> int:
         self._check_live("graph", graph)
         executable = self._create("executable", "instantiate", graph, node_names)

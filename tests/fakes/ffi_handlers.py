@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -9,6 +10,7 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.ffi
@@ -81,3 +83,16 @@ class BytesScratch:
 
     def free(self, address: int) -> None:
         del self.blocks[address]
+
+
+@contextlib.contextmanager
+def enqueuing(act: Callable[[int, int], None]) -> Iterator[None]:
+    """Lets the handler `enqueue` call a function with its stream and its first operand."""
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+    function = kind(act)
+    slot = ctypes.c_void_p.in_dll(load_handlers(), "on_enqueue")
+    slot.value = ctypes.cast(function, ctypes.c_void_p).value
+    try:
+        yield
+    finally:
+        slot.value = 0

@@ -38,17 +38,10 @@ def use_scan(x):
 SCAN_LINE = line() - 3
 
 
-def use_cholesky(x):
-    return jnp.linalg.cholesky(x.reshape(16, 16) + 20 * jnp.eye(16))
-
-
-CHOLESKY_LINE = line() - 3
-
 UNSUPPORTED: dict[str, Any] = {
     "fft": (use_fft, FFT_LINE, ("fft",)),
     "convolution": (use_convolution, CONVOLUTION_LINE, ("convolution",)),
     "scan": (use_scan, SCAN_LINE, ("while",)),
-    "cholesky": (use_cholesky, CHOLESKY_LINE, ("custom_call",)),
 }
 
 

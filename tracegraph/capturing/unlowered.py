@@ -18,26 +18,6 @@ from tracegraph.runtime.errors import RefusedWork
 
 # XLA's word for the work of these primitives, whatever their operands.
 UNLOWERED_PRIMITIVES = {
-    **dict.fromkeys(
-        (
-            "cholesky",
-            "cholesky_update",
-            "eig",
-            "eigh",
-            "ffi_call",
-            "geqp3",
-            "geqrf",
-            "householder_product",
-            "lu",
-            "lu_pivots_to_permutation",
-            "ormqr",
-            "qr",
-            "svd",
-            "tridiagonal",
-            "tridiagonal_solve",
-        ),
-        "custom_call",
-    ),
     "conv_general_dilated": "convolution",
     "fft": "fft",
     "triangular_solve": "triangular_solve",
@@ -142,7 +122,7 @@ def _make_violation(op: Op, what: str) -> Violation:
         "unsupported",
         what,
         locate_op(op),
-        "a CUDA graph is built here from kernels, memcpys, memsets, matmuls, branches and loops",
+        "a CUDA graph is built here from kernels, memcpys, memsets, calls, branches and loops",
         'move it outside `capture`; mode="partial" calls XLA for it between two graphs',
         op,
     )

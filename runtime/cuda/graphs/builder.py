@@ -3,7 +3,8 @@
 Note [Child graphs]
     A library call is captured on a stream of its own, in the mode that concerns only this thread,
     and becomes a child graph. Its nodes are the library's: they cannot be given other addresses,
-    and no edge to or from it is programmatic.
+    and no edge to or from it is programmatic. Calls of handlers follow one another, also where no
+    byte is common: see Note [Calls of handlers].
 
 Note [Early starts]
     A kernel that waits for others itself may be started when every block of theirs has ended, or
@@ -17,9 +18,10 @@ Note [Early starts]
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from tracegraph.runtime.cuda.driver.calls import (
     Condition,
@@ -31,19 +33,40 @@ from tracegraph.runtime.cuda.driver.calls import (
 )
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
-from tracegraph.runtime.cuda.graphs.node_actions import Action, make_action, make_launch
+from tracegraph.runtime.cuda.graphs.node_actions import (
+    Action,
+    LibraryNode,
+    make_action,
+    make_launch,
+)
 from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError, UnsupportedError
 from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.nodes import Body, ConditionalNode, KernelNode, Locate, MatmulNode, Node
+from tracegraph.runtime.nodes import (
+    Body,
+    ConditionalNode,
+    FfiCallNode,
+    KernelNode,
+    Locate,
+    Node,
+    list_nested,
+)
 
 # The driver whose conditional nodes may have several bodies.
 FIRST_WITH_CHOICE = 12_080
 
 
 class Library(Protocol):
-    """Enqueues the calls of a library that a graph holds as child graphs."""
+    """Enqueues the calls of a library that a graph holds as child graphs.
 
-    def enqueue(self, node: MatmulNode, locate: Locate, stream: int) -> None:
+    A graph holds the libraries of its calls.
+    """
+
+    @property
+    def stream(self) -> int:
+        """The stream that its calls are captured on; 0 for any."""
+        ...
+
+    def enqueue(self, node: Any, locate: Locate, stream: int) -> None:
         """Enqueues one call on a stream that is being captured."""
         ...
 
@@ -59,7 +82,7 @@ class GraphBuilder:
         self.room = 0
         self.handles: list[int] = []
         self.actions: list[Action] = []
-        self.loaded: list[LoadedKernel] = []
+        self.loaded: list[LoadedKernel | Library] = []
 
     def build(self, libraries: Mapping[str, Library]) -> tuple[int, int]:
         """Returns the handles of the graph and of the executable graph."""
@@ -116,7 +139,8 @@ class GraphBuilder:
             return driver.add_copy_node(graph, waits, action, context), action
         if isinstance(action, FillRange):
             return driver.add_fill_node(graph, waits, action, context), action
-        if isinstance(node, MatmulNode):
+        if isinstance(node, LibraryNode):
+            self.loaded.append(capture.find_library(node))
             with capture.run(node, self.locate) as child:
                 return driver.add_child_node(graph, waits, child), action
         return driver.add_empty_node(graph, waits), action
@@ -181,23 +205,29 @@ class _Capture:
         self._stream = 0
 
     @contextlib.contextmanager
-    def run(self, node: MatmulNode, locate: Locate) -> Iterator[int]:
+    def run(self, node: LibraryNode, locate: Locate) -> Iterator[int]:
         """Yields the graph of one library call."""
-        library = self._libraries.get(node.kind)
-        if library is None:
-            raise InternalError(
-                f"no library computes nodes of kind `{node.kind}`",
-                where=f"{node.kind} {node.name}, libraries: {', '.join(self._libraries) or 'none'}",
-                why="such a node becomes a call of an NVIDIA library",
-            )
-        graph = self._capture(library, node, locate)
+        graph = self._capture(self.find_library(node), node, locate)
         try:
             yield graph
         finally:
             self._driver.destroy_graph(graph)
 
-    def _capture(self, library: Library, node: MatmulNode, locate: Locate) -> int:
-        stream = self._stream = self._stream or self._create_stream()
+    def find_library(self, node: LibraryNode) -> Library:
+        """Returns the library that computes a node."""
+        library = self._libraries.get(node.kind)
+        if library is None:
+            raise InternalError(
+                f"no library computes nodes of kind `{node.kind}`",
+                where=f"{node.kind} {node.name}, libraries: {', '.join(self._libraries) or 'none'}",
+                why="such a node becomes a call of a library",
+            )
+        return library
+
+    def _capture(self, library: Library, node: LibraryNode, locate: Locate) -> int:
+        stream = library.stream
+        if not stream:
+            stream = self._stream = self._stream or self._create_stream()
         self._driver.begin_capture(stream)
         try:
             library.enqueue(node, locate, stream)
@@ -235,10 +265,19 @@ def _collect_dependencies(part: Stage | Body, name: str, room: int) -> list[list
             has_room = is_small[first] and is_small[second]
             port = Port.LAUNCH_ORDER if has_room else Port.PROGRAMMATIC
         dependencies[second].append((first, port))
+    calls = [index for index, node in enumerate(part.nodes) if _has_call(node)]
+    for first, second in itertools.pairwise(calls):
+        if (first, Port.COMPLETE) not in dependencies[second]:
+            dependencies[second].append((first, Port.COMPLETE))
     if not part.programmatic <= set(part.edges):
         edge = min(part.programmatic - set(part.edges))
         raise _make_edge_error(name, edge, "a programmatic edge is one of the edges")
     return dependencies
+
+
+def _has_call(node: Node) -> bool:
+    """True for a call of a handler, and for a conditional node with one inside."""
+    return any(isinstance(each, FfiCallNode) for each in list_nested([node]))
 
 
 def _count_threads(node: Node) -> int:

@@ -38,11 +38,11 @@ class _Executable:
     """Owns the handles of a graph; destroys them when graph and launchers are gone."""
 
     def __init__(
-        self, driver: CudaDriver, graph: int, executable: int, kernels: list[LoadedKernel]
+        self, driver: CudaDriver, graph: int, executable: int, held: list[LoadedKernel | Library]
     ):
         self.graph, self.executable = graph, executable
-        # The kernels are held until after the graph that launches them.
-        weakref.finalize(self, _destroy, driver, graph, executable, kernels).atexit = False
+        # Kernels and libraries are held until after the graph that uses them.
+        weakref.finalize(self, _destroy, driver, graph, executable, held).atexit = False
 
 
 class CudaGraph:
@@ -300,12 +300,14 @@ class CudaGraph:
         self._actions[index] = action
 
 
-def _destroy(driver: CudaDriver, graph: int, executable: int, kernels: list[LoadedKernel]) -> None:
+def _destroy(
+    driver: CudaDriver, graph: int, executable: int, held: list[LoadedKernel | Library]
+) -> None:
     try:
         driver.destroy_executable(executable)
     finally:
         driver.destroy_graph(graph)
-        kernels.clear()
+        held.clear()
 
 
 def _make_update_error(label: str) -> InternalError:

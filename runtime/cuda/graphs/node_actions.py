@@ -12,6 +12,7 @@ from tracegraph.runtime.nodes import (
     ConditionalNode,
     ConditionHandle,
     CopyNode,
+    FfiCallNode,
     FillNode,
     KernelNode,
     KernelParameter,
@@ -20,6 +21,9 @@ from tracegraph.runtime.nodes import (
     Node,
     TensorMap,
 )
+
+# What is captured while a library enqueues it.
+LibraryNode: TypeAlias = MatmulNode | FfiCallNode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +64,7 @@ def make_action(driver: CudaDriver, node: Node, function: int, locate: Locate) -
         return _make_copy(node, locate)
     if isinstance(node, FillNode):
         return _make_fill(node, locate(node.target))
-    if isinstance(node, MatmulNode | ConditionalNode):
+    if isinstance(node, LibraryNode | ConditionalNode):
         return Child(tuple(locate(use) for use in node.ranges))
     raise InternalError(
         f"a node of kind `{node.kind}` cannot stand in a CUDA graph",

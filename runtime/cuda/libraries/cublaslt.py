@@ -90,6 +90,8 @@ class CublasLt:
         read_maps: returns the text of ``/proc/self/maps``.
     """
 
+    stream = 0  # matmuls are captured on any
+
     def __init__(
         self,
         load: Callable[[], Any] = load_nvmath,

@@ -10,6 +10,7 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.compilers import make_compiler
 from tests.fakes.xla_programs import (
     make_copy,
     make_kernel,
@@ -135,9 +136,10 @@ def test_all_that_is_not_lowered_is_in_one_error():
         "custom_call at /home/me/train.py:7 in step, jit(step)/add, HLO `add`; fft at HLO "
         "`elsewhere`; "
         "custom_call at HLO `square`; device_to_device_copy at HLO `too_far`",
-        "a CUDA graph is built here from kernels, memcpys, memsets, matmuls, branches and loops; "
-        "custom_call calls cusolver_potrf_ffi; device_to_device_copy names bytes 500 to 532 of "
-        "allocation #3",
+        "a CUDA graph is built here from kernels, memcpys, memsets, calls, branches and loops; "
+        "custom_call calls cusolver_potrf_ffi through the interface before jax.ffi "
+        "(api_version_unspecified), whose functions say neither what they enqueue nor that they "
+        "failed; device_to_device_copy names bytes 500 to 532 of allocation #3",
         'use mode="partial"',
     )
 
@@ -404,7 +406,8 @@ def test_no_more_workspace_is_planned_than_is_permitted(
     runtime = types.SimpleNamespace(serialize=lambda: read_recording("mm_f64"))
     executable = types.SimpleNamespace(runtime_executable=lambda: runtime)
     region: Any = types.SimpleNamespace(name="mm_f64")
-    (step,) = list_device_steps(compile_gpu._read(executable, region).steps)
+    compiler = make_compiler(takes_kernels=True)
+    (step,) = list_device_steps(compile_gpu._read(executable, region, compiler).steps)
     assert isinstance(step.node, MatmulNode)
     workspace = dict(step.node.operands)["workspace"]
     assert workspace.nbytes > 1 << 20 if nbytes is None else workspace.nbytes == nbytes

@@ -32,10 +32,10 @@ def list_names(function: Any) -> list[str]:
     ("function", "names"),
     [
         (lambda x: jnp.abs(jnp.fft.fft(x)) + 1, ["fft"]),
-        (lambda x: jnp.linalg.solve(x, x), ["lu", "custom_linear_solve"]),
-        (lambda x: jnp.linalg.cholesky(x), ["cholesky"]),
+        (lambda x: jnp.linalg.solve(x, x), ["custom_linear_solve"]),
+        (lambda x: jnp.linalg.cholesky(x), []),
         (lambda x: lax.scan(lambda c, y: (c + y, y), x[0], x), []),
-        (lambda x: lax.map(jnp.linalg.cholesky, x[None]), ["scan"]),
+        (lambda x: lax.map(jnp.fft.fft, x[None]), ["scan"]),
         (
             lambda x: lax.conv(x[None, None], x[None, None], (1, 1), "SAME"),
             ["conv_general_dilated"],

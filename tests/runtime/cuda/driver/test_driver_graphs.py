@@ -207,3 +207,38 @@ def test_a_tensor_map_is_encoded_field_by_field(api: FakeBindings) -> None:
     lists = [[int(each) for each in numbers] for numbers in (dims, strides, box, steps)]
     assert lists == [[8, 4], [16], [8, 4], [1, 1]]
     assert [int(each) for each in rest] == [0, 2, 2, 1]
+
+
+def test_the_kinds_of_captured_nodes_are_read(api: FakeBindings) -> None:
+    """A graph inside is looked into, and copies of memory of the host are told apart."""
+    kinds = {1: "KERNEL", 2: "GRAPH", 3: "MEMCPY", 4: "HOST", 5: "MEMCPY"}
+    graphs = {0x61: [1, 2], 0x62: [3, 4, 5]}
+    kind_of = api.CUmemorytype
+    device, unified = kind_of.CU_MEMORYTYPE_DEVICE, kind_of.CU_MEMORYTYPE_UNIFIED
+    copies = {3: (device, 0x1000), 5: (unified, 0x2000)}
+    memory = {0x2000: int(device)}
+
+    def record(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name == "cuGraphGetNodes":
+            nodes = graphs[arguments[0]]
+            return (0, nodes, len(nodes))
+        if name == "cuGraphNodeGetType":
+            return (0, types.SimpleNamespace(name=f"CU_GRAPH_NODE_TYPE_{kinds[arguments[0]]}"))
+        if name == "cuGraphChildGraphNodeGetGraph":
+            return (0, 0x62)
+        if name == "cuPointerGetAttribute":
+            found = memory.get(arguments[1])
+            return (0, found) if found is not None else (1, None)
+        assert name == "cuGraphMemcpyNodeGetParams"
+        kind, address = copies[arguments[0]]
+        sides = dict.fromkeys(("srcDevice", "dstDevice"), address)
+        sides |= {"srcMemoryType": kind, "dstMemoryType": device, "srcHost": 0, "dstHost": 0}
+        return (0, types.SimpleNamespace(**sides))
+
+    api._record = record
+    driver = CudaDriver(api)
+    assert driver.list_node_kinds(0x61) == {"KERNEL", "MEMCPY", "HOST"}
+    memory.clear()
+    assert "MEMCPY_OF_HOST_MEMORY" in driver.list_node_kinds(0x61)
+    copies[5] = (kind_of.CU_MEMORYTYPE_HOST, 0)
+    assert "MEMCPY_OF_HOST_MEMORY" in driver.list_node_kinds(0x61)

@@ -1,0 +1,98 @@
+"""Handlers of `jax.ffi` in graphs on a GPU: jaxlib's, and one that the test compiles."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import shutil
+import subprocess
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tracegraph as tg
+from tests.gpu.reference import assert_replayed
+
+RNG = np.random.default_rng(3)
+SQUARE = RNG.normal(size=(48, 48)).astype(np.float32)
+POSITIVE = SQUARE @ SQUARE.T + 48 * np.eye(48, dtype=np.float32)
+BATCH = np.stack([POSITIVE, POSITIVE * 2, POSITIVE.T + np.eye(48, dtype=np.float32)])
+FUNCTIONS: dict[str, Any] = {
+    "cholesky": (lambda x: jnp.linalg.cholesky(x) * 2, POSITIVE),
+    "cholesky of a batch": (lambda x: jnp.linalg.cholesky(x) * 2, BATCH),
+    "lu": (lambda x: jax.scipy.linalg.lu(x + 1), SQUARE),
+    "lu of a batch": (lambda x: jax.lax.linalg.lu(x), BATCH),
+    "qr": (lambda x: jnp.linalg.qr(x + 1), SQUARE),
+    "eigh": (lambda x: jnp.linalg.eigh(x + x.T), SQUARE),
+    "svd": (lambda x: jnp.linalg.svd(x + 1, full_matrices=False), SQUARE),
+    "two calls": (lambda x: jnp.linalg.cholesky(jnp.linalg.cholesky(x) @ x + x), POSITIVE),
+    "sort": (lambda x: jnp.sort(x.ravel()), RNG.normal(size=(256, 512)).astype(np.float32)),
+}
+SOURCE = pathlib.Path(__file__).with_name("ffi_copy.c")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_calls_equal_jit_in_whole_mode(name: str) -> None:
+    function, x = FUNCTIONS[name]
+    captured: Any = tg.capture(function)
+    for scale in (1.0, 1.5, 0.5):
+        argument = jnp.asarray(x * np.float32(scale))
+        assert_replayed(captured, captured(argument), (argument,))
+    assert captured.cache_info().misses == 1
+    stages = captured.lower(jnp.asarray(x)).lowered.definition.stages
+    assert [stage.is_captured for stage in stages] == [True]
+
+
+def test_memory_of_calls_goes_with_the_graph() -> None:
+    captured: Any = tg.capture(lambda x: jnp.linalg.cholesky(x))
+    captured(jnp.asarray(POSITIVE))
+    assert captured.pool_bytes > 0
+    before = tg.memory.memory_allocated()
+    captured.clear_cache()
+    assert tg.memory.memory_allocated() < before
+
+
+@pytest.fixture(scope="module")
+def copying(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """A handler that copies its operand through scratch, and one that waits for its stream."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("needs a compiler of C: there is no cc, gcc or clang on the path")
+    path = tmp_path_factory.mktemp("ffi") / "ffi_copy.so"
+    include = f"-I{jax.ffi.include_dir()}"
+    subprocess.run([compiler, "-shared", "-fPIC", include, "-o", path, SOURCE, "-ldl"], check=True)
+    library = ctypes.CDLL(os.fspath(path))
+    for name in ("copy_through_scratch", "wait_for_stream"):
+        capsule = jax.ffi.pycapsule(getattr(library, name))
+        jax.ffi.register_ffi_target(f"tracegraph_{name}", capsule, platform="CUDA")
+    return library
+
+
+@pytest.mark.usefixtures("copying")
+def test_handler_of_a_user_is_captured() -> None:
+    def call(x: Any) -> Any:
+        return jax.ffi.ffi_call("tracegraph_copy_through_scratch", x)(x * 2) + 1
+
+    captured: Any = tg.capture(call)
+    for scale in (1.0, 3.0):
+        x = jnp.asarray(SQUARE * np.float32(scale))
+        np.testing.assert_array_equal(captured(x), jax.jit(call)(x))
+    assert captured.cache_info().misses == 1
+
+
+@pytest.mark.usefixtures("copying")
+def test_handler_that_waits_is_refused_and_cut() -> None:
+    def call(x: Any) -> Any:
+        return jax.ffi.ffi_call("tracegraph_wait_for_stream", x)(x * 2) + 1
+
+    x = jnp.asarray(SQUARE)
+    with pytest.raises(tg.UnsupportedError, match="calls tracegraph_wait_for_stream, "):
+        tg.capture(call)(x)
+    captured: Any = tg.capture(call, mode="partial")
+    np.testing.assert_array_equal(captured(x), jax.jit(call)(x))
+    stages = captured.lower(x).lowered.definition.stages
+    assert [stage.is_captured for stage in stages] == [True, False, True]
