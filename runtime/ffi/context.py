@@ -81,7 +81,7 @@ class Future:
         self._error = 0
 
     def complete(self, error: int = 0) -> None:
-        """Completes it; an error is what `take_error` takes."""
+        """Completes it; an error is what `make_interface_error` takes."""
         self._error = error
         self._done.set()
 
@@ -110,7 +110,7 @@ def make_error(code: ErrorCode, message: str) -> int:
     return number
 
 
-def take_error(number: int) -> InterfaceError:
+def make_interface_error(number: int) -> InterfaceError:
     """Returns the error of a number, and forgets it."""
     code, text = _errors.pop(number)
     return InterfaceError(code, text.value.decode(errors="replace"))

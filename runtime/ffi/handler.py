@@ -13,7 +13,7 @@ from tracegraph.runtime.ffi.context import (
     find_table,
     forget_error,
     lend_context,
-    take_error,
+    make_interface_error,
     wait_for_future,
 )
 from tracegraph.runtime.ffi.frames import Frame
@@ -72,7 +72,7 @@ class Handler:
             finally:
                 context.failure = None
         if error:
-            raise take_error(error)
+            raise make_interface_error(error)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -95,7 +95,7 @@ def read_facts(handler: Handler) -> HandlerFacts:
     address = dict(handler.stages)[Stage.EXECUTE]
     error = c_api.HANDLER(address)(ctypes.addressof(frame)) or 0
     if error:
-        raise take_error(error)
+        raise make_interface_error(error)
     version = (metadata.api_version.major_version, metadata.api_version.minor_version)
     return HandlerFacts(version, bool(metadata.traits & c_api.COMMAND_BUFFER_COMPATIBLE))
 

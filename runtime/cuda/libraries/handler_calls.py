@@ -50,17 +50,19 @@ PLATFORM = "CUDA"
 CAPTURABLE = frozenset(("KERNEL", "MEMCPY", "MEMSET", "EMPTY"))
 
 
-@dataclasses.dataclass(eq=False)
 class WarmStream:
     """A stream to capture on.
 
-    Attributes:
+    Args:
         handle: the driver's.
+
+    Attributes:
         calls: those that have run on it, so that libraries need nothing new for them.
     """
 
-    handle: int
-    calls: set[FfiCall] = dataclasses.field(default_factory=set)
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.calls: set[FfiCall] = set()
 
 
 @dataclasses.dataclass(frozen=True)
