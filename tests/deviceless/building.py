@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from tracegraph.runtime.nodes import (
     CallNode,
     ConditionalNode,
     CopyNode,
+    FfiCallNode,
     FillNode,
     KernelNode,
     MatmulNode,
@@ -28,17 +30,20 @@ from tracegraph.runtime.nodes import (
 
 ARENA_ADDRESS = 0x7F00_0000_0000
 # What the driver calls a node, by our kind; a library call is a graph of its own.
-DRIVER_KINDS = {"kernel": "kernel", "memcpy": "copy", "memset": "fill", "matmul": "child"}
+DRIVER_KINDS = {"kernel": "kernel", "memcpy": "copy", "memset": "fill"}
+DRIVER_KINDS |= dict.fromkeys(("matmul", "ffi_call"), "child")
 
 
 class FakeLibrary:
-    """A fake cublasLt: enqueues one piece of work per matmul."""
+    """A fake library: enqueues one piece of work per call."""
+
+    stream = 0
 
     def __init__(self, driver: FakeDriver) -> None:
         self._driver = driver
 
-    def enqueue(self, node: MatmulNode, locate: Any, stream: int) -> None:
-        for _, use in node.operands:
+    def enqueue(self, node: MatmulNode | FfiCallNode, locate: Any, stream: int) -> None:
+        for use in node.ranges:
             locate(use)
         self._driver.add_captured(stream, node.name)
 
@@ -51,7 +56,7 @@ def build_graphs(definition: GraphDefinition, driver: FakeDriver, context: int) 
         return address_of[use.buffer] + use.offset
 
     loader = KernelLoader(driver, context)
-    libraries = {"matmul": FakeLibrary(driver)}
+    libraries = dict.fromkeys(("matmul", "ffi_call"), FakeLibrary(driver))
     return [
         CudaGraph(driver, stage, locate, loader, libraries, definition.name)
         for stage in definition.stages
@@ -98,6 +103,10 @@ def _check_part(driver: FakeDriver, graph: int, built: dict[int, Any], part: Sta
         last.append(len(kinds) - 1)
     assert [node.kind for node in built.values()] == kinds
     edges |= {(last[a], first[b], (a, b) in part.programmatic) for a, b in part.edges}
+    # Calls of handlers follow one another.
+    is_call = [any(isinstance(n, FfiCallNode) for n in list_nested([node])) for node in part.nodes]
+    calls = [index for index, held in enumerate(is_call) if held]
+    edges |= {(last[a], first[b], False) for a, b in itertools.pairwise(calls)}
     found = {(a, b, port != Port.COMPLETE) for a, b, port in driver.read_edges(graph)}
     assert found == edges
     handles = list(built)
@@ -155,6 +164,9 @@ def list_uses(node: Node) -> list[tuple[BufferUse, bool]]:
     if isinstance(node, ConditionalNode):
         inner = [node.setter, *(each for body in node.bodies for each in body.nodes)]
         return [use for each in inner for use in list_uses(each)]
+    if isinstance(node, FfiCallNode):
+        written = [(use, True) for use in node.outputs if use is not None]
+        return written + [(use, False) for use in node.operands if use is not None]
     assert isinstance(node, CallNode)
     return []
 

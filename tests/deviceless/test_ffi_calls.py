@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.deviceless import pipeline
+from tests.deviceless import building, pipeline
 from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.ffi.c_api import DataType
 from tracegraph.runtime.ffi.call import ArrayType, DictionaryAttribute, FfiCall, ScalarAttribute
@@ -75,6 +75,8 @@ def test_factorization_is_a_call_of_a_handler(name: str, h200: Any) -> None:
             assert use is not None
             assert use.nbytes == kind.nbytes
             assert use.fits(sizes[use.buffer])
+    building.check_built(lowered.definition)
+    assert not building.find_faults(lowered.definition)
 
 
 def test_attributes_are_those_of_the_program(h200: Any) -> None:

@@ -127,7 +127,7 @@ def _convert(node: DeviceNode) -> Operation:
         return Operation("copy", "", b"", (_as_range(node.source), _as_range(node.target)))
     if isinstance(node, FillNode):
         return Operation("fill", "", b"", (_as_range(node.target),))
-    return Operation(node.kind, "", b"", tuple(_as_range(use) for _, use in node.operands))
+    return Operation(node.kind, "", b"", tuple(_as_range(use) for use in node.ranges))
 
 
 def _as_range(use: BufferUse) -> Range:

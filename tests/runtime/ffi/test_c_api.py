@@ -56,7 +56,7 @@ def read_structures() -> dict[str, list[tuple[str, str]]]:
             if pointer:
                 fields.append((pointer[1], "*"))
             elif line:
-                kind, field = re.fullmatch(r"(.*[\s*])(\w+)", line, re.S).groups()
+                (kind, field) = re.findall(r"^(.*[\s*])(\w+)$", line, re.S)[0]
                 fields.append((field, kind.strip()))
         found[name_class(name)] = fields
     return found

@@ -270,7 +270,7 @@ def test_lapack_handler_gives_the_bits_of_jax() -> None:
     rng = np.random.default_rng(5)
     x = rng.normal(size=(5, 5)).astype(np.float32)
     spd = x @ x.T + 9 * np.eye(5, dtype=np.float32)
-    wanted = np.asarray(jax.lax.linalg.cholesky(spd, symmetrize_input=False))
+    wanted = np.asarray(jax.lax.linalg.cholesky(jnp.asarray(spd), symmetrize_input=False))
     # As jaxlib asks for it: columns first, so that its lower part is our upper one.
     handler = find_handler("lapack_spotrf_ffi", "cpu")
     assert handler is not None
@@ -285,7 +285,7 @@ def test_lapack_handler_gives_the_bits_of_jax() -> None:
     columns = np.ascontiguousarray(symmetric.T)
     attributes = {"mode": np.uint8(ord("V")), "uplo": np.uint8(ord("L"))}
     run(handler, [columns], [columns, values, info], attributes)
-    vectors, wanted_values = jax.lax.linalg.eigh(symmetric, symmetrize_input=False)
+    vectors, wanted_values = jax.lax.linalg.eigh(jnp.asarray(symmetric), symmetrize_input=False)
     np.testing.assert_array_equal(columns.T, vectors)
     np.testing.assert_array_equal(values, wanted_values)
     with pytest.raises(InterfaceError, match="Wrong number of attributes"):

@@ -16,7 +16,14 @@ from tracegraph.runtime.ffi import recorder
 from tracegraph.runtime.ffi.c_api import DataType
 from tracegraph.runtime.ffi.call import ArrayType, FfiCall
 from tracegraph.runtime.ffi.context import count_living
-from tracegraph.runtime.nodes import BufferUse, FfiCallNode, Node
+from tracegraph.runtime.nodes import (
+    Body,
+    BufferUse,
+    ConditionalNode,
+    Construct,
+    FfiCallNode,
+    Node,
+)
 
 FLOATS = ArrayType(DataType.F32, (SIZE,))
 
@@ -71,9 +78,10 @@ def capture(device: CudaOnHost, *nodes: Node, edges: Any = ()) -> Any:
     return replay
 
 
-def read_graph(device: CudaOnHost) -> int:
-    (graph,) = (each for each, kind in device.driver.live_handles().items() if kind == "graph")
-    return graph
+def read_graph(device: CudaOnHost, count: int = 1) -> int:
+    graphs = [each for each, kind in device.driver.live_handles().items() if kind == "graph"]
+    assert len(graphs) == count
+    return graphs[0]
 
 
 def count_handles(device: CudaOnHost) -> dict[str, int]:
@@ -114,6 +122,19 @@ def test_calls_of_one_graph_follow_one_another_and_share_scratch(
     # The second call has run before: it is the same one.
     assert len(enqueued) == 3
     assert device.allocator.pool_bytes(replay.arena._pool_id)[1] == 4 * 4096 + 512
+
+
+def test_calls_in_branches_follow_those_outside(
+    device: CudaOnHost, enqueued: list[tuple[int, int]]
+) -> None:
+    setter = kernel("double", "x", "c")
+    branch = ConditionalNode("if", Construct.IF, (Body((node("in", "x", "b"),), ()),), setter)
+    replay = capture(device, node("one", "x", "a"), branch, kernel("double", "x", "y"))
+    graph = read_graph(device, 2)
+    # The kernel that sets the condition, right before the conditional node, waits for the call.
+    assert (0, 1) in {(first, second) for first, second, _ in device.driver.read_edges(graph)}
+    assert len(enqueued) == 3
+    del replay
 
 
 def test_two_graphs_have_two_streams_and_a_later_one_uses_them_again(
