@@ -12,11 +12,13 @@ import pytest
 from jax import lax
 
 import tracegraph as tg
+from tests.fakes import compilers
 from tests.fakes.compilers import make_compiler
 from tracegraph.capturing import capture_lowering
 from tracegraph.capturing.capture_lowering import lower_checked
 from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.tracing.checked_graph import CheckedGraph, check_trace, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
 
@@ -65,15 +67,12 @@ BY_NAME = [
     ),
     pytest.param(rematerialize, (SQUARE,), CUT, "fft", id="remat"),
 ]
-BY_REFUSAL = [
-    # XLA makes a product of a factorization for it.
-    pytest.param(lambda x: jnp.linalg.det(x + 1) * 2, (SQUARE,), CUT, "custom_call", id="det"),
-]
 UNCUT = [
     pytest.param(loop, id="scan"),
     pytest.param(repeat, id="while"),
     pytest.param(factorize_rows, id="cholesky-in-scan"),
     pytest.param(factorize, id="cholesky"),
+    pytest.param(lambda x: jnp.linalg.det(x + 1) * 2, id="det"),
     pytest.param(lambda x: jnp.linalg.eigh(x + 1)[0] * 2, id="eigh"),
     pytest.param(lambda x: jnp.linalg.qr(x + 1)[0] * 2, id="qr"),
     pytest.param(lambda x: lax.scan(lambda c, _: (c * 2, None), x, None, 1)[0] + 1, id="one-round"),
@@ -106,7 +105,7 @@ def list_stages(lowered: Lowered) -> list[bool]:
     return [stage.is_captured for stage in lowered.definition.stages]
 
 
-@pytest.mark.parametrize(("function", "arguments", "stages", "kind"), [*BY_NAME, *BY_REFUSAL])
+@pytest.mark.parametrize(("function", "arguments", "stages", "kind"), BY_NAME)
 def test_work_that_no_graph_holds_is_cut_out(
     function: Any, arguments: Any, stages: Any, kind: str, h200: Any
 ) -> None:
@@ -128,6 +127,19 @@ def test_names_and_refusals_cut_alike(
     assert any(each.what.endswith(f": {kind}") for each in checked.uncapturable.values())
 
 
+def test_a_call_that_the_device_refuses_is_cut_out(h200: Any, monkeypatch: Any) -> None:
+    def refuse(call: FfiCall, _: str) -> str:
+        return "which is planted" if call.target == "cusolver_potrf_ffi" else ""
+
+    monkeypatch.setattr(compilers, "find_registration_problem", refuse)
+    checked, lowered = lower(factorize, (SQUARE,), h200)
+    assert list_stages(lowered) == CUT
+    (violation,) = checked.uncapturable.values()
+    assert violation.what.endswith("becomes work that no graph on a GPU holds yet: custom_call")
+    with pytest.raises(UnsupportedError, match="calls cusolver_potrf_ffi, which is planted"):
+        lower(factorize, (SQUARE,), h200, mode="whole")
+
+
 @pytest.mark.parametrize("function", UNCUT)
 def test_what_a_graph_holds_is_not_cut(function: Any, h200: Any) -> None:
     checked, lowered = lower(function, (SQUARE,), h200)
@@ -135,7 +147,7 @@ def test_what_a_graph_holds_is_not_cut(function: Any, h200: Any) -> None:
     assert list_stages(lowered) in ([True], [])
 
 
-@pytest.mark.parametrize(("function", "arguments", "stages", "kind"), [*BY_NAME, *BY_REFUSAL])
+@pytest.mark.parametrize(("function", "arguments", "stages", "kind"), BY_NAME)
 def test_whole_mode_refuses(
     function: Any, arguments: Any, stages: Any, kind: str, h200: Any
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tracegraph.runtime.cuda.driver.graph_calls import GraphCalls
 from tracegraph.runtime.cuda.driver.memory_calls import MemoryCalls
+from tracegraph.runtime.cuda.driver.node_kinds import NodeKinds
 from tracegraph.runtime.cuda.driver.stream_calls import StreamCalls
 from tracegraph.runtime.errors import CudaError
 
@@ -22,7 +23,7 @@ BINDINGS = "cuda.bindings.driver"
 OLDEST_DRIVER = 12_040
 
 
-class CudaDriver(StreamCalls, MemoryCalls, GraphCalls):
+class CudaDriver(StreamCalls, MemoryCalls, GraphCalls, NodeKinds):
     """The driver, as small typed calls over plain ints.
 
     Every failing call raises CudaError, or OutOfMemoryError, with its name and arguments. Handles
