@@ -1,8 +1,8 @@
 """CUDA graphs for JAX: capture a function once, replay it with one launch.
 
 `tg.capture` is the decorator; what it returns is a `tg.GraphedFunction`. `tg.memory` is the memory
-of graphs. `tg.Stream` and `tg.Event` order work inside a capture. All errors are of the type
-`tg.TracegraphError`.
+of graphs, `tg.backends` the precision of matmuls and convolutions. `tg.Stream` and `tg.Event` order
+work inside a capture. All errors are of the type `tg.TracegraphError`.
 
 Example:
     >>> import jax.numpy as jnp
@@ -28,7 +28,7 @@ if not (_package / "runtime").is_dir() and (_house / "runtime").is_dir():
     # In a checkout `lowering/` and `runtime/` stand beside this folder; in a wheel they are in it.
     __path__.append(str(_house))
 
-from tracegraph import memory
+from tracegraph import backends, memory
 from tracegraph.cache_info import CacheInfo
 from tracegraph.decorator import capture
 from tracegraph.graphed_function import GraphedFunction
@@ -78,6 +78,7 @@ __all__ = [
     "TracegraphError",
     "UnsupportedError",
     "VerificationError",
+    "backends",
     "capture",
     "current_stream",
     "default_stream",

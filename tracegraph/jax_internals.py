@@ -3,8 +3,9 @@
 A table says for each private name why the public API is not enough; a JAX without one of them is
 refused when tracegraph is imported, by name. Members of exported classes are used too, which are
 not documented: ``dtype._impl`` of a typed key's dtype, because ``jax.random.key_impl`` wants an
-array, and ``Primitive.get_bind_params``, ``Primitive.abstract_eval``, ``JaxprEqn.ctx`` and its
-``manager``, without which an op cannot be bound again as JAX's own evaluation of a jaxpr binds it.
+array; ``Primitive.get_bind_params``, ``Primitive.abstract_eval``, ``JaxprEqn.ctx`` and its
+``manager``, without which an op cannot be bound again as JAX's own evaluation of a jaxpr binds it;
+``Jaxpr.replace`` and ``JaxprEqn.replace``, because a jaxpr that is built anew loses its effects.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ PRIVATE_NAMES = {
     "jax._src.api_util.InternalFloatingPointError": "what JAX raises of an invalid result",
     "jax._src.api_util.maybe_recursive_nan_check": "its search for the op, in its own words",
     "jax._src.config._check_vma": "whether a `shard_map` follows what varies over its mesh",
+    "jax._src.config.config_ext": "`make_setting`; `jax.make_user_context` sets a thread only",
     "jax._src.config.remove_size_one_mesh_axis_from_type": "types as if nothing were sharded",
     "jax._src.config.trace_context": "the settings under which `jax.jit` keeps programs apart",
     "jax._src.config.trace_context_names": "what these settings are called",
@@ -112,7 +114,8 @@ class Equation(Protocol):
 
 # JAX's own function, without a frame around it: it runs at every call of a captured function.
 read_settings: Any = _private["trace_context"]
-SETTING_NAMES: tuple[str, ...] = tuple(_private["trace_context_names"]())
+# In their order; a setting of ours counts once its module is imported.
+list_setting_names: Any = _private["trace_context_names"]
 # What JAX does with an op in this thread: it computes it when `trace_state.value` is `eval_trace`.
 trace_state: Any = _private["trace_state_strong_ref"]
 eval_trace: Any = _private["eval_trace"]
@@ -125,6 +128,20 @@ def embeds_arrays() -> bool:
     to be one day, arrays are inputs.
     """
     return getattr(jax.config, "jax_use_simplified_jaxpr_constants", True) is False
+
+
+def make_setting(name: str, default: Any) -> Any:
+    """Returns a setting of ours, of the process and of a thread, that `read_settings` reads too.
+
+    So another value is another signature, at no cost for a call. Programs of `jax.jit` that are
+    compiled already stay so.
+
+    Args:
+        name: as reports show it.
+        default: hashable.
+    """
+    make = _private["config_ext"].Config
+    return make(name, default, include_in_jit_key=False, include_in_trace_context=True)
 
 
 def equation_context(equation: Any) -> EquationContext:
@@ -186,6 +203,18 @@ def open_jaxpr(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
     if not hasattr(jaxpr, "consts"):
         return jaxpr, ()
     return getattr(jaxpr, "jaxpr", jaxpr), tuple(jaxpr.consts)
+
+
+def replace_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
+    """Returns a jaxpr with other equations, closed or open as the given one."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    replaced = inner.replace(eqns=list(equations))
+    return replaced if isinstance(jaxpr, extend_core.Jaxpr) else jaxpr.replace(jaxpr=replaced)
+
+
+def make_function(jaxpr: Any) -> Any:
+    """Returns the function that a closed jaxpr describes, which is traced at most once per type."""
+    return jax.jit(extend_core.jaxpr_as_fun(jaxpr))
 
 
 def is_jaxpr(value: Any) -> bool:

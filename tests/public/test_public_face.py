@@ -24,7 +24,7 @@ NAMES = {
         capture GraphedFunction CacheInfo graph_pool_handle PoolId
         Array
         Stream Event stream current_stream default_stream set_stream synchronize
-        memory
+        backends memory
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
         StaleOutputError OutOfMemoryError CudaError ConfigError InternalError
         RecaptureWarning
@@ -42,13 +42,14 @@ NAMES = {
         pin_memory is_pinned synchronize_copies empty_host_cache
         host_memory_stats reset_peak_host_memory_stats reset_accumulated_host_memory_stats
     """,
+    "tracegraph.backends": "cudnn matmul",
 }
-FACES = {"tracegraph": tg, "tracegraph.memory": tg.memory}
+FACES = {"tracegraph": tg, "tracegraph.memory": tg.memory, "tracegraph.backends": tg.backends}
 PUBLIC = {
     f"{face}.{name}": getattr(FACES[face], name)
     for face, names in NAMES.items()
     for name in names.split()
-    if name != "memory"
+    if name not in ("backends", "memory")
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tracegraph.constraints.mismatch import print_leaf_type
-from tracegraph.jax_internals import SETTING_NAMES
+from tracegraph.jax_internals import list_setting_names
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.signature import LeafType, Signature, name_static_values
 from tracegraph.tracing.static_leaves import StaticLeaf, wrap_static_leaves
@@ -74,7 +74,7 @@ def find_differences(
 
 
 def _compare_settings(new: Signature, old: Signature) -> Iterator[Difference]:
-    for name, one, other in zip(SETTING_NAMES, new.settings, old.settings, strict=False):
+    for name, one, other in zip(list_setting_names(), new.settings, old.settings, strict=False):
         if one != other:
             yield Difference("setting", name, one, other)
 

@@ -30,6 +30,7 @@ from tracegraph.ir.printer import print_graph
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, Rewritten, rewrite_graph
 from tracegraph.passes.resolve_donation import ResolveDonation
+from tracegraph.precision.flags import find_flags
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.stream import tracing
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -96,7 +97,8 @@ def trace_call(prepared: PreparedCall, *, is_repeated: bool = False) -> JaxTrace
     printing = watch_print(options.name, is_quiet=is_repeated)
     with tracing(options.name, options.stream), printing:
         try:
-            return trace_jaxpr(run, args, kwargs, name=options.name)
+            flags = find_flags(prepared.signature.settings)
+            return trace_jaxpr(run, args, kwargs, name=options.name, flags=flags)
         except Exception as error:
             translated = translate_trace_error(error, function=prepared.function, name=options.name)
             if translated is None:

@@ -20,10 +20,13 @@ from tracegraph.jax_internals import (
     describe_source,
     equation_context,
     is_literal,
+    make_function,
     name_jaxprs,
     open_jaxpr,
 )
 from tracegraph.lowering.collector import hold_collector
+from tracegraph.precision.apply_flags import apply_flags
+from tracegraph.precision.flags import UNSET, PrecisionFlags
 from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 _STREAM_SCOPE = re.compile(r"tg_stream_(\d+)")
@@ -72,7 +75,12 @@ class LostTraceError(Exception):
 
 
 def trace_jaxpr(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, name: str
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    name: str,
+    flags: PrecisionFlags = UNSET,
 ) -> JaxTrace:
     """Lets JAX run a function once on abstract values.
 
@@ -85,6 +93,7 @@ def trace_jaxpr(
         args: trees of arrays, ``jax.ShapeDtypeStruct``, NumPy arrays or Python scalars.
         kwargs: the same, by name.
         name: the graph's name.
+        flags: the precision of matmuls and convolutions that leave it open.
     """
     jitted = jax.jit(_make_fresh(function))
     traced = jitted.trace(*args, **kwargs)
@@ -95,7 +104,10 @@ def trace_jaxpr(
         return jax.tree.leaves(wrap_static_leaves(jitted(*args, **kwargs)))
 
     origin = Origin(_describe_function(function))
-    return JaxTrace(traced.jaxpr, traced.out_tree, bind, name, origin)
+    jaxpr = apply_flags(traced.jaxpr, flags)
+    if jaxpr is not traced.jaxpr:
+        bind = make_function(jaxpr)
+    return JaxTrace(jaxpr, traced.out_tree, bind, name, origin)
 
 
 @hold_collector()

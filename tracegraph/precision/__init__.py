@@ -1,0 +1,1 @@
+"""Flags for the precision of matmuls and convolutions, and what they change in a trace."""
