@@ -32,6 +32,7 @@ def capture(
     name: str | None = None,
     static_leaves: Literal["auto", "refuse"] = "auto",
     control_flow: Literal["allow", "refuse"] = "allow",
+    prefer: Literal["auto", "graph"] = "auto",
 ) -> GraphedFunction[P, R]: ...
 @overload
 def capture(
@@ -49,6 +50,7 @@ def capture(
     name: str | None = None,
     static_leaves: Literal["auto", "refuse"] = "auto",
     control_flow: Literal["allow", "refuse"] = "allow",
+    prefer: Literal["auto", "graph"] = "auto",
 ) -> Callable[[Callable[P, R]], GraphedFunction[P, R]]: ...
 def capture(
     fn: Callable[..., Any] | None = None,
@@ -65,6 +67,7 @@ def capture(
     name: str | None = None,
     static_leaves: Literal["auto", "refuse"] = "auto",
     control_flow: Literal["allow", "refuse"] = "allow",
+    prefer: Literal["auto", "graph"] = "auto",
     **unknown: Any,
 ) -> GraphedFunction[..., Any] | Callable[[Callable[..., Any]], GraphedFunction[..., Any]]:
     """Makes a function replayable: captured at its first call, replayed from then on.
@@ -95,6 +98,8 @@ def capture(
             signature. ``"refuse"`` takes arrays and numbers only.
         control_flow: ``"allow"`` takes loops and branches of `jax.lax` whose path depends on data;
             ``"refuse"`` holds every replay to one path, as graphs of PyTorch are held to theirs.
+        prefer: in partial mode, what runs where a part is eager: ``"auto"`` the faster one of the
+            graph and `jax.jit`, as timed when it is captured; ``"graph"`` always the graph.
         **unknown: options that do not exist; they raise.
 
     Returns:
@@ -137,6 +142,7 @@ def capture(
         "name": name,
         "static_leaves": static_leaves,
         "control_flow": control_flow,
+        "prefer": prefer,
         **unknown,
     }
     if fn is None:

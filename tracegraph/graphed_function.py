@@ -36,6 +36,7 @@ from tracegraph.objects.object_calls import STATE, ObjectCalls
 from tracegraph.options import Options, read_options
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.float_checks import adapt_donation, raise_float_error
+from tracegraph.replaying.jit_call import JitCall
 from tracegraph.reports.explain import explain_capture
 from tracegraph.reports.recaptures import RecaptureLog
 from tracegraph.reports.report import Report, read_parts, take_show
@@ -83,7 +84,7 @@ class GraphedFunction(Generic[P, R]):
         self._inner = InnerCall(function, self._options)
         self._pool = FunctionPool(self._options.pool)
         self._cache = CaptureCache()
-        self._latest: CapturedGraph | None = None
+        self._latest: CapturedGraph | JitCall | None = None
         # Once it is called with objects of nnx.
         self._objects: ObjectCalls | None = None
         self._lock = threading.RLock()
@@ -128,7 +129,7 @@ class GraphedFunction(Generic[P, R]):
             raise
 
     def _call_generally(
-        self, latest: CapturedGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, latest: CapturedGraph | JitCall | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Tries other graphs that were used lately, then looks the signature up or captures it."""
         if trace_state.value is not eval_trace:
@@ -147,7 +148,7 @@ class GraphedFunction(Generic[P, R]):
                 return result
         return self._call_slowly(args, kwargs)
 
-    def _use(self, captured: CapturedGraph) -> None:
+    def _use(self, captured: CapturedGraph | JitCall) -> None:
         """Makes a graph the one that was used last."""
         with self._lock:
             if self._cache.use(captured):
@@ -320,7 +321,7 @@ class GraphedFunction(Generic[P, R]):
             >>> second.pool() == first.pool()
             True
         """
-        return self._pool.join(self._device).pool_id
+        return self._pool.share(self._device)
 
     def timings(self) -> dict[str, float]:
         """Returns the seconds that each phase of the latest graph's capture took.
@@ -328,8 +329,8 @@ class GraphedFunction(Generic[P, R]):
         The phases are ``trace`` (JAX runs the function on abstract values), ``check`` (the graph,
         its passes, the constraints, and what is left of the second trace when XLA is done),
         ``compile`` (JAX and XLA lower and compile the regions, with the second trace beside),
-        ``lower`` (cut into regions, read XLA's program, plan, build), ``instantiate`` and
-        ``verify``. They follow one another. `jax.jit` needs ``trace`` and ``compile``, too. The
+        ``lower`` (cut into regions, read XLA's program, plan, build), ``instantiate``,
+        ``verify`` and, with eager parts, ``compare``. They follow one another. `jax.jit` needs ``trace`` and ``compile``, too. The
         dict is empty before the first capture.
         """
         with self._lock:
@@ -386,7 +387,7 @@ class GraphedFunction(Generic[P, R]):
 
     def _find_graph(
         self, prepared: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[CapturedGraph, bool]:
+    ) -> tuple[CapturedGraph | JitCall, bool]:
         """Returns the graph of a signature, and whether it was captured for this call.
 
         Note [Captures at once]. The lock is not held while a signature is captured: verification
@@ -438,7 +439,9 @@ class GraphedFunction(Generic[P, R]):
                 return capture
         return None
 
-    def _capture(self, prepared: PreparedCall, underway: CaptureUnderway) -> CapturedGraph:
+    def _capture(
+        self, prepared: PreparedCall, underway: CaptureUnderway
+    ) -> CapturedGraph | JitCall:
         with self._lock:
             calls, is_full = self._cache.count_calls(), self._cache.is_full
             graphs = [each.graph for each in reversed(self._cache.list_latest())]
@@ -446,8 +449,14 @@ class GraphedFunction(Generic[P, R]):
         progress = Progress(f"capturing `{self._options.name}`")
         with drop_unit_axes(prepared.leaves), progress:
             capture = self._make_pipeline(prepared, progress).capture(underway.announce)
-        watch_plan(capture.graph.lowered.plan, capture.graph.replay)
+        if isinstance(capture.graph, CapturedGraph):
+            watch_plan(capture.graph.lowered.plan, capture.graph.replay)
         with self._lock:
+            if isinstance(capture.graph, JitCall) and not any(
+                isinstance(each, CapturedGraph) for each in graphs
+            ):
+                # Nothing is left in it.
+                self._pool.leave_unshared()
             self._cache.add(capture)
             self._use(capture.graph)
             self._recaptures.add(recapture, calls)

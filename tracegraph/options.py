@@ -17,6 +17,7 @@ MODES = ("whole", "partial")
 OUTPUTS = ("fresh", "static")
 STATIC_LEAVES = ("auto", "refuse")
 CONTROL_FLOW = ("allow", "refuse")
+PREFERENCES = ("auto", "graph")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Options:
     name: str
     static_leaves: str
     control_flow: str
+    prefer: str
 
     @property
     def takes_static_leaves(self) -> bool:
@@ -76,7 +78,11 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         _raise_option_error(
             f"outputs={given['outputs']!r} is unknown", where, f"they are {_join(OUTPUTS)}"
         )
-    for keyword, words in (("static_leaves", STATIC_LEAVES), ("control_flow", CONTROL_FLOW)):
+    for keyword, words in (
+        ("static_leaves", STATIC_LEAVES),
+        ("control_flow", CONTROL_FLOW),
+        ("prefer", PREFERENCES),
+    ):
         if given[keyword] not in words:
             _raise_option_error(
                 f"{keyword}={given[keyword]!r} is unknown", where, f"they are {_join(words)}"
@@ -124,6 +130,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         name=given["name"] or getattr(function, "__name__", type(function).__name__),
         static_leaves=given["static_leaves"],
         control_flow=given["control_flow"],
+        prefer=given["prefer"],
     )
 
 

@@ -8,6 +8,7 @@ import itertools
 from tracegraph.cache_info import CacheInfo
 from tracegraph.capturing.pipeline import Capture
 from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.replaying.jit_call import JitCall
 from tracegraph.tracing.signature import Signature
 
 MAX_SIGNATURES = 64
@@ -46,7 +47,7 @@ class CaptureCache:
         # KeyError of an interrupt in its hash.
         return [self._captures[signature] for signature in reversed(self._captures)]
 
-    def list_recent_graphs(self) -> list[CapturedGraph]:
+    def list_recent_graphs(self) -> list[CapturedGraph | JitCall]:
         """Returns the graphs that were used last: alternating signatures stay cheap."""
         recent = itertools.islice(reversed(self._captures), MAX_TRIED)
         return [self._captures[signature].graph for signature in recent]
@@ -59,7 +60,7 @@ class CaptureCache:
             _, dropped = self._captures.popitem(last=False)
             self._retired_calls += dropped.graph.calls
 
-    def use(self, graph: CapturedGraph) -> bool:
+    def use(self, graph: CapturedGraph | JitCall) -> bool:
         """Makes a graph the one that was used last; False if it is not kept any more."""
         is_kept = graph.signature in self._captures
         if is_kept:

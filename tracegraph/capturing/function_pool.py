@@ -23,6 +23,7 @@ class FunctionPool:
         # Held from now on, even if the captures that share it go.
         self._shared = find_pool(pool_id) if pool_id is not None else None
         self._joined: PrivatePool | None = None
+        self._is_shared = pool_id is not None
         # Signatures may be captured at the same time.
         self._lock = threading.Lock()
 
@@ -40,6 +41,16 @@ class FunctionPool:
                 pool_id = self._pool_id if self._pool_id is not None else new_pool_id()
                 self._joined = join_pool(pool_id, device.allocator)
             return self._joined
+
+    def share(self, device: Device) -> PoolId:
+        """Returns the id for other functions, which may join from now on."""
+        self._is_shared = True
+        return self.join(device).pool_id
+
+    def leave_unshared(self) -> None:
+        """Drops a pool that no other function can have joined."""
+        if not self._is_shared:
+            self.leave()
 
     def leave(self) -> None:
         """Drops the pool; the next call of `join` joins it again, or a new one."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tracegraph.capturing.capture_lowering import list_preparations, lower_checked
 from tracegraph.capturing.function_pool import FunctionPool
@@ -14,11 +16,13 @@ from tracegraph.constraints.violation import make_capture_error
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.replaying.jit_call import JitCall
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import FirstTrace, check_trace, finish_checks, trace_call
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.trace import JaxTrace
 from tracegraph.verification.capture_verification import verify_capture
+from tracegraph.verification.jit_comparison import JitComparison, compare_with_jit
 from tracegraph.verification.report import VerificationReport
 
 
@@ -27,14 +31,16 @@ class Capture:
     """A captured graph and how it came about.
 
     Attributes:
-        graph: what is replayed.
+        graph: what is replayed, or called where `jax.jit` is faster.
         verification: what comparing it with its reference found.
         seconds: of each phase, by name.
+        comparison: with `jax.jit`, of a graph with eager parts; None without any.
     """
 
-    graph: CapturedGraph
+    graph: CapturedGraph | JitCall
     verification: VerificationReport
     seconds: Mapping[str, float]
+    comparison: JitComparison | None = None
 
 
 class CapturePipeline:
@@ -52,6 +58,8 @@ class CapturePipeline:
     ) -> None:
         self._prepared, self._device, self._pool = prepared, device, pool
         self._progress = progress
+        # Of the function, once it is traced.
+        self._jaxpr: Any = None
 
     def capture(self, announce: Callable[[CapturedGraph], None]) -> Capture:
         """Runs all phases.
@@ -69,8 +77,9 @@ class CapturePipeline:
         with graph.hold_back():
             announce(graph)
             verification = self.verify(graph)
+            comparison, call = self.compare(graph)
         # Complete when the progress has ended.
-        return Capture(graph, verification, self._progress.seconds)
+        return Capture(call or graph, verification, self._progress.seconds, comparison)
 
     def run_to_lowered(self) -> LoweredCapture:
         """Runs the phases that allocate no device memory."""
@@ -80,7 +89,9 @@ class CapturePipeline:
         """Lets JAX run the function once on abstract values."""
         self._progress.enter("trace")
         check_context_mesh(self._prepared.options.name, self._device.jax_device)
-        return trace_call(self._prepared)
+        trace = trace_call(self._prepared)
+        self._jaxpr = trace.jaxpr
+        return trace
 
     def check(self, trace: JaxTrace) -> FirstTrace:
         """Makes the graph, optimises it, and checks what one trace shows."""
@@ -122,3 +133,11 @@ class CapturePipeline:
             return VerificationReport(skipped="verify=False")
         self._progress.enter("verify")
         return verify_capture(self._prepared, graph, self._device)
+
+    def compare(self, graph: CapturedGraph) -> tuple[JitComparison | None, JitCall | None]:
+        """Times a graph with eager parts against `jax.jit`; returns what replaces one that lost."""
+        if graph.replay.is_whole:
+            return None, None
+        self._progress.enter("compare", "with jax.jit")
+        make_call = functools.partial(JitCall, self._prepared, self._jaxpr, graph)
+        return compare_with_jit(self._prepared, graph, make_call)

@@ -11,6 +11,7 @@ import jax
 
 from tracegraph.jax_internals import InvalidFloatSignal, to_physical
 from tracegraph.lowering.lower import Lowered
+from tracegraph.replaying.argument_order import ArgumentOrder
 from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
 from tracegraph.replaying.float_checks import check_results, is_checking_floats, raise_float_error
 from tracegraph.replaying.mismatch_error import make_mismatch_error
@@ -23,7 +24,6 @@ from tracegraph.runtime.residence import Donation
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.tracing.signature import is_leaf_tree
-from tracegraph.tracing.spellings import read_spellings
 
 MISS: Any = object()
 
@@ -53,17 +53,12 @@ class CapturedGraph:
         "_donated",
         "_donations",
         "_function",
-        "_keys",
-        "_keyword_slots",
-        "_keywords",
         "_launch_stages",
         "_lock_free_calls",
         "_lock_free_reads",
         "_options",
         "_pending",
         "_rotation",
-        "_slots",
-        "_spellings",
         "_statics",
         "_uncounted",
         "checked",
@@ -73,6 +68,7 @@ class CapturedGraph:
         "lowered",
         "name",
         "names",
+        "order",
         "replay",
         "settings",
         "signature",
@@ -109,7 +105,7 @@ class CapturedGraph:
         self._lock_free_calls = itertools.count()
         self._lock_free_reads = 0
         self._build_slots(prepared)
-        if results.is_plain_leaf and all(type(s) is LeafSlot for s in self._slots):
+        if results.is_plain_leaf and all(type(s) is LeafSlot for s in self.order.slots):
             self.lock_free_call = replay.find_lock_free_call()
         first = len(prepared.names)
         constants = {f"%{each.name}": each for each in checked.graph.constants}
@@ -142,7 +138,7 @@ class CapturedGraph:
         """
         # See Note [Hot path].
         if kwargs or len(args) != self._arity:
-            joined = self._join_keywords(args, kwargs)
+            joined = self.order.join(args, kwargs)
             if joined is None:
                 return MISS
             args = joined
@@ -194,26 +190,11 @@ class CapturedGraph:
                 return MISS
             copies = copy_together(value for _, value in updates if isinstance(value, Array))
 
-    def _join_keywords(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...] | None:
-        """Returns one argument per slot; None for others than the slots'."""
-        if kwargs.keys() == self._keywords.keys():
-            joined = (*args, *(kwargs[key] for key in self._keywords))
-            if len(joined) == len(self._collectors):
-                return joined
-        # Another spelling than that of the call that was captured, see Note [Spellings].
-        return self._spellings.join(self._keys, args, kwargs)
-
     def respell(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Returns a call with the arguments that this graph takes; None if it has others."""
-        joined = self._join_keywords(args, kwargs)
-        if joined is None:
-            return None
-        count = len(self._slots)
-        return joined[:count], dict(zip(self._keyword_slots, joined[count:], strict=True))
+        return self.order.respell(args, kwargs)
 
     def _recover(
         self, error: BaseException, args: tuple[Any, ...], generation: int, is_launching: bool
@@ -301,7 +282,20 @@ class CapturedGraph:
         self._replay_leaves(arrays, is_rebound=is_rebound)
         return self.replay.locate_outputs()
 
+    def load_arrays(self, arrays: Sequence[jax.Array]) -> None:
+        """Takes plain arrays as a call would, without a launch; the caller has reserved it."""
+        self._load_leaves(arrays, is_rebound=True)
+
+    def launch_loaded(self) -> None:
+        """Launches what is loaded; it does not count as a call."""
+        self.replay.launch()
+        self._uncounted += 1
+
     def _replay_leaves(self, leaves: Sequence[Any], *, is_rebound: bool) -> None:
+        self._load_leaves(leaves, is_rebound=is_rebound)
+        self.launch_loaded()
+
+    def _load_leaves(self, leaves: Sequence[Any], *, is_rebound: bool) -> None:
         self._forget()
         self.replay.settle()
         writers = [buffer.make_writer() for buffer in self.replay.inputs[: len(leaves)]]
@@ -310,8 +304,6 @@ class CapturedGraph:
             if is_written[index]:
                 writers[index](leaf)
         self.replay.load([(i, leaf) for i, leaf in enumerate(leaves) if not is_written[i]])
-        self.replay.launch()
-        self._uncounted += 1
 
     def _load(self, updates: list[tuple[int, Any]], copies: dict[int, Any] | None) -> bool:
         """Copies values in; False if arrays in a graph's pool must be copied before.
@@ -354,7 +346,7 @@ class CapturedGraph:
         )
 
     def _forget(self) -> None:
-        for slot in (*self._slots, *self._keyword_slots.values()):
+        for slot in self.order.slots:
             slot.forget()
 
     def _build_slots(self, prepared: PreparedCall) -> None:
@@ -372,17 +364,11 @@ class CapturedGraph:
                 slots[key] = slot
                 spans[start] = (structure.num_leaves, slot)
             start += structure.num_leaves
-        self._slots = [slots[key] for key in sorted(k for k in slots if isinstance(k, int))]
-        self._keyword_slots = {key: slot for key, slot in slots.items() if isinstance(key, str)}
-        self._spellings = read_spellings(prepared.function, prepared.options)
-        self._keys = [*range(len(self._slots)), *map(self._spellings.find_key, self._keyword_slots)]
-        # The names by which the captured call gave its last arguments.
-        self._keywords = dict.fromkeys((*bound.moved, *self._keyword_slots))
-        # Calls with keyword arguments are ordered first, see `_join_keywords`.
-        self._arity = -1 if self._keywords else len(self._slots)
+        self.order = ArgumentOrder(prepared, slots)
+        self._arity = self.order.arity
         self._collectors = tuple(
             (index, slot.known, slot.write, slot.collect)
-            for index, slot in enumerate((*self._slots, *self._keyword_slots.values()))
+            for index, slot in enumerate(self.order.slots)
         )
         self._pair_resident_trees(spans)
 

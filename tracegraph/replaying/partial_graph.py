@@ -80,7 +80,7 @@ class PartialGraph(CapturedGraph):
             is_checked: True when `check_arguments` has passed them.
         """
         if kwargs or len(args) != self._arity:
-            joined = self._join_keywords(args, kwargs)
+            joined = self.order.join(args, kwargs)
             if joined is None:
                 return MISS
             args = joined

@@ -64,6 +64,7 @@ def summarise(explained: Explained) -> str:
     lines = [
         *describe_call(explained.prepared, explained.device, verdict),
         *_list_cuts(checked, lowered),
+        *_list_comparison(explained),
         f"nodes: {count_nodes(lowered)}",
         *_list_roles(lowered),
         *_list_largest(checked, lowered),
@@ -151,6 +152,17 @@ def _list_cuts(checked: CheckedGraph, lowered: Lowered) -> list[str]:
     ]
     head = f"cuts: {_count(graphs, 'graph')}, {_count(eager, 'eager part')}"
     return [head, *_limit(lines, MAX_REASONS, "reason")]
+
+
+def _list_comparison(explained: Explained) -> list[str]:
+    """Returns how calls run where a part is eager, and why."""
+    kept, options = explained.kept, explained.prepared.options
+    if kept is not None and kept.comparison is not None:
+        return [f"calls run {kept.comparison}"]
+    is_cut = any(not stage.is_captured for stage in explained.lowered.definition.stages)
+    if kept is not None or not is_cut or options.prefer == "graph":
+        return []
+    return ["calls run as the faster one of the graph and jax.jit, timed at the first call"]
 
 
 def _and_more(places: Sequence[str]) -> str:

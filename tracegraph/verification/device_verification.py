@@ -72,7 +72,7 @@ def _compare_twice(
     report: VerificationReport,
 ) -> VerificationReport:
     lowered = captured.lowered
-    values = _place_values(captured, leaves)
+    values = place_values(captured, leaves)
     others = choose_other_inputs(captured.checked.graph)
     note = "; ".join(filter(None, (report.note, others.note)))
     close: set[str] = set()
@@ -124,7 +124,7 @@ def _read(
     return comparison.read_range(address, wanted.shape, wanted.dtype)
 
 
-def _place_values(captured: CapturedGraph, leaves: Sequence[Any]) -> list[jax.Array]:
+def place_values(captured: CapturedGraph, leaves: Sequence[Any]) -> list[jax.Array]:
     """Returns a plain array on the device for every static input, constants included."""
     specs = [spec.buffer for spec in captured.lowered.program.inputs]
     values = [*(to_plain(unwrap_key(leaf)) for leaf in leaves), *captured.constants]

@@ -20,6 +20,7 @@ GIVEN = {
     "verify": True,
     "static_leaves": "auto",
     "control_flow": "allow",
+    "prefer": "auto",
     "name": None,
 }
 

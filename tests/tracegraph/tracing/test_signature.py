@@ -37,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "name": None,
     "static_leaves": "auto",
     "control_flow": "allow",
+    "prefer": "auto",
 }
 
 
