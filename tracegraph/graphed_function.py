@@ -330,8 +330,8 @@ class GraphedFunction(Generic[P, R]):
         its passes, the constraints, and what is left of the second trace when XLA is done),
         ``compile`` (JAX and XLA lower and compile the regions, with the second trace beside),
         ``lower`` (cut into regions, read XLA's program, plan, build), ``instantiate``,
-        ``verify`` and, with eager parts, ``compare``. They follow one another. `jax.jit` needs ``trace`` and ``compile``, too. The
-        dict is empty before the first capture.
+        ``verify`` and, with eager parts, ``compare``. They follow one another. `jax.jit` needs
+        ``trace`` and ``compile``, too. The dict is empty before the first capture.
         """
         with self._lock:
             latest = next(iter(self._cache.list_latest()), None)

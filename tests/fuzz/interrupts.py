@@ -181,7 +181,7 @@ class Subjects:
         self.mix = tg.capture(mix)
         self.infer = tg.capture(infer)
         self.inner = tg.capture(lambda x: x * 2 + 1)
-        self.outer = tg.capture(self._call_back, mode="partial")
+        self.outer = tg.capture(self._call_back, mode="partial", prefer="graph")
         self.check()
 
     def _call_back(self, x: Any) -> Any:

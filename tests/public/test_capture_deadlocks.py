@@ -57,7 +57,7 @@ def reading_state():
             seen.append(first_line(lambda: triple(last["state"]["w"])))
             seen.append(first_line(lambda: step(last["state"], 1.0)))
             seen.append(str(float(last["loss"])))
-    @tg.capture(donate_argnums=0, mode="partial")
+    @tg.capture(donate_argnums=0, mode="partial", prefer="graph")
     def step(state, x):
         w = state["w"] + x
         jax.debug.callback(look, w.sum())
@@ -79,7 +79,7 @@ def calling_each_other(verify):
         def function(x):
             branches = (lambda v: jax.pure_callback(call, SCALAR, v)), (lambda v: v * 0)
             return jax.lax.cond(x > 0, *branches, x) + 1
-        return tg.capture(function, mode="partial", verify=verify)
+        return tg.capture(function, mode="partial", prefer="graph", verify=verify)
     first, second = make(lambda: second), make(lambda: first)
     def run(captured):
         return [float(captured(jnp.float32(1))) for _ in range(3)]
@@ -89,7 +89,7 @@ def calling_each_other(verify):
 def calling_itself():
     def call(v):
         return np.asarray(count(jnp.float32(float(v) - 1)))
-    @tg.capture(mode="partial", verify=False)
+    @tg.capture(mode="partial", prefer="graph", verify=False)
     def count(x):
         branches = (lambda v: jax.pure_callback(call, SCALAR, v)), (lambda v: v * 0)
         return jax.lax.cond(x > 0, *branches, x) + 1
@@ -166,7 +166,7 @@ def make_watched() -> tuple[Any, list[list[str]]]:
     def function(s: Any) -> Any:
         return jax.pure_callback(look, jax.typeof(s), s) + 1
 
-    captured = tg.capture(function, mode="partial", donate_argnums=0)
+    captured = tg.capture(function, mode="partial", prefer="graph", donate_argnums=0)
     return captured, seen
 
 
@@ -209,7 +209,7 @@ def test_a_failing_callback_frees_the_instance():
     def step(s: Any, x: Any) -> Any:
         return s + jax.pure_callback(check, jax.typeof(x), x)
 
-    captured: Any = tg.capture(step, mode="partial", donate_argnums=0, verify=False)
+    captured: Any = tg.capture(step, mode="partial", prefer="graph", donate_argnums=0, verify=False)
     state = captured(jnp.zeros(2), jnp.ones(2))
     for _ in range(2):
         errors.append(ValueError("planted"))
@@ -227,6 +227,7 @@ def test_state_of_another_instance_is_found_again():
     captured: Any = tg.capture(
         lambda s: jax.pure_callback(np.asarray, jax.typeof(s), s) + 1,
         mode="partial",
+        prefer="graph",
         donate_argnums=0,
         verify=False,
     )
@@ -250,7 +251,7 @@ def test_threads_capture_one_signature_once():
     def function(x: Any) -> Any:
         return jax.pure_callback(np.asarray, jax.typeof(x), x) * 2
 
-    captured: Any = tg.capture(function, mode="partial")
+    captured: Any = tg.capture(function, mode="partial", prefer="graph")
     results: list[float] = []
     threads = [
         threading.Thread(target=lambda: results.append(float(captured(jnp.float32(2)))))

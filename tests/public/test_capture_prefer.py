@@ -132,7 +132,7 @@ def test_whole_graphs_are_not_compared() -> None:
 @pytest.mark.usefixtures("jit_wins")
 def test_donated_leaves_are_deleted_as_under_jit() -> None:
     captured = capture(step, donate_argnums=0)
-    state, wanted = make_state(), make_state()
+    state, wanted, before = make_state(), make_state(), make_state()
     for _ in range(3):
         before = state
         state, total = captured(state, X)

@@ -106,9 +106,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "constant": lambda: capture((lambda c: lambda x: (x + c, c))(make_x()), make_x()),
     "no result": lambda: capture(lambda x: (), make_x()),
     "streams": lambda: capture(step_beside, make_state(), make_x(), donate_argnums=0),
-    "partial": lambda: capture(call_host, make_x(), mode="partial"),
+    "partial": lambda: capture(call_host, make_x(), mode="partial", prefer="graph"),
     "partial state": lambda: capture(
-        step_with_callback, make_state(), make_x(), mode="partial", donate_argnums=0
+        step_with_callback, make_state(), make_x(), mode="partial", prefer="graph", donate_argnums=0
     ),
 }
 

@@ -31,13 +31,13 @@ class Capture:
     """A captured graph and how it came about.
 
     Attributes:
-        graph: what is replayed, or called where `jax.jit` is faster.
+        graph: a `CapturedGraph`, or a `JitCall` where `jax.jit` is faster.
         verification: what comparing it with its reference found.
         seconds: of each phase, by name.
         comparison: with `jax.jit`, of a graph with eager parts; None without any.
     """
 
-    graph: CapturedGraph | JitCall
+    graph: Any
     verification: VerificationReport
     seconds: Mapping[str, float]
     comparison: JitComparison | None = None

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas
 
-from tracegraph.jax_internals import name_jaxprs, open_jaxpr
+from tracegraph.jax_internals import make_function, name_jaxprs, open_jaxpr
 from tracegraph.precision.apply_flags import apply_flags
 from tracegraph.precision.flags import UNSET, PrecisionFlags
 
@@ -35,7 +35,7 @@ def write(function: Callable[..., Any], *args: Any, flags: PrecisionFlags = NO_T
     """Returns the products of a function with the flags in it; it must compute what it did."""
     before = jax.make_jaxpr(function)(*args)
     after = apply_flags(before, flags)
-    run = jax.jit(jax.extend.core.jaxpr_as_fun(after))
+    run = make_function(after)
     wanted, got = jax.tree.leaves(jax.jit(function)(*args)), run(*jax.tree.leaves(args))
     assert all(jnp.allclose(one, other) for one, other in zip(wanted, got, strict=True))
     return [*list_products(after)]
