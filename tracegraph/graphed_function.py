@@ -84,7 +84,8 @@ class GraphedFunction(Generic[P, R]):
         self._inner = InnerCall(function, self._options)
         self._pool = FunctionPool(self._options.pool)
         self._cache = CaptureCache()
-        self._latest: CapturedGraph | JitCall | None = None
+        # A CapturedGraph or a JitCall.
+        self._latest: Any = None
         # Once it is called with objects of nnx.
         self._objects: ObjectCalls | None = None
         self._lock = threading.RLock()
