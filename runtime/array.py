@@ -201,10 +201,16 @@ class Array(jax.Array):
             return self._read_settled()
         if self._is_taken():
             self._check_if_deleted()
+        self.wait()
         with buffer.clock.lock:
             if self._buffer is None:
                 return self._read_settled()
             return self._read_buffer(buffer)
+
+    def wait(self) -> None:
+        """Waits for the replay that the value is of; the caller does not hold the lock."""
+        if self._buffer is not None:
+            self._buffer.clock.wait()
 
     @property
     def lock(self) -> threading.RLock:

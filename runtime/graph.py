@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -172,6 +173,14 @@ def _format_dims(dims: tuple[int, int, int]) -> str:
     return "x".join(map(str, dims[:count]))
 
 
+class UnfinishedBuffer(Protocol):
+    """A buffer whose contents may still be computed when a launch has returned."""
+
+    def wait(self) -> None:
+        """Waits for them; to be called without the lock."""
+        ...
+
+
 class ReplayClock:
     """Counts the replays of one captured function and serialises access to its arena.
 
@@ -182,16 +191,29 @@ class ReplayClock:
             no tree with such a leaf may be taken for unchanged.
         has_copied: True when an input was copied into the arena since the last launch.
         stage: index of the stage that was launched last.
+        unfinished: the buffers whose contents may still be computed after a launch.
     """
 
-    __slots__ = ("dropped_leaves", "generation", "has_copied", "lock", "stage")
+    __slots__ = ("dropped_leaves", "generation", "has_copied", "lock", "stage", "unfinished")
 
     def __init__(self, lock: threading.RLock | None = None) -> None:
         self.generation = 0
         self.dropped_leaves = 0
         self.has_copied = False
         self.stage = 0
+        self.unfinished: list[weakref.ref[UnfinishedBuffer]] = []
         self.lock = lock if lock is not None else threading.RLock()
+
+    def wait(self) -> None:
+        """Waits for what the last launch computes.
+
+        To be called before the lock is taken to read: what is computed may depend on a callback
+        into Python that takes it.
+        """
+        for reference in self.unfinished:
+            buffer = reference()
+            if buffer is not None:
+                buffer.wait()
 
 
 class ExecutableGraph(Protocol):
@@ -228,9 +250,11 @@ class Instance:
         lock_free_call: computes all results from all inputs and touches no buffer, where the device
             has such a call. It takes the inputs in their order; its one result comes bare, several
             come as a tuple.
+        waits: True when a launch may wait for its inputs: a caller waits before it takes the lock.
     """
 
     stages: tuple[ExecutableGraph, ...]
     takers: Mapping[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
     consumed: tuple[ConsumedBuffer, ...] = ()
     lock_free_call: Callable[..., Any] | None = None
+    waits: bool = False

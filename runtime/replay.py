@@ -43,6 +43,7 @@ class Replay:
 
     Attributes:
         shown: the leaves that show, or showed, the resident results.
+        waits: see `Instance`.
         is_whole: False with eager parts, see `tracegraph/replaying/partial_graph.py`.
     """
 
@@ -78,6 +79,7 @@ class Replay:
         )
         self.stages, self.takers = instance.stages, instance.takers
         self._consumed, self._lock_free_call = instance.consumed, instance.lock_free_call
+        self.waits = instance.waits
         # What `launch` does before it counts; a caller on the fast path does both itself.
         self.launch_stages = _join_launches([stage.launch for stage in self.stages], self.clock)
 

@@ -22,6 +22,7 @@ from tracegraph.runtime.host.graph import (
     find_detours,
     find_in_place,
     find_lock_free_call,
+    waits_for_inputs,
 )
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.memory.allocator import Allocator
@@ -116,6 +117,7 @@ class HostDevice:
             },
             tuple(buffer for buffer in buffers.values() if isinstance(buffer, OwnedBuffer)),
             find_lock_free_call(definition, buffers, detours),
+            waits_for_inputs(definition, buffers, detours),
         )
 
 

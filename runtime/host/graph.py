@@ -79,6 +79,24 @@ def find_lock_free_call(
     return get_quick_call(node.executable)
 
 
+def waits_for_inputs(
+    definition: GraphDefinition, buffers: Mapping[str, Any], detours: Detours
+) -> bool:
+    """True when a launch waits for a call, and so for the rebound inputs of it."""
+    if not detours.inputs:
+        return False
+    for stage in definition.stages:
+        for node in stage.nodes:
+            if not is_quick(node, buffers, is_captured=stage.is_captured):
+                return True
+            assert isinstance(node, CallNode)
+            kept = [name for name in node.results[node.in_place :] if name not in detours.results]
+            read = [buffers[name] for name in node.arguments if name not in detours.inputs]
+            if kept or not all(isinstance(buffer, OwnedBuffer) for buffer in read):
+                return True
+    return False
+
+
 def find_detours(
     definition: GraphDefinition, buffers: Mapping[str, Any], fresh: Sequence[str]
 ) -> Detours:

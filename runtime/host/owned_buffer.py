@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ class OwnedBuffer:
     """
 
     __slots__ = (
+        "__weakref__",
         "_argument_index",
         "_arguments",
         "arena",
@@ -57,6 +59,19 @@ class OwnedBuffer:
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self._arguments: list[Any] = [self._make_array()]
         self._argument_index = 0
+        clock.unfinished.append(weakref.ref(self))
+
+    def wait(self) -> None:
+        """Waits for the array."""
+        while True:
+            array = self.alias
+            try:
+                array.block_until_ready()
+            except RuntimeError:
+                # Another thread's call has used it up, and leaves a new one.
+                if array is not self.alias:
+                    continue
+            return
 
     def bind(self, arguments: list[Any], index: int) -> None:
         """Puts the array into a call's argument list, where each launch leaves the new one."""

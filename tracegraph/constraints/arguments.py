@@ -96,6 +96,9 @@ def _find_sharing_violation(
 def _identify(array: jax.Array) -> list[tuple[str, int]]:
     keys = [("object", id(array))]
     if array.size and array.is_fully_addressable:
+        # The pointer waits, too, but nothing in Python can run then: a callback that the array is
+        # still computed by would wait for ever.
+        array.block_until_ready()
         keys.append(("buffer", array.unsafe_buffer_pointer()))
     return keys
 

@@ -15,7 +15,7 @@ from tracegraph.replaying.argument_order import ArgumentOrder
 from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
 from tracegraph.replaying.float_checks import check_results, is_checking_floats, raise_float_error
 from tracegraph.replaying.mismatch_error import make_mismatch_error
-from tracegraph.replaying.private_copies import copy_together
+from tracegraph.replaying.private_copies import copy_together, is_late, wait_for_arguments
 from tracegraph.replaying.result_builder import ResultBuilder
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
@@ -43,7 +43,6 @@ class CapturedGraph:
         replay: the instantiated definition.
     """
 
-    # As many attributes in a dict would be slow to read.
     __slots__ = (
         "__weakref__",
         "_arity",
@@ -109,9 +108,8 @@ class CapturedGraph:
             self.lock_free_call = replay.find_lock_free_call()
         first = len(prepared.names)
         constants = {f"%{each.name}": each for each in checked.graph.constants}
-        inputs = [constants[name] for name in replay.definition.inputs[first:]]
-        # The others are embedded, see Note [Embedded constants].
-        self.constants = [to_physical(each.array, each.value.aval) for each in inputs]
+        held = [constants[name] for name in replay.definition.inputs[first:]]
+        self.constants = [to_physical(each.array, each.value.aval) for each in held]
         replay.load([(first + i, array) for i, array in enumerate(self.constants)])
 
     @property
@@ -158,6 +156,8 @@ class CapturedGraph:
                     next(self._lock_free_calls)
                     return result
         copies: dict[int, Any] | None = None
+        if self.replay.waits:
+            wait_for_arguments(args)
         while True:
             updates: list[tuple[int, Any]] = []
             with self.lock:
@@ -188,6 +188,7 @@ class CapturedGraph:
                     raise
             if not is_checked and not self._is_harmless(updates):
                 return MISS
+            wait_for_arguments(args)
             copies = copy_together(value for _, value in updates if isinstance(value, Array))
 
     def respell(
@@ -313,7 +314,7 @@ class CapturedGraph:
         graph together, while this graph's lock is not held.
         """
         if copies is None:
-            if any(i in self._donated or isinstance(value, Array) for i, value in updates):
+            if any(i in self._donated or type(v) is Array or is_late(v) for i, v in updates):
                 return False
             copies = {}
         if self._rotation is not None and any(index in self._donated for index, _ in updates):

@@ -24,7 +24,7 @@ import jax
 
 from tracegraph.lowering.lower import Lowered
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
-from tracegraph.replaying.private_copies import copy_together
+from tracegraph.replaying.private_copies import copy_together, wait_for_arguments
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.replay import Replay
@@ -135,7 +135,7 @@ class PartialGraph(CapturedGraph):
         """Replays on this instance, which is reserved for the call."""
         copies: dict[int, Any] | None = None
         while True:
-            self._await(args)
+            wait_for_arguments(args)
             updates: list[tuple[int, Any]] = []
             generation = self._clock.generation
             is_launching = False
@@ -169,17 +169,6 @@ class PartialGraph(CapturedGraph):
             if not is_checked and not self._is_harmless(updates):
                 return MISS
             copies = copy_together(value for _, value in updates if isinstance(value, Array))
-
-    def _await(self, args: tuple[Any, ...]) -> None:
-        """Waits for arguments that are being computed, on the host, where copying them waits.
-
-        What computes them may call back into Python: no lock may be held meanwhile.
-        """
-        if self.replay.jax_device.platform != "cpu":
-            return
-        for leaf in jax.tree_util.tree_leaves(args):
-            if type(leaf) is ArrayImpl and not leaf.is_deleted():
-                leaf.block_until_ready()
 
 
 def _find_owner(instances: Sequence[PartialGraph], args: tuple[Any, ...]) -> PartialGraph:

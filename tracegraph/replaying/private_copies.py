@@ -1,11 +1,35 @@
-"""Private copies of arrays in the pools of graphs, see Note [Two graphs]."""
+"""What is done about arguments while no lock is held: see Note [Two graphs].
+
+An argument may still be computed by a program that calls back into Python, and that callback may
+call the graph that the argument is for. On the host, reading an array waits for it: while a lock is
+held, for ever.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+import jax
+
 from tracegraph.runtime.array import Array
+from tracegraph.runtime.jax_interop import ArrayImpl
+
+
+def wait_for_arguments(args: Any) -> None:
+    """Waits for the arrays of a tree that are still being computed on the host."""
+    for leaf in jax.tree_util.tree_leaves(args):
+        if isinstance(leaf, ArrayImpl) and not leaf.is_deleted() and is_late(leaf):
+            leaf.block_until_ready()
+
+
+def is_late(value: Any) -> bool:
+    """True for a plain array that is still being computed on the host."""
+    return type(value) is ArrayImpl and not value.is_ready() and _is_on_host(value)
+
+
+def _is_on_host(array: Any) -> bool:
+    return next(iter(array.devices())).platform == "cpu"
 
 
 def copy_together(arrays: Iterable[Array]) -> dict[int, Any]:
@@ -16,6 +40,7 @@ def copy_together(arrays: Iterable[Array]) -> dict[int, Any]:
     by_lock: dict[int, list[Array]] = {}
     locks = {}
     for array in arrays:
+        array.wait()
         lock = array.lock
         locks[id(lock)] = lock
         by_lock.setdefault(id(lock), []).append(array)
