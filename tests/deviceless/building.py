@@ -11,6 +11,7 @@ from typing import Any
 from tests.fakes.fake_driver import FakeDriver
 from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.cuda.driver.calls import Port
+from tracegraph.runtime.cuda.graphs.builder import Library
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.graph import GraphDefinition, Stage
@@ -56,7 +57,8 @@ def build_graphs(definition: GraphDefinition, driver: FakeDriver, context: int) 
         return address_of[use.buffer] + use.offset
 
     loader = KernelLoader(driver, context)
-    libraries = dict.fromkeys(("matmul", "ffi_call"), FakeLibrary(driver))
+    library: Library = FakeLibrary(driver)
+    libraries = {"matmul": library, "ffi_call": library}
     return [
         CudaGraph(driver, stage, locate, loader, libraries, definition.name)
         for stage in definition.stages

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.xla_programs import make_program
-from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.device_program import DeviceStep, list_device_steps
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.ffi.c_api import DataType
@@ -46,7 +46,8 @@ def call(body: str = "", version: str = "API_VERSION_TYPED_FFI") -> str:
 
 
 def decode(text: str, check: Any = None) -> DeviceStep:
-    (step,) = decode_executable(make_program(text), name="step", check_call=check).steps
+    program = decode_executable(make_program(text), name="step", check_call=check)
+    (step,) = list_device_steps(program.steps)
     return step
 
 
