@@ -132,5 +132,6 @@ def make_program(seed: int) -> Program:
             for _ in range(draw.randint(1, 2)):
                 steps.insert(draw.randrange(len(steps) + 1), draw.choice(others))
     side = tg.Stream() if draw.random() < 0.25 else None
-    control_flow: Literal["allow", "refuse"] = draw.choice(["allow", "allow", "refuse"])
-    return Program(seed, tuple(steps), draw.random() < 0.5, side, control_flow)
+    is_refused = draw.random() < 0.33
+    is_donated = draw.random() < 0.5
+    return Program(seed, tuple(steps), is_donated, side, "refuse" if is_refused else "allow")

@@ -20,7 +20,8 @@ SEEDS = range(14)
 def test_a_random_program_gives_what_jit_gives(seed: int) -> None:
     program = make_program(seed)
     mode: Literal["whole", "partial"]
-    mode = "whole" if program.is_capturable and seed % 2 else "partial"
+    is_free = bool(set(program.steps) & set(DATA_DEPENDENT))
+    mode = "whole" if program.is_capturable and (seed % 2 or is_free) else "partial"
     outcome = compare_with_jit(program, mode)
     assert outcome is not Outcome.REFUSED
 
@@ -68,7 +69,7 @@ def test_several_regions_have_a_tolerance() -> None:
         compare_trees((jnp.arange(3),), (jnp.arange(1, 4),), is_cut=True)
 
 
-@pytest.mark.parametrize(("seed", "control_flow"), [(2, "allow"), (27, "refuse")])
+@pytest.mark.parametrize(("seed", "control_flow"), [(2, "allow"), (18, "refuse")])
 def test_a_program_that_is_refused_for_no_reason_is_an_error(seed: int, control_flow: str) -> None:
     program = make_program(seed)
     assert program.control_flow == control_flow

@@ -381,7 +381,8 @@ def test_large_constant_is_noted_and_small_ones_are_not():
         r"`step` closes over an array of 2\.0 MiB \(`c\d`, f32\[524288\]\)\n"
         r"  where: test_graph_rules\.py:N in step, %\d+ = reduce_sum %\d+\n"
         r"  why:   the graph keeps its own copy, so replays do not see a new array assigned "
-        r"to the variable\n"
+        r"to the variable; `jax\.jit` folds it into its program, so the last bits of "
+        r"results may differ\n"
         r"  fix:   pass it as an argument, donated if it changes"
         r"          python -m tracegraph error large-constant",
         to_text(note),
