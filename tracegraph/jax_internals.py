@@ -58,7 +58,8 @@ _UNCHANGED = contextlib.nullcontext()
 InvalidFloatSignal: Any = _private["InternalFloatingPointError"]
 # Calls a function with debug settings on, op by op; always raises FloatingPointError.
 rerun_op_by_op: Any = _private["maybe_recursive_nan_check"]
-_JAXPRS = (extend_core.Jaxpr, extend_core.ClosedJaxpr)
+# The two classes are one since JAX 0.11, which has the second name, but does not export it.
+_JAXPRS = (extend_core.Jaxpr, getattr(extend_core, "ClosedJaxpr", extend_core.Jaxpr))
 
 
 # One is made per equation, and most equations of a line have an equal one: a tuple is made and

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class _AddressSpace:
 
 
 _memory = np.asarray(_AddressSpace())
-_view = memoryview(cast(Any, _memory))
+_view = _memory.data
 
 
 def read_word(address: int) -> int:

@@ -11,10 +11,11 @@ import pytest
 from tests.fakes.cuda_stages import LAUNCH, MAP
 from tests.fakes.fake_bindings import NOT_READY, FakeBindings, import_real
 from tests.fakes.fake_driver import FakeDriver
-from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, Port
+from tracegraph.runtime.cuda.driver.calls import Condition, CopyRange, FillRange, Port
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.parameters import PackedParameters
 from tracegraph.runtime.errors import CudaError
+from tracegraph.runtime.nodes import Construct
 
 
 def read_methods(kind: type) -> dict[str, str]:
@@ -187,6 +188,7 @@ def test_parameters_are_aligned_and_can_be_rewritten() -> None:
 EDGES = [(0x40, Port.COMPLETE), (0x41, Port.LAUNCH_ORDER)]
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "add_child_node": (1, EDGES, 2),
+    "add_conditional_node": (1, EDGES[:1], Condition(3, Construct.SWITCH, 2), 4),
     "add_copy_node": (1, EDGES, CopyRange(1, 2, 3), 4),
     "add_empty_node": (1, EDGES),
     "add_fill_node": (1, EDGES, FillRange(1, 2, 4, 3), 4),

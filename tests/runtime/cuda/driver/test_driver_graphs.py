@@ -11,10 +11,16 @@ import pytest
 from tests.fakes.cuda_stages import LAUNCH, MAP
 from tests.fakes.fake_bindings import FakeBindings
 from tests.oracles import error_lines
-from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch, Port
+from tracegraph.runtime.cuda.driver.calls import (
+    Condition,
+    CopyRange,
+    FillRange,
+    KernelLaunch,
+    Port,
+)
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.nodes import Construct, LaunchShape
 
 
 def test_a_kernel_node_has_parameters_and_edges(api: FakeBindings) -> None:
@@ -105,6 +111,25 @@ def test_copy_fill_child_and_empty_nodes(api: FakeBindings) -> None:
     assert api.take_call("cuGraphAddChildGraphNode") == (0x61, [], 0, 0x62)
     driver.add_empty_node(0x61, [])
     assert api.take_call("cuGraphAddEmptyNode") == (0x61, [], 0)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_conditional_node_and_its_handle(api: FakeBindings, is_old: bool) -> None:
+    # CUDA 12 has another function that takes the data of edges.
+    api.absent -= {"cuGraphAddNode_v2"} if is_old else set()
+    api.results |= {"cuGraphConditionalHandleCreate": (0x55,), "cuGraphAddNode": (0x71,)}
+    driver = CudaDriver(api)
+    assert driver.create_condition(0x61, 0xC0) == 0x55
+    assert api.take_call("cuGraphConditionalHandleCreate") == (0x61, 0xC0, 0, 0)
+    condition = Condition(0x55, Construct.SWITCH, 2)
+    added = driver.add_conditional_node(0x61, [(0x40, Port.COMPLETE)], condition, 0xC0)
+    assert added == (0x71, (0x88, 0x89))
+    graph, before, *counted, parameters = api.take_call("cuGraphAddNode")
+    assert (graph, [int(node) for node in before]) == (0x61, [0x40])
+    assert counted == ([1] if is_old else [None, 1])
+    conditional = parameters.conditional
+    assert (int(parameters.type), int(conditional.type), conditional.size) == (13, 2, 2)
+    assert (int(conditional.handle), int(conditional.ctx)) == (0x55, 0xC0)
 
 
 def test_nodes_of_an_executable_graph_are_changed(api: FakeBindings) -> None:
