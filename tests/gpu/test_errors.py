@@ -31,17 +31,17 @@ def use_convolution(x):
 CONVOLUTION_LINE = line() - 3
 
 
-def use_scan(x):
-    return jax.lax.scan(lambda c, row: (jnp.tanh(c + row), c), x[:4], x.reshape(64, 4))
+def use_solver(x):
+    return jax.scipy.linalg.solve_triangular(x.reshape(16, 16) + jnp.eye(16), x[:16])
 
 
-SCAN_LINE = line() - 3
+SOLVER_LINE = line() - 3
 
 
 UNSUPPORTED: dict[str, Any] = {
     "fft": (use_fft, FFT_LINE, ("fft",)),
     "convolution": (use_convolution, CONVOLUTION_LINE, ("convolution",)),
-    "scan": (use_scan, SCAN_LINE, ("while",)),
+    "solver": (use_solver, SOLVER_LINE, ("triangular_solve",)),
 }
 
 

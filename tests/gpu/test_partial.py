@@ -21,20 +21,11 @@ def convolve(x):
     return jax.nn.relu(jax.lax.conv(image, jnp.ones((1, 1, 3, 3)), (1, 1), "SAME")) + 1
 
 
-def scan(x):
-    total, rows = jax.lax.scan(lambda c, row: (jnp.tanh(c + row), c), x[0] * 2, x)
-    return total + 1, rows * 2
-
-
 def solve(x):
     return jnp.linalg.solve(x + 80 * jnp.eye(64), x * 2) + 1
 
 
-def loop(x):
-    return jax.lax.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, c[1] * 2), (0, x + 1))[1] * 2
-
-
-FUNCTIONS: list[Any] = [transform, convolve, scan, solve, loop]
+FUNCTIONS: list[Any] = [transform, convolve, solve]
 
 
 def draw(seed):
