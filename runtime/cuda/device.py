@@ -80,20 +80,14 @@ class CudaDevice:
         self.streams = CudaStreams(order)
         self._kernels = KernelLoader(driver, order.primary)
         self._libraries = {MatmulNode.kind: CublasLt()}
-        self._handlers = HandlerCalls(order, jax_device.local_hardware_id, self._open_allocator)
+        self._memory = _Memory(jax_device, order)
+        self._handlers = HandlerCalls(order, jax_device.local_hardware_id, self._memory.open)
         self.comparison = CudaComparison(self.context, self._kernels)
-        self._allocator: Allocator | None = None
 
     @property
     def allocator(self) -> Allocator:
         """The one allocator of this GPU, opened when it is first needed."""
-        return self._open_allocator()
-
-    def _open_allocator(self) -> Allocator:
-        with _lock:
-            if self._allocator is None:
-                self._allocator = _open_allocator(self.jax_device, self.context.order)
-            return self._allocator
+        return self._memory.open()
 
     @property
     def host_allocator(self) -> CachingHostAllocator:
@@ -208,6 +202,20 @@ class CudaDevice:
             # Python starts no thread once the main one has ended; then it is done when needed.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=prepare_allocation, args=arguments).start()
+
+
+class _Memory:
+    """The allocator of one GPU; apart from the device, which holds others that need it."""
+
+    def __init__(self, jax_device: Any, order: JaxOrder) -> None:
+        self._jax_device, self._order = jax_device, order
+        self._allocator: Allocator | None = None
+
+    def open(self) -> Allocator:
+        with _lock:
+            if self._allocator is None:
+                self._allocator = _open_allocator(self._jax_device, self._order)
+            return self._allocator
 
 
 def _open_allocator(jax_device: Any, order: JaxOrder) -> Allocator:

@@ -17,6 +17,8 @@ import pytest
 import tracegraph as tg
 from tests.gpu.reference import assert_replayed
 
+pytestmark = pytest.mark.usefixtures("gpu")
+
 RNG = np.random.default_rng(3)
 SQUARE = RNG.normal(size=(48, 48)).astype(np.float32)
 POSITIVE = SQUARE @ SQUARE.T + 48 * np.eye(48, dtype=np.float32)

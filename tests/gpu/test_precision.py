@@ -11,6 +11,8 @@ import pytest
 
 import tracegraph as tg
 
+pytestmark = pytest.mark.usefixtures("gpu")
+
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(512, 512)), jnp.float32)
 

@@ -11,6 +11,8 @@ import pytest
 import tracegraph as tg
 from tracegraph.verification import jit_comparison
 
+pytestmark = pytest.mark.usefixtures("gpu")
+
 
 def step(state: Any, x: Any) -> Any:
     gradient = jnp.abs(jnp.fft.fft(state["w"] * x)) * 1e-3

@@ -151,7 +151,7 @@ def test_a_donated_array_used_afterwards():
 
 
 OPTIONS = [
-    ({"donate": 0}, "capture has no option `donate`", "the options are donate_argnames"),
+    ({"donate": 0}, "capture has no option `donate`", "the options are control_flow, "),
     ({"mode": "half"}, "mode='half' is unknown", "the modes are partial, whole"),
     ({"outputs": "new"}, "outputs='new' is unknown", "they are fresh, static"),
     ({"pool": 3}, "pool= is not a pool", "a pool is what `pool()` of a captured function, `tg."),

@@ -96,7 +96,7 @@ def partition_graph(
 
 
 def find_embedded(graph: Graph) -> dict[Value, Any]:
-    """Returns the closed-over arrays that are part of the regions' programs, in physical types.
+    """Returns the closed-over arrays that are part of the regions' programs.
 
     Note [Embedded constants]. `jax.jit` embeds what a function closes over, and XLA folds it: the
     last bits are others than those of the same array as an input. So it is embedded here, too, up
@@ -105,7 +105,7 @@ def find_embedded(graph: Graph) -> dict[Value, Any]:
     """
     limit = LARGE_CONSTANT_BYTES if embeds_arrays() else 0
     return {
-        each.value: to_physical(each.array, each.value.aval)
+        each.value: each.array
         for each in graph.constants
         if measure_bytes(each.array) < limit or each.value.aval.ndim == 0
     }
@@ -282,9 +282,11 @@ def make_flat_function(
     held = {value: array for value, array in (embedded or {}).items() if value in read_or_made}
 
     def run(*arrays: Any) -> tuple[Any, ...]:
+        # Converted here, where it becomes a part of the program and is not computed.
+        constants = [(value, to_physical(array, value.aval)) for value, array in held.items()]
         known = {
             value.number: to_logical(array, value.aval)
-            for value, array in (*zip(inputs, arrays, strict=True), *held.items())
+            for value, array in (*zip(inputs, arrays, strict=True), *constants)
         }
 
         def read(operand: Operand) -> Any:
