@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+import subprocess
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +24,8 @@ from tests.ecosystem.runner import (
     load_programs,
     run_program,
 )
+from tests.ecosystem.shares import run_in_processes
+from tests.processes import run_copy
 
 TABLE = expectations.read_table()
 
@@ -107,3 +113,36 @@ def test_an_earlier_result_that_changes_is_noticed():
 def test_a_wrong_expectation_fails_in_both_directions(expected, words, has_problem):
     outcomes = [Outcome(word, f"because of {word}") for word in words]
     assert bool(expectations.find_problem(expected, outcomes)) == has_problem
+
+
+def run_planted(arguments):
+    """Ends as a process of the corpus does that runs its programs, but not `absent`, or dies."""
+    _, _, *names, _, report = arguments
+    if "fault" in names:
+        return subprocess.CompletedProcess(arguments, -11, "", "Segmentation fault")
+    outcome = {"word": "equal", "reason": ""}
+    programs = {name: [outcome] for name in names if name != "absent"}
+    pathlib.Path(report).write_text(json.dumps({"programs": programs}))
+    return subprocess.CompletedProcess(arguments, 0, "", "")
+
+
+def test_what_a_process_does_not_report_is_no_success():
+    found = run_in_processes(["a", "fault", "c", "absent", "e", "f"], 3, run_planted)
+    words = {name: expectations.write_cell(outcomes) for name, outcomes in found.items()}
+    assert words == {
+        "a": "equal",
+        "absent": "died",
+        "fault": "died",
+        "e": "died",
+        "c": "equal",
+        "f": "equal",
+    }
+    assert found["fault"][0].reason == "its process ended with status -11: Segmentation fault"
+    assert expectations.find_problem("", found["absent"])
+
+
+def test_programs_run_in_processes():
+    names = ["arrays.causal_attention", "control.nothing_is_called_so"]
+    found = run_in_processes(names, 1, run_copy)
+    assert [each.word for each in found[names[0]]] == TABLE[names[0]]["host"].split(", ")
+    assert found[names[1]][0].word == "died"
