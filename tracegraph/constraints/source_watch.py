@@ -67,11 +67,18 @@ def move_sources(function: Callable[..., Any], number: int = 1) -> Iterator[Sour
                 watch.add_generator(name)
 
 
-class _WatchedModule(ModuleType):
-    """A module that gives stand-ins to the user's own code in a thread that is watched."""
+def _reads_attribute(frame: FrameType) -> bool:
+    """True where the frame itself reads, and not a function of C that it calls, as pickle's."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in _READING_OPS
 
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
+
+@functools.cache
+def _make_watched(kind: type[ModuleType]) -> type[ModuleType]:
+    """Makes a class of modules that give stand-ins to the user's own code in a watched thread."""
+
+    def read(module: ModuleType, name: str) -> Any:
+        # Not by `super()`: another thread may have made the module plain again a moment ago.
+        value = kind.__getattribute__(module, name)
         if get_watch() is None:
             return value
         _, stand_in = list_stand_ins().get(id(value), (None, None))
@@ -81,15 +88,7 @@ class _WatchedModule(ModuleType):
         is_read = is_own_file(frame.f_code.co_filename) and _reads_attribute(frame)
         return stand_in if is_read else value
 
-
-def _reads_attribute(frame: FrameType) -> bool:
-    """True where the frame itself reads, and not a function of C that it calls, as pickle's."""
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in _READING_OPS
-
-
-@functools.cache
-def _make_watched(kind: type[ModuleType]) -> type[ModuleType]:
-    return type("WatchedModule", (_WatchedModule, kind), {})
+    return type("WatchedModule", (kind,), {"__getattribute__": read})
 
 
 def _install(namespaces: Sequence[Any]) -> None:

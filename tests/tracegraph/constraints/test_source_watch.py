@@ -12,6 +12,7 @@ import random
 import secrets
 import threading
 import time
+import types
 import uuid
 import warnings
 from datetime import date as day
@@ -231,3 +232,10 @@ def test_a_move_changes_every_part_of_a_date(number: int):
     assert all(getattr(now, part) != getattr(moved, part) for part in parts)
     assert now.weekday() != moved.weekday()
     assert int(SourceWatch(number).move().total_seconds()) % 2 == number % 2
+
+
+def test_a_module_may_become_plain_while_another_thread_reads_it():
+    with move_sources(idle):
+        read = type(time).__getattribute__
+    assert type(time) is types.ModuleType
+    assert read(time, "time") is time.time
