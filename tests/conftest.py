@@ -10,8 +10,10 @@ import pytest
 
 from tests.gpu.sharing import share_memory
 from tests.paths import GOLDEN
+from tests.shared_programs import share_programs
 
-# Before anything asks JAX for its devices.
+# Before anything imports JAX, or asks it for its devices.
+share_programs(os.environ)
 share_memory(os.environ)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.deviceless import topology
+from tests.optimized import optimized as optimized
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import pytest
 from tests.deviceless import topology
 from tests.fakes.compilers import NotedPhases, make_compiler
 from tests.fakes.gpu_programs import allocation, kernel
+from tests.optimized import optimized as optimized
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.compile_gpu import compile_for_gpu
 from tracegraph.lowering.compiler import Compiler

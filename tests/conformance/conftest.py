@@ -1,0 +1,3 @@
+"""The harnesses run what users run."""
+
+from tests.optimized import optimized as optimized

@@ -1,0 +1,3 @@
+"""Random programs run as those of users do."""
+
+from tests.optimized import optimized as optimized
