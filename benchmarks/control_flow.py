@@ -64,7 +64,11 @@ def list_cases() -> list[LoopCase]:
         return lambda x: lax.scan(lambda c, _: (jnp.sin(c) * 1.1, None), x, None, length)[0]
 
     def recur(weights: Any, rows: Any) -> Any:
-        return lax.scan(lambda h, row: (jnp.tanh(h @ weights + row),) * 2, rows[0], rows)
+        def turn(h: Any, row: Any) -> tuple[Any, Any]:
+            h = jnp.tanh(h @ weights + row)
+            return h, h
+
+        return lax.scan(turn, rows[0], rows)
 
     def train(weights: Any, rows: Any) -> Any:
         loss = jax.value_and_grad(lambda w: jnp.mean(recur(w, rows)[1] ** 2))

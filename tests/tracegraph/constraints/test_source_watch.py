@@ -236,6 +236,6 @@ def test_a_move_changes_every_part_of_a_date(number: int):
 
 def test_a_module_may_become_plain_while_another_thread_reads_it():
     with move_sources(idle):
-        read = type(time).__getattribute__
+        read: Any = type(time).__getattribute__
     assert type(time) is types.ModuleType
     assert read(time, "time") is time.time
