@@ -125,8 +125,7 @@ eval_trace: Any = _private["eval_trace"]
 def embeds_arrays() -> bool:
     """True where `jax.jit` makes closed-over arrays a part of the program, not inputs of it.
 
-    Scalars it always does. The option that changes this is not documented; without it, as JAX means
-    to be one day, arrays are inputs.
+    Scalars it always does. The option that changes this is not documented.
     """
     return getattr(jax.config, "jax_use_simplified_jaxpr_constants", True) is False
 

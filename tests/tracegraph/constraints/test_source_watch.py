@@ -19,6 +19,7 @@ from datetime import date as day
 from datetime import datetime as moment
 from random import randint
 from time import time as read_clock
+from typing import Any
 
 import numpy as np
 import pytest
