@@ -65,10 +65,10 @@ def test_the_line_names_the_regions(target: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Progress, "enter", record)
 
     tg.capture(double)(jnp.ones(3))
-    first = entered.index(("check", ""))
-    if ("check", "") in entered[first + 1 :]:
-        # The second trace took longer than XLA.
-        assert entered.pop(entered.index(("compile", "region0 of 1")) + 1) == ("check", "")
+    late = entered.index(("compile", "region0 of 1")) + 1
+    if entered[late] in {("check", ""), ("lower", "")}:
+        # The second trace, or a preparation, took longer than XLA.
+        entered.pop(late)
     assert entered == [
         ("trace", ""),
         ("check", ""),
