@@ -67,7 +67,9 @@ class Lowered:
 
 
 def lower_request(request: CaptureRequest, compiler: Compiler) -> Lowered:
-    """Compiles, plans and builds a request; touches no memory of the device.
+    """Compiles, plans and builds a request.
+
+    It takes memory of the device only to try out handlers of `jax.ffi`, and frees it again.
 
     Args:
         request: what to capture.

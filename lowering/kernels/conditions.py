@@ -19,7 +19,16 @@ from tracegraph.runtime.nodes import (
 
 COUNTER_BYTES = 4
 
-CONDITIONS = b"""
+_SET_CONDITION = """{
+        .param .b64 first;
+        .param .b32 second;
+        st.param.b64 [first], %handle;
+        st.param.b32 [second], %value;
+        call.uni cudaGraphSetConditional, (first, second);
+    }
+    ret;"""
+
+CONDITIONS = """
 .version 7.8
 .target sm_70
 .address_size 64
@@ -38,14 +47,7 @@ CONDITIONS = b"""
     ld.global.u8  %flag, [%address];
     setp.ne.u16   %is_set, %flag, 0;
     selp.u32      %value, 1, 0, %is_set;
-    {
-        .param .b64 first;
-        .param .b32 second;
-        st.param.b64 [first], %handle;
-        st.param.b32 [second], %value;
-        call.uni cudaGraphSetConditional, (first, second);
-    }
-    ret;
+    SET_CONDITION
 }
 
 .visible .entry set_index(.param .u64 handle, .param .u64 index, .param .u64 count)
@@ -61,14 +63,7 @@ CONDITIONS = b"""
     ld.global.u32 %value, [%address];
     setp.ge.u32   %is_outside, %value, %count;
     selp.u32      %value, %last, %value, %is_outside;
-    {
-        .param .b64 first;
-        .param .b32 second;
-        st.param.b64 [first], %handle;
-        st.param.b32 [second], %value;
-        call.uni cudaGraphSetConditional, (first, second);
-    }
-    ret;
+    SET_CONDITION
 }
 
 .visible .entry start_turns(.param .u64 handle, .param .u64 counter)
@@ -81,14 +76,7 @@ CONDITIONS = b"""
     mov.u32       %value, 0;
     st.global.u32 [%address], %value;
     mov.u32       %value, 1;
-    {
-        .param .b64 first;
-        .param .b32 second;
-        st.param.b64 [first], %handle;
-        st.param.b32 [second], %value;
-        call.uni cudaGraphSetConditional, (first, second);
-    }
-    ret;
+    SET_CONDITION
 }
 
 .visible .entry count_turn(.param .u64 handle, .param .u64 counter, .param .u64 turns)
@@ -105,16 +93,9 @@ CONDITIONS = b"""
     st.global.u32 [%address], %done;
     setp.lt.u32   %has_more, %done, %turns;
     selp.u32      %value, 1, 0, %has_more;
-    {
-        .param .b64 first;
-        .param .b32 second;
-        st.param.b64 [first], %handle;
-        st.param.b32 [second], %value;
-        call.uni cudaGraphSetConditional, (first, second);
-    }
-    ret;
+    SET_CONDITION
 }
-\0"""
+\0""".replace("SET_CONDITION", _SET_CONDITION).encode()
 
 _ONE_THREAD = LaunchShape((1, 1, 1), (1, 1, 1))
 

@@ -18,8 +18,8 @@ the turn that it would save.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from tracegraph.lowering.device_program import (
     ConditionalStep,
@@ -35,14 +35,12 @@ from tracegraph.lowering.kernels.conditions import (
     start_turns,
 )
 from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.lowering.xla.scope import Iteration, Scope
+from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
 from tracegraph.runtime.nodes import Construct
 
 # Nodes are 0.2 KB of device memory each and take some microseconds to instantiate.
 UNROLLED_NODES = 1024
 TURN_NODES = 64
-
-DecodeSequence: TypeAlias = Callable[[Iterable[Any], Scope], list[GraphStep]]
 
 
 def decode_while(message: Any, name: str, scope: Scope, decode: DecodeSequence) -> list[GraphStep]:

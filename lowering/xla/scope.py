@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
+from tracegraph.lowering.device_program import GraphStep
 from tracegraph.lowering.xla.ffi_call import CheckCall
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
 from tracegraph.lowering.xla.refusal import Refusal
@@ -130,3 +131,7 @@ class Scope:
         if not symbol or not image:
             raise Refusal("has no compiled kernel")
         return self.codes.setdefault((symbol, image), KernelCode(symbol, image))
+
+
+# Returns the steps of a sequence of thunks that is inside of a thunk.
+DecodeSequence: TypeAlias = Callable[[Iterable[Any], Scope], list[GraphStep]]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from tracegraph.lowering.device_program import DeviceStep, GraphStep
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
 from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.lowering.xla.scope import Iteration, Scope
+from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
 from tracegraph.runtime.nodes import BufferUse, CopyNode
-
-DecodeSequence: TypeAlias = Callable[[Iterable[Any], Scope], list[GraphStep]]
 
 
 @dataclasses.dataclass(frozen=True)

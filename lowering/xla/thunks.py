@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 from tracegraph.lowering.device_program import DeviceStep, GraphStep
 from tracegraph.lowering.xla.allow_list import check_listed
 from tracegraph.lowering.xla.control_flow import (
-    DecodeSequence,
     decode_conditional,
     decode_while,
 )
@@ -22,7 +21,7 @@ from tracegraph.lowering.xla.ffi_call import decode_ffi_call
 from tracegraph.lowering.xla.kernels import decode_custom_kernel, decode_kernel, make_fill
 from tracegraph.lowering.xla.matmul import decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.lowering.xla.scope import Scope
+from tracegraph.lowering.xla.scope import DecodeSequence, Scope
 from tracegraph.lowering.xla.slice_fusion import decode_slice_fusion
 from tracegraph.runtime.nodes import BufferUse, CopyNode, MatmulNode
 

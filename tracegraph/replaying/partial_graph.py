@@ -1,9 +1,10 @@
 """PartialGraph: a captured graph with eager parts, which run user code in the middle of a replay.
 
 Note [No lock in eager parts]. An eager part may call Python, on a thread of XLA's: a callback that
-reads the state, calls another captured function, or calls this one. Whoever waits there for a lock
-of the replay that it is part of waits for ever, and so do two functions whose callbacks call each
-other. So the lock is held while arguments are taken and results are made, never while stages run.
+reads the state, calls another captured function, or calls this one. A callback that waits for a
+lock of the replay that it is part of waits for ever, and so do two functions whose callbacks call
+each other. So the lock is held while arguments are taken and results are made, never while stages
+run.
 Between the two the instance is busy:
 
 * Nothing reads its arena. Results of earlier replays have been settled; the leaves of the state are
