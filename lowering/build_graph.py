@@ -50,15 +50,8 @@ from tracegraph.lowering.planning.step_order import reduce_edges
 from tracegraph.lowering.request import Role
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.nodes import (
-    Body,
-    CallNode,
-    ConditionalNode,
-    CopyNode,
-    GraphNode,
-    KernelNode,
-    Node,
-)
+from tracegraph.runtime.graph_nodes import Body, ConditionalNode, GraphNode, Node
+from tracegraph.runtime.nodes import CallNode, CopyNode, KernelNode
 
 
 def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:

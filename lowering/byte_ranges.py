@@ -15,7 +15,8 @@ from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.request import Region
 from tracegraph.runtime.errors import InternalError, UnsupportedError
 from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.nodes import BufferUse, CopyNode, Node, list_nested
+from tracegraph.runtime.graph_nodes import Node, list_nested
+from tracegraph.runtime.nodes import BufferUse, CopyNode
 
 if TYPE_CHECKING:
     from tracegraph.lowering.xla.program import XlaProgram

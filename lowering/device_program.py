@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec
-from tracegraph.runtime.nodes import BufferUse, Construct, DeviceNode, Relocate
+from tracegraph.runtime.graph_nodes import Construct, DeviceNode
+from tracegraph.runtime.nodes import BufferUse, Relocate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ import dataclasses
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
 from tracegraph.lowering.xla.program import XlaProgram
-from tracegraph.runtime.nodes import BufferUse, MatmulNode
+from tracegraph.runtime.library_nodes import MatmulNode
+from tracegraph.runtime.nodes import BufferUse
 
 
 def limit_workspaces(program: XlaProgram, permitted_bytes: int | None) -> XlaProgram:

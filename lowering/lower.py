@@ -17,8 +17,9 @@ from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.graph_nodes import list_nested
 from tracegraph.runtime.late_import import import_late
-from tracegraph.runtime.nodes import FfiCallNode, list_nested
+from tracegraph.runtime.library_nodes import FfiCallNode
 
 if TYPE_CHECKING:
     from tracegraph.lowering.compile_gpu import CompiledForGpu

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.nodes import MatmulNode, list_nested
+from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.library_nodes import MatmulNode
 
 
 @dataclasses.dataclass(frozen=True)

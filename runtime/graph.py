@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node
 from tracegraph.runtime.memory.sizes import round_exact
-from tracegraph.runtime.nodes import Body, ConditionalNode, CopyNode, FillNode, KernelNode, Node
+from tracegraph.runtime.nodes import CopyNode, FillNode, KernelNode
 
 
 @dataclasses.dataclass(frozen=True)

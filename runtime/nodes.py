@@ -1,6 +1,7 @@
 """Nodes of a graph: what one does, and to which bytes, before buffers have addresses.
 
-This file is past 400 lines because nodes hold nodes: a node of each kind, with its own records.
+Here are byte ranges, compiled calls, memcpy, memset and kernels; ``library_nodes.py`` and
+``graph_nodes.py`` have the others.
 """
 
 from __future__ import annotations
@@ -8,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
-
-from tracegraph.runtime.ffi.call import FfiCall
 
 
 # A tuple: thousands are hashed in one capture, and sorted.
@@ -237,12 +236,12 @@ class KernelNode:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Names of the buffers that it reads, or may read, each once."""
-        return _name_once(use for use, _ in self.uses)
+        return name_buffers(use for use, _ in self.uses)
 
     @property
     def results(self) -> tuple[str, ...]:
         """Names of the buffers that it writes, each once."""
-        return _name_once(use for use, is_written in self.uses if is_written)
+        return name_buffers(use for use, is_written in self.uses if is_written)
 
     @functools.cached_property
     def uses(self) -> tuple[tuple[BufferUse, bool], ...]:
@@ -270,236 +269,12 @@ class KernelNode:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class MatrixLayout:
-    """A matrix, or a batch of them, as cublasLt describes it.
-
-    More than six fields because they are the attributes of a cublasLt matrix layout, one to one.
-
-    Attributes:
-        dtype: JAX's name, as ``bfloat16``.
-        rows: of one matrix as stored.
-        columns: of one matrix as stored.
-        leading_stride: elements between columns (or rows, in row order).
-        is_row_order: True when rows are contiguous.
-        batch_count: number of matrices.
-        batch_stride: elements between two of them; 0 repeats one.
-        transpose: ``N``, ``T`` or ``C``: what the matmul does to it.
-    """
-
-    dtype: str
-    rows: int
-    columns: int
-    leading_stride: int
-    is_row_order: bool = False
-    batch_count: int = 1
-    batch_stride: int = 0
-    transpose: str = "N"
-
-
-@dataclasses.dataclass(frozen=True)
-class Matmul:
-    """D = epilogue(alpha * A @ B + beta * C + bias), as one cublasLt call.
-
-    More than six fields because they are the arguments of ``cublasLtMatmul``, one to one.
-
-    Attributes:
-        a, b, c, d: layouts, after XLA's exchange of operands.
-        alpha, beta: factors.
-        compute_type: name after ``CUBLAS_COMPUTE_``, as ``32F_FAST_TF32``.
-        scale_type: JAX's name of the dtype of alpha and beta.
-        epilogue: name after ``CUBLASLT_EPILOGUE_``, as ``GELU_BIAS``.
-        algorithm_index: which entry of cublasLt's list for this matmul.
-        workspace_limit_bytes: the limit that the list is requested with.
-        has_fast_accumulation: for operands of eight bits.
-    """
-
-    a: MatrixLayout
-    b: MatrixLayout
-    c: MatrixLayout
-    d: MatrixLayout
-    alpha: complex
-    beta: float
-    compute_type: str
-    scale_type: str
-    epilogue: str = "DEFAULT"
-    algorithm_index: int = 0
-    workspace_limit_bytes: int = 0
-    has_fast_accumulation: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class MatmulNode:
-    """One cublasLt matmul.
-
-    Attributes:
-        name: of the instruction that it computes.
-        matmul: what is computed.
-        operands: byte ranges by role: ``a``, ``b``, ``c``, ``d``, ``workspace``, and where the
-            matmul has them ``bias``, ``aux``, ``a_scale``, ``b_scale``, ``c_scale``, ``d_scale``,
-            ``d_amax``.
-    """
-
-    name: str
-    matmul: Matmul
-    operands: tuple[tuple[str, BufferUse], ...]
-
-    kind = "matmul"
-    WRITTEN = ("d", "aux", "workspace", "d_amax")
-
-    @property
-    def ranges(self) -> tuple[BufferUse, ...]:
-        """Every byte range that it names."""
-        return tuple([use for _, use in self.operands])
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Names of the buffers that it reads, or may read, each once."""
-        return _name_once(use for _, use in self.operands)
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """Names of the buffers that it writes, each once."""
-        return _name_once(use for role, use in self.operands if role in self.WRITTEN)
-
-    def move(self, relocate: Relocate) -> MatmulNode:
-        """Returns the node with each of its byte ranges replaced."""
-        operands = tuple((role, relocate(use)) for role, use in self.operands)
-        return MatmulNode(self.name, self.matmul, operands)
-
-
-@dataclasses.dataclass(frozen=True)
-class FfiCallNode:
-    """One call of a handler of `jax.ffi`.
-
-    Attributes:
-        call: the handler's name, types and attributes.
-        operands, outputs: byte range of each, None for a token.
-    """
-
-    name: str
-    call: FfiCall
-    operands: tuple[BufferUse | None, ...]
-    outputs: tuple[BufferUse | None, ...]
-
-    kind = "ffi_call"
-
-    @property
-    def ranges(self) -> tuple[BufferUse, ...]:
-        """Every byte range that it names."""
-        return tuple(use for use in (*self.operands, *self.outputs) if use is not None)
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Names of the buffers that it reads, or may read, each once."""
-        return _name_once(self.ranges)
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """Names of the buffers that it writes, each once."""
-        return _name_once(use for use in self.outputs if use is not None)
-
-    def move(self, relocate: Relocate) -> FfiCallNode:
-        """Returns the node with each of its byte ranges replaced."""
-        moved = [use and relocate(use) for use in (*self.operands, *self.outputs)]
-        count = len(self.operands)
-        return FfiCallNode(self.name, self.call, tuple(moved[:count]), tuple(moved[count:]))
-
-
-DeviceNode: TypeAlias = KernelNode | CopyNode | FillNode | MatmulNode | FfiCallNode
-
-
-class Construct(enum.Enum):
-    """What a conditional node does with the value of its handle; the names are CUDA's."""
-
-    IF = "if"  # runs the first body if it is not 0, else the second
-    WHILE = "while"  # runs its body as long as it is not 0
-    SWITCH = "switch"  # runs the body of that number
-
-
-@dataclasses.dataclass(frozen=True)
-class Body:
-    """The nodes inside of a conditional node, and their order.
-
-    Attributes:
-        nodes: in program order.
-        edges: pairs of node indices; the first must finish before the second.
-        programmatic: those of the edges at which the second kernel may be started early.
-    """
-
-    nodes: tuple[GraphNode, ...]
-    edges: tuple[tuple[int, int], ...]
-    programmatic: frozenset[tuple[int, int]] = frozenset()
-
-
-@dataclasses.dataclass(frozen=True)
-class ConditionalNode:
-    """Runs one of its bodies, or its only body again and again, as the device decides.
-
-    Attributes:
-        name: of the instruction that it computes.
-        construct: how the value of its handle is used.
-        bodies: in the order of their numbers.
-        setter: the kernel that sets the handle, launched right before the node. What a loop does
-            next, its body sets.
-    """
-
-    name: str
-    construct: Construct
-    bodies: tuple[Body, ...]
-    setter: KernelNode
-
-    @property
-    def kind(self) -> str:
-        """CUDA's word for the construct."""
-        return self.construct.value
-
-    @functools.cached_property
-    def ranges(self) -> tuple[BufferUse, ...]:
-        """Every byte range that it or a node inside of it names."""
-        return tuple(dict.fromkeys(use for node in self._list_inner() for use in node.ranges))
-
-    @functools.cached_property
-    def arguments(self) -> tuple[str, ...]:
-        """Names of the buffers that nodes inside of it read, or may read, each once."""
-        return tuple(dict.fromkeys(name for node in self._list_inner() for name in node.arguments))
-
-    @functools.cached_property
-    def results(self) -> tuple[str, ...]:
-        """Names of the buffers that nodes inside of it write, each once."""
-        return tuple(dict.fromkeys(name for node in self._list_inner() for name in node.results))
-
-    def _list_inner(self) -> list[GraphNode]:
-        return [self.setter, *(node for body in self.bodies for node in body.nodes)]
-
-
-# What a CUDA graph holds.
-GraphNode: TypeAlias = DeviceNode | ConditionalNode
-Node: TypeAlias = CallNode | GraphNode
-
-
-def list_nested(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yields nodes, each followed by those inside of it, setters included.
-
-    Example:
-        >>> fill = FillNode("zero", BufferUse("a", 0, 8))
-        >>> code, shape = KernelCode("set", b""), LaunchShape((1, 1, 1), (1, 1, 1))
-        >>> setter = KernelNode("set", code, shape, (ConditionHandle.OWN,), (False,))
-        >>> loop = ConditionalNode("loop", Construct.WHILE, (Body((fill,), ()),), setter)
-        >>> [node.kind for node in list_nested([loop])]
-        ['while', 'kernel', 'memset']
-    """
-    for node in nodes:
-        yield node
-        if isinstance(node, ConditionalNode):
-            yield from list_nested(node._list_inner())
+def name_buffers(uses: Iterable[BufferUse]) -> tuple[str, ...]:
+    """Returns the name of each buffer that the byte ranges lie in, once, in order of first use."""
+    return tuple(dict.fromkeys(use.buffer for use in uses))
 
 
 def _move_parameter(parameter: KernelParameter, relocate: Relocate) -> KernelParameter:
     if isinstance(parameter, TensorMap):
         return dataclasses.replace(parameter, use=relocate(parameter.use))
     return relocate(parameter) if isinstance(parameter, BufferUse) else parameter
-
-
-def _name_once(uses: Any) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(use.buffer for use in uses))

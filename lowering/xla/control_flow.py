@@ -36,7 +36,7 @@ from tracegraph.lowering.kernels.conditions import (
 )
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
-from tracegraph.runtime.nodes import Construct
+from tracegraph.runtime.graph_nodes import Construct
 
 # Nodes are 0.2 KB of device memory each and take some microseconds to instantiate.
 UNROLLED_NODES = 1024

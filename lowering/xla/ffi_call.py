@@ -23,7 +23,8 @@ from tracegraph.runtime.ffi.call import (
     FfiCall,
     ScalarAttribute,
 )
-from tracegraph.runtime.nodes import BufferUse, FfiCallNode
+from tracegraph.runtime.library_nodes import FfiCallNode
+from tracegraph.runtime.nodes import BufferUse
 
 # Returns why a call cannot be in a graph, or an empty text.
 CheckCall: TypeAlias = Callable[[FfiCall], str]

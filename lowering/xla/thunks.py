@@ -23,7 +23,8 @@ from tracegraph.lowering.xla.matmul import decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Scope
 from tracegraph.lowering.xla.slice_fusion import decode_slice_fusion
-from tracegraph.runtime.nodes import BufferUse, CopyNode, MatmulNode
+from tracegraph.runtime.library_nodes import MatmulNode
+from tracegraph.runtime.nodes import BufferUse, CopyNode
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,10 +41,12 @@ from tracegraph.runtime.graph import (
     ReplayClock,
     Stage,
 )
+from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.library_nodes import FfiCallNode, MatmulNode
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.sizes import round_exact
-from tracegraph.runtime.nodes import BufferUse, FfiCallNode, Locate, MatmulNode, list_nested
+from tracegraph.runtime.nodes import BufferUse, Locate
 from tracegraph.runtime.stream import Stream
 
 POISON = 0xFF

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from tracegraph.runtime.graph import GraphDefinition, Stage
+from tracegraph.runtime.graph_nodes import Node
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.jax_interop import ArrayImpl, get_quick_call
-from tracegraph.runtime.nodes import CallNode, CopyNode, Node
+from tracegraph.runtime.nodes import CallNode, CopyNode
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 # `memmove` without a result: `ctypes.memmove` makes an int of the address that it returns.

@@ -16,7 +16,7 @@ from tests.deviceless.building import check_built, find_excess_bytes, find_fault
 from tests.deviceless.test_partial import lower
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES
-from tracegraph.runtime.nodes import ConditionalNode, list_nested
+from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
 
 VECTOR = np.linspace(0, 1, 4096, dtype=np.float32)
 MATRIX = np.eye(64, dtype=np.float32)

@@ -15,7 +15,7 @@ from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.ffi.c_api import DataType
 from tracegraph.runtime.ffi.call import ArrayType, DictionaryAttribute, FfiCall, ScalarAttribute
 from tracegraph.runtime.ffi.checks import find_registration_problem
-from tracegraph.runtime.nodes import FfiCallNode
+from tracegraph.runtime.library_nodes import FfiCallNode
 
 SQUARE = np.ones((6, 6), np.float32)
 F66, F6 = ArrayType(DataType.F32, (6, 6)), ArrayType(DataType.F32, (6,))

@@ -15,7 +15,8 @@ import tracegraph as tg
 from tests.fakes.compilers import make_compiler
 from tracegraph.capturing.capture_lowering import lower_checked
 from tracegraph.lowering.compiler import Compiler
-from tracegraph.runtime.nodes import KernelNode, MatmulNode
+from tracegraph.runtime.library_nodes import MatmulNode
+from tracegraph.runtime.nodes import KernelNode
 from tracegraph.tracing.checked_graph import check_trace, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
 

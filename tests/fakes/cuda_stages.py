@@ -9,6 +9,7 @@ from tracegraph.runtime.cuda.driver.calls import KernelLaunch
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.graph import Stage
+from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
 from tracegraph.runtime.nodes import (
     BufferUse,
     CopyNode,
@@ -16,9 +17,6 @@ from tracegraph.runtime.nodes import (
     KernelCode,
     KernelNode,
     LaunchShape,
-    Matmul,
-    MatmulNode,
-    MatrixLayout,
     Swizzle,
     TensorMap,
 )

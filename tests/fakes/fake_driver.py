@@ -34,7 +34,8 @@ from tracegraph.runtime.cuda.driver.calls import (
 )
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch, PackedParameters
-from tracegraph.runtime.nodes import Construct, TensorMap
+from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.nodes import TensorMap
 
 MAX_SHARED_BYTES = 227 * 1024
 

@@ -20,7 +20,7 @@ from tracegraph.runtime.cuda.driver.calls import (
     Port,
     make_call_error,
 )
-from tracegraph.runtime.nodes import Construct
+from tracegraph.runtime.graph_nodes import Construct
 
 # The legacy and the per-thread default stream, as the driver's macros have them.
 DEFAULT_STREAMS = (0, 1, 2)

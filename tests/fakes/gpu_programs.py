@@ -28,16 +28,8 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec, Region, Role
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
-from tracegraph.runtime.nodes import (
-    BufferUse,
-    ConditionalNode,
-    Construct,
-    CopyNode,
-    FillNode,
-    KernelNode,
-    LaunchShape,
-    Node,
-)
+from tracegraph.runtime.graph_nodes import ConditionalNode, Construct, Node
+from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, LaunchShape
 from tracegraph.runtime.nodes import KernelCode as Code
 
 BYTE = np.dtype(np.uint8)

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import tracegraph as tg
-from tracegraph.runtime.nodes import ConditionalNode, list_nested
+from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
 
 pytestmark = pytest.mark.usefixtures("gpu")
 

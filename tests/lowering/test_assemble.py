@@ -38,16 +38,8 @@ from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, OutputSpec, Place
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import InternalError, UnsupportedError
-from tracegraph.runtime.nodes import (
-    BufferUse,
-    CopyNode,
-    FillNode,
-    KernelNode,
-    Matmul,
-    MatmulNode,
-    MatrixLayout,
-    TensorMap,
-)
+from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, TensorMap
 
 PARAMETER, CONSTANT = AllocationKind.PARAMETER, AllocationKind.CONSTANT
 OUTPUT, TEMPORARY, UNUSED = (

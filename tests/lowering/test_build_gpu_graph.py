@@ -20,7 +20,9 @@ from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.lowering.request import BufferSpec
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import GraphDefinition, Stage
-from tracegraph.runtime.nodes import LaunchShape, Matmul, MatmulNode, MatrixLayout, Node
+from tracegraph.runtime.graph_nodes import Node
+from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.nodes import LaunchShape
 
 LAYOUT = MatrixLayout("float32", 4, 4, 4)
 MATMUL = Matmul(LAYOUT, LAYOUT, LAYOUT, LAYOUT, 1.0, 0.0, "32F", "float32")

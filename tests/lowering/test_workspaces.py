@@ -19,7 +19,8 @@ from tracegraph.lowering.workspaces import measure_workspaces
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
 from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.nodes import BufferUse, Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.nodes import BufferUse
 
 LAYOUT = MatrixLayout("float32", 2, 2, 2)
 WORKSPACE_BYTES = 1 << 20

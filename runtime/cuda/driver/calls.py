@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, TypeAlias
 
 from tracegraph.runtime.errors import REPORT_FIX, CudaError, OutOfMemoryError
-from tracegraph.runtime.nodes import Construct, LaunchShape
+from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.nodes import LaunchShape
 
 _FIX_LOST = "restart the process, its GPU context is lost; compute-sanitizer finds the kernel"
 _FIX_OTHER_GPU = "capture again on this GPU: the kernels were compiled for another one"

@@ -41,15 +41,9 @@ from tracegraph.runtime.cuda.graphs.node_actions import (
 )
 from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError, UnsupportedError
 from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.nodes import (
-    Body,
-    ConditionalNode,
-    FfiCallNode,
-    KernelNode,
-    Locate,
-    Node,
-    list_nested,
-)
+from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
+from tracegraph.runtime.library_nodes import FfiCallNode
+from tracegraph.runtime.nodes import KernelNode, Locate
 
 # The driver whose conditional nodes may have several bodies.
 FIRST_WITH_CHOICE = 12_080

@@ -8,17 +8,15 @@ from typing import TypeAlias
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.errors import InternalError
+from tracegraph.runtime.graph_nodes import ConditionalNode, Node
+from tracegraph.runtime.library_nodes import FfiCallNode, MatmulNode
 from tracegraph.runtime.nodes import (
-    ConditionalNode,
     ConditionHandle,
     CopyNode,
-    FfiCallNode,
     FillNode,
     KernelNode,
     KernelParameter,
     Locate,
-    MatmulNode,
-    Node,
     TensorMap,
 )
 

@@ -28,7 +28,8 @@ from tracegraph.runtime.cuda.libraries.nvidia_bindings import (
 )
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.nodes import Locate, Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.nodes import Locate
 
 # JAX's dtype names, with the names of cudaDataType_t.
 DATA_TYPES = {

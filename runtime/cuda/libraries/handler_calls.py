@@ -41,9 +41,10 @@ from tracegraph.runtime.ffi.context import CallContext, InterfaceError, Scratch
 from tracegraph.runtime.ffi.frames import Frame
 from tracegraph.runtime.ffi.handler import Handler
 from tracegraph.runtime.ffi.states import States
+from tracegraph.runtime.library_nodes import FfiCallNode
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.caching.block import Block
-from tracegraph.runtime.nodes import FfiCallNode, Locate
+from tracegraph.runtime.nodes import Locate
 
 PLATFORM = "CUDA"
 # What may stand in a graph; a graph inside is looked into.

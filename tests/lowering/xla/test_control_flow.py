@@ -21,7 +21,8 @@ from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Iteration
 from tracegraph.lowering.xla.slice_fusion import find_view
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.nodes import BufferUse, Construct
+from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.nodes import BufferUse
 
 COPY = make_copy((1, 0, 32), (3, 0, 32), 32, name="put")
 BACK = make_copy((3, 0, 32), (0, 0, 32), 32, name="back")

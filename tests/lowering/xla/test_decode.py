@@ -27,7 +27,8 @@ from tracegraph.lowering.xla import decode
 from tracegraph.lowering.xla.decode import decode_executable, read_program
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.nodes import BufferUse, KernelNode, LaunchShape, MatmulNode
+from tracegraph.runtime.library_nodes import MatmulNode
+from tracegraph.runtime.nodes import BufferUse, KernelNode, LaunchShape
 
 
 def catch_refusal(program: Any) -> UnsupportedError:

@@ -19,7 +19,8 @@ from tracegraph.runtime.ffi.call import (
     FfiCall,
     ScalarAttribute,
 )
-from tracegraph.runtime.nodes import BufferUse, FfiCallNode
+from tracegraph.runtime.library_nodes import FfiCallNode
+from tracegraph.runtime.nodes import BufferUse
 
 ATTRIBUTES = """
   attrs { key: "b" value { scalar { b: true } } }

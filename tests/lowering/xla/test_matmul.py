@@ -19,7 +19,7 @@ from tests.fakes.matmul_messages import (
 )
 from tracegraph.lowering.xla.matmul import EPILOGUES, decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.runtime.nodes import MatmulNode, MatrixLayout
+from tracegraph.runtime.library_nodes import MatmulNode, MatrixLayout
 
 F8 = {"dtype": "F8E4M3FN"}
 

@@ -15,7 +15,7 @@ from tracegraph.runtime.cuda.driver.calls import Condition, CopyRange, FillRange
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.parameters import PackedParameters
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.nodes import Construct
+from tracegraph.runtime.graph_nodes import Construct
 
 
 def read_methods(kind: type) -> dict[str, str]:

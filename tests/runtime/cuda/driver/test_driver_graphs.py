@@ -20,7 +20,8 @@ from tracegraph.runtime.cuda.driver.calls import (
 )
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.nodes import Construct, LaunchShape
+from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.nodes import LaunchShape
 
 
 def test_a_kernel_node_has_parameters_and_edges(api: FakeBindings) -> None:

@@ -20,14 +20,8 @@ from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.errors import CudaError, InternalError, UnsupportedError
 from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.nodes import (
-    Body,
-    BufferUse,
-    ConditionalNode,
-    Construct,
-    GraphNode,
-    KernelNode,
-)
+from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, GraphNode
+from tracegraph.runtime.nodes import BufferUse, KernelNode
 
 FLAG, COUNTER = BufferUse("flag", 0, 1), BufferUse("counter", 0, 4)
 TYPES = {

@@ -16,14 +16,9 @@ from tracegraph.runtime.ffi import recorder
 from tracegraph.runtime.ffi.c_api import DataType
 from tracegraph.runtime.ffi.call import ArrayType, FfiCall
 from tracegraph.runtime.ffi.context import count_living
-from tracegraph.runtime.nodes import (
-    Body,
-    BufferUse,
-    ConditionalNode,
-    Construct,
-    FfiCallNode,
-    Node,
-)
+from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node
+from tracegraph.runtime.library_nodes import FfiCallNode
+from tracegraph.runtime.nodes import BufferUse
 
 FLOATS = ArrayType(DataType.F32, (SIZE,))
 

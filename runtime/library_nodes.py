@@ -1,0 +1,144 @@
+"""Nodes that call a library or a handler of the user: cublasLt, `jax.ffi`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tracegraph.runtime.ffi.call import FfiCall
+from tracegraph.runtime.nodes import BufferUse, Relocate, name_buffers
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixLayout:
+    """A matrix, or a batch of them, as cublasLt describes it.
+
+    More than six fields because they are the attributes of a cublasLt matrix layout, one to one.
+
+    Attributes:
+        dtype: JAX's name, as ``bfloat16``.
+        rows: of one matrix as stored.
+        columns: of one matrix as stored.
+        leading_stride: elements between columns (or rows, in row order).
+        is_row_order: True when rows are contiguous.
+        batch_count: number of matrices.
+        batch_stride: elements between two of them; 0 repeats one.
+        transpose: ``N``, ``T`` or ``C``: what the matmul does to it.
+    """
+
+    dtype: str
+    rows: int
+    columns: int
+    leading_stride: int
+    is_row_order: bool = False
+    batch_count: int = 1
+    batch_stride: int = 0
+    transpose: str = "N"
+
+
+@dataclasses.dataclass(frozen=True)
+class Matmul:
+    """D = epilogue(alpha * A @ B + beta * C + bias), as one cublasLt call.
+
+    More than six fields because they are the arguments of ``cublasLtMatmul``, one to one.
+
+    Attributes:
+        a, b, c, d: layouts, after XLA's exchange of operands.
+        alpha, beta: factors.
+        compute_type: name after ``CUBLAS_COMPUTE_``, as ``32F_FAST_TF32``.
+        scale_type: JAX's name of the dtype of alpha and beta.
+        epilogue: name after ``CUBLASLT_EPILOGUE_``, as ``GELU_BIAS``.
+        algorithm_index: which entry of cublasLt's list for this matmul.
+        workspace_limit_bytes: the limit that the list is requested with.
+        has_fast_accumulation: for operands of eight bits.
+    """
+
+    a: MatrixLayout
+    b: MatrixLayout
+    c: MatrixLayout
+    d: MatrixLayout
+    alpha: complex
+    beta: float
+    compute_type: str
+    scale_type: str
+    epilogue: str = "DEFAULT"
+    algorithm_index: int = 0
+    workspace_limit_bytes: int = 0
+    has_fast_accumulation: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MatmulNode:
+    """One cublasLt matmul.
+
+    Attributes:
+        name: of the instruction that it computes.
+        matmul: what is computed.
+        operands: byte ranges by role: ``a``, ``b``, ``c``, ``d``, ``workspace``, and where the
+            matmul has them ``bias``, ``aux``, ``a_scale``, ``b_scale``, ``c_scale``, ``d_scale``,
+            ``d_amax``.
+    """
+
+    name: str
+    matmul: Matmul
+    operands: tuple[tuple[str, BufferUse], ...]
+
+    kind = "matmul"
+    WRITTEN = ("d", "aux", "workspace", "d_amax")
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        return tuple([use for _, use in self.operands])
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads, or may read, each once."""
+        return name_buffers(use for _, use in self.operands)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the buffers that it writes, each once."""
+        return name_buffers(use for role, use in self.operands if role in self.WRITTEN)
+
+    def move(self, relocate: Relocate) -> MatmulNode:
+        """Returns the node with each of its byte ranges replaced."""
+        operands = tuple((role, relocate(use)) for role, use in self.operands)
+        return MatmulNode(self.name, self.matmul, operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class FfiCallNode:
+    """One call of a handler of `jax.ffi`.
+
+    Attributes:
+        call: the handler's name, types and attributes.
+        operands, outputs: byte range of each, None for a token.
+    """
+
+    name: str
+    call: FfiCall
+    operands: tuple[BufferUse | None, ...]
+    outputs: tuple[BufferUse | None, ...]
+
+    kind = "ffi_call"
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        return tuple(use for use in (*self.operands, *self.outputs) if use is not None)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads, or may read, each once."""
+        return name_buffers(self.ranges)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the buffers that it writes, each once."""
+        return name_buffers(use for use in self.outputs if use is not None)
+
+    def move(self, relocate: Relocate) -> FfiCallNode:
+        """Returns the node with each of its byte ranges replaced."""
+        moved = [use and relocate(use) for use in (*self.operands, *self.outputs)]
+        count = len(self.operands)
+        return FfiCallNode(self.name, self.call, tuple(moved[:count]), tuple(moved[count:]))
