@@ -146,7 +146,7 @@ class ErrorCreateArgs(Sized):
 
 
 class ErrorGetDetailsArgs(Sized):
-    """XLA_FFI_Error_GetDetails_Args; before 0.5 without the code."""
+    """XLA_FFI_Error_GetDetails_Args; before 0.4 without the code."""
 
     _fields_ = [*_HEAD, ("error", _pointer), ("message", _pointer), ("errc", _int)]
 

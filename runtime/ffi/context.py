@@ -193,7 +193,7 @@ def _create_error(given: Any) -> int:
 def _get_details(given: Any) -> None:
     code, text = _errors[given.error]
     given.message = ctypes.addressof(text)
-    # Before 0.5 the structure ends with the message.
+    # Before 0.4 the structure ends with the message.
     if given.struct_size >= c_api.ErrorGetDetailsArgs.full_size():
         given.errc = code
 

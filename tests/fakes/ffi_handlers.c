@@ -180,7 +180,7 @@ static void say_answer(const XLA_FFI_Api* api, const char* name, XLA_FFI_Error* 
     say_text(" ok\n", 4);
     return;
   }
-#if XLA_FFI_API_MINOR >= 5
+#if XLA_FFI_API_MINOR >= 4
   XLA_FFI_Error_GetDetails_Args details = {XLA_FFI_Error_GetDetails_Args_STRUCT_SIZE, NULL, error};
   api->XLA_FFI_Error_GetDetails(&details);
   say(" error %lld", details.errc, 0);
@@ -237,10 +237,12 @@ EXPORT XLA_FFI_Error* ask_everything(XLA_FFI_CallFrame* frame) {
   say("numbered %lld\n", type.type_id != 0, 0);
   XLA_FFI_Handler_Register_Args handler = {XLA_FFI_Handler_Register_Args_STRUCT_SIZE, NULL};
   say_answer(api, "handler", api->XLA_FFI_Handler_Register(&handler));
-#if XLA_FFI_API_MINOR >= 5
+#if XLA_FFI_API_MINOR >= 4
   XLA_FFI_InvokeContext_FindExtension_Args extension = {
       XLA_FFI_InvokeContext_FindExtension_Args_STRUCT_SIZE, NULL, frame->ctx, 1};
   say_answer(api, "extension", api->XLA_FFI_InvokeContext_FindExtension(&extension));
+#endif
+#if XLA_FFI_API_MINOR >= 5
   XLA_FFI_CustomOptions_Get_Args options = {XLA_FFI_CustomOptions_Get_Args_STRUCT_SIZE, NULL,
                                             frame->ctx};
   say_answer(api, "options", api->XLA_FFI_CustomOptions_Get(&options));

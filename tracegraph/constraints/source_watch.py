@@ -31,6 +31,7 @@ _plain_types: list[tuple[ModuleType, type[ModuleType]]] = []
 _exchanged: list[tuple[Any, Any, Any, Any]] = []
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _DEPTH_LIMIT = 4
+_CACHE = dis.opname.index("CACHE")
 _READING_OPS = frozenset(["LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"])
 _EMPTY_CELL = CellType()
 # By name: there are thousands of modules, and few are the user's own.
@@ -69,7 +70,11 @@ def move_sources(function: Callable[..., Any], number: int = 1) -> Iterator[Sour
 
 def _reads_attribute(frame: FrameType) -> bool:
     """True where the frame itself reads, and not a function of C that it calls, as pickle's."""
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in _READING_OPS
+    code, index = frame.f_code.co_code, frame.f_lasti
+    # Python 3.12 is past the caches of an instruction that it has specialized.
+    while code[index] == _CACHE:
+        index -= 2
+    return dis.opname[code[index]] in _READING_OPS
 
 
 @functools.cache

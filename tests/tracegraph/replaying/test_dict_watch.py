@@ -265,6 +265,8 @@ def interrupt_at(step: int, action: Callable[[], Any]) -> bool:
             raise InterruptError
         return trace
 
+    # Python 3.12 traces opcodes only if a frame had asked for it before.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         action()
