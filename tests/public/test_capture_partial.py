@@ -242,7 +242,7 @@ def test_regions_see_the_constants_that_jit_sees(name):
     key = jax.random.key(0)
     captured = tg.capture(RANDOM[name], mode="partial", control_flow="refuse")
     got, wanted = captured(key), jax.jit(RANDOM[name])(key)
-    if name == "beta" and jax.__version__.startswith("0.10"):
+    if name == "beta" and jax.__version__.startswith(("0.10", "0.11")):
         # There XLA folds constants before it inlines the calls of the whole function.
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
         assert "may differ from one jax.jit in the last bits" in captured.explain(key)
