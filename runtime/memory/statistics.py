@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tracegraph.runtime.memory.pool_id import PoolId
 
@@ -66,6 +66,12 @@ class Stat:
         """Takes from the quantity."""
         self.current -= amount
 
+    def settle(self, current: int) -> None:
+        """Sets the quantity; more than was counted counts as added, less as removed."""
+        self.allocated += max(current - self.current, 0)
+        self.current = current
+        self.peak = max(self.peak, current)
+
     def reset_peak(self) -> None:
         """Sets the highest value to the current one."""
         self.peak = self.current
@@ -73,6 +79,11 @@ class Stat:
     def reset_accumulated(self) -> None:
         """Forgets all that came and went."""
         self.allocated, self._start = 0, self.current
+
+    def settle_sum(self, parts: Iterable[Stat]) -> None:
+        """Sets what came and went to the sums of several quantities."""
+        self.allocated = sum(part.allocated for part in parts)
+        self._start = sum(part._start for part in parts)
 
     def to_dict(self) -> dict[str, int]:
         """Returns the four fields by name."""
@@ -211,6 +222,18 @@ class Statistics:
         """Counts ``number`` new segments, or lost ones if negative."""
         _change(self.all.segment, number)
         _change(self.choose(is_small=is_small).segment, number)
+
+    def settle(self, counted: Statistics) -> None:
+        """Sets all quantities to those that were counted anew; what came and went stays."""
+        for pool_id in self.private_reserved.keys() - counted.private_reserved.keys():
+            self.drop_pool(pool_id)
+        found = counted._list_stats()
+        for name, stat in self._list_stats().items():
+            stat.settle(found[name].current)
+        for total, *parts in zip(
+            self.all.stats, self.small_pool.stats, self.large_pool.stats, strict=True
+        ):
+            total.settle_sum(parts)
 
     def reset_peak(self) -> None:
         """Sets the highest values to the current ones."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tracegraph.runtime.memory.caching.expandable import ExpandableSegment
 from tracegraph.runtime.memory.caching.free_list import FreeList
@@ -104,6 +104,22 @@ class Block:
     def age(self) -> int:
         """How often its size class was searched since it became free."""
         return self.size_class.search_count - self.search_count
+
+
+class Reserved(NamedTuple):
+    """What a segment was reserved for; all of its blocks have this in common.
+
+    Attributes:
+        size_class: of its blocks.
+        stream: of its blocks.
+        frames: call stack of the request, if one was recorded.
+        expandable: the range of addresses, if it grows.
+    """
+
+    size_class: SizeClass
+    stream: int
+    frames: Frames | None = None
+    expandable: ExpandableSegment | None = None
 
 
 class SizeClass:

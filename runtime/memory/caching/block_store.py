@@ -11,7 +11,7 @@ import sys
 import threading
 
 from tracegraph.runtime.errors import ConfigError, OutOfMemoryError
-from tracegraph.runtime.memory.caching.block import Block, Pool, SizeClass
+from tracegraph.runtime.memory.caching.block import Block, Pool, Reserved, SizeClass
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.history import Frames, History
 from tracegraph.runtime.memory.pool_id import DEFAULT_POOL_ID, PoolId
@@ -36,7 +36,7 @@ class BlockStore:
         default: the pool of all requests that go to no private pool.
         private: the private pools.
         active: blocks that are not free, by address.
-        segments: all segments, with the call stack that reserved each.
+        segments: all segments, with what each was reserved for.
         reserved_bytes: bytes held from providers.
         memory_fraction: the share of the device that may be reserved, from 0 to 1.
         allowed_bytes: the same in bytes; None for no limit.
@@ -52,7 +52,7 @@ class BlockStore:
         self.default = Pool(DEFAULT_POOL_ID, self.statistics)
         self.private: dict[PoolId, Pool] = {}
         self.active: dict[int, Block] = {}
-        self.segments: dict[Segment, Frames | None] = {}
+        self.segments: dict[Segment, Reserved] = {}
         self.reserved_bytes = 0
         self.has_expandable = False
         self.set_config(config)
@@ -124,13 +124,15 @@ class BlockStore:
         """
         if self.exceeds_limit(nbytes):
             return None
+        reserved = Reserved(size_class, stream, frames)
         segment = self._ask_provider(size_class.provider or self.provider, nbytes, stream)
         if segment is None:
             return None
-        block = Block(segment, segment.address, nbytes, stream, size_class)
-        self.segments[segment] = frames
-        self._count_segment(block, 1)
+        # Before anything else: see Note [Interrupts].
+        self.segments[segment] = reserved
         self.statistics.num_device_alloc += 1
+        block = Block(segment, segment.address, nbytes, stream, size_class)
+        self._count_segment(block, 1)
         if self.history.is_enabled:
             self._note("segment_alloc", block, nbytes, frames)
         return block
@@ -163,16 +165,17 @@ class BlockStore:
             total.change_inactive_split(1, block.nbytes - nbytes)
         if splits:
             block = split(block, nbytes)
-        block.is_allocated = True
-        block.requested_bytes = requested_bytes
-        block.frames = frames
-        self.active[block.address] = block
         statistics.count_block(block.nbytes, requested_bytes)
         total.count_block(block.nbytes, requested_bytes)
         if block.nbytes >= self._max_split_bytes:
             self.statistics.oversize_allocations.increase(1)
         if self.history.is_enabled:
             self._note("alloc", block, requested_bytes, frames)
+        block.requested_bytes = requested_bytes
+        block.frames = frames
+        # In use from here on, and returned, without a call in between: Note [Interrupts].
+        block.is_allocated = True
+        self.active[block.address] = block
         return block
 
     def has_worthy_rest(self, block: Block, nbytes: int) -> bool:
@@ -189,6 +192,10 @@ class BlockStore:
         """Says whether new memory of a size class comes from expandable segments."""
         is_usual = size_class.provider is None and not size_class.is_exact
         return is_usual and self.config.expandable_segments
+
+    def is_oversize(self, nbytes: int) -> bool:
+        """Says whether a block of ``nbytes`` bytes is never split."""
+        return nbytes >= self._max_split_bytes
 
     def mark_freed(self, block: Block, frames: Frames | None) -> None:
         """Marks a block as freed by its user; streams may still read it."""
@@ -236,13 +243,16 @@ class BlockStore:
     def release(self, block: Block, frames: Frames | None = None) -> None:
         """Returns the segment of a free block, which is all of it, to the provider."""
         if self.history.is_enabled:
-            self._note("segment_free", block, block.nbytes, frames or self.segments[block.segment])
+            frames = frames or self.segments[block.segment].frames
+            self._note("segment_free", block, block.nbytes, frames)
         # Forgotten first: if the provider fails, the segment must not be used again.
         block.size_class.free.remove(block)
-        del self.segments[block.segment]
         self._count_segment(block, -1)
+        free, segment = (block.size_class.provider or self.provider).free, block.segment
+        # Without another call in between: Note [Interrupts].
+        del self.segments[segment]
         self.statistics.num_device_free += 1
-        (block.size_class.provider or self.provider).free(block.segment)
+        free(segment)
 
     def count_mapped(self, size_class: SizeClass, nbytes: int) -> None:
         """Counts memory that was mapped, or unmapped if negative."""
@@ -270,9 +280,9 @@ class BlockStore:
 
     def _ask_provider(self, provider: Provider, nbytes: int, stream: int) -> Segment | None:
         unlocks = self.config.release_lock_on_cudamalloc
-        if unlocks:
-            self.lock.release()
         try:
+            if unlocks:
+                self.lock.release()
             return provider.allocate(nbytes, stream)
         except OutOfMemoryError:
             # The allocator raises its own error after it has tried everything else.
@@ -288,7 +298,7 @@ class BlockStore:
         size_class.segment_count += number
         self.statistics.count_segment(number, is_small=is_small)
         self.statistics.count_reserved(nbytes, size_class.pool_id, is_small=is_small)
-        if block.nbytes < self._max_split_bytes:
+        if not self.is_oversize(block.nbytes):
             return
         if number > 0:
             self.statistics.oversize_segments.increase(1)

@@ -8,6 +8,7 @@ segment; pools that lend when memory runs out; the error.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,6 +28,7 @@ from tracegraph.runtime.memory.caching.memory_search import (
     release_free,
 )
 from tracegraph.runtime.memory.caching.pool_router import PoolRouter
+from tracegraph.runtime.memory.caching.repair import repair
 from tracegraph.runtime.memory.caching.segment_report import describe_segments
 from tracegraph.runtime.memory.caching.stream_uses import StreamUses
 from tracegraph.runtime.memory.caching.used_blocks import UsedBlocks
@@ -89,7 +91,9 @@ class CachingAllocator:
         self.lock, self.pools = store.lock, PoolRouter(store, self._uses)
         self._search = MemorySearch(store, self._uses, self.pools)
         release_pool = self._search.release_pool
-        self._used = UsedBlocks(store, self._uses, self.pools, store.put_back, release_pool)
+        parts = (store, self._uses, self.pools)
+        mend = functools.partial(repair, store, self._uses)
+        self._used = UsedBlocks(*parts, store.put_back, release_pool, mend)
         self._noted = self._used.noted
         # At interpreter exit the process frees all memory by itself.
         weakref.finalize(self, store.close).atexit = False
@@ -110,8 +114,7 @@ class CachingAllocator:
     @property
     def statistics(self) -> Statistics:
         """What was done so far, with the blocks that finalisers have returned."""
-        with self.lock:
-            self._used.drain()
+        with self._used.guarding():
             return self._store.statistics
 
     @property
@@ -134,21 +137,32 @@ class CachingAllocator:
             check_size(nbytes, self.device)
         history = self.history
         frames = history.capture_frames() if history.is_enabled else None
-        # `with`, for an interrupt may come between a call of `acquire` and the next statement.
-        with self.lock:
-            if self._noted:
-                self._used.drain()
-            self._uses.advance(stream)
-            store = self._store
-            size = round_size(nbytes, store.config)
-            pool = self.pools.choose(stream) if self.pools.routes else store.default
-            size_class = pool.small if size <= SMALL_BYTES else pool.large
-            block = store.take_free(size_class, size, stream)
-            if block is None:
-                segment_bytes = choose_segment_bytes(size, store.config)
-                block = self._search.find(Request(size_class, size, segment_bytes, stream, frames))
-            splits = store.has_worthy_rest(block, size)
-            return store.mark_allocated(block, size, nbytes, frames, splits=splits)
+        block = None
+        try:
+            # `with`, for an interrupt may come between a call of `acquire` and the next statement.
+            with self.lock:
+                try:
+                    if self._noted:
+                        self._used.drain()
+                    self._uses.advance(stream)
+                    store = self._store
+                    size = round_size(nbytes, store.config)
+                    pool = self.pools.choose(stream) if self.pools.routes else store.default
+                    size_class = pool.small if size <= SMALL_BYTES else pool.large
+                    block = store.take_free(size_class, size, stream)
+                    if block is None:
+                        segment_bytes = choose_segment_bytes(size, store.config)
+                        request = Request(size_class, size, segment_bytes, stream, frames)
+                        block = self._search.find(request)
+                    splits = store.has_worthy_rest(block, size)
+                    block = store.mark_allocated(block, size, nbytes, frames, splits=splits)
+                except BaseException as error:
+                    self._used.note_interrupt(error)
+                    raise
+        except BaseException:
+            self._used.free_unreturned(block)
+            raise
+        return block
 
     def allocate_exact(self, nbytes: int, pool_id: PoolId, stream: int = 0) -> Block:
         """Returns a block that is a whole segment of a private pool: the arena of a graph.
@@ -165,17 +179,22 @@ class CachingAllocator:
         """
         check_size(nbytes, self.device)
         frames = self.history.capture_frames() if self.history.is_enabled else None
-        with self.lock:
-            self._used.drain()
-            self._uses.advance(stream)
-            size_class = self.pools.find(pool_id).exact
-            size = round_exact(nbytes)
-            block = self._store.take_free(size_class, size, stream)
-            if block is None:
-                # Arenas are few and large: those that are too small are not kept beside a new one.
-                release_free(self._store, (size_class,), frames)
-                block = self._search.find(Request(size_class, size, size, stream, frames))
-            return self._store.mark_allocated(block, size, nbytes, frames, splits=False)
+        block = None
+        try:
+            with self._used.guarding():
+                self._uses.advance(stream)
+                size_class = self.pools.find(pool_id).exact
+                size = round_exact(nbytes)
+                block = self._store.take_free(size_class, size, stream)
+                if block is None:
+                    # Arenas are few and large: those too small are not kept beside a new one.
+                    release_free(self._store, (size_class,), frames)
+                    block = self._search.find(Request(size_class, size, size, stream, frames))
+                block = self._store.mark_allocated(block, size, nbytes, frames, splits=False)
+        except BaseException:
+            self._used.free_unreturned(block)
+            raise
+        return block
 
     def free(self, block: Block) -> None:
         """Frees a block; it is kept for reuse, once no stream reads it any more.
@@ -186,9 +205,13 @@ class CachingAllocator:
         history = self.history
         frames = history.capture_free_frames() if history.is_enabled else None
         with self.lock:
-            if self._noted:
-                self._used.drain()
-            self._used.free(block, frames)
+            try:
+                if self._noted:
+                    self._used.drain()
+                self._used.free(block, frames)
+            except BaseException as error:
+                self._used.note_interrupt(error)
+                raise
 
     def free_later(self, block: Block) -> None:
         """Frees a block as soon as possible. For finalisers: see Note [Finalisers]."""
@@ -204,8 +227,7 @@ class CachingAllocator:
         Raises:
             TracegraphError: there is no such pool.
         """
-        with self.lock:
-            self._used.drain()
+        with self._used.guarding():
             return self.pools.count_bytes(pool_id)
 
     def find_block(self, address: int) -> Block:
@@ -233,8 +255,7 @@ class CachingAllocator:
                 private pool, only the latter.
         """
         frames = self.history.capture_free_frames() if self.history.is_enabled else None
-        with self.lock:
-            self._used.drain()
+        with self._used.guarding():
             if pool_id is None:
                 self._search.release_cached(frames, keeps_default=bool(self.pools.routes))
                 return
@@ -287,8 +308,7 @@ class CachingAllocator:
         Raises:
             TracegraphError: there is no such pool, or it has no users.
         """
-        with self.lock:
-            self._used.drain()
+        with self._used.guarding():
             return take_checkpoint(self._store, self.pools.find_used(pool_id))
 
     def set_checkpoint(
@@ -305,10 +325,14 @@ class CachingAllocator:
             TracegraphError: segments of the checkpoint are not in the pool any more, or a
                 stale block is not live.
         """
-        with self.lock:
-            self._used.drain()
+        with self._used.guarding():
             pool, lost = self.pools.find_used(pool_id), tuple(stale)
-            restored = restore_checkpoint(self._store, self._uses, pool, state, lost)
+            before = frozenset(self._used.list_live(pool_id))
+            try:
+                restored = restore_checkpoint(self._store, self._uses, pool, state, lost)
+            except BaseException:
+                self._used.abandon(pool_id, before)
+                raise
             self._used.lose(lost)
             return restored
 
@@ -318,6 +342,5 @@ class CachingAllocator:
         Args:
             pool_id: only the segments of this private pool; None for those of all pools.
         """
-        with self.lock:
-            self._used.drain()
+        with self._used.guarding():
             return describe_segments(self._store, pool_id)

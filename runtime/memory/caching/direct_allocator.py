@@ -13,9 +13,11 @@ from tracegraph.runtime.memory.caching.block_store import BlockStore
 from tracegraph.runtime.memory.caching.memory_search import (
     MemorySearch,
     Request,
+    release_free,
     release_freeable,
 )
 from tracegraph.runtime.memory.caching.pool_router import PoolRouter
+from tracegraph.runtime.memory.caching.repair import repair
 from tracegraph.runtime.memory.caching.segment_report import describe_segments
 from tracegraph.runtime.memory.caching.stream_uses import StreamUses
 from tracegraph.runtime.memory.caching.used_blocks import UsedBlocks
@@ -81,7 +83,9 @@ class DirectAllocator:
         self.lock, self.pools = store.lock, PoolRouter(store, self._uses)
         self._search = MemorySearch(store, self._uses, self.pools)
         release_pool = functools.partial(_release_pool, store, self._uses)
-        self._used = UsedBlocks(store, self._uses, self.pools, put_back, release_pool)
+        parts = (store, self._uses, self.pools)
+        mend = functools.partial(_repair_and_release, store, self._uses)
+        self._used = UsedBlocks(*parts, put_back, release_pool, mend)
         self._counts, self._trim = counts, trim
         # At interpreter exit the process frees all memory by itself.
         weakref.finalize(self, store.close).atexit = False
@@ -97,8 +101,7 @@ class DirectAllocator:
     @property
     def statistics(self) -> Statistics:
         """What was done so far; nothing but zeros unless the allocator counts."""
-        with self.lock:
-            self._used.drain()
+        with self._used.guarding():
             return self._store.statistics if self._counts else Statistics()
 
     @property
@@ -126,11 +129,17 @@ class DirectAllocator:
             OutOfMemoryError: the provider has too little memory, or the size is absurd.
             TracegraphError: the size is negative.
         """
-        with self.lock:
-            self._begin(stream)
-            pool = self.pools.choose(stream)
-            size_class = pool.small if nbytes <= SMALL_BYTES else pool.large
-            return self._allocate(size_class, nbytes, stream)
+        block = None
+        try:
+            with self._used.guarding():
+                self._uses.advance(stream)
+                pool = self.pools.choose(stream)
+                size_class = pool.small if nbytes <= SMALL_BYTES else pool.large
+                block = self._allocate(size_class, nbytes, stream)
+        except BaseException:
+            self._used.free_unreturned(block)
+            raise
+        return block
 
     def allocate_exact(self, nbytes: int, pool_id: PoolId, stream: int = 0) -> Block:
         """Returns a block of a private pool: the arena of a graph.
@@ -144,9 +153,15 @@ class DirectAllocator:
             OutOfMemoryError: the provider has too little memory, or the size is absurd.
             TracegraphError: the size is negative, or there is no such pool.
         """
-        with self.lock:
-            self._begin(stream)
-            return self._allocate(self.pools.find(pool_id).exact, nbytes, stream)
+        block = None
+        try:
+            with self._used.guarding():
+                self._uses.advance(stream)
+                block = self._allocate(self.pools.find(pool_id).exact, nbytes, stream)
+        except BaseException:
+            self._used.free_unreturned(block)
+            raise
+        return block
 
     def free(self, block: Block) -> None:
         """Frees a block; its memory is released, once no stream reads it any more.
@@ -155,8 +170,7 @@ class DirectAllocator:
             TracegraphError: the block is not in use in this allocator.
         """
         frames = self.history.capture_free_frames() if self.history.is_enabled else None
-        with self.lock:
-            self._used.drain()
+        with self._used.guarding():
             self._used.free(block, frames)
 
     def free_later(self, block: Block) -> None:
@@ -173,8 +187,7 @@ class DirectAllocator:
         Raises:
             TracegraphError: there is no such pool.
         """
-        with self.lock:
-            self._used.drain()
+        with self._used.guarding():
             return self.pools.count_bytes(pool_id)
 
     def find_block(self, address: int) -> Block:
@@ -195,8 +208,8 @@ class DirectAllocator:
 
     def empty_cache(self) -> None:
         """Releases what other streams have finished with, and empties the provider's own cache."""
-        with self.lock:
-            self._begin(0)
+        with self._used.guarding():
+            self._uses.advance(0)
             for pool in self.pools.freeable:
                 release_freeable(self._store, pool)
             if self._trim is not None:
@@ -208,13 +221,8 @@ class DirectAllocator:
         Args:
             pool_id: only the segments of this private pool; None for those of all pools.
         """
-        with self.lock:
-            self._used.drain()
+        with self._used.guarding():
             return describe_segments(self._store, pool_id)
-
-    def _begin(self, stream: int) -> None:
-        self._used.drain()
-        self._uses.advance(stream)
 
     def _allocate(self, size_class: SizeClass, nbytes: int, stream: int) -> Block:
         check_size(nbytes, self.device)
@@ -231,6 +239,12 @@ def _put_back_and_release(store: BlockStore, block: Block, frames: Frames | None
     pool = store.private.get(block.size_class.pool_id)
     if pool is not None and not pool.use_count:
         release_freeable(store, pool)
+
+
+def _repair_and_release(store: BlockStore, uses: StreamUses) -> None:
+    repair(store, uses)
+    for pool in (store.default, *store.private.values()):
+        release_free(store, pool.size_classes)
 
 
 def _release_pool(store: BlockStore, uses: StreamUses, pool: Pool, _: Frames | None) -> None:

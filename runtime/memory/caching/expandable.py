@@ -55,19 +55,34 @@ class ExpandableSegment:
         Returns:
             The bytes of these pages; 0, with nothing mapped, if the provider has too little memory.
         """
-        mapped_bytes = 0
+        end = address
         try:
-            while mapped_bytes < nbytes:
-                self._provider.map(address + mapped_bytes, self.page_bytes)
-                mapped_bytes += self.page_bytes
+            while end < address + nbytes:
+                self._provider.map(end, self.page_bytes)
+                # Without another call in between: Note [Interrupts].
+                self._pages.add(end)
+                end += self.page_bytes
         except BaseException as error:
-            if mapped_bytes:
-                self._provider.unmap(address, mapped_bytes)
+            if end > address:
+                self.unmap(address, end - address)
             if isinstance(error, OutOfMemoryError):
                 return 0
             raise
-        self._pages.update(range(address, address + mapped_bytes, self.page_bytes))
-        return mapped_bytes
+        return end - address
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of its memory."""
+        return len(self._pages) * self.page_bytes
+
+    def is_mapped(self, address: int) -> bool:
+        """Says whether there is memory at an address of the range."""
+        return self.find_page_end(address) - self.page_bytes in self._pages
+
+    def find_page_end(self, address: int) -> int:
+        """Returns where the page of an address ends."""
+        start = self.segment.address
+        return address + self.page_bytes - (address - start) % self.page_bytes
 
     def find_whole_pages(self, address: int, nbytes: int) -> tuple[int, int]:
         """Returns address and size of the pages that lie inside a piece as a whole.
@@ -87,8 +102,9 @@ class ExpandableSegment:
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Unmaps whole pages; blocks the host until no work uses them."""
+        pages = range(address, address + nbytes, self.page_bytes)
         self._provider.unmap(address, nbytes)
-        self._pages.difference_update(range(address, address + nbytes, self.page_bytes))
+        self._pages.difference_update(pages)
 
     def close(self) -> None:
         """Frees memory and addresses."""

@@ -8,7 +8,7 @@ size class, unless its addresses run out.
 from __future__ import annotations
 
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.memory.caching.block import Block, SizeClass
+from tracegraph.runtime.memory.caching.block import Block, Reserved, SizeClass
 from tracegraph.runtime.memory.caching.block_store import BlockStore, can_merge, merge, split
 from tracegraph.runtime.memory.caching.expandable import ExpandableSegment
 from tracegraph.runtime.memory.history import Frames
@@ -118,12 +118,12 @@ def _open_segment(
         # The allocator raises its own error after it has tried everything else.
         return None
     segment = expandable.segment
+    store.has_expandable = True
+    store.segments[segment] = Reserved(size_class, stream, frames, expandable)
     block = Block(segment, segment.address, range_bytes, stream, size_class)
     block.expandable, block.is_mapped = expandable, False
     size_class.unmapped.add(block)
     size_class.segment_count += 1
-    store.segments[segment] = frames
-    store.has_expandable = True
     return block
 
 

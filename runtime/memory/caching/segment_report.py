@@ -64,7 +64,7 @@ def _describe_segment(store: BlockStore, head: Block) -> dict[str, Any]:
         "segment_type": "small" if head.size_class.is_small else "large",
         "segment_pool_id": tuple(head.size_class.pool_id),
         "is_expandable": head.expandable is not None,
-        "frames": format_frames(store.segments.get(head.segment)),
+        "frames": format_frames(store.segments[head.segment].frames),
         "blocks": [_describe_block(block) for block in blocks],
     }
 

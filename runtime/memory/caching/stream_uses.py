@@ -148,6 +148,28 @@ class StreamUses:
             raise _make_capture_error(pool_id, "no capture into this pool is under way")
         del self._captures[pool_id]
 
+    def settle(self, blocks: Iterable[Block]) -> None:
+        """Sets right, after an interrupt, which blocks wait here: Note [Interrupts].
+
+        Args:
+            blocks: all that were freed and not put back.
+        """
+        freed = dict.fromkeys(blocks, 0)
+        for stream, queue in tuple(self._pending.items()):
+            # A block with uses left was interrupted while its events were recorded.
+            kept = [entry for entry in queue if entry[1] in freed and not entry[1].stream_uses]
+            for _, block in kept:
+                freed[block] += 1
+            self._pending[stream] = collections.deque(kept)
+        for block, event_count in freed.items():
+            block.event_count = event_count
+        for block in tuple(self._deferred):
+            if block not in freed or not block.stream_uses:
+                del self._deferred[block]
+        for block in freed:
+            if block.stream_uses and block not in self._deferred:
+                self._deferred[block] = self._mark(block) if self._captures else None
+
     def find_reusable(self, stream: int) -> None:
         """Puts back the blocks of ``stream`` whose users have all joined it in its capture.
 
@@ -193,11 +215,12 @@ class StreamUses:
         # Sorted, so that equal programs give equal orders of events.
         streams = sorted(block.stream_uses or ())
         events = self._record_all(streams)
-        del self._deferred[block]
-        block.stream_uses = None
         block.event_count = len(events)
         for stream, event in zip(streams, events, strict=True):
             self._pending.setdefault(stream, collections.deque()).append((event, block))
+        # Until here it counts as deferred: Note [Interrupts].
+        block.stream_uses = None
+        del self._deferred[block]
         if not events:
             self._put_back(block)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from tracegraph.runtime.errors import TracegraphError
 from tracegraph.runtime.memory.caching.block import Block, Pool
@@ -12,6 +14,16 @@ from tracegraph.runtime.memory.caching.pool_router import PoolRouter
 from tracegraph.runtime.memory.caching.stream_uses import StreamUses
 from tracegraph.runtime.memory.history import Frames
 from tracegraph.runtime.memory.pool_id import PoolId
+
+
+class _Left(NamedTuple):
+    """A pool whose last user may be gone; its free memory is released."""
+
+    pool_id: PoolId
+
+
+class _Repair(NamedTuple):
+    """An interrupt came inside of a call: Note [Interrupts]."""
 
 
 class UsedBlocks:
@@ -27,8 +39,9 @@ class UsedBlocks:
         uses: the freed ones that other streams still read.
         pools: the private pools.
         put_back: called with each block that no stream reads any more, and the call stack of its
-            free; neither this nor the next refers to the allocator.
+            free; neither this nor the next two refer to the allocator.
         release_pool: called with each pool whose last user a finaliser was.
+        repair: called after an interrupt.
 
     Attributes:
         noted: what finalisers have returned. Where there is anything, `drain` is due.
@@ -41,12 +54,13 @@ class UsedBlocks:
         pools: PoolRouter,
         put_back: Callable[[Block, Frames | None], None],
         release_pool: Callable[[Pool, Frames | None], None],
+        repair: Callable[[], None],
     ) -> None:
         self._store, self._uses, self._pools = store, uses, pools
-        self._put_back, self._release_pool = put_back, release_pool
+        self._put_back, self._release_pool, self._repair = put_back, release_pool, repair
         self._active = store.active
         self._lost: set[Block] = set()
-        self.noted: collections.deque[Block | PoolId] = collections.deque()
+        self.noted: collections.deque[Block | PoolId | _Left | _Repair] = collections.deque()
 
     def free(self, block: Block, frames: Frames | None) -> None:
         """Frees a block, under the allocator's lock.
@@ -69,14 +83,30 @@ class UsedBlocks:
         """Ignores later frees of some blocks by users that have lost them."""
         self._lost.update(blocks)
 
+    def abandon(self, pool_id: PoolId, before: frozenset[Block]) -> None:
+        """Ends a change of a pool that an exception has cut short.
+
+        Args:
+            pool_id: of the pool.
+            before: its live blocks before the change. Their owners lose those that are gone; those
+                that came since have no owner.
+        """
+        blocks = frozenset(self.list_live(pool_id))
+        self.lose(tuple(before - blocks))
+        self.noted.extend(blocks - before)
+
+    def list_live(self, pool_id: PoolId) -> list[Block]:
+        """Returns the blocks of a pool that users hold."""
+        blocks = self._active.values()
+        return [each for each in blocks if each.is_allocated and each.size_class.pool_id == pool_id]
+
     def find(self, address: int) -> Block:
         """Returns the block in use that begins at an address.
 
         Raises:
             TracegraphError: there is none.
         """
-        with self._store.lock:
-            self.drain()
+        with self.guarding():
             block = self._active.get(address)
             if block is None or not block.is_allocated:
                 raise _make_address_error(address, self._store.device)
@@ -104,16 +134,64 @@ class UsedBlocks:
         self._drain_if_idle()
 
     def drain(self) -> None:
-        """Does what finalisers have noted, under the allocator's lock."""
+        """Does what finalisers have noted, under the allocator's lock.
+
+        Nothing leaves the queue before it is done, for an interrupt may come in between.
+        """
         while self.noted:
-            noted = self.noted.popleft()
-            if isinstance(noted, Block):
+            noted = self.noted[0]
+            try:
+                self._do(noted)
+            except TracegraphError:
+                self.noted.popleft()
+                raise
+            if not isinstance(noted, PoolId):
+                self.noted.popleft()
+
+    @contextlib.contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Holds the allocator's lock, and has an interrupt repaired; for calls that are rare."""
+        with self._store.lock:
+            try:
+                self.drain()
+                yield
+            except BaseException as error:
+                self.note_interrupt(error)
+                raise
+
+    def note_interrupt(self, error: BaseException) -> None:
+        """Has the next call repair what an exception may have left half done.
+
+        Under the allocator's lock. Errors of ours leave everything whole.
+        """
+        if isinstance(error, TracegraphError):
+            return
+        head = self.noted[0] if self.noted else None
+        if isinstance(head, Block) and not head.is_allocated:
+            # Its free has begun, and the repair ends it.
+            self.noted.popleft()
+        self.noted.appendleft(_Repair())
+
+    def free_unreturned(self, block: Block | None) -> None:
+        """Frees a block that an interrupt has kept from being returned; any other stays."""
+        if block is not None and block.is_allocated:
+            self.free_later(block)
+
+    def _do(self, noted: Block | PoolId | _Left | _Repair) -> None:
+        match noted:
+            case Block():
                 self.free(noted, None)
-                continue
-            self._pools.release(noted)
-            # What is noted behind it may be a block of this pool.
-            self.drain()
-            self._release_if_freeable(noted)
+            case _Left():
+                self._release_if_freeable(noted.pool_id)
+            case _Repair():
+                self._repair()
+            case _:
+                pool = self._pools.find_used(noted)
+                # What is noted before it may be a block of this pool.
+                self.noted.append(_Left(noted))
+                # Without another call in between: Note [Interrupts].
+                pool.use_count -= 1
+                self.noted.popleft()
 
     def _release_if_freeable(self, pool_id: PoolId) -> None:
         history = self._store.history
@@ -125,12 +203,19 @@ class UsedBlocks:
     def _drain_if_idle(self) -> None:
         lock = self._store.lock
         # Owned by this thread: the finaliser runs inside a call of it.
-        if lock._is_owned() or not lock.acquire(blocking=False):  # type: ignore[attr-defined]
+        if lock._is_owned():  # type: ignore[attr-defined]
             return
         try:
+            if not lock.acquire(blocking=False):
+                return
             self.drain()
-        finally:
             lock.release()
+        except BaseException as error:
+            # No `finally`: an interrupt may come before and after each of these calls.
+            if lock._is_owned():  # type: ignore[attr-defined]
+                self.note_interrupt(error)
+                lock.release()
+            raise
 
 
 def _make_free_error(block: Block, device: int) -> TracegraphError:
