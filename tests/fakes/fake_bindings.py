@@ -14,6 +14,8 @@ NOT_READY = 600
 _MEMBERS = {
     "CU_STREAM_NON_BLOCKING": 1,
     "CU_EVENT_DISABLE_TIMING": 2,
+    "CU_JIT_ERROR_LOG_BUFFER": 5,
+    "CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES": 6,
     "CU_EVENT_BLOCKING_SYNC": 1,
     "CUDA_ERROR_NOT_READY": NOT_READY,
     "CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC": 1,
@@ -106,7 +108,7 @@ class FakeBindings:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.results: dict[str, tuple[Any, ...]] = {"cuDriverGetVersion": (13_000,)}
         self.errors: dict[str, int] = {}
-        self.absent: set[str] = {"cuGraphAddDependencies_v2", "cuGraphAddNode_v2"}
+        self.absent = {f"cuGraph{name}_v2" for name in ("AddDependencies", "AddNode", "GetEdges")}
 
     def __getattr__(self, name: str) -> Any:
         if name in self.absent:

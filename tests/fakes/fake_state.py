@@ -95,6 +95,7 @@ class FakeState:
         error: CUDA's name of the failure.
         moves_bytes: memcpys, memsets and launches happen, on host memory.
         checks_context: calls that need a current context are refused in threads without one.
+        confuses_ports: edges of one node that differ in their port all have that of the first.
 
     Attributes:
         calls: every call so far.
@@ -113,9 +114,11 @@ class FakeState:
         error: str = "CUDA_ERROR_UNKNOWN",
         moves_bytes: bool = False,
         checks_context: bool = True,
+        confuses_ports: bool = False,
     ) -> None:
         self.fail_at, self.fail_on, self.error = fail_at, fail_on, error
         self.moves_bytes, self.checks_context = moves_bytes, checks_context
+        self.confuses_ports = confuses_ports
         self.calls: list[FakeCall] = []
         self.graphs: dict[int, dict[int, FakeNode]] = {}
         self.executables: dict[int, FakeExecutable] = {}
@@ -239,6 +242,14 @@ class FakeState:
         check(node in record.nodes, f"{node:#x} is no node of this executable graph")
         before = record.nodes[node]
         check(before.kind == kind, f"a {before.kind} node cannot become a {kind} node")
+        # Such a node is slower for ever.
+        check(bool(record.uploads), f"a change of node {node:#x} before the first upload")
+        if isinstance(action, KernelLaunch):
+            is_same = (action.function, action.shape) == (
+                before.action.function,
+                before.action.shape,
+            )
+            check(is_same, f"node {node:#x} gets another kernel or shape")
         record.nodes[node] = dataclasses.replace(before, action=action)
 
     def _check_live(self, kind: str, handle: int) -> None:

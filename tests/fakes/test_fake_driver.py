@@ -259,6 +259,7 @@ def test_kernels_run_where_bytes_move() -> None:
     memory = ctypes.create_string_buffer(8)
     address = ctypes.addressof(memory)
     copy = CopyRange(address, address, 8)
+    driver.upload(session.executable, STREAM)
     driver.set_copy_node(session.executable, session.copy, copy, session.context)
     patch = driver.patch_kernel_node(session.executable, session.kernel, session.launch())
     driver.make_launcher(session.executable, STREAM)()

@@ -12,27 +12,43 @@ from tracegraph.runtime.cuda.driver.calls import (
     Condition,
     CopyRange,
     Dependency,
-    DriverCalls,
     FillRange,
     KernelLaunch,
-    Port,
     make_call_error,
 )
+from tracegraph.runtime.cuda.driver.edge_calls import EdgeCalls
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch, PackedParameters
 from tracegraph.runtime.nodes import TensorMap
 
 TENSOR_MAP_BYTES = 128
 PORTABLE_CLUSTER_SIZE = 8
 _INVALID_CONTEXT = 201
+_ELF = b"\x7fELF"
+_LOG_BYTES = 8192
 
 
-class GraphCalls(DriverCalls):
+class GraphCalls(EdgeCalls):
     """Calls on kernel code, tensor maps, graphs and stream captures."""
 
-    def load_library(self, cubin: bytes) -> int:
-        """Returns a library handle of a kernel image; the driver keeps its own copy of it."""
-        options: list[Any] = []
-        return int(self._call("cuLibraryLoadData", cubin, options, options, 0, options, options, 0))
+    def load_library(self, image: bytes) -> int:
+        """Returns a library handle of a kernel image; the driver keeps its own copy of it.
+
+        An error about a text of PTX has what the driver's compiler says of it.
+
+        Args:
+            image: a cubin, or PTX that ends in a zero byte.
+        """
+        if image.startswith(_ELF):
+            return int(self._call("cuLibraryLoadData", image, [], [], 0, [], [], 0))
+        names, log = self._api.CUjit_option, bytearray(_LOG_BYTES)
+        options = [names.CU_JIT_ERROR_LOG_BUFFER, names.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        arguments = (image, options, [log, len(log)], len(options), [], [], 0)
+        result, library = self._api.cuLibraryLoadData(*arguments)
+        if result:
+            said = log.partition(b"\0")[0].decode(errors="replace").strip()
+            shown = f"{len(image)} bytes of PTX; its compiler says: {said or 'nothing'}"
+            self._raise_call_error(result, "cuLibraryLoadData", shown)
+        return int(library)
 
     def unload_library(self, library: int) -> None:
         """Unloads a library; its functions must not be launched any more."""
@@ -309,25 +325,6 @@ class GraphCalls(DriverCalls):
         full = [self._api.CUgraphNode(node) for node, port in dependencies if not port]
         shown = f"graph={graph:#x}, {len(dependencies)} dependencies, {shown or arguments}"
         return int(self._call(name, graph, full, len(full), *arguments, shown=shown))
-
-    def _add_programmatic(self, graph: int, dependencies: Sequence[Dependency], node: int) -> None:
-        early = [(self._api.CUgraphNode(each), port) for each, port in dependencies if port]
-        if not early:
-            return
-        first = [each for each, _ in early]
-        edges = [self._make_edge(port) for _, port in early]
-        # CUDA 12 has edges with data under a name of their own.
-        has_second = hasattr(self._api, "cuGraphAddDependencies_v2")
-        name = "cuGraphAddDependencies_v2" if has_second else "cuGraphAddDependencies"
-        second = [self._api.CUgraphNode(node)] * len(first)
-        self._call(name, graph, first, second, edges, len(first))
-
-    def _make_edge(self, port: Port) -> Any:
-        edge = self._api.CUgraphEdgeData()
-        edge.from_port = port.value
-        kind = self._api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
-        edge.type = kind.value
-        return edge
 
     def _set_cluster(self, node: int, cluster: tuple[int, int, int]) -> None:
         value = self._api.CUkernelNodeAttrValue()

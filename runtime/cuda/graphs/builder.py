@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ from tracegraph.runtime.cuda.driver.calls import (
     Port,
 )
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
+from tracegraph.runtime.cuda.driver.edge_calls import Edge, make_edge
+from tracegraph.runtime.cuda.graphs.edges import check_edges
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.cuda.graphs.node_actions import (
     Action,
@@ -77,6 +80,7 @@ class GraphBuilder:
         self.handles: list[int] = []
         self.actions: list[Action] = []
         self.loaded: list[LoadedKernel | Library] = []
+        self.names: dict[int, str] = {}
 
     def build(self, libraries: Mapping[str, Library]) -> tuple[int, int]:
         """Returns the handles of the graph and of the executable graph."""
@@ -87,17 +91,22 @@ class GraphBuilder:
             undo.callback(driver.destroy_graph, graph)
             with contextlib.ExitStack() as scratch:
                 capture = _Capture(driver, scratch, libraries)
-                for handle, action in self._add_nodes(graph, self.stage, capture, None):
+                label = f"graph `{self.name}`"
+                for handle, action in self._add_nodes(graph, self.stage, capture, None, label):
                     self.handles.append(handle)
                     self.actions.append(action)
-            labels = (label_node(self.name, i, node) for i, node in enumerate(self.stage.nodes))
-            with ErrorPlace(f"graph `{self.name}`"):
-                executable = driver.instantiate(graph, dict(zip(self.handles, labels, strict=True)))
+            with ErrorPlace(f"{label} of {format_kinds(self.stage)}"):
+                executable = driver.instantiate(graph, self.names)
             undo.pop_all()
         return graph, executable
 
     def _add_nodes(
-        self, graph: int, part: Stage | Body, capture: _Capture, condition: int | None
+        self,
+        graph: int,
+        part: Stage | Body,
+        capture: _Capture,
+        condition: int | None,
+        place: str,
     ) -> list[tuple[int, Action]]:
         """Returns the handle of each node that it adds, and what the node does.
 
@@ -106,13 +115,27 @@ class GraphBuilder:
             part: the nodes and their order.
             capture: captures library calls.
             condition: handle of the conditional node around the graph, if there is one.
+            place: what errors call the graph.
         """
         added: list[tuple[int, Action]] = []
+        edges: set[Edge] = set()
         for index, firsts in enumerate(_collect_dependencies(part, self.name, self.room)):
             node = part.nodes[index]
             waits = [(added[first][0], port) for first, port in firsts]
-            with ErrorPlace(label_node(self.name, index, node)):
-                added.append(self._add(graph, node, waits, capture, condition))
+            label = label_node(self.name, index, node)
+            with ErrorPlace(label):
+                if isinstance(node, ConditionalNode):
+                    setter, handle, action = self._add_conditional(
+                        graph, node, waits, capture, label
+                    )
+                    edges.add(make_edge((setter, Port.COMPLETE), handle))
+                else:
+                    handle, action = self._add(graph, node, waits, capture, condition)
+                    setter = handle
+            edges.update(make_edge(each, setter) for each in waits)
+            self.names[handle] = label
+            added.append((handle, action))
+        check_edges(self.driver, graph, edges, place, self.names)
         return added
 
     def _add(
@@ -127,8 +150,6 @@ class GraphBuilder:
         if isinstance(node, KernelNode):
             return self._add_kernel(graph, node, waits, condition)
         action = make_action(driver, node, 0, self.locate)
-        if isinstance(node, ConditionalNode):
-            return self._add_conditional(graph, node, waits, capture), action
         if isinstance(action, CopyRange):
             return driver.add_copy_node(graph, waits, action, context), action
         if isinstance(action, FillRange):
@@ -149,10 +170,16 @@ class GraphBuilder:
         return self.driver.add_kernel_node(graph, waits, action), action
 
     def _add_conditional(
-        self, graph: int, node: ConditionalNode, waits: list[Dependency], capture: _Capture
-    ) -> int:
-        """Returns the conditional node; the kernel that sets its handle comes right before."""
+        self,
+        graph: int,
+        node: ConditionalNode,
+        waits: list[Dependency],
+        capture: _Capture,
+        label: str,
+    ) -> tuple[int, int, Action]:
+        """Returns the kernel that sets the handle, the node behind it, and what the node does."""
         driver, context = self.driver, self.kernels.context
+        action = make_action(driver, node, 0, self.locate)
         check_constructs(driver.read_version(), node)
         handle = driver.create_condition(graph, context)
         setter, _ = self._add_kernel(graph, node.setter, waits, handle)
@@ -160,9 +187,10 @@ class GraphBuilder:
         added, graphs = driver.add_conditional_node(
             graph, [(setter, Port.COMPLETE)], condition, context
         )
-        for inner, body in zip(graphs, node.bodies, strict=True):
-            self._add_nodes(inner, body, capture, handle)
-        return added
+        self.names[setter] = f"{label}, the kernel that sets its condition"
+        for index, (inner, body) in enumerate(zip(graphs, node.bodies, strict=True)):
+            self._add_nodes(inner, body, capture, handle, f"body {index} of {label}")
+        return setter, added, action
 
 
 def check_constructs(version: int, node: ConditionalNode) -> None:
@@ -317,3 +345,17 @@ class ErrorPlace(contextlib.AbstractContextManager[None]):
 def label_node(name: str, index: int, node: Node) -> str:
     """Returns how errors name a node of the graph of a captured function."""
     return f"node {index} of graph `{name}`, {node.kind} {node.name}"
+
+
+def format_kinds(part: Stage | Body) -> str:
+    """Returns how many nodes of each kind a graph has, and what is inside of its loops.
+
+    Args:
+        part: the graph.
+    """
+    counts = Counter(node.kind for node in part.nodes)
+    texts = [f"{count} {kind}" for kind, count in counts.most_common()] or ["no nodes"]
+    for node in part.nodes:
+        for body in node.bodies if isinstance(node, ConditionalNode) else ():
+            texts.append(f"in {node.kind} {node.name} ({format_kinds(body)})")
+    return ", ".join(texts)

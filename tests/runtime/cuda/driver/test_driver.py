@@ -17,6 +17,8 @@ from tracegraph.runtime.cuda.driver.parameters import PackedParameters
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.graph_nodes import Construct
 
+CUBIN = b"\x7fELF"
+
 
 def read_methods(kind: type) -> dict[str, str]:
     return {
@@ -60,7 +62,7 @@ def test_every_method_says_what_it_does() -> None:
         ("fill_async", (1, 5, 1, 3, 7), "cuMemsetD8Async", (), (1, 5, 3, 7), None),
         ("fill_async", (2, 5, 2, 3, 7), "cuMemsetD16Async", (), (2, 5, 3, 7), None),
         ("fill_async", (4, 5, 4, 3, 7), "cuMemsetD32Async", (), (4, 5, 3, 7), None),
-        ("load_library", (b"i",), "cuLibraryLoadData", (5,), (b"i", [], [], 0, [], [], 0), 5),
+        ("load_library", (CUBIN,), "cuLibraryLoadData", (5,), (CUBIN, [], [], 0, [], [], 0), 5),
         ("create_graph", (), "cuGraphCreate", (0x61,), (0,), 0x61),
         ("destroy_graph", (0x61,), "cuGraphDestroy", (), (0x61,), None),
         ("count_nodes", (0x61,), "cuGraphGetNodes", ([], 3), (0x61, 0), 3),

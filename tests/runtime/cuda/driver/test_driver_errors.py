@@ -53,7 +53,28 @@ def test_an_error_without_a_name_has_a_number(api: FakeBindings) -> None:
 def test_an_image_is_shown_by_its_size(api: FakeBindings) -> None:
     api.errors["cuLibraryLoadData"] = 209
     with pytest.raises(CudaError, match=r"cuLibraryLoadData\(5000 bytes, \[\], \[\], 0"):
-        CudaDriver(api).load_library(b"x" * 5000)
+        CudaDriver(api).load_library(b"\x7fELF".ljust(5000, b"x"))
+
+
+def test_an_error_about_ptx_has_what_its_compiler_says(api: FakeBindings) -> None:
+    original = api._record
+
+    def record(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name == "cuLibraryLoadData":
+            _, options, (log, size), count, *others = arguments
+            assert [int(each) for each in options] == [5, 6]
+            assert (len(log), count, others) == (size, 2, [[], [], 0])
+            log[:19] = b"ptxas: no such call"
+        return original(name, arguments)
+
+    api._record = record
+    api.results["cuLibraryLoadData"] = (0x44,)
+    assert CudaDriver(api).load_library(b".version 8.0\0") == 0x44
+    api.errors["cuLibraryLoadData"] = 218
+    api.results |= {"cuGetErrorName": (0, b"CUDA_ERROR_INVALID_PTX")}
+    with pytest.raises(CudaError) as caught:
+        CudaDriver(api).load_library(b".version 8.0\0")
+    assert "13 bytes of PTX; its compiler says: ptxas: no such call" in caught.value.where
 
 
 def test_missing_bindings_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,18 +38,49 @@ def test_a_kernel_node_has_parameters_and_edges(api: FakeBindings) -> None:
     api._record = record
     waits = [(0x40, Port.COMPLETE), (0x41, Port.PROGRAMMATIC), (0x42, Port.LAUNCH_ORDER)]
     assert driver.add_kernel_node(0x61, waits, LAUNCH) == 0x71
-    assert [name for name, _ in api.calls] == ["cuGraphAddKernelNode", "cuGraphAddDependencies"]
-    (_, (graph, before, count, parameters)), (_, edges) = api.calls
+    assert [name for name, _ in api.calls] == ["cuGraphAddKernelNode"] + 2 * [
+        "cuGraphAddDependencies"
+    ]
+    (_, (graph, before, count, parameters)), (_, ended), (_, begun) = api.calls
     assert (graph, [int(node) for node in before], count) == (0x61, [0x40], 1)
     assert seen == [b"12345678", b"\x07\0\0\0", b"m" * 128]
     assert int(parameters.func) == 0xF00
     grid = (parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ)
     block = (parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ)
     assert (grid, block, parameters.sharedMemBytes) == ((4, 3, 2), (128, 2, 1), 1024)
-    assert edges[0] == 0x61
-    assert [[int(node) for node in nodes] for nodes in edges[1:3]] == [[0x41, 0x42], [0x71, 0x71]]
-    assert [(edge.from_port, int(edge.type)) for edge in edges[3]] == [(1, 1), (2, 1)]
-    assert edges[4] == 2
+    for (graph, firsts, seconds, data, count), first, port in ((ended, 0x41, 1), (begun, 0x42, 2)):
+        assert (graph, count) == (0x61, 1)
+        assert [int(node) for node in (*firsts, *seconds)] == [first, 0x71]
+        assert [(edge.from_port, int(edge.type)) for edge in data] == [(port, 1)]
+
+
+def test_edges_are_added_by_port_and_read_back(api: FakeBindings) -> None:
+    """A driver that gives all edges of one call the data of the first cannot confuse them."""
+    held: list[tuple[Any, Any, Any]] = []
+    original = api._record
+
+    def record(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name == "cuGraphAddDependencies":
+            _, firsts, seconds, data, _ = arguments
+            held.extend((one, two, data[0]) for one, two in zip(firsts, seconds, strict=True))
+        if name == "cuGraphGetEdges":
+            room = arguments[1]
+            padded = [*held, *[(0, 0, held[0][2])] * room][:room]
+            return (0, *map(list, zip(*padded, strict=True)), len(held))
+        return original(name, arguments)
+
+    api._record = record
+    api.results["cuGraphAddKernelNode"] = (0x71,)
+    driver, early, late = CudaDriver(api), Port.LAUNCH_ORDER, Port.PROGRAMMATIC
+    driver.add_kernel_node(0x61, [(0x41, early), (0x42, late), (0x43, early)], LAUNCH)
+    expected = {(0x41, 0x71, 2, True), (0x42, 0x71, 1, True), (0x43, 0x71, 2, True)}
+    assert driver.list_edges(0x61, 9) == expected
+    assert len(driver.list_edges(0x61, 2)) == 2
+    # The planted fault: two ports in one call.
+    held.clear()
+    data = [driver._make_data(port) for port in (early, late)]
+    driver._call("cuGraphAddDependencies", 0x61, [0x41, 0x42], [0x71, 0x71], data, 2)
+    assert {edge.port for edge in driver.list_edges(0x61, 9)} == {int(early)}
 
 
 def read_parameters(parameters: Any) -> list[bytes]:
@@ -68,6 +99,8 @@ def test_cuda_12_has_edges_with_data_under_another_name(api: FakeBindings) -> No
     api.results["cuGraphAddKernelNode"] = (0x71,)
     CudaDriver(api).add_kernel_node(0x61, [(0x40, Port.PROGRAMMATIC)], LAUNCH)
     assert api.calls[-1][0] == "cuGraphAddDependencies_v2"
+    api.results["cuGraphGetEdges_v2"] = ([], [], [], 0)
+    assert CudaDriver(api).list_edges(0x61, 1) == frozenset()
 
 
 def test_a_kernel_is_launched_outside_of_a_graph(api: FakeBindings) -> None:

@@ -27,6 +27,7 @@ from tests.fakes.fake_driver import FakeDriver
 from tests.fakes.fake_state import MisuseError
 from tests.oracles import error_lines
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, Port
+from tracegraph.runtime.cuda.driver.edge_calls import Edge
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError
@@ -114,7 +115,7 @@ def test_out_of_memory_has_its_own_error() -> None:
     error_lines.match(
         caught.value,
         "CUDA_ERROR_OUT_OF_MEMORY from instantiate",
-        "graph `step`: instantiate(",
+        "graph `step` of 2 kernel, 1 memset, 1 matmul, 1 memcpy: instantiate(",
         "chosen by the test",
         "capture fewer or smaller graphs",
     )
@@ -180,6 +181,65 @@ def test_a_kernel_starts_with_the_one_before_it_where_both_have_room(large: int 
     assert driver.read_edges(graph.handles[0]) == {(0, 1, port)}
     full = build(driver, Stage(tuple(nodes), (edge,)))
     assert driver.read_edges(full.handles[0]) == {(0, 1, Port.COMPLETE)}
+
+
+def make_fork(*threads: int) -> Stage:
+    """A kernel that waits for others with so many threads, each of them a port of its own."""
+    firsts = [
+        kernel(f"k{index}", "x", "y", LaunchShape((each // 128, 1, 1), (128, 1, 1)))
+        for index, each in enumerate(threads)
+    ]
+    edges = tuple((index, len(firsts)) for index in range(len(firsts)))
+    nodes = (*firsts, kernel("last", "y", "z"))
+    return Stage(nodes, edges, programmatic=frozenset(edges))
+
+
+def test_a_driver_that_confuses_ports_is_refused() -> None:
+    driver = FakeDriver(confuses_ports=True)
+    # Where all edges of a node are alike the defect does nothing.
+    build(driver, make_fork(128, 128))
+    gc.collect()
+    before = driver.live_handles()
+    with pytest.raises(CudaError) as caught:
+        build(driver, make_fork(128, 1 << 20), name="step")
+    error_lines.match(
+        caught.value,
+        "the CUDA driver has other edges in a graph than were added to it",
+        "graph `step`: added a programmatic edge of port 1 from node 1 of graph `step`, kernel k1",
+        "a kernel could start before its inputs are written",
+        "install another NVIDIA driver",
+    )
+    assert "found a programmatic edge of port 2 from node 1" in str(caught.value)
+    del caught
+    gc.collect()
+    assert driver.live_handles() == before
+    assert build(FakeDriver(), make_fork(128, 1 << 20)).node_count == 3
+
+
+@pytest.mark.parametrize("fault", ["missing", "more", "full"])
+def test_edges_that_differ_from_those_asked_for_are_refused(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    read = FakeDriver.list_edges
+
+    def list_edges(self: FakeDriver, graph: int, room: int) -> frozenset[Edge]:
+        found = sorted(read(self, graph, room))
+        if fault == "missing":
+            return frozenset(found[1:])
+        if fault == "more":
+            return frozenset([*found, Edge(1, 2, 0, False)][:room])
+        return frozenset(edge._replace(is_programmatic=False) for edge in found)
+
+    monkeypatch.setattr(FakeDriver, "list_edges", list_edges)
+    with pytest.raises(CudaError, match="other edges in a graph"):
+        build(FakeDriver(), FIVE)
+
+
+def test_no_node_changes_before_the_first_upload() -> None:
+    driver = FakeDriver()
+    graph = build(driver, FIVE)
+    with pytest.raises(MisuseError, match="before the first upload"):
+        graph.update(lambda each: locate(each) + 0x1000, ["w"])
 
 
 def test_a_call_of_xla_cannot_stand_in_a_graph() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.fakes.cuda_stages import (
     FIVE,
     SHAPE,
+    STREAM,
     build,
     kernel,
     locate,
@@ -38,6 +39,7 @@ def test_update_changes_only_nodes_that_moved() -> None:
         edges=((0, 1), (1, 2), (2, 3)),
     )
     graph = build(driver, stage)
+    graph.upload(STREAM)
     assert graph.update(locate) == 0
     assert graph.update(moved(x=0x90000)) == 1
     assert graph.update(moved(x=0x90000)) == 0
@@ -55,6 +57,7 @@ def test_update_changes_only_nodes_that_moved() -> None:
 def test_update_refuses_library_calls_before_it_changes_anything() -> None:
     driver = FakeDriver()
     graph = build(driver, FIVE)
+    graph.upload(STREAM)
     before = read_actions(driver, graph)
     assert [graph.can_rebind(name) for name in "xyzw"] == [False, False, False, True]
     with pytest.raises(InternalError) as caught:
@@ -78,6 +81,7 @@ def test_a_failed_update_is_taken_back() -> None:
         (kernel("one", "x", "y"), kernel("two", "x", "z"), CopyNode("c", use("x"), use("w"))), ()
     )
     graph = build(driver, stage)
+    graph.upload(STREAM)
     before = read_actions(driver, graph)
     driver.fail_on = "set_copy_node"
     with pytest.raises(CudaError, match="node 2 of graph `f`, memcpy c: set_copy_node"):
@@ -93,6 +97,7 @@ def test_tensor_maps_follow_their_buffer() -> None:
         "tma", KernelCode("tma", b"i"), SHAPE, (tensor_map("x"), use("y")), (False, True)
     )
     graph = build(driver, Stage((node,), ()))
+    graph.upload(STREAM)
     (launch,) = read_actions(driver, graph)
     assert launch.parameters[0] == driver.encode_tensor_map(tensor_map("x"), 0x10100)  # pyright: ignore
     assert len(launch.parameters[0]) == 128  # pyright: ignore
@@ -118,6 +123,7 @@ def test_patchers_change_one_buffer_and_leave_the_others() -> None:
         (),
     )
     graph = build(driver, stage)
+    graph.upload(STREAM)
     patch_x, patch_y = graph.make_patcher("x"), graph.make_patcher("y")
     patch_x(0x90000)
     patch_y(0xA0000)
@@ -138,6 +144,7 @@ def test_patchers_change_one_buffer_and_leave_the_others() -> None:
 def test_a_patcher_keeps_the_graph() -> None:
     driver = FakeDriver()
     graph = build(driver, Stage((kernel("one", "x", "y"),), ()))
+    graph.upload(STREAM)
     patch, executable = graph.make_patcher("x"), graph.handles[1]
     del graph
     gc.collect()
