@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import os
 import pathlib
 import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -50,6 +47,7 @@ from gpu_sides import (
     read_sizes,
     run_once,
 )
+from machine import read_driver, read_version
 
 import tracegraph as tg
 
@@ -145,7 +143,7 @@ def check_case(case: Case, capture: tg.GraphedFunction, jit: Any, result: CaseRe
     found = run_once(case, capture)
     result.capture["first_call_seconds"] = time.perf_counter() - start
     result.capture |= measure_xla(case, jit)
-    difference = find_difference(case, run_once(case, jit), found)
+    difference = find_difference(case.tolerance, run_once(case, jit), found)
     if difference:
         return difference
     sizes = read_sizes(capture)
@@ -258,25 +256,6 @@ def describe_run(peers: TorchProcess | None) -> dict[str, str]:
         except PeerError as error:
             run["torch failed"] = str(error)
     return run
-
-
-def read_version(package: str) -> str:
-    """Returns the version of a package, or that it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def read_driver() -> str:
-    """Returns the GPU and its driver as `nvidia-smi` names them."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return "no nvidia-smi"
-    query = [command, "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    ran = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    lines = ran.stdout.splitlines()
-    return lines[0].strip() if lines else "nvidia-smi finds no GPU"
 
 
 def write_results(

@@ -16,6 +16,8 @@ import numpy as np
 from gpu_models import Case, Shape, make_batches, make_state
 from gpu_timing import time_each, time_total
 
+from tracegraph.runtime.nodes import list_nested
+
 ANSWER_SECONDS = 400.0
 # Added to the relative tolerance of a norm, per element: leaves that are zero but for rounding.
 ABSOLUTE_TOLERANCE = 1e-7
@@ -111,7 +113,10 @@ class JaxSide:
 
 @dataclasses.dataclass(frozen=True)
 class CaptureSizes:
-    """What a captured function holds: nodes of its graph, and bytes."""
+    """What a captured function holds: nodes of its graph, and bytes.
+
+    The kinds are those of all nodes, also of those inside of loops and branches.
+    """
 
     nodes: int
     kinds: str
@@ -137,7 +142,7 @@ def read_sizes(function: Any) -> CaptureSizes:
     """Returns what a captured function holds."""
     captured = find_captured(function)
     definition = captured.lowered.definition
-    kinds = [node.kind for stage in definition.stages for node in stage.nodes]
+    kinds = [node.kind for stage in definition.stages for node in list_nested(stage.nodes)]
     return CaptureSizes(
         nodes=definition.node_count,
         kinds=", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds))),
@@ -210,12 +215,23 @@ def run_once(case: Case, call: Callable[..., Any]) -> NamedLeaves:
     """Calls a side on a fresh input and returns its results with their paths."""
     batch = jax.device_put(make_batches(case.shape, 1, seed=7)[0])
     state = [make_state(case.shape, is_smooth=True)] if case.has_state else []
-    results = jax.tree_util.tree_leaves_with_path(call(*state, *batch))
+    return name_leaves(call(*state, *batch))
+
+
+def name_leaves(result: Any) -> NamedLeaves:
+    """Returns the leaves of a result with their paths."""
+    results = jax.tree_util.tree_leaves_with_path(result)
     return [(f"result{jax.tree_util.keystr(path)}", _to_numpy(leaf)) for path, leaf in results]
 
 
-def find_difference(case: Case, wanted: NamedLeaves, got: NamedLeaves) -> str | None:
-    """Returns how the results of a side differ from those of `jax.jit`, None if they agree."""
+def find_difference(tolerance: float, wanted: NamedLeaves, got: NamedLeaves) -> str | None:
+    """Returns how the results of a side differ from those of `jax.jit`, None if they agree.
+
+    Args:
+        tolerance: greatest difference of a leaf, as a ratio of norms.
+        wanted: the results of `jax.jit`.
+        got: those of the side.
+    """
     if len(wanted) != len(got):
         return f"there are {len(got)} results, not {len(wanted)}"
     for (name, expected), (_, found) in zip(wanted, got, strict=True):
@@ -223,7 +239,7 @@ def find_difference(case: Case, wanted: NamedLeaves, got: NamedLeaves) -> str | 
         if types[0] != types[1]:
             return f"{name} is {types[0]}, not {types[1]}"
         difference = float(np.linalg.norm(found.astype(np.float64) - expected))
-        allowed = case.tolerance * float(np.linalg.norm(expected.astype(np.float64)))
+        allowed = tolerance * float(np.linalg.norm(expected.astype(np.float64)))
         # Spelled so that NaN is a difference, too.
         if not difference <= allowed + ABSOLUTE_TOLERANCE * math.sqrt(expected.size):
             return f"{name} differs from jax.jit by {difference:.3g} in norm, not {allowed:.3g}"

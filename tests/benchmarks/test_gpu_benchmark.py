@@ -50,6 +50,19 @@ def test_dry_run_writes_every_case(tmp_path: pathlib.Path) -> None:
         assert f"| {case['name']} | tg.capture |" in page
 
 
+def test_whole_programs_are_compared_and_timed(tmp_path: pathlib.Path) -> None:
+    script = str(ROOT / "benchmarks" / "whole_programs.py")
+    ran = _run([script], "--dry-run", f"--output={tmp_path}", "--case=decode")
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads((tmp_path / "whole_programs_dry_run.json").read_text())
+    (case,) = document["cases"]
+    assert (case["name"], case["refusal"]) == ("decode", None)
+    assert set(case["sides"]) == {"tg.capture", "jax.jit"}
+    assert {"nodes", "kinds", "pool_bytes", "seconds", "temp_bytes"} <= case["capture"].keys()
+    assert {"total / jax.jit", "beyond / compile", "pool / needed bytes"} <= case["figures"].keys()
+    assert (tmp_path / "whole_programs_dry_run.md").read_text() in ran.stdout
+
+
 def test_first_calls_are_made_in_processes_of_their_own(tmp_path: pathlib.Path) -> None:
     script = str(ROOT / "benchmarks" / "first_call.py")
     choice = ["--case=tiny", "--repeats=1"]
@@ -129,9 +142,10 @@ import json, numpy as np
 from gpu_models import make_cases
 from gpu_replay import compare_values
 from gpu_sides import find_difference
-case = make_cases(is_dry=True)[2]
+allowed = make_cases(is_dry=True)[2].tolerance
 right = [("result[0]", np.ones(4, np.float32))]
-def differ(*leaves): return find_difference(case, right, [("result[0]", leaf) for leaf in leaves])
+def differ(*leaves):
+    return find_difference(allowed, right, [("result[0]", leaf) for leaf in leaves])
 print(json.dumps({
     "equal": differ(np.ones(4, np.float32)),
     "close": differ(np.full(4, 1.001, np.float32)),
@@ -243,3 +257,20 @@ def test_a_process_without_pytorch_is_reported(tmp_path: pathlib.Path) -> None:
     ran = _run([str(path)])
     assert json.loads(ran.stdout) == "the PyTorch process has ended"
     assert "no PyTorch here" in ran.stderr
+
+
+DECISION = """
+import json
+from copy_analysis import decide
+def case(ratio, more=0): return {"ratio": ratio, "nodes": {"without": 137, "with": 126 + more}}
+print(json.dumps([
+    decide({"a": case(0.91), "b": case(1.0)})[0],
+    decide({"a": case(0.91), "b": case(1.02)})[0],
+    decide({"a": case(0.99), "b": case(1.0)})[0],
+    decide({"a": case(0.91, 12), "b": case(1.0)})[0],
+]))
+"""
+
+
+def test_the_rule_by_which_the_option_of_xla_is_set() -> None:
+    assert _evaluate(DECISION) == [True, False, False, False]

@@ -221,8 +221,18 @@ def test_xla_is_asked_for_plain_kernels_where_it_has_them(
     monkeypatch.setattr(Compiler, "compile", compile_with)
     reader.refusals = [refusal]
     compiled = compile_it(request(region("update", update, "x s", "n")))
-    assert tried == [None, options]
+    assert tried == [{}, options]
     assert dict(compiled.regions[0].options) == options
+    # Options of every compilation come first, those that this XLA does not know left out.
+    copies = ("xla_gpu_copy_insertion_use_region_analysis", True)
+    monkeypatch.setattr(compile_gpu, "FIRST_OPTIONS", (copies, ("xla_gpu_unheard_of", True)))
+    legal = compile_gpu.legal_compile_options() | {copies[0]}
+    monkeypatch.setattr(compile_gpu, "legal_compile_options", lambda: legal)
+    tried.clear()
+    reader.refusals = [refusal]
+    compiled = compile_it(request(region("update", update, "x s", "n")))
+    assert tried == [dict([copies]), {**dict([copies]), **options}]
+    assert dict(compiled.regions[0].options) == tried[1]
 
 
 def test_what_stays_unsupported_is_refused(reader: FakeReader):
