@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
@@ -41,6 +42,8 @@ class Stepper:
     def run(self, action: Callable[[], Any]) -> bool:
         """Runs an action; says whether it was interrupted."""
         tracer = sys.gettrace()
+        # Python 3.12 traces opcodes only if a frame had asked for it before.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._enter)
         try:
             action()
@@ -56,6 +59,9 @@ class Stepper:
         if caller in self._last and frame.f_code.co_name not in _CALLED_BY_C:
             self._last[caller] = "inlined"
         if self.place is not None or not frame.f_code.co_filename.startswith(self.folder):
+            return None
+        if frame.f_code.co_flags & inspect.CO_GENERATOR:
+            # Where C runs it, or closes it, an interrupt would be swallowed or be told as a warning.
             return None
         # In this order: Python 3.13 heeds the second only where there is the first.
         frame.f_trace = self._step
@@ -78,12 +84,15 @@ class Stepper:
         return self._step
 
 
-def step_through(folder: pathlib.Path, make: Callable[[], Callable[[], Any]]) -> Iterator[Stepper]:
+def step_through(
+    folder: pathlib.Path, make: Callable[[], Callable[[], Any]], stride: int = 1
+) -> Iterator[Stepper]:
     """Interrupts an action at each of its points in turn.
 
     Args:
         folder: of the files with the points.
         make: returns the action, each time with all that it changes made anew.
+        stride: from one point to the next that is tried.
 
     Yields:
         After each interrupted action: where it was.
@@ -91,7 +100,7 @@ def step_through(folder: pathlib.Path, make: Callable[[], Callable[[], Any]]) ->
     counter = Stepper(folder)
     assert not counter.run(make())
     assert counter.points > 5
-    for number in range(counter.points):
+    for number in range(0, counter.points, stride):
         stepper = Stepper(folder, number)
         if stepper.run(make()):
             yield stepper
