@@ -61,7 +61,7 @@ class Stepper:
         if self.place is not None or not frame.f_code.co_filename.startswith(self.folder):
             return None
         if frame.f_code.co_flags & inspect.CO_GENERATOR:
-            # Where C runs it, or closes it, an interrupt would be swallowed or be told as a warning.
+            # Where C runs it, or closes it, an interrupt becomes a warning.
             return None
         # In this order: Python 3.13 heeds the second only where there is the first.
         frame.f_trace = self._step
