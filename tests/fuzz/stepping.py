@@ -36,8 +36,8 @@ class Stepper:
         self.folder, self.at = str(folder), at
         self.points = 0
         self.place: str | None = None
-        # Of each frame: the last instruction, and whether a function of Python ran in it.
-        self._last: dict[FrameType, str] = {}
+        # Of each frame: the last instruction and its place.
+        self._last: dict[FrameType, tuple[str, int]] = {}
 
     def run(self, action: Callable[[], Any]) -> bool:
         """Runs an action; says whether it was interrupted."""
@@ -57,7 +57,7 @@ class Stepper:
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         caller = frame.f_back
         if caller in self._last and frame.f_code.co_name not in _CALLED_BY_C:
-            self._last[caller] = "inlined"
+            self._last[caller] = ("inlined", 0)
         if self.place is not None or not frame.f_code.co_filename.startswith(self.folder):
             return None
         if frame.f_code.co_flags & inspect.CO_GENERATOR:
@@ -66,7 +66,7 @@ class Stepper:
         # In this order: Python 3.13 heeds the second only where there is the first.
         frame.f_trace = self._step
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        self._last[frame] = "RESUME"
+        self._last[frame] = ("RESUME", 0)
         return self._step
 
     def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -74,9 +74,9 @@ class Stepper:
             self._last.pop(frame, None)
         if event != "opcode" or self.place is not None:
             return self._step
-        before = self._last.get(frame, "")
-        self._last[frame] = _read_names(frame.f_code).get(frame.f_lasti, "")
-        if _is_looked_after(before):
+        before, place = self._last[frame]
+        self._last[frame] = (_read_names(frame.f_code)[frame.f_lasti], frame.f_lasti)
+        if _is_looked_after(before, has_jumped=frame.f_lasti < place):
             if self.points == self.at:
                 self.place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 raise KeyboardInterrupt
@@ -106,9 +106,10 @@ def step_through(
             yield stepper
 
 
-def _is_looked_after(name: str) -> bool:
-    is_call = name.startswith("CALL") and not name.startswith("CALL_INTRINSIC")
-    return is_call or name == "RESUME" or ("JUMP_BACKWARD" in name and "NO_INTERRUPT" not in name)
+def _is_looked_after(name: str, *, has_jumped: bool) -> bool:
+    if "JUMP_BACKWARD" in name:
+        return has_jumped and "NO_INTERRUPT" not in name
+    return name == "RESUME" or (name.startswith("CALL") and not name.startswith("CALL_INTRINSIC"))
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """The caching host allocator: page-locked memory, kept for reuse, and never reused under a copy.
 
+Longer than 400 lines: what is freed, reused and repaired is guarded by one lock, which stays here.
+
 Note [Copies that read pinned memory]
 A copy from page-locked memory runs when its stream comes to it, long after the call that enqueued
 it. So each copy is announced by `record_event`, and a block that is freed meanwhile is used again
@@ -12,12 +14,13 @@ block is kept until the private pool of that capture is released.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from tracegraph.runtime.errors import OutOfMemoryError
+from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.pinned.event_poller import EventPoller
 from tracegraph.runtime.memory.pinned.host_block import (
@@ -29,6 +32,7 @@ from tracegraph.runtime.memory.pinned.host_block import (
     make_pin_error,
 )
 from tracegraph.runtime.memory.pinned.host_pages import HostPageProvider, PageSource
+from tracegraph.runtime.memory.pinned.host_repair import repair
 from tracegraph.runtime.memory.pinned.host_statistics import HostStatistics
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.providers.provider import EventSource, NoEvents
@@ -74,10 +78,13 @@ class CachingHostAllocator:
         self._pending = PendingBlocks(self._events)
         self._pools = HostPools()
         self._map = self._pools.map
-        self._freed: collections.deque[HostBlock] = collections.deque()
+        # None for an interrupt: the records are repaired.
+        self._freed: collections.deque[HostBlock | None] = collections.deque()
         self._surplus: collections.deque[HostBlock] = collections.deque()
         # Not re-entrant: what a finaliser does inside `allocate` must not find it free.
         self._lock = threading.Lock()
+        # Held while memory is freed, when the other one is free.
+        self._release_lock = threading.Lock()
         self._poller: EventPoller | None = None
         self._has_non_blocking = False
         # At interpreter exit the process frees all memory by itself.
@@ -126,16 +133,21 @@ class CachingHostAllocator:
         """
         if nbytes < 0:
             raise make_pin_error(f"cannot pin {nbytes:,} bytes", "an array has zero bytes or more")
-        size = self._round_size(nbytes)
-        with self._lock:
-            self._reclaim()
-            pool = self._pools.find_capturing(stream) or self._pools.common
-            block = self._take(pool, size)
-            if self._config.pinned_use_background_threads and self._poller is None:
-                self._poller = EventPoller(self)
-        if self._surplus:
-            self._release_surplus()
-        block = block or self._reserve(size, pool)
+        size, block = self._round_size(nbytes), None
+        try:
+            with self._guarding():
+                self._reclaim()
+                pool = self._pools.find_capturing(stream) or self._pools.common
+                block = self._take(pool, size)
+                if self._config.pinned_use_background_threads and self._poller is None:
+                    self._poller = EventPoller(self)
+            if self._surplus:
+                self._release_surplus()
+            block = block or self._reserve(size, pool)
+        except BaseException:
+            if block is not None:
+                self.free_later(block)
+            raise
         block.requested_bytes, block.is_non_blocking = nbytes, is_non_blocking
         self._has_non_blocking = self._has_non_blocking or is_non_blocking
         return block
@@ -146,7 +158,7 @@ class CachingHostAllocator:
         Raises:
             InternalError: the block was freed before, or is not of this allocator.
         """
-        with self._lock:
+        with self._guarding():
             if not block.is_allocated or self._map.blocks.get(block.address) is not block:
                 raise make_pin_error(
                     f"cannot free the pinned block at {block.address:#x}: it is not in use",
@@ -172,14 +184,14 @@ class CachingHostAllocator:
             block: in use.
             stream: that the copy was put on.
         """
-        with self._lock:
+        with self._guarding():
             pool = self._pools.find_capturing(stream)
             if pool is not None and pool.pool_id is not None:
-                block.captured_by.add(pool.pool_id)
                 pool.kept.add(block)
+                block.captured_by.add(pool.pool_id)
                 return
             event = self._events.record(stream)
-            older = block.events.pop(stream, None)
+            older = block.events.get(stream)
             block.events[stream] = event
             if older is not None:
                 self._events.release(older)
@@ -193,14 +205,14 @@ class CachingHostAllocator:
 
     def find_block(self, address: int) -> HostBlock | None:
         """Returns the block in use that an address lies in, None if there is none."""
-        with self._lock:
+        with self._guarding():
             self._drain()
             block = self._map.find(address)
             return block if block is not None and block.is_allocated else None
 
     def empty_cache(self) -> None:
         """Releases what is not in use; private pools of living graphs keep theirs."""
-        with self._lock:
+        with self._guarding():
             self._reclaim()
             for block in self._pools.common.take_all():
                 self._discard(block)
@@ -209,7 +221,7 @@ class CachingHostAllocator:
 
     def poll(self) -> None:
         """Makes blocks whose copies are over free again; every `allocate` does so too."""
-        with self._lock:
+        with self._guarding():
             self._reclaim()
         if self._surplus:
             self._release_surplus()
@@ -224,12 +236,12 @@ class CachingHostAllocator:
         Raises:
             InternalError: a capture to this pool is under way.
         """
-        with self._lock:
+        with self._guarding():
             self._pools.begin(pool_id, matches)
 
     def end_allocate_to_pool(self, pool_id: PoolId) -> None:
         """Ends a capture; its pool stays until it is released."""
-        with self._lock:
+        with self._guarding():
             self._pools.end(pool_id)
 
     def release_pool(self, pool_id: PoolId) -> None:
@@ -237,7 +249,7 @@ class CachingHostAllocator:
 
         No replay of a graph of the pool may be running or follow.
         """
-        with self._lock:
+        with self._guarding():
             for block in self._pools.release(pool_id):
                 self._free(block)
         if self._surplus:
@@ -279,8 +291,8 @@ class CachingHostAllocator:
         return block
 
     def _mark_allocated(self, block: HostBlock) -> None:
-        block.is_allocated = True
         self.statistics.count_request(block.nbytes)
+        block.is_allocated = True
 
     def _reserve(self, size: int, pool: HostPool) -> HostBlock:
         """Page-locks a new block; the lock is free meanwhile, for it takes long."""
@@ -291,11 +303,19 @@ class CachingHostAllocator:
             if block is not None:
                 return block
             segment = self._allocate_segment(size)
-        block = HostBlock(segment, pool)
-        with self._lock:
-            self._map.add(block)
-            self.statistics.count_block(size)
-            self._mark_allocated(block)
+        block = None
+        try:
+            block = HostBlock(segment, pool)
+            with self._guarding():
+                self._map.add(block)
+                self.statistics.count_block(size)
+                self._mark_allocated(block)
+        except BaseException:
+            if block is not None and block.is_allocated:
+                self.free_later(block)
+            elif not self._source.is_reserved(segment):
+                self._surplus.append(block or HostBlock(segment, pool))
+            raise
         return block
 
     def _allocate_segment(self, size: int) -> Segment:
@@ -304,13 +324,17 @@ class CachingHostAllocator:
             return segment
         start = time.perf_counter_ns()
         segment = self._source.allocate(size)
-        with self._lock:
-            self.statistics.count_host_alloc((time.perf_counter_ns() - start) // 1000)
+        try:
+            with self._lock:
+                self.statistics.count_host_alloc((time.perf_counter_ns() - start) // 1000)
+        except BaseException:
+            self._source.free(segment)
+            raise
         return segment
 
     def _relieve(self, size: int, pool: HostPool) -> HostBlock | None:
         """Waits for the pending copies; returns a block that fits, or empties the cache."""
-        with self._lock:
+        with self._guarding():
             if not self._pools.is_any_capturing:
                 self._pending.synchronize()
             self._reclaim()
@@ -330,7 +354,25 @@ class CachingHostAllocator:
 
     def _drain(self) -> None:
         while self._freed:
-            self._free(self._freed.popleft())
+            # It leaves the queue when that is done, for an interrupt may come in between.
+            block = self._freed[0]
+            if block is None:
+                repair(self._pools, self._pending, self.statistics, self._surplus)
+            elif block.is_allocated:
+                self._free(block)
+            self._freed.popleft()
+
+    @contextlib.contextmanager
+    def _guarding(self) -> Iterator[None]:
+        """Holds the lock, and has the next call repair what an interrupt left half done."""
+        with self._lock:
+            try:
+                yield
+            except TracegraphError:
+                raise
+            except BaseException:
+                self._freed.appendleft(None)
+                raise
 
     def _free(self, block: HostBlock) -> None:
         block.is_allocated = False
@@ -355,21 +397,19 @@ class CachingHostAllocator:
         if self._source.is_reserved(block.segment):
             block.pool.put(block)
             return
+        self._surplus.append(block)
         self._map.remove(block)
         self.statistics.count_drop(block.nbytes)
-        self._surplus.append(block)
 
     def _release_surplus(self) -> None:
-        while self._surplus:
-            try:
-                block = self._surplus.popleft()
-            except IndexError:
-                # Another thread took the last one.
-                return
-            start = time.perf_counter_ns()
-            self._source.free(block.segment)
-            with self._lock:
-                self.statistics.count_host_free((time.perf_counter_ns() - start) // 1000)
+        with self._release_lock:
+            while self._surplus:
+                start, segment = time.perf_counter_ns(), self._surplus[0].segment
+                self._source.free(segment)
+                # Without another call in between: Note [Interrupts].
+                self._surplus.popleft()
+                with self._lock:
+                    self.statistics.count_host_free((time.perf_counter_ns() - start) // 1000)
 
 
 def find_host_block(address: int) -> tuple[CachingHostAllocator, HostBlock] | None:

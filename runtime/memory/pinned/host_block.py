@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tracegraph.runtime.errors import CaptureError, InternalError
@@ -97,13 +97,17 @@ class BlockMap:
 
     def add(self, block: HostBlock) -> None:
         """Adds a block that overlaps no other."""
-        bisect.insort(self._addresses, block.address)
         self.blocks[block.address] = block
+        bisect.insort(self._addresses, block.address)
 
     def remove(self, block: HostBlock) -> None:
         """Removes a block."""
-        del self.blocks[block.address]
         del self._addresses[bisect.bisect_left(self._addresses, block.address)]
+        del self.blocks[block.address]
+
+    def repair(self) -> None:
+        """Makes the order of addresses anew."""
+        self._addresses[:] = sorted(self.blocks)
 
     def find(self, address: int) -> HostBlock | None:
         """Returns the block of an address, None if it lies in no block."""
@@ -187,6 +191,27 @@ class HostPools:
             block.captured_by.discard(pool_id)
         return [each for each in pool.kept if not each.is_allocated and not each.captured_by]
 
+    def repair(self, surplus: Collection[HostBlock]) -> None:
+        """Empties the free lists, and settles which pool each block belongs to.
+
+        Args:
+            surplus: blocks that leave the map.
+        """
+        for block in surplus:
+            self.map.blocks.pop(block.address, None)
+        self.map.repair()
+        self.is_any_capturing = any(pool.matches is not None for pool in self._private.values())
+        for pool in (self.common, *self._private.values()):
+            pool.take_all()
+        living = self._private.keys()
+        for block in self.map.blocks.values():
+            block.captured_by &= living
+            if block.pool.pool_id not in living:
+                block.pool = self.common
+        for pool_id, pool in self._private.items():
+            for block in pool.kept:
+                block.captured_by.add(pool_id)
+
     def clear(self) -> None:
         """Forgets all blocks: a free block and its pool refer to each other."""
         for pool in (self.common, *self._private.values()):
@@ -222,6 +247,20 @@ class PendingBlocks:
         for stream, event in block.events.items():
             self._queues.setdefault(stream, collections.deque()).append((event, block))
         block.events = {}
+
+    def repair(self, blocks: Iterable[HostBlock]) -> None:
+        """Settles after an interrupt which of these blocks, all that there are, wait for events."""
+        freed = {block: 0 for block in blocks if not block.is_allocated}
+        for stream, queue in tuple(self._queues.items()):
+            # A block that still has its events was interrupted while they were queued.
+            kept = [entry for entry in queue if entry[1] in freed and not entry[1].events]
+            for _, block in kept:
+                freed[block] += 1
+            self._queues[stream] = collections.deque(kept)
+        for block, event_count in freed.items():
+            block.event_count = event_count
+            if block.events and not block.captured_by:
+                self.add(block)
 
     def poll(self) -> list[HostBlock]:
         """Returns the blocks whose copies are all done; never waits."""
