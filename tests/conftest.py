@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,10 @@ from tests.shared_programs import share_programs
 # Before anything imports JAX, or asks it for its devices.
 share_programs(os.environ)
 share_memory(os.environ)
+
+if importlib.util.find_spec("hypothesis"):
+    # No deadline, the same examples in each run; `--hypothesis-profile default` searches on.
+    importlib.import_module("hypothesis").settings.load_profile("ci")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 
 from tests.paths import ROOT
 
-TIMEOUT_S = 240
+# A limit for what hangs; on a busy machine a process may take minutes.
+TIMEOUT_S = 480
 NONE: Mapping[str, str] = types.MappingProxyType({})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.runtime import allocators, default_device, stream
+from tracegraph.runtime.host import device as host_device
 from tracegraph.runtime.host.device import HostDevice
 
 # What TRACEGRAPH_ALLOC_CONF says for each provider of a GPU.
@@ -32,6 +34,12 @@ def forget_other_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
     host = _host.allocator
     pairs = [pair for pair in allocators._choice.opened if pair[0] is host]
     monkeypatch.setattr(allocators._choice, "opened", pairs)
+
+
+def use_own_host_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives the host a new allocator, which nothing that other tests left behind uses."""
+    make_allocator = host_device._find_allocator.__wrapped__
+    monkeypatch.setattr(host_device, "_find_allocator", functools.cache(make_allocator))
 
 
 def use_device(monkeypatch: pytest.MonkeyPatch, kind: str) -> CudaOnHost | None:

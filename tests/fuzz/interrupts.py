@@ -35,7 +35,7 @@ from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.providers.host import HostProvider
 
-WATCHDOG_SECONDS = 120.0
+WATCHDOG_SECONDS = 240.0
 _SIZE = 4
 # As many calls are in one attempt, so that nearly each lasts longer than its delay.
 _CALLS = 100
@@ -90,7 +90,7 @@ def attempt(action: Callable[[], Any], delay: float, counts: Counts) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(KeyboardInterrupt))
     thread.join(WATCHDOG_SECONDS)
     if thread.is_alive():
-        raise WatchdogError(f"{thread} waits: {sys._current_frames().get(thread.ident or 0)}")
+        raise WatchdogError(_describe_waiting(thread))
 
 
 def run_in_thread(action: Callable[[], Any]) -> None:
@@ -112,9 +112,15 @@ def run_in_thread(action: Callable[[], Any]) -> None:
     thread.start()
     thread.join(WATCHDOG_SECONDS)
     if thread.is_alive():
-        raise WatchdogError(f"{thread} waits")
+        raise WatchdogError(_describe_waiting(thread))
     if errors:
         raise errors[0]
+
+
+def _describe_waiting(thread: threading.Thread) -> str:
+    """Returns where a thread waits."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f"{thread} waits:\n" + "".join(traceback.format_stack(frame))
 
 
 @contextlib.contextmanager

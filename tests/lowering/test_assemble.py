@@ -363,7 +363,7 @@ def make_drawn(drawn: Any) -> tuple[XlaRegion, DeviceProgram]:
     return XlaRegion(region, program, donated), frame
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(xla_programs(), st.integers(0, 99))
 def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, seed: int):
     program, region, donated = drawn

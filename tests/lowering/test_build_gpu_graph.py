@@ -199,7 +199,7 @@ KINDS = st.sampled_from(sorted(MAKERS))
 NAMES = st.sampled_from("tuvw")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(KINDS, NAMES, NAMES), min_size=1, max_size=10))
 def test_all_that_comes_before_a_node_is_done_when_it_touches_memory(drawn: Any):
     steps = [fill(f"fill_{name}", name) for name in "tuvw"]

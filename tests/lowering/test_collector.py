@@ -10,7 +10,7 @@ import pytest
 
 from tracegraph.lowering.collector import hold_collector
 
-SECONDS = 30.0
+SECONDS = 240.0
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from tracegraph.replaying.partial_graph import PartialGraph
 
 PROGRAM = """
 import faulthandler
-faulthandler.dump_traceback_later(90, exit=True)
+faulthandler.dump_traceback_later(300, exit=True)
 import threading
 import jax, jax.numpy as jnp, numpy as np
 import tracegraph as tg
@@ -74,7 +74,7 @@ def calling_each_other(verify):
     def make(find_other):
         def call(v):
             if barrier is not None:
-                barrier.wait(30)
+                barrier.wait(240)
             return np.asarray(find_other()(jnp.float32(0)))
         def function(x):
             branches = (lambda v: jax.pure_callback(call, SCALAR, v)), (lambda v: v * 0)
@@ -152,7 +152,7 @@ def find_held_locks(captured: Any) -> list[str]:
 
     thread = threading.Thread(target=look)
     thread.start()
-    thread.join(timeout=20)
+    thread.join(timeout=240)
     return held
 
 
@@ -260,7 +260,7 @@ def test_threads_capture_one_signature_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=240)
     assert results == [4.0] * 3
     assert captured.cache_info()[:2] == (2, 1)
 
@@ -273,7 +273,7 @@ def test_a_capture_that_fails_lets_the_next_one_begin():
         if fails:
             fails.clear()
             started.set()
-            go.wait(20)
+            assert go.wait(240)
             raise KeyError("planted")
         return x + 1
 
@@ -287,11 +287,11 @@ def test_a_capture_that_fails_lets_the_next_one_begin():
     first = threading.Thread(target=fail)
     second = threading.Thread(target=lambda: results.append(float(captured(jnp.float32(1)))))
     first.start()
-    started.wait(20)
+    assert started.wait(240)
     second.start()
     go.set()
-    first.join(timeout=60)
-    second.join(timeout=60)
+    first.join(timeout=240)
+    second.join(timeout=240)
     assert results == [2.0]
     assert captured.cache_info().captures == 1
 

@@ -17,7 +17,7 @@ from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.capturing import capture_lowering
 from tracegraph.lowering import compiler
 
-SECONDS = 30.0
+SECONDS = 240.0
 X = np.arange(4, dtype=np.float32)
 
 

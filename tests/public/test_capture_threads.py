@@ -20,11 +20,11 @@ def run_together(functions):
     barrier = threading.Barrier(len(functions))
 
     def run(function):
-        barrier.wait(timeout=30)
+        barrier.wait(timeout=240)
         return function()
 
     with ThreadPoolExecutor(len(functions)) as pool:
-        return [future.result(timeout=60) for future in [pool.submit(run, f) for f in functions]]
+        return [future.result(timeout=240) for future in [pool.submit(run, f) for f in functions]]
 
 
 @pytest.mark.parametrize("outputs", ["fresh", "static"])

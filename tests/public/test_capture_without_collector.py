@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.fakes.devices import use_own_host_allocator
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.oracles.garbage import find_garbage
 from tracegraph import graphed_function
@@ -31,6 +32,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
         # That of host memory.
         monkeypatch.setattr(buffer, "ALIGNMENT", 64)
         return capture_for_gpu(monkeypatch)
+    use_own_host_allocator(monkeypatch)
     if request.param == "host in checking mode":
         monkeypatch.setenv("TRACEGRAPH_CHECK_REPLAY", "1")
     return None

@@ -5,6 +5,7 @@ On a CudaDevice over host memory; the driver is a fake whose own calls are not c
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 from collections import Counter
@@ -77,11 +78,14 @@ def count_calls(action: Callable[[], Any]) -> Counter[str]:
         if event == "call" and is_ours:
             found[code.co_name] += 1
 
+    # A collection would run finalisers of what other tests left.
+    gc.disable()
     sys.setprofile(note)
     try:
         action()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return found
 
 

@@ -11,7 +11,7 @@ from tests.processes import run_python
 
 PROGRAM = """
 import faulthandler
-faulthandler.dump_traceback_later(90, exit=True)
+faulthandler.dump_traceback_later(300, exit=True)
 import threading
 import jax, jax.numpy as jnp, numpy as np
 import tracegraph as tg

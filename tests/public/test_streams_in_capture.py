@@ -125,19 +125,19 @@ def assert_equals_jit(program: Program, mode: Any, *, reads_at_once: bool = True
     assert captured.cache_info().captures == 1
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(programs(), st.booleans())
 def test_random_stream_programs_equal_jit(program: Program, reads_at_once: bool):
     assert_equals_jit(program, "whole", reads_at_once=reads_at_once)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(programs(kinds=[*KINDS, "callback"]), st.booleans())
 def test_random_partial_programs_equal_jit(program: Program, reads_at_once: bool):
     assert_equals_jit(program, "partial", reads_at_once=reads_at_once)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(programs())
 def test_random_stream_programs_equal_jit_in_every_order(program: Program):
     with pytest.MonkeyPatch.context() as patch:
@@ -145,7 +145,7 @@ def test_random_stream_programs_equal_jit_in_every_order(program: Program):
         assert_equals_jit(program, "whole")
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(programs(kinds=[*KINDS, "callback"]))
 def test_random_partial_programs_equal_jit_in_every_order(program: Program):
     with pytest.MonkeyPatch.context() as patch:

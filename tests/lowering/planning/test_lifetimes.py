@@ -143,7 +143,7 @@ def programs(draw: st.DrawFn) -> DeviceProgram:
     return make_program(steps, edges=sorted(edges))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(programs())
 def test_disjoint_lifetimes_mean_that_one_happens_before_the_other(program: DeviceProgram):
     ancestors = find_ancestors(len(program.steps), program.edges)

@@ -73,7 +73,7 @@ def mark_bytes(plan: MemoryPlan) -> int:
     return greatest
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(lifetime_lists())
 def test_random_plans_are_right(lifetimes: list[Lifetime]):
     plan = plan_memory("f", lifetimes)
@@ -107,7 +107,7 @@ def place_slowly(lifetimes: list[Lifetime]) -> dict[str, int]:
     return {name: start * ALIGNMENT for name, (start, _, _) in blocks.items()}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(lifetime_lists())
 def test_the_first_of_the_smallest_of_all_orders_is_taken(lifetimes: list[Lifetime]):
     # What lives during all steps is placed before any order.
@@ -130,7 +130,7 @@ def test_the_first_of_the_smallest_of_all_orders_is_taken(lifetimes: list[Lifeti
     assert plan.arena_bytes == min(ends) + ALIGNMENT
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(lifetime_lists(), st.data())
 def test_the_verifier_agrees_with_marking_bytes_on_random_offsets(
     lifetimes: list[Lifetime], data: st.DataObject

@@ -49,14 +49,14 @@ def test_no_steps_have_no_order():
     assert reduce_edges(0, []) == ()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(edge_lists())
 def test_ancestors_are_the_closure(case: tuple[int, list[tuple[int, int]]]):
     count, edges = case
     assert as_pairs(find_ancestors(count, edges)) == find_all_orders(count, edges)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(edge_lists())
 def test_unordered_is_what_the_closure_leaves(case: tuple[int, list[tuple[int, int]]]):
     count, edges = case
@@ -66,7 +66,7 @@ def test_unordered_is_what_the_closure_leaves(case: tuple[int, list[tuple[int, i
     assert as_pairs(find_unordered(count, edges)) == everything - ordered
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(edge_lists())
 def test_reduced_edges_are_the_fewest_with_the_same_order(
     case: tuple[int, list[tuple[int, int]]],

@@ -105,7 +105,7 @@ def test_the_waits_that_are_missing_are_named(steps: list[Any], hazards: list[An
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(programs(), st.data())
 def test_the_check_of_the_order_finds_what_a_look_at_every_pair_finds(
     program: DeviceProgram, data: st.DataObject

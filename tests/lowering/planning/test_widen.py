@@ -98,7 +98,7 @@ def test_a_program_without_steps():
     assert widen(program(outputs=""), PLENTY).steps == ()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(xla_programs(), st.integers(0, 4000))
 def test_all_steps_stay_in_an_order_that_the_values_allow(drawn: Any, budget_bytes: int):
     compiled, region, donated = drawn

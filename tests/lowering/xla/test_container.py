@@ -317,7 +317,7 @@ class TestDamage:
         assert refused > 100
 
     @given(st.data())
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     def test_a_damaged_inner_file_is_read_or_catchd(self, data: st.DataObject) -> None:
         """Without compression outside, so that the faults arrive in the layers behind it."""
         pieces = [
@@ -337,7 +337,7 @@ class TestDamage:
         assert program is None or program.DESCRIPTOR.full_name == EXECUTABLE
 
     @given(st.lists(st.binary(max_size=60), max_size=6))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     def test_noise_as_records_is_read_or_catchd(self, records: list[bytes]) -> None:
         manifest = make_manifest(SCHEMA, EXECUTABLE, [(MODULE_NAME, b"")] * len(records))
         for entry, _ in zip(manifest.records, records[::2], strict=False):
@@ -346,7 +346,7 @@ class TestDamage:
         assert program is None or program.DESCRIPTOR.full_name == EXECUTABLE
 
     @given(st.binary(max_size=300))
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def test_noise_is_refused(self, noise: bytes) -> None:
         assert read_or_catch(noise) is None
         assert read_or_catch(write_header() + SIGNATURE + noise) is None

@@ -370,7 +370,7 @@ def list_leaves(message: Any, found: list[tuple[Any, Any, int]]) -> list[tuple[A
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_whatever_the_numbers_there_is_a_program_or_an_error(data: st.DataObject):
     program = make_program(*MANY)

@@ -275,7 +275,7 @@ def read_matrix(memory: np.ndarray, layout: dict[str, Any], batch: int) -> np.nd
     return np.array([[memory[start + i * steps[0] + j * steps[1]] for j in columns] for i in rows])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(draw_layouts(), st.booleans(), st.sampled_from([0.0, 2.0]))
 def test_the_turned_matmul_is_the_matmul(layouts: Any, has_bias: bool, beta: float):
     names = ("lhs_layout", "rhs_layout", "c_layout", "output_layout")

@@ -169,7 +169,7 @@ def test_every_shortened_file_is_refused() -> None:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8), st.sampled_from(["", "s"]), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_damaged_file_is_read_or_catchd(
     records: list[bytes], compression: str, data: st.DataObject
 ) -> None:
@@ -186,7 +186,7 @@ def test_a_damaged_file_is_read_or_catchd(
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_noise_behind_a_signature_is_read_or_catchd(noise: bytes) -> None:
     _, error = read_or_catch(writer.SIGNATURE + noise)
     assert error is None or error.where.startswith("the file, chunk ")

@@ -347,13 +347,13 @@ def test_an_arena_is_prepared_in_threads_and_compiled_once(
         compiled.append(shapes[0][0][0])
         if len(compiled) == 2:
             has_begun.set()
-        assert may_end.wait(30)
+        assert may_end.wait(240)
         return compile_allocator(shapes, jax_device)
 
     monkeypatch.setattr(jax_arrays, "_compile_allocator", compile_late)
     device.prepare_arena(ArenaSize(1000, 3000))
     # Both at the same time, and not in this thread.
-    assert has_begun.wait(30)
+    assert has_begun.wait(240)
     may_end.set()
     arena = Arena(PrivatePool(new_pool_id(), device.allocator), ArenaSize(1000, 3000))
     assert sorted(compiled) == [1024, 3072] == sorted(b - a for a, b in list_ends(arena))

@@ -59,7 +59,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
     return count, draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs(), st.integers(0, 5))
 def test_an_order_has_every_node_once_and_respects_every_edge(graph: Any, seed: int):
     count, edges = graph

@@ -46,14 +46,15 @@ def test_off_until_it_is_turned_on():
     assert history.read_entries() == []
 
 
-def test_an_entry_has_the_keys_of_a_snapshot_file():
+def test_an_entry_has_the_keys_of_a_snapshot_file(monkeypatch: pytest.MonkeyPatch):
     history = History()
     history.record()
-    before = time.time_ns() // 1000
+    clock = iter((5_000_999, 7_000_000))
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
     history.note("alloc", 512, 100, 7, PoolId(3), history.capture_frames())
     history.note("oom", 0, 900, 7, PoolId(3), device_free=450)
     alloc, oom = history.read_entries()
-    assert before <= alloc.pop("time_us") <= oom.pop("time_us") <= time.time_ns() // 1000
+    assert (alloc.pop("time_us"), oom.pop("time_us")) == (5_000, 7_000)
     frame = alloc.pop("frames")[0]
     assert frame["filename"] == __file__
     assert frame["name"] == "test_an_entry_has_the_keys_of_a_snapshot_file"

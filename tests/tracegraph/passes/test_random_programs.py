@@ -24,7 +24,7 @@ def trace(steps: list[Step]) -> Graph:
 
 
 @pytest.mark.parametrize("each", PASSES, ids=lambda each: each.name)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(steps=programs)
 def test_each_pass_alone_keeps_every_bit(each: Pass, steps: list[Step]) -> None:
     graph, arguments = trace(steps), make_arguments(1)
@@ -33,7 +33,7 @@ def test_each_pass_alone_keeps_every_bit(each: Pass, steps: list[Step]) -> None:
     assert_same_bits(interpret(rewritten, *arguments), interpret(graph, *arguments))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(steps=programs)
 def test_all_passes_together_keep_every_bit(steps: list[Step]) -> None:
     graph, arguments = trace(steps), make_arguments(2)
@@ -41,7 +41,7 @@ def test_all_passes_together_keep_every_bit(steps: list[Step]) -> None:
     assert_same_bits(interpret(rewritten, *arguments), interpret(graph, *arguments))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(steps=programs)
 def test_the_ops_under_jit_give_the_bits_of_jit(steps: list[Step]) -> None:
     program, arguments = make_program(steps), make_arguments(3)
@@ -53,7 +53,7 @@ def test_the_ops_under_jit_give_the_bits_of_jit(steps: list[Step]) -> None:
         assert_same_bits(got, wanted)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(steps=programs)
 def test_passes_settle_after_one_round(steps: list[Step]) -> None:
     graph = trace(steps)

@@ -370,7 +370,7 @@ def test_the_lock_is_free_while_the_provider_works_if_asked_for() -> None:
         provider.before_allocate = lambda: None
         thread = threading.Thread(target=lambda: seen.append(allocator.allocate(512).address))
         thread.start()
-        thread.join(timeout=20)
+        thread.join(timeout=240)
 
     provider.before_allocate = allocate_elsewhere
     block = allocator.allocate(30 * MIB)

@@ -111,7 +111,7 @@ def test_a_provider_that_breaks_leaves_the_books_right(
     # The lock is free, and all but the lost segment is released.
     thread = threading.Thread(target=allocator.empty_cache)
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=240)
     assert not thread.is_alive()
     assert sum(one.nbytes for one in provider.segments.values()) == provider.lost_bytes
 

@@ -321,7 +321,7 @@ def test_a_finaliser_never_waits_for_another_thread() -> None:
     thread = threading.Thread(target=allocator.free_later, args=(block,))
     with allocator.lock:
         thread.start()
-        thread.join(timeout=60)
+        thread.join(timeout=240)
         assert not thread.is_alive()
     assert allocator.statistics.all.allocated_bytes.current == 0
 

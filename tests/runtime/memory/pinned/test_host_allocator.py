@@ -613,9 +613,9 @@ def test_above_the_cached_size_memory_goes_back(pages: FakePages, events: FakeEv
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while not is_true():
-        assert time.monotonic() < deadline, "nothing happened within 30 s"
+        assert time.monotonic() < deadline, "nothing happened within 240 s"
         time.sleep(1e-3)
 
 
