@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import tracegraph as tg
 from tests.gpu.reference import assert_replayed, copy_arguments
@@ -40,6 +41,15 @@ def update(state: Any, x: Any) -> Any:
     return {"a": state["a"] * 0.5 + x, "b": state["b"] + state["a"]}, state["a"].sum()
 
 
+def choose(x: Any) -> Any:
+    """Takes a branch by its data, within a loop that ends by its data."""
+
+    def turn(c: Any) -> Any:
+        return lax.cond(c[0] > 0, lambda: jnp.sort(c) * 1.5, lambda: jnp.cumsum(c) / 9) + 1
+
+    return lax.while_loop(lambda c: jnp.abs(c).sum() < 500, turn, x)
+
+
 def make_update(rng: np.random.Generator) -> tuple[Any, ...]:
     """Returns a state and an input for `update`."""
     a, b, x = draw((129,), (129,), (129,))(rng)
@@ -62,6 +72,10 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[np.random.Generator], tuple
     "softmax": (lambda x: jax.nn.softmax(x), draw((8, 100))),
     "copies": (lambda x, y: (y, x, x), draw((17,), (9, 3))),
     "constants": (lambda x: (x + jnp.arange(12.0), jnp.zeros((5,)), jnp.ones((3, 3))), draw((12,))),
+    "scan": (lambda x: lax.scan(lambda c, _: (jnp.sin(c), c[:8]), x, None, 5), draw((33,))),
+    "long_scan": (lambda x: lax.scan(lambda c, _: (c * 0.9, c[:8]), x, None, 1100), draw((33,))),
+    "loop_and_branch": (choose, draw((40,))),
+    "cholesky": (lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(16)), draw((16, 16))),
     "streams": (fork_and_join, draw((257,))),
     "state": (update, make_update),
 }

@@ -104,7 +104,7 @@ def test_one_graph_equals_jit_on_every_path(name: str):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_inside(name: str):
     captured: Any = tg.capture(PROGRAMS[name])
-    definition = captured.lower(draw(0)).definition
+    definition = captured.lower(draw(0)).lowered.definition
     (stage,) = definition.stages
     kinds = {n.kind for n in list_nested(stage.nodes) if isinstance(n, ConditionalNode)}
     expected = {
