@@ -20,6 +20,7 @@ from tracegraph.lowering.compiled_region import CompiledRegion, record_region
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.limit_workspaces import limit_workspaces
+from tracegraph.lowering.planning.forward_copies import forward_copies
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
@@ -144,8 +145,13 @@ def plan_smallest(
         order: pairs of region indices; the first must finish before the second.
         frame: what comes around the regions; see `assemble`.
     """
-    split = assemble(regions, order, into=frame)
+    apart = assemble(regions, order, into=frame)
+    split = forward_copies(apart)
     split_plan = plan_memory(frame.name, find_lifetimes(split))
+    if split is not apart:
+        apart_plan = plan_memory(frame.name, find_lifetimes(apart))
+        if split_plan.arena_bytes > WIDE_BUDGET * apart_plan.arena_bytes:
+            split, split_plan = apart, apart_plan
     # Joined parts live longer, so what is alive at one step is never less than with them apart.
     if split_plan.arena_bytes <= split_plan.peak_bytes:
         return split, split_plan

@@ -201,6 +201,9 @@ def _draw_steps(
         if len(prefix) < 5 and draw(st.integers(0, 4)) == 0:
             steps.append(_draw_conditional(draw, ranges, written, f"{prefix}{index}."))
             continue
+        if draw(st.integers(0, 4)) == 0 and (copied := _draw_copy(draw, ranges, written)):
+            steps.append(copied)
+            continue
         reads = draw(st.lists(st.sampled_from(ranges), max_size=3))
         writes = draw(st.lists(st.sampled_from(written), min_size=1, max_size=2))
         if draw(st.integers(0, 3)) == 0:
@@ -208,6 +211,18 @@ def _draw_steps(
         name = f"{prefix}{draw(st.integers(0, index))}"
         steps.append(_make_step(name, reads, writes, draw(st.booleans())))
     return steps
+
+
+def _draw_copy(
+    draw: st.DrawFn, ranges: Sequence[BufferUse], written: Sequence[BufferUse]
+) -> DeviceStep | None:
+    target = draw(st.sampled_from(written))
+    sources = [each for each in ranges if each.nbytes == target.nbytes]
+    sources = [each for each in sources if not each.overlaps(target)]
+    if not sources:
+        return None
+    source = draw(st.sampled_from(sources))
+    return DeviceStep(CopyNode("copy", source, target), (source,), (target,))
 
 
 def _draw_conditional(

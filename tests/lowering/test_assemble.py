@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import unittest.mock
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.assemble import XlaRegion, assemble
 from tracegraph.lowering.build_graph import build_graph
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall
+from tracegraph.lowering.planning import forward_copies as forward_copies_module
+from tracegraph.lowering.planning.forward_copies import forward_copies
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
@@ -372,7 +375,10 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
     run_steps(program.steps, expected, None)
     split, whole = (assemble([compiled], (), into=frame, is_whole=w) for w in (False, True))
     wide, narrow = (widen(split, budget) for budget in (1 << 20, 0))
-    for assembled in (split, whole, wide, narrow):
+    # Bytes are drawn, so that no piece starts at a multiple of the usual alignment.
+    with unittest.mock.patch.object(forward_copies_module, "ALIGNMENT", 1):
+        forwarded = forward_copies(split)
+    for assembled in (split, whole, wide, narrow, forwarded, widen(forwarded, 1 << 20)):
         verify_order(assembled)
         plan = plan_memory("f", find_lifetimes(assembled))
         definition = build_graph(assembled, plan)
