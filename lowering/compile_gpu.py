@@ -207,6 +207,7 @@ def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
         executable.runtime_executable().serialize(),
         name=region.name,
         check_call=compiler.target.find_call_problem,
+        plan_call=compiler.target.plan_library_call,
     )
     return limit_workspaces(program, read_cublas_workspace_bytes())
 

@@ -14,6 +14,7 @@ from tracegraph.lowering.request import Region
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.jax_interop import carry_settings, is_default_device
+from tracegraph.runtime.library_calls import LibraryCall
 
 
 class CompileTarget(Protocol):
@@ -40,6 +41,10 @@ class CompileTarget(Protocol):
 
     def find_call_problem(self, call: FfiCall) -> str:
         """Returns why a call of a handler cannot be in a graph, or an empty text."""
+        ...
+
+    def plan_library_call(self, call: LibraryCall) -> int:
+        """Returns how many bytes of workspace a call of a library of NVIDIA needs."""
         ...
 
 

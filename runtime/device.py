@@ -10,6 +10,7 @@ import numpy as np
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
+from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.static_buffer import StaticBuffer
@@ -94,6 +95,15 @@ class Device(Protocol):
 
         The text reads on after the handler's name. Where nothing else shows it, the call is made
         once, on zeros, so that a function may still be cut at it.
+        """
+        ...
+
+    def plan_library_call(self, call: LibraryCall) -> int:
+        """Returns how many bytes of workspace a call of a library of NVIDIA needs.
+
+        Raises:
+            UnsupportedError: the library's bindings are missing.
+            CudaError: the library cannot do it.
         """
         ...
 

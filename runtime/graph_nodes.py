@@ -8,10 +8,12 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from tracegraph.runtime.library_nodes import FfiCallNode, MatmulNode
+from tracegraph.runtime.library_nodes import FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
 
-DeviceNode: TypeAlias = KernelNode | CopyNode | FillNode | MatmulNode | FfiCallNode
+DeviceNode: TypeAlias = (
+    KernelNode | CopyNode | FillNode | MatmulNode | FfiCallNode | LibraryCallNode
+)
 
 
 class Construct(enum.Enum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tracegraph.runtime.ffi.call import FfiCall
+from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.nodes import BufferUse, Relocate, name_buffers
 
 
@@ -142,3 +143,48 @@ class FfiCallNode:
         moved = [use and relocate(use) for use in (*self.operands, *self.outputs)]
         count = len(self.operands)
         return FfiCallNode(self.name, self.call, tuple(moved[:count]), tuple(moved[count:]))
+
+
+@dataclasses.dataclass(frozen=True)
+class LibraryCallNode:
+    """One call of a library of NVIDIA.
+
+    Attributes:
+        name: of the instruction that it computes.
+        call: what is computed; it says which roles it writes.
+        operands: byte ranges by role, as the call names them.
+    """
+
+    name: str
+    call: LibraryCall
+    operands: tuple[tuple[str, BufferUse], ...]
+
+    @property
+    def kind(self) -> str:
+        """That of the call, as ``fft``."""
+        return self.call.kind
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        return tuple([use for _, use in self.operands])
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads, or may read, each once."""
+        return name_buffers(use for _, use in self.operands)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the buffers that it writes, each once."""
+        return name_buffers(self.written)
+
+    @property
+    def written(self) -> tuple[BufferUse, ...]:
+        """The byte ranges that it writes."""
+        return tuple(use for role, use in self.operands if role in self.call.written)
+
+    def move(self, relocate: Relocate) -> LibraryCallNode:
+        """Returns the node with each of its byte ranges replaced."""
+        operands = tuple((role, relocate(use)) for role, use in self.operands)
+        return LibraryCallNode(self.name, self.call, operands)

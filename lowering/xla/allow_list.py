@@ -152,6 +152,15 @@ ALLOWED: dict[str, Fields] = {
     "xla.GemmConfigProto.MatrixLayout": _fields(
         "order num_rows num_cols batch_size leading_dim_stride batch_stride transpose dtype"
     ),
+    # Fourier transforms and triangular solves.
+    "xla.gpu.FftThunkProto": _fields(
+        "fft_type fft_length input_buffer output_buffer input_shape output_shape"
+    ),
+    "xla.gpu.TriangularSolveThunkProto": _fields(
+        "options a_buffer b_buffer",
+        temp_buffer="holds addresses, which are written once elsewhere",
+    ),
+    "xla.TriangularSolveOptions": _fields("left_side lower unit_diagonal transpose_a"),
     # Calls of `jax.ffi`.
     "xla.gpu.CustomCallThunkProto": _fields(
         "target_name operands results opaque api_version attributes called_computation",

@@ -21,7 +21,7 @@ from tracegraph.lowering.xla.origins import index_computations, index_origins
 from tracegraph.lowering.xla.program import Allocation, XlaProgram
 from tracegraph.lowering.xla.refusal import Refusal, make_refused_error
 from tracegraph.lowering.xla.schema import load_schema
-from tracegraph.lowering.xla.scope import Scope
+from tracegraph.lowering.xla.scope import PlanCall, Scope
 from tracegraph.lowering.xla.thunks import RefusedThunk, decode_sequence
 from tracegraph.runtime.errors import (
     MAX_EXAMPLES,
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 
 def decode_executable(
-    executable: Message, *, name: str, check_call: CheckCall | None = None
+    executable: Message,
+    *,
+    name: str,
+    check_call: CheckCall | None = None,
+    plan_call: PlanCall | None = None,
 ) -> XlaProgram:
     """Returns the steps of a compiled program over XLA's own allocations.
 
@@ -45,6 +49,7 @@ def decode_executable(
         name: of the region, for messages.
         check_call: of the device; says why a call of a handler cannot be in a graph; None to ask
             nothing.
+        plan_call: of the device; says how much workspace a call of a library needs; None for none.
 
     Raises:
         UnsupportedError: the program has thunks, fields, memory or layouts that are not lowered;
@@ -57,7 +62,7 @@ def decode_executable(
         views = read_views(program.buffer_allocations.values)
         outputs = read_outputs(program, views)
         updated = read_updated(program)
-        scope = _make_scope(program, views, check_call)
+        scope = _make_scope(program, views, check_call, plan_call)
         steps = tuple(decode_sequence(program.thunks, scope, refused))
         if not refused:
             own = read_allocations(program, _list_used(steps), frozenset(outputs))
@@ -76,7 +81,11 @@ def decode_executable(
 
 
 def read_program(
-    serialized: bytes, *, name: str, check_call: CheckCall | None = None
+    serialized: bytes,
+    *,
+    name: str,
+    check_call: CheckCall | None = None,
+    plan_call: PlanCall | None = None,
 ) -> XlaProgram:
     """Returns the steps of a compiled program from the bytes that XLA writes it as.
 
@@ -84,13 +93,14 @@ def read_program(
         serialized: of ``compiled.runtime_executable().serialize()``, from JAX in this environment.
         name: of the region, for messages.
         check_call: as for `decode_executable`.
+        plan_call: as for `decode_executable`.
 
     Raises:
         UnsupportedError: as `decode_executable`; or the bytes are no program that the installed
             CUDA plugin knows, or there is no such plugin.
     """
     executable = read_executable(serialized, load_schema())
-    return decode_executable(executable, name=name, check_call=check_call)
+    return decode_executable(executable, name=name, check_call=check_call, plan_call=plan_call)
 
 
 def _check_program(program: Any) -> None:
@@ -101,7 +111,9 @@ def _check_program(program: Any) -> None:
         raise Refusal(f"is for {config.replica_count} by {config.num_partitions} devices")
 
 
-def _make_scope(program: Any, views: Any, check_call: CheckCall | None) -> Scope:
+def _make_scope(
+    program: Any, views: Any, check_call: CheckCall | None, plan_call: PlanCall | None
+) -> Scope:
     module = program.hlo_module_with_config.hlo_module
     # XLA loads constants into the image under their symbols; kernels in it may look there.
     binary = b"" if program.constants else program.binary
@@ -113,6 +125,7 @@ def _make_scope(program: Any, views: Any, check_call: CheckCall | None) -> Scope
         binary=binary,
         computations=computations,
         check_call=check_call,
+        plan_call=plan_call,
     )
 
 

@@ -10,7 +10,12 @@ from tracegraph.lowering.device_program import GraphStep
 from tracegraph.lowering.xla.ffi_call import CheckCall
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
 from tracegraph.lowering.xla.refusal import Refusal
+from tracegraph.runtime.errors import CudaError, UnsupportedError
+from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.nodes import BufferUse, KernelCode, LaunchShape
+
+# Returns how many bytes of workspace a call of a library needs.
+PlanCall: TypeAlias = Callable[[LibraryCall], int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Scope:
             does not count them.
         added: temporaries that XLA's program does not have.
         check_call: of the device; says why a call of a handler cannot be in a graph.
+        plan_call: of the device; says how much workspace a call of a library needs.
     """
 
     views: tuple[BufferUse | None, ...]
@@ -73,6 +79,7 @@ class Scope:
     iterations: tuple[Iteration | None, ...] = ()
     added: list[Allocation] = dataclasses.field(default_factory=list, repr=False)
     check_call: CheckCall | None = dataclasses.field(default=None, repr=False)
+    plan_call: PlanCall | None = dataclasses.field(default=None, repr=False)
 
     def open_loop(self, name: str, iteration: Iteration | None) -> Scope:
         """Returns the scope of a sequence of a loop.
@@ -100,6 +107,18 @@ class Scope:
         name = f"#added.{len(self.added)}"
         self.added.append(Allocation(name, nbytes, AllocationKind.TEMPORARY))
         return BufferUse(name, 0, nbytes)
+
+    def add_workspace(self, call: LibraryCall) -> dict[str, BufferUse]:
+        """Returns the workspace that a call of a library needs on the device, by its role, if any.
+
+        Raises:
+            Refusal: the library cannot do it, or is missing.
+        """
+        try:
+            nbytes = self.plan_call(call) if self.plan_call is not None else 0
+        except (CudaError, UnsupportedError) as error:
+            raise Refusal(f"cannot be done by its library: {error.what} ({error.fix})") from error
+        return {"workspace": self.add_temporary(nbytes)} if nbytes else {}
 
     def find_use(self, piece: Any) -> BufferUse:
         """Returns the bytes that a ``BufferAllocationSliceProto`` names.

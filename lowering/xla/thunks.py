@@ -18,11 +18,13 @@ from tracegraph.lowering.xla.control_flow import (
     decode_while,
 )
 from tracegraph.lowering.xla.ffi_call import decode_ffi_call
+from tracegraph.lowering.xla.fft import decode_fft
 from tracegraph.lowering.xla.kernels import decode_custom_kernel, decode_kernel, make_fill
 from tracegraph.lowering.xla.matmul import decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Scope
 from tracegraph.lowering.xla.slice_fusion import decode_slice_fusion
+from tracegraph.lowering.xla.triangular_solve import decode_triangular_solve
 from tracegraph.runtime.library_nodes import MatmulNode
 from tracegraph.runtime.nodes import BufferUse, CopyNode
 
@@ -168,6 +170,8 @@ _DECODERS: Mapping[str, Decoder] = {
     "kernel": decode_kernel,
     "cublas_lt_matmul": _decode_matmul,
     "custom_call": _decode_ffi_call,
+    "fft": decode_fft,
+    "triangular_solve": decode_triangular_solve,
     "device_to_device_copy": _decode_device_copy,
     # All memory of the host is refused with its allocation, so both sides are device memory.
     "copy": _decode_copy,

@@ -23,7 +23,9 @@ from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.cuda.graphs.stages import CudaStage, EagerStage
 from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream
+from tracegraph.runtime.cuda.libraries.cublas import BlasCalls, CuBlas, count_workspace_bytes
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
+from tracegraph.runtime.cuda.libraries.cufft import CuFft, FftCalls
 from tracegraph.runtime.cuda.libraries.handler_calls import GraphCalls, HandlerCalls
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
 from tracegraph.runtime.cuda.memory.events import CudaEvents
@@ -42,11 +44,13 @@ from tracegraph.runtime.graph import (
     Stage,
 )
 from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.library_nodes import FfiCallNode, MatmulNode
+from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform, TriangularSolve
+from tracegraph.runtime.library_nodes import FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.sizes import round_exact
 from tracegraph.runtime.nodes import BufferUse, Locate
+from tracegraph.runtime.plan_cache import find_fft_plans
 from tracegraph.runtime.stream import Stream
 
 POISON = 0xFF
@@ -82,6 +86,8 @@ class CudaDevice:
         self.streams = CudaStreams(order)
         self._kernels = KernelLoader(driver, order.primary)
         self._libraries = {MatmulNode.kind: CublasLt()}
+        self._cufft = CuFft(order, find_fft_plans(jax_device.local_hardware_id))
+        self._cublas = CuBlas(self.context)
         self._memory = _Memory(jax_device, order)
         self._handlers = HandlerCalls(order, jax_device.local_hardware_id, self._memory.open)
         self.comparison = CudaComparison(self.context, self._kernels)
@@ -126,10 +132,7 @@ class CudaDevice:
             return buffers[use.buffer].address + use.offset
 
         driver, order = self.context.driver, self.context.order
-        libraries: dict[str, Library] = {**self._libraries}
-        calls = self._prepare_calls(definition, buffers, locate)
-        if calls is not None:
-            libraries[FfiCallNode.kind] = calls
+        libraries = {**self._libraries, **self._prepare_calls(definition, buffers, locate)}
         stages: list[ExecutableGraph] = []
         graphs: dict[int, CudaGraph] = {}
         for index, stage in enumerate(definition.stages):
@@ -161,29 +164,42 @@ class CudaDevice:
 
     def _prepare_calls(
         self, definition: GraphDefinition, buffers: Mapping[str, CudaBuffer], locate: Locate
-    ) -> GraphCalls | None:
-        """Returns the calls of handlers, ready to be captured; None where there are none."""
+    ) -> dict[str, Library]:
+        """Returns the libraries of the graph's own, by kind of node, ready to be captured."""
         nodes = [
             (index, node)
             for stage in definition.stages
             if stage.is_captured
             for index, outer in enumerate(stage.nodes)
             for node in list_nested([outer])
-            if isinstance(node, FfiCallNode)
+            if isinstance(node, FfiCallNode | LibraryCallNode)
         ]
         if not nodes:
-            return None
+            return {}
         (arena,) = {buffer.arena for buffer in buffers.values()}
-        calls = GraphCalls(self._handlers, arena.allocate_beside)
+        libraries: dict[str, Any] = {Transform.kind: FftCalls(self._cufft)}
+        blas = BlasCalls(self._cublas, arena.allocate_beside)
+        libraries |= dict.fromkeys((Scale.kind, TriangularSolve.kind), blas)
+        if any(isinstance(node, FfiCallNode) for _, node in nodes):
+            libraries[FfiCallNode.kind] = GraphCalls(self._handlers, arena.allocate_beside)
         with self.context.order.use_context():
             for index, node in nodes:
                 with ErrorPlace(label_node(definition.name, index, node)):
-                    calls.prepare(node, locate)
-        return calls
+                    libraries[node.kind].prepare(node, locate)
+        return libraries
 
     def find_call_problem(self, call: FfiCall) -> str:
         """Returns why a call of a handler cannot be in a graph: see Note [Calls of handlers]."""
         return self._handlers.find_problem(call)
+
+    def plan_library_call(self, call: LibraryCall) -> int:
+        """Returns how many bytes of workspace a call of a library needs; see `Device`."""
+        if isinstance(call, Transform):
+            return self._cufft.find_plan(call).workspace_bytes
+        self._cublas.open()
+        # As "9.0".
+        capability = getattr(self.jax_device, "compute_capability", "0.0")
+        return count_workspace_bytes(call, int(capability.partition(".")[0]))
 
     def preload_libraries(self) -> None:
         """Loads what matmuls may need, so that no graph has to wait for it."""

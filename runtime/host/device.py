@@ -12,6 +12,7 @@ import numpy as np
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.environment import read_alloc_conf
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_registration_problem
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
@@ -25,6 +26,7 @@ from tracegraph.runtime.host.graph import (
     waits_for_inputs,
 )
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
+from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.pinned.host_pages import PlainPages
@@ -72,6 +74,14 @@ class HostDevice:
     def find_call_problem(self, call: FfiCall) -> str:
         """Returns why a compiled region cannot call a handler, or an empty text."""
         return find_registration_problem(call, "cpu")
+
+    def plan_library_call(self, call: LibraryCall) -> int:
+        """Is never called: what XLA calls on the host is inside of the compiled region."""
+        raise InternalError(
+            f"the host device is asked for the workspace of {call}",
+            where="plan_library_call",
+            why="only programs for a GPU are taken apart into calls of libraries",
+        )
 
     def prepare_arena(self, size: ArenaSize) -> None:
         """Has nothing to prepare: memory comes from the system at once."""

@@ -16,13 +16,14 @@ from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
-from tracegraph.runtime.library_nodes import FfiCallNode, MatmulNode
+from tracegraph.runtime.library_nodes import FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
 
 ARENA_ADDRESS = 0x7F00_0000_0000
 # What the driver calls a node, by our kind; a library call is a graph of its own.
 DRIVER_KINDS = {"kernel": "kernel", "memcpy": "copy", "memset": "fill"}
-DRIVER_KINDS |= dict.fromkeys(("matmul", "ffi_call"), "child")
+LIBRARY_KINDS = ("matmul", "ffi_call", "fft", "scale", "triangular_solve")
+DRIVER_KINDS |= dict.fromkeys(LIBRARY_KINDS, "child")
 
 
 class FakeLibrary:
@@ -33,7 +34,9 @@ class FakeLibrary:
     def __init__(self, driver: FakeDriver) -> None:
         self._driver = driver
 
-    def enqueue(self, node: MatmulNode | FfiCallNode, locate: Any, stream: int) -> None:
+    def enqueue(
+        self, node: MatmulNode | FfiCallNode | LibraryCallNode, locate: Any, stream: int
+    ) -> None:
         for use in node.ranges:
             locate(use)
         self._driver.add_captured(stream, node.name)
@@ -48,7 +51,7 @@ def build_graphs(definition: GraphDefinition, driver: FakeDriver, context: int) 
 
     loader = KernelLoader(driver, context)
     library: Library = FakeLibrary(driver)
-    libraries = {"matmul": library, "ffi_call": library}
+    libraries = dict.fromkeys(LIBRARY_KINDS, library)
     return [
         CudaGraph(driver, stage, locate, loader, libraries, definition.name)
         for stage in definition.stages
@@ -159,6 +162,8 @@ def list_uses(node: Node) -> list[tuple[BufferUse, bool]]:
     if isinstance(node, FfiCallNode):
         written = [(use, True) for use in node.outputs if use is not None]
         return written + [(use, False) for use in node.operands if use is not None]
+    if isinstance(node, LibraryCallNode):
+        return [(use, role in node.call.written) for role, use in node.operands]
     assert isinstance(node, CallNode)
     return []
 

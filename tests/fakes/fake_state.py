@@ -129,7 +129,7 @@ class FakeState:
         self._inner_graphs: dict[int, int] = {}
         self._live: dict[int, str] = {}
         self._dead: dict[int, str] = {}
-        self._captures: dict[int, list[str]] = {}
+        self._captures: dict[int, list[Any]] = {}
         self._contexts: dict[int, list[int]] = {}
         self._event_contexts: dict[int, int] = {}
         self._libraries: dict[int, int] = {}
@@ -159,8 +159,13 @@ class FakeState:
         """Returns what is in memory, where addresses are those of host memory."""
         return ctypes.string_at(address, nbytes)
 
-    def add_captured(self, stream: int, what: str) -> None:
-        """Stands for work that a library enqueues on a stream that is being captured."""
+    def add_captured(self, stream: int, what: Any) -> None:
+        """Enqueues work of a library on a stream that is being captured.
+
+        Args:
+            stream: its handle.
+            what: called when the graph runs; a text stands for work that does nothing here.
+        """
         check(stream in self._captures, f"{what} on stream {stream:#x}, which is not captured")
         self._captures[stream].append(what)
 
@@ -207,6 +212,11 @@ class FakeState:
             self.kernels[self.functions[action.function]](action.parameters)
         if isinstance(action, FakeConditional):
             self._run_bodies(action)
+        if isinstance(action, tuple):
+            # What a library has enqueued: its work, or a text that stands for it.
+            for work in (node.action for node in action):
+                if callable(work):
+                    work()
 
     def _run_bodies(self, action: FakeConditional) -> None:
         handle, is_loop = action.condition.handle, action.condition.construct is Construct.WHILE
