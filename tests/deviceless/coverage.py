@@ -33,8 +33,6 @@ REFUSED_KINDS = frozenset(
         "convolution_reorder",
         "cudnn",
         "custom_call",
-        "fft",
-        "triangular_solve",
         "while",
     }
 )

@@ -62,8 +62,11 @@ class FakeReader:
         self.in_place: dict[str, int] = {}
         self.refusals: list[str] = []
 
-    def __call__(self, serialized: bytes, *, name: str, check_call: Any) -> XlaProgram:
+    def __call__(
+        self, serialized: bytes, *, name: str, check_call: Any, plan_call: Any
+    ) -> XlaProgram:
         assert callable(check_call)
+        assert callable(plan_call)
         assert isinstance(serialized, bytes)
         if self.refusals:
             texts = self.refusals.pop(0).split("; ")

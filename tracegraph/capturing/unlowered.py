@@ -19,8 +19,7 @@ from tracegraph.runtime.errors import RefusedWork
 # XLA's word for the work of these primitives, whatever their operands.
 UNLOWERED_PRIMITIVES = {
     "conv_general_dilated": "convolution",
-    "fft": "fft",
-    "triangular_solve": "triangular_solve",
+    "rng_uniform": "rng_seed",
 }
 
 

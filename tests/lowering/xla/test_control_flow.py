@@ -142,8 +142,8 @@ def test_what_contradicts_itself_is_refused(thunk: str, reason: str):
 
 
 def test_what_is_refused_inside_is_named_once():
-    text = refuse(loop(COPY, f"{name_thunk('inner')} fft_thunk {{ }}", trip_count=5))
-    assert "`step` has work that cannot be lowered: fft (1)" in text
+    text = refuse(loop(COPY, f"{name_thunk('inner')} infeed_thunk {{ }}", trip_count=5))
+    assert "`step` has work that cannot be lowered: infeed (1)" in text
 
 
 def test_a_loop_in_a_branch_in_a_loop():

@@ -125,7 +125,7 @@ def test_all_that_is_not_lowered_is_in_one_error():
     call = 'custom_call_thunk { target_name: "cusolver_potrf_ffi" }'
     thunks = [
         f"{name_thunk('add')} {call}",
-        f"{name_thunk('elsewhere')} fft_thunk {{ }}",
+        f"{name_thunk('elsewhere')} infeed_thunk {{ }}",
         f"{name_thunk('square')} {call}",
         make_kernel(),
         make_copy((1, 0, 32), (3, 500, 32), 32, name="too_far"),
@@ -133,8 +133,9 @@ def test_all_that_is_not_lowered_is_in_one_error():
     error = catch_refusal(make_program(*thunks))
     error_lines.match(
         error,
-        "`step` has work that cannot be lowered: custom_call (2), fft (1), device_to_device_copy",
-        "custom_call at /home/me/train.py:7 in step, jit(step)/add, HLO `add`; fft at HLO "
+        "`step` has work that cannot be lowered: custom_call (2), infeed (1), "
+        "device_to_device_copy",
+        "custom_call at /home/me/train.py:7 in step, jit(step)/add, HLO `add`; infeed at HLO "
         "`elsewhere`; "
         "custom_call at HLO `square`; device_to_device_copy at HLO `too_far`",
         "a CUDA graph is built here from kernels, memcpys, memsets, calls, branches and loops; "

@@ -114,10 +114,12 @@ def test_sequences_stand_in_their_place():
 
 
 def test_refusals_inside_of_sequences_are_all_named():
-    inner = " ".join(f"thunks {{ {name_thunk(name)} fft_thunk {{ }} }}" for name in ("a", "b"))
-    error = catch_refusal(f"sequential_thunk {{ {inner} }}", f"{name_thunk('c')} fft_thunk {{ }}")
-    assert error.what == "`step` has work that cannot be lowered: fft (3)"
-    assert error.where == "fft at HLO `a`; fft at HLO `b`; fft at HLO `c`"
+    inner = " ".join(f"thunks {{ {name_thunk(name)} infeed_thunk {{ }} }}" for name in ("a", "b"))
+    error = catch_refusal(
+        f"sequential_thunk {{ {inner} }}", f"{name_thunk('c')} infeed_thunk {{ }}"
+    )
+    assert error.what == "`step` has work that cannot be lowered: infeed (3)"
+    assert error.where == "infeed at HLO `a`; infeed at HLO `b`; infeed at HLO `c`"
 
 
 FAULTS = {
