@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tracegraph.runtime.errors import ConfigError
 
@@ -122,13 +122,13 @@ class PlanCache(Generic[Plan]):
             free()
 
 
-_caches: dict[int, PlanCache] = {}
+_caches: dict[str, PlanCache[Any]] = {}
 
 
-def find_fft_plans(ordinal: int) -> PlanCache:
-    """Returns the cache of the cuFFT plans of one GPU.
+def find_fft_plans(device: str) -> PlanCache[Any]:
+    """Returns the cache of the cuFFT plans of one device.
 
     Args:
-        ordinal: the GPU's number, 0 where there is none.
+        device: its name, as ``cuda:0``.
     """
-    return _caches.setdefault(ordinal, PlanCache())
+    return _caches.setdefault(device, PlanCache())

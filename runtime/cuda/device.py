@@ -86,7 +86,7 @@ class CudaDevice:
         self.streams = CudaStreams(order)
         self._kernels = KernelLoader(driver, order.primary)
         self._libraries = {MatmulNode.kind: CublasLt()}
-        self._cufft = CuFft(order, find_fft_plans(jax_device.local_hardware_id))
+        self._cufft = CuFft(order, find_fft_plans(self.name))
         self._cublas = CuBlas(self.context)
         self._memory = _Memory(jax_device, order)
         self._handlers = HandlerCalls(order, jax_device.local_hardware_id, self._memory.open)

@@ -42,7 +42,7 @@ NAMES = {
         pin_memory is_pinned synchronize_copies empty_host_cache
         host_memory_stats reset_peak_host_memory_stats reset_accumulated_host_memory_stats
     """,
-    "tracegraph.backends": "cudnn matmul",
+    "tracegraph.backends": "cudnn cufft_plan_cache matmul",
 }
 FACES = {"tracegraph": tg, "tracegraph.memory": tg.memory, "tracegraph.backends": tg.backends}
 PUBLIC = {

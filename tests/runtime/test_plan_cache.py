@@ -145,5 +145,5 @@ def test_threads_share_a_cache() -> None:
 
 
 def test_each_device_has_a_cache() -> None:
-    assert find_fft_plans(60) is find_fft_plans(60)
-    assert find_fft_plans(60) is not find_fft_plans(61)
+    assert find_fft_plans("cuda:60") is find_fft_plans("cuda:60")
+    assert find_fft_plans("cuda:60") is not find_fft_plans("cuda:61")
