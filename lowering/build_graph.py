@@ -79,6 +79,7 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
             buffer.weak_type,
             is_resident=buffer.name in residents or buffer.content is not None,
             content=buffer.content,
+            is_packed=buffer.is_packed,
         )
         for buffer in program.buffers
     )

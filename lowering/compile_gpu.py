@@ -20,6 +20,7 @@ from tracegraph.lowering.compiled_region import CompiledRegion, record_region
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.limit_workspaces import limit_workspaces
+from tracegraph.lowering.pack_elements import pack_elements
 from tracegraph.lowering.planning.forward_copies import forward_copies
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
@@ -74,6 +75,7 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
         UnsupportedError: XLA's program for a region holds steps that this version cannot lower;
             what the other regions hold is added to it.
     """
+    request = pack_elements(request)
     renamed, copies = place_donated_results(request)
     compiled: list[CompiledRegion] = []
     pieces: list[RegionSteps] = []

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tracegraph.runtime.packing import count_packed_bytes
+
 
 @dataclasses.dataclass(frozen=True)
 class BufferSpec:
@@ -21,6 +23,7 @@ class BufferSpec:
         dtype: physical dtype: a typed PRNG key is ``uint32``.
         weak_type: True when JAX lets the value adopt the dtype of what it meets.
         content: the bytes of a constant of the compiled program; None for every other buffer.
+        is_packed: True where elements of less than a byte share bytes.
     """
 
     name: str
@@ -28,10 +31,13 @@ class BufferSpec:
     dtype: np.dtype[Any]
     weak_type: bool = False
     content: bytes | None = dataclasses.field(default=None, repr=False)
+    is_packed: bool = False
 
     @property
     def nbytes(self) -> int:
         """Bytes that the array takes."""
+        if self.is_packed:
+            return count_packed_bytes(self.shape, self.dtype)
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node
 from tracegraph.runtime.memory.sizes import round_exact
 from tracegraph.runtime.nodes import CopyNode, FillNode, KernelNode
+from tracegraph.runtime.packing import count_packed_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class BufferSlot:
         weak_type: JAX's weak type of the value.
         is_resident: True when the value stays from one replay to the next (state, constants).
         content: the bytes of a constant of the compiled program; None for every other buffer.
+        is_packed: True where elements of less than a byte share bytes.
 
     More than six fields because a slot is all that a device knows of a buffer.
     """
@@ -39,10 +41,13 @@ class BufferSlot:
     weak_type: bool = False
     is_resident: bool = False
     content: bytes | None = dataclasses.field(default=None, repr=False)
+    is_packed: bool = False
 
     @property
     def nbytes(self) -> int:
         """Bytes of its value."""
+        if self.is_packed:
+            return count_packed_bytes(self.shape, self.dtype)
         return self.dtype.itemsize * math.prod(self.shape)
 
 

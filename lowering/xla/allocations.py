@@ -11,9 +11,10 @@ from tracegraph.lowering.xla.program import Allocation, AllocationKind
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.nodes import BufferUse
 
-# Types of less than a byte share bytes on a GPU, and JAX keeps them so.
 _WHOLE_BYTES = ("PRED", "S8", "S16", "S32", "S64", "U8", "U16", "U32", "U64")
 _WHOLE_BYTES += ("F16", "BF16", "F32", "F64", "C64", "C128")
+# Types of less than a byte share bytes on a GPU, and JAX keeps them so.
+_PACKED_BITS = {"S4": 4, "U4": 4, "F4E2M1FN": 4, "S2": 2, "U2": 2}
 
 
 def read_views(messages: Sequence[Any]) -> tuple[BufferUse | None, ...]:
@@ -156,7 +157,7 @@ def check_dense(shape: Any, what: str) -> None:
         what: how the message names it.
     """
     layout, kind = shape.layout, read_name(shape, "element_type")
-    if kind not in _WHOLE_BYTES and not kind.startswith("F8"):
+    if kind not in (*_WHOLE_BYTES, *_PACKED_BITS) and not kind.startswith("F8"):
         raise Refusal(f"has {what} of {kind}")
     if (
         shape.tuple_shapes
@@ -173,5 +174,5 @@ def check_dense(shape: Any, what: str) -> None:
     is_padded = layout.tail_padding_alignment_in_elements not in (0, 1)
     if (counted != sorted(counted, reverse=True) and not is_empty) or is_padded:
         raise Refusal(f"has {what} whose axes lie in the order {order}, innermost first")
-    if layout.element_size_in_bits:
+    if layout.element_size_in_bits != _PACKED_BITS.get(kind, 0):
         raise Refusal(f"has {what} with elements of {layout.element_size_in_bits} bits")

@@ -11,6 +11,7 @@ import numpy as np
 from tracegraph.lowering.xla.allow_list import check_listed
 from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.refusal import Refusal
+from tracegraph.runtime.packing import pack_bits
 
 _PREFIX = "buffer_for_"
 
@@ -43,8 +44,14 @@ _BYTES: Mapping[str, str] = {
     "F8E5M2FNUZ": "f8e5m2fnuzs",
     "F8E8M0FNU": "f8e8m0fnus",
 }
-# One byte each in a literal, two to a byte in memory.
-_NIBBLES: Mapping[str, str] = {"S4": "s4s", "U4": "u4s"}
+# One byte each in a literal, several to a byte in memory: their bits there.
+_PACKED: Mapping[str, tuple[str, int]] = {
+    "S4": ("s4s", 4),
+    "U4": ("u4s", 4),
+    "F4E2M1FN": ("f4e2m1fns", 4),
+    "S2": ("s2s", 2),
+    "U2": ("u2s", 2),
+}
 
 
 def index_literals(module: Any) -> dict[str, list[Any]]:
@@ -104,19 +111,9 @@ def read_literal(instruction: Any) -> bytes:
     if kind in _NUMBERS:
         field, dtype = _NUMBERS[kind]
         return np.asarray(getattr(literal, field), dtype=dtype).tobytes()
-    if kind in _NIBBLES and shape.layout.element_size_in_bits == 4:
-        return pack_nibbles(getattr(literal, _NIBBLES[kind]))
+    field, bits = _PACKED.get(kind, ("", 0))
+    if field in literal.DESCRIPTOR.fields_by_name and shape.layout.element_size_in_bits == bits:
+        return pack_bits(np.frombuffer(getattr(literal, field), np.uint8), bits).tobytes()
     if _BYTES.get(kind) in literal.DESCRIPTOR.fields_by_name:
         return getattr(literal, _BYTES[kind])
     raise Refusal(f"has a constant `{instruction.name}` of {kind}")
-
-
-def pack_nibbles(values: bytes) -> bytes:
-    """Returns values of four bits, one per byte, two to a byte: the first in the lower half.
-
-    Example:
-        >>> pack_nibbles(bytes([1, 2, 3])).hex()
-        '2103'
-    """
-    padded = np.frombuffer(values + b"\0" * (len(values) % 2), dtype=np.uint8) & 15
-    return (padded[0::2] | padded[1::2] << 4).tobytes()

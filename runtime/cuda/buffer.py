@@ -21,6 +21,7 @@ from tracegraph.runtime.jax_interop import (
     to_plain,
     to_row_major,
 )
+from tracegraph.runtime.packing import pack
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 _is_ready = ArrayImpl.is_ready
@@ -156,7 +157,7 @@ class CudaBuffer:
             self.context.copy(self.address, _get_pointer(value), self.nbytes)
             return
         host = np.ascontiguousarray(np.asarray(value, dtype=self.dtype))
-        self.context.stage(host, self.address)
+        self.context.stage(pack(host), self.address)
 
     def make_writer(self) -> Callable[[Any], None]:
         """Returns what takes a plain JAX array on this device, see Note [Rebinding on a GPU]."""

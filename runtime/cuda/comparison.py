@@ -19,6 +19,7 @@ from tracegraph.runtime.cuda.driver.calls import KernelLaunch
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.nodes import KernelCode, LaunchShape
+from tracegraph.runtime.packing import PACKED_BITS, count_packed_bytes, is_packable, unpack
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 THREADS = 256
@@ -111,12 +112,13 @@ class CudaComparison:
         self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> np.ndarray[Any, Any]:
         """Returns a copy on the host of an array at a device address, after all work so far."""
-        array, order = np.empty(shape, dtype), self._context.order
+        order = self._context.order
+        content = np.empty(count_packed_bytes(shape, dtype), np.uint8)
         with order.use_context():
-            if array.nbytes:
-                order.driver.copy_async(array.ctypes.data, address, array.nbytes, order.stream)
+            if content.nbytes:
+                order.driver.copy_async(content.ctypes.data, address, content.nbytes, order.stream)
             order.synchronize()
-        return array
+        return unpack(content, shape, dtype)
 
     def copy_arrays(self, arrays: Sequence[jax.Array], *, is_rotated: bool) -> list[jax.Array]:
         """Returns private copies of plain arrays on the device.
@@ -134,8 +136,7 @@ class CudaComparison:
         with order.use_context():
             for array, rotated in zip(arrays, copies, strict=True):
                 source, target = _get_pointer(array), _get_pointer(rotated)
-                split = array.size // 2 * array.dtype.itemsize
-                rest = array.nbytes - split
+                split, rest = _halve(array)
                 if split:
                     copy(target, source + split, rest, stream)
                     copy(target + rest, source, split, stream)
@@ -145,6 +146,17 @@ class CudaComparison:
     def _kernel(self) -> LoadedKernel:
         """Held for as long as this object: unloading a kernel waits for the whole GPU."""
         return self._kernels.load(COMPARE_PIECES, LaunchShape((1, 1, 1), (THREADS, 1, 1)))
+
+
+def _halve(array: jax.Array) -> tuple[int, int]:
+    """Returns the bytes of the two halves of an array; of a packed one those of whole bytes."""
+    if is_packable(array.dtype):
+        nbytes = array.size * PACKED_BITS[array.dtype.name] // 8
+        split = nbytes // 2
+    else:
+        nbytes = array.nbytes
+        split = array.size // 2 * array.dtype.itemsize
+    return split, nbytes - split
 
 
 def _cut_pieces(

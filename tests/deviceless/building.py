@@ -188,10 +188,13 @@ def find_excess_bytes(lowered: Lowered) -> float:
 
 
 def _count_bytes(slot: Any) -> int:
-    count = slot.dtype.itemsize
+    count = 1
     for size in slot.shape:
         count *= size
-    return count
+    if slot.is_packed:
+        bits = 2 if slot.dtype.name.endswith("int2") else 4
+        return (count * bits + 7) // 8
+    return count * slot.dtype.itemsize
 
 
 def _find_unordered(stage: Stage | Body, offsets: dict[str, int]) -> Iterator[str]:

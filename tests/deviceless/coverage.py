@@ -174,9 +174,9 @@ def _recorded_programs() -> Iterator[list[bytes]]:
     found: list[bytes] = []
     read_program = compile_gpu.read_program
 
-    def read(serialized: bytes, *, name: str, check_call: Any) -> Any:
+    def read(serialized: bytes, *, name: str, **device: Any) -> Any:
         found.append(serialized)
-        return read_program(serialized, name=name, check_call=check_call)
+        return read_program(serialized, name=name, **device)
 
     with mock.patch.object(compile_gpu, "read_program", read):
         yield found

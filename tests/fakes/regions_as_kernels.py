@@ -24,6 +24,7 @@ from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode
+from tracegraph.runtime.packing import pack, unpack
 
 
 def capture_for_gpu(
@@ -68,7 +69,7 @@ def make_kernel(
         results = results if len(region.outputs) != 1 else (results,)
         targets = [*addresses[:in_place], *addresses[len(region.inputs) :]]
         for address, result in zip(targets, results, strict=True):
-            content = np.asarray(result).tobytes()
+            content = pack(np.asarray(result)).tobytes()
             ctypes.memmove(address, content, len(content))
 
     return run
@@ -78,7 +79,8 @@ def read_array(address: int, spec: BufferSpec) -> jax.Array:
     """Returns a copy of the bytes at an address."""
     content = ctypes.string_at(address, spec.nbytes)
     with jax.enable_x64(True):
-        return jax.numpy.asarray(np.frombuffer(content, spec.dtype).reshape(spec.shape))
+        values = unpack(np.frombuffer(content, np.uint8), spec.shape, spec.dtype)
+        return jax.numpy.asarray(values)
 
 
 def write_program(

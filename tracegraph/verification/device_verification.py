@@ -25,6 +25,7 @@ from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import MemoryComparison
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
+from tracegraph.runtime.packing import count_packed_bytes
 from tracegraph.verification.difference import is_large
 from tracegraph.verification.other_inputs import choose_other_inputs
 from tracegraph.verification.report import VerificationReport, compare_results
@@ -87,7 +88,11 @@ def _compare_twice(
             expected = _run_reference(lowered, [*given, *values[len(leaves) :]])
             suspects = comparison.find_unequal(
                 [
-                    (address, array.unsafe_buffer_pointer(), array.nbytes)
+                    (
+                        address,
+                        array.unsafe_buffer_pointer(),
+                        count_packed_bytes(array.shape, array.dtype),
+                    )
                     for (address, _), array in zip(got, expected, strict=True)
                 ]
             )

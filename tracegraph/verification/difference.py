@@ -10,6 +10,7 @@ import numpy as np
 
 from tracegraph.constraints.traces import read_array
 from tracegraph.runtime.jax_interop import find_sharding, is_default_device
+from tracegraph.runtime.packing import is_packable
 
 # From here on compiling a comparison takes less than copying both arrays to the host.
 LARGE_BYTES = 32 << 20
@@ -35,7 +36,8 @@ def measure_difference(got: Any, wanted: Any) -> float:
 def is_large(array: Any) -> bool:
     """True for an array, or its shape and dtype, that is better compared where it is."""
     nbytes = array.size * array.dtype.itemsize
-    return nbytes >= LARGE_BYTES and jnp.issubdtype(array.dtype, jnp.floating)
+    is_float = jnp.issubdtype(array.dtype, jnp.floating) and not is_packable(array.dtype)
+    return nbytes >= LARGE_BYTES and is_float
 
 
 def prepare_difference(shape: tuple[int, ...], dtype: Any, jax_device: Any) -> None:

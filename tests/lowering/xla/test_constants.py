@@ -10,10 +10,11 @@ import pytest
 from google.protobuf import text_format
 
 from tests.fakes.xla_programs import make_copy, make_kernel, make_program, message_class
-from tracegraph.lowering.xla.constants import pack_nibbles, read_literal
+from tracegraph.lowering.xla.constants import read_literal
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.packing import pack_bits
 
 LAYOUT = "layout { minor_to_major: 0 tail_padding_alignment_in_elements: 1 }"
 
@@ -68,7 +69,7 @@ def test_bytes_follow_the_literal_s_own_layout():
     assert read_literal(instruction) == np.array([[1, 2], [3, 4]], np.int32).T.tobytes()
 
 
-@pytest.mark.parametrize("kind", ["S4", "U4"])
+@pytest.mark.parametrize("kind", ["S4", "U4", "F4E2M1FN"])
 def test_nibbles_share_bytes(kind: str):
     packed = "layout { minor_to_major: 0 element_size_in_bits: 4 }"
     literal = f'{kind.lower()}s: "{escape(np.array([255, 1, 3], np.uint8))}"'
@@ -80,7 +81,7 @@ def test_nibbles_share_bytes(kind: str):
 @pytest.mark.parametrize("count", range(6))
 def test_packed_nibbles_unpack_to_themselves(count: int):
     values = bytes(range(7, 7 + count))
-    packed = pack_nibbles(values)
+    packed = pack_bits(np.frombuffer(values, np.uint8), 4).tobytes()
     unpacked = [each for byte in packed for each in (byte & 15, byte >> 4)]
     assert bytes(unpacked[:count]) == values
     assert not any(unpacked[count:])

@@ -240,7 +240,14 @@ FAULTS = {
         change("program_shape.parameters[0].is_dynamic_dimension[0]", True),
         "has a parameter of no fixed shape",
     ),
-    "four bits": (change("program_shape.parameters[0].element_type", 21), "has a parameter of S4"),
+    "four bits": (
+        change("program_shape.parameters[0].element_type", 21),
+        "has a parameter with elements of 0 bits",
+    ),
+    "six bits": (
+        change("program_shape.parameters[0].element_type", 35),
+        "has a parameter of F6E3M2FN",
+    ),
     "unknown type": (change("program_shape.result.element_type", 99), "has a result of 99"),
     "element size": (
         change("program_shape.result.layout.element_size_in_bits", 4),
