@@ -37,6 +37,9 @@ from tracegraph.runtime.errors import UnsupportedError
 PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
     ("ext.cub_sort", ("xla_gpu_enable_cub_radix_sort", False)),
     ("in_process_symbol", ("xla_disable_hlo_passes", "topk-specializer")),
+    ("kernels of RAFT", ("xla_disable_hlo_passes", "topk-specializer")),
+    ("layer norm of cuDNN", ("xla_gpu_enable_cudnn_layer_norm", False)),
+    ("before it went over to cublasLt", ("xla_gpu_enable_cublaslt", True)),
 )
 
 # XLA's options of every first compilation, over its defaults. The candidate is

@@ -80,7 +80,7 @@ def _decode_thunk(
 ) -> Sequence[GraphStep]:
     """Returns the steps of one thunk; a `Refusal` says why there are none."""
     if kind not in {*_DECODERS, *_NESTED, *_OPENERS, "async_done"}:
-        raise Refusal("")
+        raise Refusal(_REFUSED.get(kind, ""))
     check_listed(thunk.thunk_info)
     message = getattr(thunk, thunk.WhichOneof("impl"))
     check_listed(message)
@@ -179,6 +179,15 @@ _DECODERS: Mapping[str, Decoder] = {
     "memset32bit_value": _decode_memset,
     "replica_id": _decode_device_number,
     "partition_id": _decode_device_number,
+}
+
+# Why kinds are refused that say it not by their names. `PLAIN_KERNELS` of `compile_gpu.py` knows
+# some of the words.
+_REFUSED: Mapping[str, str] = {
+    "gemm": "calls cuBLAS as XLA did before it went over to cublasLt",
+    "norm": "calls a layer norm of cuDNN, whose graph XLA builds anew in each process",
+    "rng_seed": "takes a new seed from the host at each run, and a replay has only its arguments",
+    "select_k": "launches kernels of RAFT, which are inside of XLA",
 }
 
 # Kinds that consist of the thunks inside them.

@@ -29,6 +29,7 @@ from tracegraph.lowering.request import (
 )
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.refusal import make_refused_error
+from tracegraph.lowering.xla.thunks import _REFUSED
 from tracegraph.runtime.errors import CaptureError, RefusedWork, UnsupportedError
 
 jax.config.update("jax_platforms", "cpu")
@@ -89,7 +90,7 @@ class FakeReader:
 def reader(monkeypatch: pytest.MonkeyPatch) -> FakeReader:
     fake = FakeReader()
     monkeypatch.setattr(compile_gpu, "read_program", fake)
-    legal = frozenset({"xla_gpu_enable_cub_radix_sort", "xla_disable_hlo_passes"})
+    legal = frozenset(option for _, (option, _) in compile_gpu.PLAIN_KERNELS)
     monkeypatch.setattr(compile_gpu, "legal_compile_options", lambda: legal)
     return fake
 
@@ -203,6 +204,14 @@ def test_an_eager_region_stays_a_call(reader: FakeReader):
         (
             "sets stream_executor.KernelLoaderSpecProto.in_process_symbol",
             {"xla_disable_hlo_passes": "topk-specializer"},
+        ),
+        *(
+            (f"{kind} {_REFUSED[kind]}", {name: value})
+            for kind, name, value in (
+                ("select_k", "xla_disable_hlo_passes", "topk-specializer"),
+                ("norm", "xla_gpu_enable_cudnn_layer_norm", False),
+                ("gemm", "xla_gpu_enable_cublaslt", True),
+            )
         ),
         # The text of the error names few of many reasons.
         (

@@ -156,6 +156,35 @@ def test_planted_faults(thunk: str, expected: str):
     assert expected in catch_refusal(make_kernel(), thunk).why
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("rng_seed", "rng_seed takes a new seed from the host at each run"),
+        ("select_k", "select_k launches kernels of RAFT, which are inside of XLA"),
+        ("norm", "norm calls a layer norm of cuDNN"),
+        ("gemm", "gemm calls cuBLAS as XLA did before"),
+    ],
+)
+def test_kinds_that_are_refused_say_why(kind: str, reason: str):
+    error = catch_refusal(f"{name_thunk('it')} {kind}_thunk {{ }}")
+    assert error.what == f"`step` has work that cannot be lowered: {kind} (1)"
+    assert reason in error.why
+
+
+@pytest.mark.parametrize("stream", ["computation", "communication"])
+def test_async_regions_are_their_thunks_on_whichever_stream(stream: str):
+    copies = [make_copy((1, 0, 8), (3, 8 * i, 8), 8, name=f"copy{i}") for i in range(3)]
+    steps = decode(
+        f"async_start_thunk {{ async_execution_id: 2 {stream}_stream_id: 1"
+        f" thunks {{ thunks {{ {copies[0]} }} }} }}",
+        copies[1],
+        "async_done_thunk { async_execution_id: 2 }",
+        copies[2],
+    )
+    assert [step.name for step in steps] == ["copy0", "copy1", "copy2"]
+    assert steps[0].writes == (BufferUse("#3", 0, 8),)
+
+
 def test_a_thunk_without_a_kind_is_refused():
     assert catch_refusal(name_thunk("new")).what.endswith("cannot be lowered: unknown (1)")
 
