@@ -166,6 +166,11 @@ def is_default_device(device: Any) -> bool:
     return device == jax.local_devices()[0]
 
 
+def uncommit(array: Any) -> Any:
+    """Returns a plain array over the same memory that is not committed to its device."""
+    return ArrayImpl(array.aval, array.sharding, [array], committed=False)
+
+
 def to_immutable(copy: np.ndarray[Any, Any], aval: Any, device: Any) -> jax.Array:
     """Returns a private copy as an immutable JAX array, without copying where JAX can alias it.
 
