@@ -6,7 +6,7 @@ import dataclasses
 
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.library_nodes import MatmulNode
+from tracegraph.runtime.library_nodes import LibraryCallNode, MatmulNode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,45 +14,50 @@ class Workspaces:
     """The workspaces of one graph.
 
     Attributes:
-        count: matmuls that have one.
-        largest_bytes: of one matmul.
-        arena_bytes: bytes of the arena that hold one at some time; matmuls that do not run side by
+        count: matmuls, transforms and solves that have one.
+        largest_bytes: of one of them.
+        arena_bytes: bytes of the arena that hold one at some time; calls that do not run side by
             side share them, and other temporaries have them before and after.
+        owner: what they are called: ``matmul`` where all are that.
     """
 
     count: int
     largest_bytes: int
     arena_bytes: int
+    owner: str = "matmul"
 
     def __str__(self) -> str:
         if not self.count:
             return "no workspace"
-        matmuls = "matmul" if self.count == 1 else "matmuls"
+        owners = self.owner if self.count == 1 else f"{self.owner}s"
         return (
-            f"workspace of {self.count} {matmuls}: {self.largest_bytes:,} bytes at most, together "
+            f"workspace of {self.count} {owners}: {self.largest_bytes:,} bytes at most, together "
             f"{self.arena_bytes:,} bytes of the arena"
         )
 
 
 def measure_workspaces(definition: GraphDefinition) -> Workspaces:
-    """Returns what the matmuls of a graph hold as workspace; all of it is in the arena.
+    """Returns what the library calls of a graph hold as workspace; all of it is in the arena.
 
-    ``CUBLAS_WORKSPACE_CONFIG`` limits it when a capture is lowered.
+    ``CUBLAS_WORKSPACE_CONFIG`` limits that of matmuls and solves when a capture is lowered.
 
     Args:
         definition: a lowered capture.
     """
     offsets = {slot.name: slot.offset for slot in definition.slots}
-    ranges = [
-        (offsets[use.buffer] + use.offset, use.nbytes)
+    found = [
+        (node.kind, offsets[use.buffer] + use.offset, use.nbytes)
         for stage in definition.stages
         for node in list_nested(stage.nodes)
-        if isinstance(node, MatmulNode)
+        if isinstance(node, MatmulNode | LibraryCallNode)
         for role, use in node.operands
         if role == "workspace" and use.nbytes
     ]
+    ranges = [(start, nbytes) for _, start, nbytes in found]
     largest_bytes = max((nbytes for _, nbytes in ranges), default=0)
-    return Workspaces(len(ranges), largest_bytes, _count_covered(ranges))
+    is_other = any(kind != MatmulNode.kind for kind, _, _ in found)
+    owner = "library call" if is_other else MatmulNode.kind
+    return Workspaces(len(ranges), largest_bytes, _count_covered(ranges), owner)
 
 
 def _count_covered(ranges: list[tuple[int, int]]) -> int:

@@ -7,10 +7,10 @@
 | ``TRACEGRAPH_EXPLAIN_RECAPTURES`` | 0, 1 | log why a function is captured anew |
 | ``TRACEGRAPH_ALLOC_CONF`` | not set, ``option:value``,... | see ``runtime/memory/config.py`` |
 | ``TRACEGRAPH_NO_MEMORY_CACHING`` | 0, 1 | every allocation and free goes to the device at once |
-| ``CUBLAS_WORKSPACE_CONFIG`` | not set, ``:SIZE:COUNT``... | most workspace of one matmul |
+| ``CUBLAS_WORKSPACE_CONFIG`` | not set, ``:SIZE:COUNT``... | most workspace of a matmul or solve |
 
 ``CUBLAS_WORKSPACE_CONFIG`` is spelled as for cuBLAS: buffers of SIZE KiB, COUNT of each, as in
-``:4096:2:16:8``. A matmul may use as many bytes as all of them together.
+``:4096:2:16:8``. A matmul, or a solve, may use as many bytes as all of them together.
 """
 
 from __future__ import annotations

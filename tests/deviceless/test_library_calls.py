@@ -15,6 +15,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from tests.deviceless import building, pipeline
 from tests.fakes.compilers import WORKSPACE_BYTES
 from tracegraph.lowering.lower import Lowered
+from tracegraph.lowering.workspaces import measure_workspaces
 from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform, TriangularSolve
 from tracegraph.runtime.nodes import ConditionalNode, LibraryCallNode, list_nested
 
@@ -215,3 +216,10 @@ def test_an_empty_transform_and_an_empty_solve_are_nothing(h200: Any) -> None:
     assert list_calls(lower(jnp.fft.ifft, h200, zeros(C64, 0, 4))) == []
     solve = solve_with(left_side=True, lower=True)
     assert list_calls(lower(solve, h200, zeros(F32, 4, 4), zeros(F32, 4, 0))) == []
+
+
+def test_the_report_counts_the_workspaces(h200: Any) -> None:
+    lowered = lower(lambda x: jnp.fft.irfft(jnp.fft.rfft(x), 8), h200, zeros(F32, 8))
+    workspaces = measure_workspaces(lowered.definition)
+    assert (workspaces.count, workspaces.largest_bytes) == (2, WORKSPACE_BYTES["fft"])
+    assert str(workspaces).startswith("workspace of 2 library calls: 512 bytes at most")
