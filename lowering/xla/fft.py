@@ -123,7 +123,7 @@ def _scale(
     name: str, dtype: str, transform: Transform, target: BufferUse, scope: Scope
 ) -> list[DeviceStep]:
     """Returns the steps that divide a result by its count of points, as XLA does: by a factor."""
-    real = np.zeros(0, dtype).real.dtype.type
+    real = np.finfo(dtype).dtype.type
     factor = float(real(1) / real(transform.target_size))
     item_bytes = np.dtype(dtype).itemsize
     count = target.nbytes // item_bytes

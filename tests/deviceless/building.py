@@ -51,7 +51,7 @@ def build_graphs(definition: GraphDefinition, driver: FakeDriver, context: int) 
 
     loader = KernelLoader(driver, context)
     library: Library = FakeLibrary(driver)
-    libraries = dict.fromkeys(LIBRARY_KINDS, library)
+    libraries: dict[str, Library] = dict.fromkeys(LIBRARY_KINDS, library)
     return [
         CudaGraph(driver, stage, locate, loader, libraries, definition.name)
         for stage in definition.stages

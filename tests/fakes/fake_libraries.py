@@ -46,7 +46,7 @@ class FftType(enum.IntEnum):
 def view(address: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
     """Returns the numbers at an address."""
     nbytes = count * np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address)).view(dtype)
 
 
 class FakeFft:

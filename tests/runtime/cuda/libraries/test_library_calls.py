@@ -187,7 +187,7 @@ def test_another_library_than_that_of_xla_is_refused(bench: Bench) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 def test_scale(bench: Bench, dtype: str) -> None:
     x = complexes(10, dtype=np.complex128).astype(dtype) if dtype[0] == "c" else np.ones(10, dtype)
-    factor = float(np.zeros(1, dtype).real.dtype.type(1) / 10)
+    factor = float(np.finfo(dtype).dtype.type(1) / 10)
     (result,) = bench.run(Scale(dtype, 10, factor), workspace=0, target=x)
     assert (result == x * np.asarray(factor, dtype)).all()
     name, (count, used, _) = bench.blas.calls[-2]
@@ -207,7 +207,7 @@ def test_solve(
         solve = TriangularSolve(dtype, is_left, is_lower, is_unit, transpose, 3, 2, count)
         a = complexes(count, order, order, dtype=np.complex128) + 3 * np.eye(order)
         b = complexes(count, 3, 2, dtype=np.complex128)
-        a, b = (each.real if dtype == "float64" else each for each in (a, b))
+        a, b = (np.real(each) if dtype == "float64" else each for each in (a, b))
         # Columns first.
         given = [np.ascontiguousarray(each.swapaxes(1, 2)) for each in (a, b)]
         _, found = bench.run(solve, a=given[0], b=given[1])
@@ -245,7 +245,7 @@ def test_addresses_of_a_batch_are_written_once(bench: Bench) -> None:
 
 
 def test_a_failed_solve_leaves_the_device_usable(bench: Bench) -> None:
-    arrays = {"a": np.eye(3, dtype=np.float32), "b": np.ones((2, 3), np.float32)}
+    arrays: dict[str, Any] = {"a": np.eye(3, dtype=np.float32), "b": np.ones((2, 3), np.float32)}
     for call in ("create", "set_workspace", "strsm"):
         bench.blas.fail_on = call
         with pytest.raises(CudaError, match="failed: CUBLAS_STATUS_INVALID_VALUE"):
