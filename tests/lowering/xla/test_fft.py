@@ -12,7 +12,8 @@ from tracegraph.lowering.xla import fft
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.runtime.errors import CudaError, UnsupportedError
 from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform
-from tracegraph.runtime.nodes import BufferUse, CopyNode, LibraryCallNode
+from tracegraph.runtime.library_nodes import LibraryCallNode
+from tracegraph.runtime.nodes import BufferUse, CopyNode
 
 SOURCE, TARGET = BufferUse("#1", 0, 32), BufferUse("#0", 0, 32)
 WORK = 256

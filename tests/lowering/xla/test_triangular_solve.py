@@ -13,7 +13,8 @@ from tracegraph.lowering.xla import triangular_solve
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.library_calls import TriangularSolve
-from tracegraph.runtime.nodes import BufferUse, LibraryCallNode
+from tracegraph.runtime.library_nodes import LibraryCallNode
+from tracegraph.runtime.nodes import BufferUse
 
 A, B = BufferUse("#3", 0, 16), BufferUse("#3", 256, 32)
 
