@@ -16,7 +16,7 @@ from tracegraph.lowering.device_program import ConditionalStep, DeviceProgram, E
 from tracegraph.lowering.planning import forward_copies as forward_copies_module
 from tracegraph.lowering.planning.forward_copies import forward_copies
 from tracegraph.lowering.planning.stream_order import verify_order
-from tracegraph.runtime.nodes import Construct
+from tracegraph.runtime.graph_nodes import Construct
 
 BIG, SMALL = 1024, 256
 # A piece of x, and one of y, at a multiple of 256.
