@@ -11,9 +11,11 @@ import pytest
 from tests.fakes.cuda_on_host import CudaOnHost, make_cuda_replay, make_device
 from tests.fakes.definitions import make_definition, make_stage, take_results
 from tests.fakes.fake_libraries import BLAS_MAPS, FFT_MAPS, FakeBlas, FakeFft, make_libraries
+from tracegraph.lowering.xla.refusal import Refusal
+from tracegraph.lowering.xla.scope import Scope
 from tracegraph.runtime.cuda.libraries.cublas import MIB, CuBlas, count_workspace_bytes
 from tracegraph.runtime.cuda.libraries.cufft import CuFft
-from tracegraph.runtime.errors import CudaError
+from tracegraph.runtime.errors import CudaError, UnsupportedError
 from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform, TriangularSolve
 from tracegraph.runtime.library_nodes import LibraryCallNode
 from tracegraph.runtime.nodes import BufferUse, CopyNode
@@ -262,3 +264,21 @@ def test_workspace_is_that_of_a_handle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_workspace_bytes(SOLVE, 9) == 128 << 10
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
     assert count_workspace_bytes(SOLVE, 9) == 0
+
+
+def test_missing_bindings_are_named_with_their_package(bench: Bench) -> None:
+    def load() -> Any:
+        raise UnsupportedError(
+            "the package `nvmath` is missing",
+            where="here",
+            why="planted",
+            fix="pip install nvmath-python",
+            anchor="unsupported",
+        )
+
+    cufft = CuFft(bench.device.context.order, PlanCache(), load)
+    with pytest.raises(UnsupportedError, match="the package `nvmath` is missing"):
+        cufft.find_plan(FORWARD)
+    scope = Scope((), plan_call=lambda call: cufft.find_plan(call).workspace_bytes)  # type: ignore[arg-type]
+    with pytest.raises(Refusal, match=r"`nvmath` is missing \(pip install nvmath-python\)"):
+        scope.add_workspace(FORWARD)
