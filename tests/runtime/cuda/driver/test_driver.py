@@ -19,6 +19,8 @@ from tracegraph.runtime.graph_nodes import Construct
 
 CUBIN = b"\x7fELF"
 
+CUBIN = b"\x7fELF"
+
 
 def read_methods(kind: type) -> dict[str, str]:
     return {
