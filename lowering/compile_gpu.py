@@ -21,6 +21,7 @@ from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.limit_workspaces import limit_workspaces
 from tracegraph.lowering.pack_elements import pack_elements
+from tracegraph.lowering.planning.drop_steps import drop_unread
 from tracegraph.lowering.planning.forward_copies import forward_copies
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
@@ -150,7 +151,7 @@ def plan_smallest(
         order: pairs of region indices; the first must finish before the second.
         frame: what comes around the regions; see `assemble`.
     """
-    apart = assemble(regions, order, into=frame)
+    apart = drop_unread(assemble(regions, order, into=frame))
     split = forward_copies(apart)
     split_plan = plan_memory(frame.name, find_lifetimes(split))
     if split is not apart:

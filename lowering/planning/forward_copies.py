@@ -28,6 +28,7 @@ from tracegraph.lowering.device_program import (
     ExecutableCall,
     Step,
 )
+from tracegraph.lowering.planning.drop_steps import drop_steps
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.request import Role
 from tracegraph.runtime.nodes import BufferUse, CopyNode, KernelNode
@@ -47,7 +48,8 @@ def forward_copies(program: DeviceProgram) -> DeviceProgram:
     if not gone:
         return program
     buffers = tuple(spec for spec in program.buffers if spec.name not in work.replaced)
-    return _drop(dataclasses.replace(program, buffers=buffers), work.steps, gone)
+    steps = tuple(work.steps)
+    return drop_steps(dataclasses.replace(program, buffers=buffers, steps=steps), gone)
 
 
 class _Forwarding:
@@ -161,26 +163,3 @@ class _Forwarding:
 def _list_uses(step: Step) -> Sequence[BufferUse]:
     named = () if isinstance(step, ExecutableCall | Copy) else step.ranges
     return [use for use in (*step.reads, *step.writes, *named) if use.nbytes]
-
-
-def _drop(program: DeviceProgram, steps: Sequence[Step], gone: Sequence[int]) -> DeviceProgram:
-    """Returns the program without some of its steps; what they ordered stays in order."""
-    before: dict[int, set[int]] = defaultdict(set)
-    after: dict[int, set[int]] = defaultdict(set)
-    for first, second in program.edges:
-        before[second].add(first)
-        after[first].add(second)
-    for index in gone:
-        for first in before[index]:
-            after[first] = (after[first] | after[index]) - {index}
-        for second in after[index]:
-            before[second] = (before[second] | before[index]) - {index}
-        before.pop(index)
-        after.pop(index, None)
-    dropped = set(gone)
-    left = [index for index in range(len(steps)) if index not in dropped]
-    number = {index: place for place, index in enumerate(left)}
-    edges = {(number[first], number[second]) for first in left for second in after[first]}
-    return dataclasses.replace(
-        program, steps=tuple(steps[index] for index in left), edges=tuple(sorted(edges))
-    )

@@ -149,8 +149,8 @@ def test_state_that_other_regions_read_before_is_updated_in_place(reader: FakeRe
 
 
 def test_state_that_is_read_later_gets_its_new_value_at_the_end(reader: FakeReader):
-    wanted = request(region("update", update, "x s", "n"), region("make", make, "s", "t"))
-    compiled = compile_it(wanted)
+    regions = region("update", update, "x s", "n"), region("make", make, "s", "t")
+    compiled = compile_it(request(*regions, outputs=(("n", "s"), ("t", None))))
     assert compiled.regions[0].in_place == 0
     assert show(compiled) == ["update(x s) -> n", "make(s) -> t", "update_s(n) -> s"]
     assert isinstance(compiled.program.steps[-1], Copy)
