@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import diffrax
 import equinox
@@ -18,6 +18,8 @@ import numpy as np
 import optax
 from flax import linen as nn
 from jax import lax
+
+Implementation: TypeAlias = Literal["xla", "cudnn"] | None
 
 # Adam divides by this and the root of the second moment: with the usual 1e-8 its first step is the
 # sign of the gradient, in which rounding alone turns one sign into the other.
@@ -207,7 +209,7 @@ class DecoderBlock(nn.Module):
 
     heads: int
     dtype: Any
-    implementation: str | None
+    implementation: Implementation
 
     @nn.compact
     def __call__(self, x: Any, _: Any = None) -> tuple[Any, None]:
@@ -233,7 +235,7 @@ class Gpt(nn.Module):
     vocabulary: int
     is_loop: bool
     dtype: Any = jnp.float32
-    implementation: str | None = None
+    implementation: Implementation = None
 
     @nn.compact
     def __call__(self, tokens: Any) -> Any:
@@ -283,7 +285,7 @@ def make_gpt_scan(is_small: bool) -> Setup:
 
 def make_gpt_bf16(is_small: bool) -> Setup:
     """Returns a train step of a GPT in bf16, whose attention is cuDNN's where there is a GPU."""
-    implementation = "cudnn" if jax.default_backend() == "gpu" else "xla"
+    implementation: Implementation = "cudnn" if jax.default_backend() == "gpu" else "xla"
     options: dict[str, Any] = {"dtype": jnp.bfloat16, "implementation": implementation}
     size = (1, 64, 1, 32, False) if is_small else (4, 512, 8, 1024, False)
     tokens = _pick(32, 2, 64) if is_small else _pick(1024, 8, 512)
@@ -319,7 +321,7 @@ def make_diffrax(is_small: bool) -> Setup:
     def solve(parameters: Any, starts: Any) -> tuple[Any, Any]:
         field = equinox.combine(parameters, fixed)
         term = diffrax.ODETerm(lambda _time, y, _: jax.vmap(field)(y) - y)
-        solution = diffrax.diffeqsolve(
+        solution: Any = diffrax.diffeqsolve(
             term,
             diffrax.Tsit5(),
             0.0,
