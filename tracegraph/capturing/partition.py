@@ -7,7 +7,6 @@ of XLA per run of them, save those that call back into Python, which JAX runs on
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
@@ -15,15 +14,14 @@ from typing import Any
 import jax
 
 from tracegraph.capturing.drafter import CAPTURING_STREAM, Draft, Drafter
+from tracegraph.capturing.flat_function import make_flat_function
+from tracegraph.capturing.partition_check import Cut, check_partition
 from tracegraph.capturing.whole_function import make_whole_function
 from tracegraph.constraints.constants import LARGE_CONSTANT_BYTES, measure_bytes
-from tracegraph.ir.graph import Constant, Graph, Op, Operand, Value
+from tracegraph.ir.graph import Constant, Graph, Operand, Value
 from tracegraph.jax_internals import (
-    bind_op,
     describe_physical,
     embeds_arrays,
-    to_logical,
-    to_physical,
 )
 from tracegraph.lowering.request import (
     BufferSpec,
@@ -78,21 +76,30 @@ def partition_graph(
     used = _find_values_used_outside(graph, reads)
     marks = {id(op): f"{_MARK}{i}" for i, op in enumerate(graph.ops)} if is_marked else {}
     bind = None if constants or is_marked else bind
-    regions = tuple(
+    cuts = [
         _finish(draft, inputs, graph, used, specs, marks, bind, embedded)
         for draft, inputs in zip(drafts, reads, strict=True)
-    )
+    ]
     roles = [Role.DONATED if i in donated else Role.COPIED for i in range(len(graph.inputs))]
     values = [*graph.inputs, *(constant.value for constant in constants)]
     roles += [Role.CONSTANT] * len(constants)
-    return CaptureRequest(
+    request = CaptureRequest(
         name=graph.name,
-        regions=regions,
+        regions=tuple(cut.region for cut in cuts),
         inputs=tuple(
             InputSpec(specs[value.number], role) for value, role in zip(values, roles, strict=True)
         ),
         outputs=tuple(outputs),
     )
+    check_partition(
+        graph,
+        request,
+        cuts,
+        uncapturable=uncapturable,
+        donated=donated,
+        describe=_describe_operand,
+    )
+    return request
 
 
 def find_embedded(graph: Graph) -> dict[Value, Any]:
@@ -150,6 +157,10 @@ def describe_buffer(name: str, aval: Any) -> BufferSpec:
     """Returns the buffer that holds a value of this abstract value."""
     shape, dtype = describe_physical(aval)
     return BufferSpec(name, shape, dtype, bool(getattr(aval, "weak_type", False)))
+
+
+def _describe_operand(name: str, operand: Operand) -> BufferSpec:
+    return describe_buffer(name, operand.aval)
 
 
 def _place_output(
@@ -233,21 +244,22 @@ def _finish(
     marks: Mapping[int, str],
     bind: Callable[..., list[Any]] | None,
     embedded: Mapping[Value, Any],
-) -> Region:
+) -> Cut:
     own = _list_own(draft)
     returned: list[tuple[str, Operand]] = [
         (f"%{value.number}", value) for value in own if value.number in used
     ]
     returned += draft.extra.items()
     results = [operand for _, operand in returned]
-    function = make_flat_function(
+    flat = make_flat_function(
         draft.name, draft.ops, inputs, results, marks=marks, embedded=embedded
     )
+    function: Callable[..., tuple[Any, ...]] = flat
     if bind is not None and draft.is_compiled and len(draft.ops) == len(graph.ops):
-        function = make_whole_function(bind, graph, inputs, results, function)
+        function = make_whole_function(bind, graph, inputs, results, flat)
     # Lowering compiles what is captured; what runs eagerly is compiled at its first call.
     is_jitted = draft.is_compiled and not draft.place.is_captured
-    return Region(
+    region = Region(
         name=draft.name,
         function=jax.jit(function) if is_jitted else function,
         inputs=tuple(
@@ -256,48 +268,4 @@ def _finish(
         outputs=tuple(describe_buffer(name, operand.aval) for name, operand in returned),
         place=draft.place,
     )
-
-
-def make_flat_function(
-    name: str,
-    ops: Sequence[Op],
-    inputs: Sequence[Value],
-    outputs: Sequence[Operand],
-    *,
-    marks: Mapping[int, str] | None = None,
-    embedded: Mapping[Value, Any] | None = None,
-) -> Callable[..., tuple[Any, ...]]:
-    """Returns a traceable function of physical arrays that binds the ops in order.
-
-    Args:
-        name: of the function, as it shows in profiles.
-        ops: in program order.
-        inputs: the values of the arguments.
-        outputs: what to return.
-        marks: by the identity of an op the scope that it is bound in.
-        embedded: the array of each constant that the program holds.
-    """
-    marks = marks or {}
-    read_or_made = {value for op in ops for value in op.operands}.union(outputs)
-    held = {value: array for value, array in (embedded or {}).items() if value in read_or_made}
-
-    def run(*arrays: Any) -> tuple[Any, ...]:
-        # Converted here, where it becomes a part of the program and is not computed.
-        constants = [(value, to_physical(array, value.aval)) for value, array in held.items()]
-        known = {
-            value.number: to_logical(array, value.aval)
-            for value, array in (*zip(inputs, arrays, strict=True), *constants)
-        }
-
-        def read(operand: Operand) -> Any:
-            return known[operand.number] if isinstance(operand, Value) else operand.value
-
-        for op in ops:
-            mark = marks.get(id(op))
-            with jax.named_scope(mark) if mark else contextlib.nullcontext():
-                results = bind_op(op, [read(operand) for operand in op.operands])
-            known.update((v.number, r) for v, r in zip(op.results, results, strict=True))
-        return tuple(to_physical(read(operand), operand.aval) for operand in outputs)
-
-    run.__name__ = name
-    return run
+    return Cut(region, flat)

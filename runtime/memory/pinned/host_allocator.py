@@ -1,6 +1,6 @@
 """The caching host allocator: page-locked memory, kept for reuse, and never reused under a copy.
 
-Longer than 400 lines: what is freed, reused and repaired is guarded by one lock, which stays here.
+Goes past 400 lines because what is freed, reused and repaired is guarded by one lock.
 
 Note [Copies that read pinned memory]
 A copy from page-locked memory runs when its stream comes to it, long after the call that enqueued
