@@ -376,3 +376,24 @@ def test_inside_another_traced_function_the_objects_are_updated():
         assert float(got) == float(wanted)
     assert float(tg.capture(outer)(model)) == float(nnx.jit(outer)(other))
     assert_same(model, other)
+
+
+def test_types_of_results_are_found_without_a_capture():
+    model, x = Model(), X
+
+    def run(model, x):
+        model.first.bias[...] = model.first.bias[...] + 1
+        return model(x), nnx.Param(x)
+
+    captured = tg.capture(run)
+    before = read(model)
+    shapes, parameter = captured.eval_shape(model, x)
+    assert shapes == nnx.eval_shape(run, model, x)[0] == jax.ShapeDtypeStruct((2, 4), jnp.float32)
+    assert isinstance(parameter, nnx.Param)
+    # Weights, statistics and the counters of generators stay as they were.
+    after = read(model)
+    for path, value in before.items():
+        np.testing.assert_array_equal(after[path], value, err_msg=path)
+    assert captured.cache_info().currsize == 0
+    wanted = nnx.jit(run)(Model(), x)[0]
+    np.testing.assert_array_equal(captured(model, x)[0], wanted)

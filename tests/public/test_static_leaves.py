@@ -127,6 +127,56 @@ def test_equal_values_are_one():
     assert captured.cache_info() == (2, 1, 64, 1)
 
 
+class Factor:
+    """No `__eq__`: compared by its identity."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+
+def test_an_object_without_an_eq_is_compared_by_identity_and_its_inside_is_not_seen():
+    captured = tg.capture(lambda x, held: x * held.factor, verify=False)
+    one, same = Factor(2.0), Factor(2.0)
+    captured(X, one)
+    captured(X, same)
+    assert captured.cache_info().captures == 2
+    one.factor = 3.0
+    np.testing.assert_array_equal(captured(X, one), X * 2)
+    assert captured.cache_info().captures == 2
+    # As a static argument of `jax.jit`.
+    jitted = jax.jit(lambda x, held: x * held.factor, static_argnums=1)
+    one.factor = 2.0
+    jitted(X, one)
+    one.factor = 3.0
+    np.testing.assert_array_equal(jitted(X, one), X * 2)
+
+
+def test_an_address_that_comes_again_is_not_taken_for_the_object_that_had_it():
+    captured = tg.capture(lambda x, held: x * held.factor, verify=False)
+    for factor in range(1, 6):
+        # Each is dropped at once, so that Python may give its address to the next.
+        np.testing.assert_array_equal(captured(X, Factor(float(factor))), X * factor)
+    assert captured.cache_info().captures == 5
+
+
+def test_an_eq_of_the_users_own_decides_and_a_hash_alone_does_not():
+    class Named:
+        def __init__(self, name, factor):
+            self.name, self.factor = name, factor
+
+        def __eq__(self, other):
+            return type(other) is Named and other.name == self.name
+
+        def __hash__(self):
+            return 1
+
+    captured = tg.capture(lambda x, held: x * held.factor, verify=False)
+    np.testing.assert_array_equal(captured(X, Named("a", 2.0)), X * 2)
+    np.testing.assert_array_equal(captured(X, Named("b", 3.0)), X * 3)
+    np.testing.assert_array_equal(captured(X, Named("a", 2.0)), X * 2)
+    assert captured.cache_info().captures == 2
+
+
 def test_a_leaf_can_change_between_data_and_static():
     captured = tg.capture(lambda tree: X + len(jax.tree.leaves(tree)), verify=False)
     for tree in (["a", 1.0], [1.0, "a"], ["a", "b"], [1.0, 2.0], ["a", 1.0]):
