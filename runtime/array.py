@@ -300,8 +300,10 @@ class Array(jax.Array):
             return self
         with buffer.clock.lock:
             _check_generation(buffer, self)
-            if buffer.context is not None:
-                buffer.context.synchronize()
+            context = buffer.context
+        # Without the lock: the work may hold a callback that reads an array of the graph.
+        if context is not None:
+            context.synchronize()
         return self
 
     def is_ready(self) -> bool:

@@ -275,6 +275,32 @@ def test_waiting_in_every_state(late: CudaOnHost) -> None:
         resident.is_ready()
 
 
+def test_a_wait_for_the_gpu_holds_no_lock(
+    late: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A callback in the work that is waited for may read an array of the graph."""
+    replay = make_cuda_replay(late, DOUBLE, ArrayState.STATIC)
+    static = call(replay, place([1] * 4))
+    seen: list[list[float]] = []
+
+    def read() -> None:
+        with replay.clock.lock:
+            seen.append(view_floats(static.data_ptr()).tolist())
+
+    synchronize = jax_order.JaxOrder.synchronize
+
+    def synchronize_beside(order: jax_order.JaxOrder) -> None:
+        synchronize(order)
+        assert not replay.clock.lock._is_owned(), "the lock is held"  # type: ignore[attr-defined]
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        thread.join(timeout=600)
+
+    monkeypatch.setattr(jax_order.JaxOrder, "synchronize", synchronize_beside)
+    static.block_until_ready()
+    assert seen == [[2] * 4]
+
+
 @pytest.mark.parametrize("is_twice", [False, True])
 def test_an_array_of_another_layout_is_copied_in_order(
     device: CudaOnHost, is_twice: bool, monkeypatch: pytest.MonkeyPatch
