@@ -142,7 +142,7 @@ def interrupt_everywhere(action: Callable[[Subject], None]) -> int:
 def test_an_interrupt_at_any_point_leaves_the_host_allocator_whole(
     action: Callable[[Subject], None],
 ) -> None:
-    assert interrupt_everywhere(action) > 5
+    assert interrupt_everywhere(action) > 2
 
 
 def test_a_missing_repair_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
