@@ -103,6 +103,7 @@ class CudaBuffer:
 
     __slots__ = (
         "_bound",
+        "_is_packed",
         "address",
         "arena",
         "aval",
@@ -125,6 +126,7 @@ class CudaBuffer:
         self.arena, self.context, self.clock = arena, context, clock
         self.jax_device = context.jax_device
         self.nbytes = slot.nbytes
+        self._is_packed = slot.is_packed
         self.address = self._bound = arena.locate(slot.offset)
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self.patchers: Sequence[Callable[[int], None]] = ()
@@ -157,7 +159,7 @@ class CudaBuffer:
             self.context.copy(self.address, _get_pointer(value), self.nbytes)
             return
         host = np.ascontiguousarray(np.asarray(value, dtype=self.dtype))
-        self.context.stage(pack(host), self.address)
+        self.context.stage(pack(host) if self._is_packed else host, self.address)
 
     def make_writer(self) -> Callable[[Any], None]:
         """Returns what takes a plain JAX array on this device, see Note [Rebinding on a GPU]."""
