@@ -19,8 +19,6 @@ from tracegraph.runtime.graph_nodes import Construct
 
 CUBIN = b"\x7fELF"
 
-CUBIN = b"\x7fELF"
-
 
 def read_methods(kind: type) -> dict[str, str]:
     return {
