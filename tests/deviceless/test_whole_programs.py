@@ -16,7 +16,8 @@ from jax import lax
 from tests.deviceless.building import check_built, find_excess_bytes, find_faults
 from tests.deviceless.pipeline import lower_for_gpu, make_capture_request
 from tracegraph.lowering.lower import Lowered
-from tracegraph.runtime.nodes import BufferUse, KernelNode, list_nested
+from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.nodes import BufferUse, KernelNode
 
 LAYERS, WIDTH, ROWS = 12, 64, 16
 # Nodes of each kind that are inside of loops, too.

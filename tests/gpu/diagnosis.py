@@ -97,6 +97,16 @@ def factorize(x: Any) -> Any:
     return lax.fori_loop(0, x[0, 0].astype(int) + 3, turn, x)
 
 
+def transform(x: Any) -> Any:
+    turn = lambda _, c: jnp.abs(jnp.fft.fft(c)) / 16  # noqa: E731
+    return lax.fori_loop(0, x[0].astype(int) + 3, turn, x)
+
+
+def solve(x: Any) -> Any:
+    turn = lambda _, c: jnp.linalg.solve(c + 4 * jnp.eye(512), c)  # noqa: E731
+    return lax.fori_loop(0, x[0, 0].astype(int) + 3, turn, x)
+
+
 # Functions with a library's child graph, or a handler's, in the body of a loop.
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Any]] = {
     "while_loop": (
@@ -111,6 +121,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Any]] = {
         VECTOR,
     ),
     "cholesky in a loop": (factorize, MATRIX),
+    "a transform in a loop": (transform, VECTOR),
+    "a solve in a loop": (solve, MATRIX),
 }
 
 

@@ -76,6 +76,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[np.random.Generator], tuple
     "long_scan": (lambda x: lax.scan(lambda c, _: (c * 0.9, c[:8]), x, None, 1100), draw((33,))),
     "loop_and_branch": (choose, draw((40,))),
     "cholesky": (lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(16)), draw((16, 16))),
+    "fft": (lambda x: jnp.abs(jnp.fft.rfft(x)) * 2, draw((3, 20))),
+    "solve": (lambda x, y: jnp.linalg.solve(x + 9 * jnp.eye(12), y), draw((12, 12), (12, 2))),
     "streams": (fork_and_join, draw((257,))),
     "state": (update, make_update),
 }

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fakes.cuda_stages import LAUNCH
 from tests.fakes.fake_bindings import FakeBindings
+from tests.fakes.fake_driver import FakeDriver
+from tests.gpu import diagnosis
 from tests.gpu.driver_calls import CHANGES, Call, RecordedBindings, find_slow_nodes
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
+from tracegraph.runtime.cuda.graphs.graph import CudaGraph
+from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
+from tracegraph.runtime.graph import Stage
 
 
 def test_slow_nodes_are_found() -> None:
@@ -37,3 +44,13 @@ def test_calls_are_recorded_on_their_way(api: FakeBindings) -> None:
         Call("cuGraphLaunch", 2),
     ]
     assert find_slow_nodes(recorded.calls) == ["node 0x5 changed before the first upload"]
+
+
+@pytest.mark.parametrize("name", diagnosis.STAGES)
+def test_each_stage_of_the_diagnosis_is_built(name: str) -> None:
+    nodes = tuple(diagnosis.STAGES[name])
+    stage = Stage(nodes, tuple((index, index + 1) for index in range(len(nodes) - 1)))
+    driver = FakeDriver()
+    kernels = KernelLoader(driver, driver.retain_primary_context(0))
+    graph = CudaGraph(driver, stage, lambda use: 4096 + use.offset, kernels, {}, name)
+    assert graph.node_count == len(nodes)
