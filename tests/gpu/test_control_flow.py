@@ -135,3 +135,37 @@ def test_a_replay_twice_in_a_row_starts_its_counters_anew():
     first = jax.tree.map(np.asarray, captured(x))
     for _ in range(3):
         jax.tree.map(np.testing.assert_array_equal, first, jax.tree.map(np.asarray, captured(x)))
+
+
+def apply_layers(weights: Any, x: Any) -> Any:
+    return lax.scan(lambda c, w: (jnp.tanh(w * c[:, None]).sum(0), c[:4]), x, weights)
+
+
+@pytest.mark.parametrize("count", [6, 12])
+def test_slices_are_read_where_the_argument_is_at_this_call(count: int):
+    """Weights at changing addresses: few small ones are pointed at, as are large ones."""
+    captured: Any = tg.capture(apply_layers)
+    definition = captured.lower(jnp.ones((count, SIZE, SIZE)), draw(0)).lowered.definition
+    kinds = [node.kind for node in list_nested(definition.stages[0].nodes)]
+    # The slices of four elements are too short to be written in place.
+    assert kinds.count("memcpy") <= count + 4
+    sets = [
+        jnp.asarray(np.random.default_rng(seed).normal(size=(count, SIZE, SIZE)), jnp.float32) / 16
+        for seed in range(3)
+    ]
+    for index in range(7):
+        weights, x = sets[index % 3], draw(index)
+        compare(captured(weights, x), jax.jit(apply_layers)(weights, x))
+    assert captured.cache_info().misses == 1
+
+
+def test_a_donated_stack_is_updated_slice_by_slice():
+    def step(stack: Any, x: Any) -> Any:
+        return lax.scan(lambda c, w: (c * 0.5 + w, w * 0.9 + c), x, stack)[::-1]
+
+    captured: Any = tg.capture(step, donate_argnums=0)
+    stack, wanted = jnp.ones((9, SIZE)), jnp.ones((9, SIZE))
+    for seed in range(5):
+        stack, last = captured(stack, draw(seed))
+        wanted, wanted_last = jax.jit(step)(wanted, draw(seed))
+        compare((stack, last), (wanted, wanted_last))
