@@ -26,7 +26,7 @@ from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream
 from tracegraph.runtime.cuda.libraries.cublas import BlasCalls, CuBlas, count_workspace_bytes
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
 from tracegraph.runtime.cuda.libraries.cufft import CuFft, FftCalls
-from tracegraph.runtime.cuda.libraries.handler_calls import GraphCalls, HandlerCalls
+from tracegraph.runtime.cuda.libraries.handler_calls import GraphCalls, HandlerCalls, LeasedStream
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
 from tracegraph.runtime.cuda.memory.events import CudaEvents
 from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation
@@ -177,11 +177,14 @@ class CudaDevice:
         if not nodes:
             return {}
         (arena,) = {buffer.arena for buffer in buffers.values()}
-        libraries: dict[str, Any] = {Transform.kind: FftCalls(self._cufft)}
-        blas = BlasCalls(self._cublas, arena.allocate_beside)
-        libraries |= dict.fromkeys((Scale.kind, TriangularSolve.kind), blas)
+        libraries: dict[str, Any] = {}
         if any(isinstance(node, FfiCallNode) for _, node in nodes):
             libraries[FfiCallNode.kind] = GraphCalls(self._handlers, arena.allocate_beside)
+        if any(isinstance(node, LibraryCallNode) for _, node in nodes):
+            stream = LeasedStream(self._handlers)
+            blas = BlasCalls(self._cublas, stream, arena.allocate_beside)
+            libraries[Transform.kind] = FftCalls(self._cufft, stream)
+            libraries |= dict.fromkeys((Scale.kind, TriangularSolve.kind), blas)
         with self.context.order.use_context():
             for index, node in nodes:
                 with ErrorPlace(label_node(definition.name, index, node)):

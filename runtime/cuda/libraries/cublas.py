@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tracegraph.runtime.cuda.context import CudaContext
+from tracegraph.runtime.cuda.libraries.handler_calls import LeasedStream
 from tracegraph.runtime.cuda.libraries.library_errors import call_library
 from tracegraph.runtime.cuda.libraries.nvidia_bindings import (
     check_one_library,
@@ -111,15 +112,21 @@ class BlasCalls:
 
     Args:
         cublas: of the GPU.
+        stream: to be captured; the handle keeps it until its next call, so it outlives the graph.
         allocate: returns a block that lives as long as the graph's memory.
     """
 
-    stream = 0  # calls are captured on any
-
-    def __init__(self, cublas: CuBlas, allocate: Callable[[int], Block]) -> None:
-        self._cublas, self._allocate = cublas, allocate
+    def __init__(
+        self, cublas: CuBlas, stream: LeasedStream, allocate: Callable[[int], Block]
+    ) -> None:
+        self._cublas, self._stream, self._allocate = cublas, stream, allocate
         # The address of a table with those of every A, then of every B.
         self._tables: dict[LibraryCallNode, int] = {}
+
+    @property
+    def stream(self) -> int:
+        """The stream that the calls are captured on."""
+        return self._stream.handle
 
     def prepare(self, node: LibraryCallNode, locate: Locate) -> None:
         """Makes the handle, and writes the addresses of the matrices of a batch."""
@@ -149,23 +156,19 @@ class BlasCalls:
         cublas, bindings = self._cublas, self._cublas.bindings
         with cublas.lock:
             cublas.call("cublasSetStream", node.name, bindings.set_stream, cublas.handle, stream)
-            try:
-                if nbytes:
-                    cublas.call(
-                        "cublasSetWorkspace",
-                        node.name,
-                        bindings.set_workspace,
-                        cublas.handle,
-                        addresses["workspace"],
-                        nbytes,
-                    )
-                if isinstance(node.call, Scale):
-                    self._scale(node, node.call, addresses["target"])
-                if isinstance(node.call, TriangularSolve):
-                    self._solve(node, node.call, addresses)
-            finally:
-                # The stream of a capture does not live as long as the handle.
-                bindings.set_stream(cublas.handle, 0)
+            if nbytes:
+                cublas.call(
+                    "cublasSetWorkspace",
+                    node.name,
+                    bindings.set_workspace,
+                    cublas.handle,
+                    addresses["workspace"],
+                    nbytes,
+                )
+            if isinstance(node.call, Scale):
+                self._scale(node, node.call, addresses["target"])
+            if isinstance(node.call, TriangularSolve):
+                self._solve(node, node.call, addresses)
 
     def _scale(self, node: LibraryCallNode, scale: Scale, target: int) -> None:
         factor = np.array([scale.factor], scale.dtype)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.cuda.libraries.handler_calls import LeasedStream
 from tracegraph.runtime.cuda.libraries.library_errors import call_library
 from tracegraph.runtime.cuda.libraries.nvidia_bindings import (
     check_one_library,
@@ -144,13 +145,17 @@ class FftCalls:
 
     Args:
         cufft: of the GPU.
+        stream: to be captured; a plan keeps it until its next call, so it outlives the graph.
     """
 
-    stream = 0  # transforms are captured on any
-
-    def __init__(self, cufft: CuFft) -> None:
-        self._cufft = cufft
+    def __init__(self, cufft: CuFft, stream: LeasedStream) -> None:
+        self._cufft, self._stream = cufft, stream
         self._plans: dict[Transform, FftPlan] = {}
+
+    @property
+    def stream(self) -> int:
+        """The stream that the calls are captured on."""
+        return self._stream.handle
 
     def prepare(self, node: LibraryCallNode, _: Locate) -> None:
         """Makes the plan, which needs memory of the device, before a stream captures.
@@ -188,20 +193,16 @@ class FftCalls:
         place = node.name
         with plan.lock:
             cufft.call("cufftSetStream", place, bindings.set_stream, plan.handle, stream)
-            try:
-                cufft.call(
-                    "cufftSetWorkArea",
-                    place,
-                    bindings.set_work_area,
-                    plan.handle,
-                    addresses.get("workspace", 0),
-                )
-                cufft.call(
-                    f"cufftExec{transform.form}",
-                    place,
-                    getattr(bindings, f"exec_{transform.form.lower()}"),
-                    *arguments,
-                )
-            finally:
-                # The stream of a capture does not live as long as the plan.
-                bindings.set_stream(plan.handle, 0)
+            cufft.call(
+                "cufftSetWorkArea",
+                place,
+                bindings.set_work_area,
+                plan.handle,
+                addresses.get("workspace", 0),
+            )
+            cufft.call(
+                f"cufftExec{transform.form}",
+                place,
+                getattr(bindings, f"exec_{transform.form.lower()}"),
+                *arguments,
+            )

@@ -249,6 +249,19 @@ class HandlerCalls:
             driver.destroy_graph(graph)
 
 
+class LeasedStream:
+    """A stream that one graph has for as long as it lives; it outlives the graph.
+
+    Args:
+        calls: of the GPU.
+    """
+
+    def __init__(self, calls: HandlerCalls) -> None:
+        stream = calls.take_stream()
+        self.handle = stream.handle
+        weakref.finalize(self, calls.give_back, stream).atexit = False
+
+
 class GraphCalls:
     """The calls of handlers in one graph: lives as long as the graph.
 
