@@ -33,6 +33,7 @@ REFUSED_KINDS = frozenset(
         "convolution_reorder",
         "cudnn",
         "custom_call",
+        "rng_seed",
         "while",
     }
 )

@@ -94,7 +94,7 @@ def test_table_counts_programs_and_thunks() -> None:
     [
         (Figures("a", Outcome.BUILT), True),
         (Figures("a", Outcome.REFUSED, "UnsupportedError: x", {"custom_kernel": 1}), False),
-        (Figures("a", Outcome.REFUSED, "UnsupportedError: x", {"fft": 1}), True),
+        (Figures("a", Outcome.REFUSED, "UnsupportedError: x", {"rng_seed": 1}), True),
         (Figures("a", Outcome.REFUSED, "UnsupportedError: x", {"custom_call potrf": 1}), True),
         (Figures("a", Outcome.NOT_CAPTURED, "CaptureError: `f` reads a value"), False),
         (Figures("a", Outcome.NOT_COMPILED, "XLA refuses"), True),
