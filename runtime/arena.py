@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.memory.caching.block import Block
@@ -42,10 +41,10 @@ class Arena:
     def __init__(self, pool: PrivatePool, size: ArenaSize, *, shares_scratch: bool = True) -> None:
         self.size = size
         self.lock = threading.RLock()
-        self.block: Block = pool.allocate(max(size.kept_bytes, 1))
-        # At interpreter exit the process frees all memory by itself.
-        weakref.finalize(self, pool.free_later, self.block).atexit = False
-        self._scratch = self.block
+        self._blocks: list[Block] = []
+        pool.free_with(self, self._blocks)
+        self._blocks.append(pool.allocate(max(size.kept_bytes, 1)))
+        self.block = self._scratch = self._blocks[0]
         # Not the pool: the arena's holders keep it, and it keeps nothing but memory.
         self._allocator, self._pool_id = pool.allocator, pool.pool_id
         self._shared: Scratch | None = None
@@ -53,8 +52,8 @@ class Arena:
             self._shared = shared = pool.share_scratch(size.scratch_bytes)
             self._scratch, self.lock = shared.block, pool.replay_lock
         elif size.scratch_bytes:
-            self._scratch = pool.allocate(size.scratch_bytes)
-            weakref.finalize(self, pool.free_later, self._scratch).atexit = False
+            self._blocks.append(pool.allocate(size.scratch_bytes))
+            self._scratch = self._blocks[1]
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -83,9 +82,8 @@ class Arena:
         Raises:
             OutOfMemoryError: neither the pool nor its provider has enough.
         """
-        block = self._allocator.allocate_exact(nbytes, self._pool_id)
-        weakref.finalize(self, self._allocator.free_later, block).atexit = False
-        return block
+        self._blocks.append(self._allocator.allocate_exact(nbytes, self._pool_id))
+        return self._blocks[-1]
 
     def find_block(self, offset: int) -> Block:
         """Returns the block that holds the byte at an offset."""

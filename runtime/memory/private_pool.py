@@ -30,12 +30,17 @@ _FIX_JAX = "; XLA_PYTHON_CLIENT_MEM_FRACTION sets JAX's share of the GPU"
 class Scratch:
     """Memory that holds nothing between two replays, shared by the graphs of a pool.
 
-    Args:
-        block: of the pool.
+    Attributes:
+        blocks: of the pool, one once it is allocated; freed with the scratch.
     """
 
-    def __init__(self, block: Block) -> None:
-        self.block = block
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+
+    @property
+    def block(self) -> Block:
+        """The memory."""
+        return self.blocks[0]
 
 
 class PrivatePool:
@@ -67,9 +72,12 @@ class PrivatePool:
         self.replay_lock = threading.RLock()
         self._lock = threading.Lock()
         self._scratch: weakref.WeakSet[Scratch] = weakref.WeakSet()
-        allocator.pools.create_or_increment(pool_id)
+        # First, since an interrupt may come in between; what is not in the list is not released.
+        used: list[PoolId] = []
         # At interpreter exit the process frees all memory by itself.
-        weakref.finalize(self, allocator.release_pool_later, pool_id).atexit = False
+        weakref.finalize(self, _release, allocator, used).atexit = False
+        allocator.pools.create_or_increment(pool_id)
+        used.append(pool_id)
 
     def __repr__(self) -> str:
         return (
@@ -125,14 +133,37 @@ class PrivatePool:
             fitting = [each for each in self._scratch if each.block.nbytes >= nbytes]
             if fitting:
                 return min(fitting, key=lambda each: each.block.nbytes)
-            scratch = Scratch(self.allocate(nbytes))
-            weakref.finalize(scratch, self.free_later, scratch.block).atexit = False
+            scratch = Scratch()
+            self.free_with(scratch, scratch.blocks)
+            scratch.blocks.append(self.allocate(nbytes))
             self._scratch.add(scratch)
             return scratch
+
+    def free_with(self, owner: object, blocks: list[Block]) -> None:
+        """Frees blocks with their owner, and keeps the pool until then.
+
+        Called before they are allocated: an interrupt may come at any point after that.
+
+        Args:
+            owner: of the blocks.
+            blocks: of the pool; the owner adds to them.
+        """
+        # At interpreter exit the process frees all memory by itself.
+        weakref.finalize(owner, _free_all, self, blocks).atexit = False
 
     def free_later(self, block: Block) -> None:
         """Frees a block of the pool as soon as possible; for finalisers."""
         self.allocator.free_later(block)
+
+
+def _free_all(pool: PrivatePool, blocks: list[Block]) -> None:
+    for block in blocks:
+        pool.free_later(block)
+
+
+def _release(allocator: Allocator, pool_ids: list[PoolId]) -> None:
+    for pool_id in pool_ids:
+        allocator.release_pool_later(pool_id)
 
 
 def graph_pool_handle() -> PoolId:

@@ -85,12 +85,33 @@ def attempt(action: Callable[[], Any], delay: float, counts: Counts) -> None:
     thread.start()
     counts.attempts += 1
     thread.join(delay)
-    if thread.is_alive() and thread.ident is not None:
-        identity = ctypes.c_ulong(thread.ident)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(KeyboardInterrupt))
+    while thread.is_alive() and not _interrupt(thread.ident or 0):
+        thread.join(1e-4)
     thread.join(WATCHDOG_SECONDS)
     if thread.is_alive():
         raise WatchdogError(_describe_waiting(thread))
+
+
+def _interrupt(identity: int) -> bool:
+    """Interrupts a thread, unless it is starting another one; says whether it did.
+
+    Up to Python 3.11 a thread that has not begun yet has the number of the one that starts it, and
+    gets the interrupt in its place. It dies without a word, and the other waits for it for ever.
+    """
+    interval = sys.getswitchinterval()
+    # No other thread runs between the look and the interrupt.
+    sys.setswitchinterval(100)
+    try:
+        frame = sys._current_frames().get(identity)
+        while frame is not None:
+            if frame.f_code is threading.Thread.start.__code__:
+                return False
+            frame = frame.f_back
+        error = ctypes.py_object(KeyboardInterrupt)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(identity), error)
+        return True
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def run_in_thread(action: Callable[[], Any]) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import itertools
+import pathlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.fuzz.stepping import step_through
+from tracegraph.runtime import arena as arena_module
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.graph import ArenaSize
@@ -159,3 +163,30 @@ def test_pools_do_not_share():
     first, second = Arena(make_pool(), ArenaSize(0, 1024)), Arena(make_pool(), ArenaSize(0, 1024))
     assert first.locate(0) != second.locate(0)
     assert first.lock is not second.lock
+
+
+@pytest.mark.parametrize("shares_scratch", [False, True])
+def test_an_interrupt_at_any_point_leaves_no_memory_behind(shares_scratch: bool):
+    allocator = CachingAllocator(HostProvider())
+    size = ArenaSize(2000, 3000)
+
+    # Else finalisers would be interrupted, too, which loses what they do.
+    kept: list[Any] = []
+
+    def make() -> None:
+        kept.append(PrivatePool(new_pool_id(), allocator))
+        kept.append(Arena(kept[0], size, shares_scratch=shares_scratch))
+        kept[1].allocate_beside(500)
+
+    def prepare() -> Callable[[], None]:
+        kept.clear()
+        return make
+
+    count = 0
+    for stepper in step_through(pathlib.Path(arena_module.__file__).parent, prepare):
+        count += 1
+        kept.clear()
+        total = allocator.statistics.all
+        found = total.allocated_bytes.current, total.reserved_bytes.current
+        assert found == (0, 0), stepper.place
+    assert count > 50
