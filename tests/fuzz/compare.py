@@ -43,6 +43,8 @@ def compare_with_jit(program: Program, mode: Literal["whole", "partial"]) -> Out
     captured = tg.capture(
         function,
         mode=mode,
+        # Else a loser of the comparison of times would be compared with itself.
+        prefer="graph",
         donate_argnums=donated,
         name=f"fuzz{program.seed}",
         control_flow=program.control_flow,

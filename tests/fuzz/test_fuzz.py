@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.fuzz import __main__ as fuzz_main
 from tests.fuzz.compare import Outcome, compare_leaves, compare_trees, compare_with_jit
 from tests.fuzz.programs import make_program
 from tests.fuzz.steps import DATA_DEPENDENT, EAGER
+from tracegraph.capturing import flat_function
 
 SEEDS = range(14)
 
@@ -67,6 +70,25 @@ def test_several_regions_have_a_tolerance() -> None:
         compare_trees((X * 1.1,), (X,), is_cut=True)
     with pytest.raises(AssertionError):
         compare_trees((jnp.arange(3),), (jnp.arange(1, 4),), is_cut=True)
+
+
+def test_a_planted_fault_in_real_captures_is_reported_with_its_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sums of regions are doubled; verification compares with the same regions and agrees."""
+    bind_op = flat_function.bind_op
+
+    def bind_wrongly(op: Any, operands: Any) -> list[Any]:
+        results = bind_op(op, operands)
+        is_wrong = op.name == "add" and jnp.issubdtype(results[0].dtype, jnp.floating)
+        return [results[0] * 2] if is_wrong else results
+
+    monkeypatch.setattr(flat_function, "bind_op", bind_wrongly)
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--count", "1", "--seed", "2"])
+    assert fuzz_main.main() == 1
+    printed = capsys.readouterr().out
+    assert "seed 2, partial: AssertionError" in printed
+    assert "relative difference" in printed
 
 
 @pytest.mark.parametrize(("seed", "control_flow"), [(2, "allow"), (18, "refuse")])
