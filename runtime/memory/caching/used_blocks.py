@@ -61,6 +61,7 @@ class UsedBlocks:
         self._active = store.active
         self._lost: set[Block] = set()
         self.noted: collections.deque[Block | PoolId | _Left | _Repair] = collections.deque()
+        self._begun: Block | PoolId | _Left | _Repair | None = None
 
     def free(self, block: Block, frames: Frames | None) -> None:
         """Frees a block, under the allocator's lock.
@@ -138,13 +139,17 @@ class UsedBlocks:
 
         Nothing leaves the queue before it is done, for an interrupt may come in between.
         """
-        while self.noted:
-            noted = self.noted[0]
+        # A provider, or a finaliser inside of it, may call the allocator in the middle of one: the
+        # call that began it goes on with the rest.
+        while self.noted and self.noted[0] is not self._begun:
+            noted = self._begun = self.noted[0]
             try:
                 self._do(noted)
             except TracegraphError:
+                self._begun = None
                 self.noted.popleft()
                 raise
+            self._begun = None
             if not isinstance(noted, PoolId):
                 self.noted.popleft()
 
@@ -166,6 +171,7 @@ class UsedBlocks:
         """
         if isinstance(error, TracegraphError):
             return
+        self._begun = None
         head = self.noted[0] if self.noted else None
         if isinstance(head, Block) and not head.is_allocated:
             # Its free has begun, and the repair ends it.

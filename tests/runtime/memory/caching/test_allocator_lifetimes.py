@@ -16,7 +16,7 @@ from tracegraph.runtime.memory.caching.block import Block
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.caching.capture_order import CaptureOrder
 from tracegraph.runtime.memory.config import AllocatorConfig, parse_alloc_conf
-from tracegraph.runtime.memory.pool_id import PoolId
+from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.providers.segment import Segment
 
@@ -312,6 +312,28 @@ def test_a_block_that_a_finaliser_gives_back_inside_of_an_allocation() -> None:
     assert allocator.statistics.all.allocated_bytes.current == 30 * MIB
     allocator.free(block)
     allocator.empty_cache()
+    assert not provider.segments
+
+
+def test_a_provider_may_call_the_allocator_while_a_finaliser_s_block_is_freed() -> None:
+    allocator, provider, _ = make_allocator()
+    pool_id = new_pool_id()
+    allocator.pools.create_or_increment(pool_id)
+    blocks = [allocator.allocate_exact(3 * MIB, pool_id) for _ in range(2)]
+    seen: list[int] = []
+    free = provider.free
+
+    def look_and_free(segment: Segment) -> None:
+        seen.append(allocator.statistics.all.allocated_bytes.current)
+        free(segment)
+
+    provider.free = look_and_free
+    with allocator.lock:
+        for block in blocks:
+            allocator.free_later(block)
+        allocator.release_pool_later(pool_id)
+    assert allocator.statistics.all.allocated_bytes.current == 0
+    assert seen == [0, 0]
     assert not provider.segments
 
 
