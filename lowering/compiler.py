@@ -11,6 +11,7 @@ import jax
 
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import Region
+from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.jax_interop import carry_settings, is_default_device
@@ -39,8 +40,8 @@ class CompileTarget(Protocol):
         """Is called with the size of the arena as soon as it is known."""
         ...
 
-    def find_call_problem(self, call: FfiCall) -> str:
-        """Returns why a call of a handler cannot be in a graph, or an empty text."""
+    def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
+        """Returns why a call of a library cannot be in a graph, or an empty text."""
         ...
 
     def plan_library_call(self, call: LibraryCall) -> int:

@@ -16,10 +16,11 @@ from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.request import CaptureRequest
+from tracegraph.runtime.cudnn_calls import CompiledGraph, Direction
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.graph_nodes import list_nested
 from tracegraph.runtime.late_import import import_late
-from tracegraph.runtime.library_nodes import FfiCallNode
+from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode
 
 if TYPE_CHECKING:
     from tracegraph.lowering.compile_gpu import CompiledForGpu
@@ -61,10 +62,17 @@ class Lowered:
         """What XLA leaves to chance: two runs on the same inputs may differ in the last bits."""
         sums = (f"float atomics in {n}" for region in self.regions for n in region.float_atomics)
         eager = (f"library calls in {name}" for name in self.eager_regions if self.takes_kernels)
-        nodes = (node for stage in self.definition.stages for node in list_nested(stage.nodes))
+        nodes = [node for stage in self.definition.stages for node in list_nested(stage.nodes)]
         targets = (node.call.target for node in nodes if isinstance(node, FfiCallNode))
         handlers = (f"the handler {target}" for target in dict.fromkeys(targets))
-        return (*sums, *eager, *handlers)
+        calls = (f"cuDNN in {n.name}" for n in nodes if isinstance(n, CudnnNode) and _may_add(n))
+        return (*sums, *eager, *handlers, *dict.fromkeys(calls))
+
+
+def _may_add(node: CudnnNode) -> bool:
+    """True for the calls of cuDNN that have engines which add in an order left to chance."""
+    call = node.call
+    return isinstance(call, CompiledGraph) or call.direction is not Direction.FORWARD
 
 
 def lower_request(request: CaptureRequest, compiler: Compiler) -> Lowered:

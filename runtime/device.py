@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.library_calls import LibraryCall
@@ -90,11 +91,12 @@ class Device(Protocol):
         """True when compiled regions may overwrite the memory of resident state."""
         ...
 
-    def find_call_problem(self, call: FfiCall) -> str:
-        """Returns why a call of a handler of `jax.ffi` cannot be in a graph, or an empty text.
+    def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
+        """Returns why a call of a library cannot be in a graph, or an empty text.
 
-        The text reads on after the handler's name. Where nothing else shows it, the call is made
-        once, on zeros, so that a function may still be cut at it.
+        Of a handler of `jax.ffi` the text reads on after its name, of cuDNN after ``it``. Where
+        nothing else shows it, a handler is called once, on zeros, so that a function may still be
+        cut at it.
         """
         ...
 

@@ -8,11 +8,11 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from tracegraph.runtime.library_nodes import FfiCallNode, LibraryCallNode, MatmulNode
+from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
 
 DeviceNode: TypeAlias = (
-    KernelNode | CopyNode | FillNode | MatmulNode | FfiCallNode | LibraryCallNode
+    KernelNode | CopyNode | FillNode | MatmulNode | FfiCallNode | LibraryCallNode | CudnnNode
 )
 
 

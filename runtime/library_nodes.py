@@ -1,9 +1,10 @@
-"""Nodes that call a library or a handler of the user: cublasLt, `jax.ffi`."""
+"""Nodes that call a library or a handler of the user: cublasLt, cuDNN, `jax.ffi`."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.nodes import BufferUse, Relocate, name_buffers
@@ -188,3 +189,52 @@ class LibraryCallNode:
         """Returns the node with each of its byte ranges replaced."""
         operands = tuple((role, relocate(use)) for role, use in self.operands)
         return LibraryCallNode(self.name, self.call, operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class CudnnNode:
+    """One call of cuDNN.
+
+    Attributes:
+        name: of the instruction that it computes.
+        call: what is computed.
+        operands: number and byte range of each tensor.
+        written: numbers of those that it writes.
+        workspace: byte range of the call's own temporaries, None where it needs none.
+    """
+
+    name: str
+    call: CudnnCall
+    operands: tuple[tuple[int, BufferUse], ...]
+    written: tuple[int, ...]
+    workspace: BufferUse | None = None
+
+    kind = "cudnn"
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        own = () if self.workspace is None else (self.workspace,)
+        return (*[use for _, use in self.operands], *own)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads, or may read, each once."""
+        return name_buffers(self.ranges)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the buffers that it writes, each once."""
+        return name_buffers(self.written_ranges)
+
+    @property
+    def written_ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it writes, the workspace included."""
+        own = () if self.workspace is None else (self.workspace,)
+        return (*[use for uid, use in self.operands if uid in self.written], *own)
+
+    def move(self, relocate: Relocate) -> CudnnNode:
+        """Returns the node with each of its byte ranges replaced."""
+        operands = tuple((uid, relocate(use)) for uid, use in self.operands)
+        workspace = self.workspace and relocate(self.workspace)
+        return CudnnNode(self.name, self.call, operands, self.written, workspace)

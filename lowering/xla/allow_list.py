@@ -53,10 +53,9 @@ ALLOWED: dict[str, Fields] = {
     # The executable and its allocations.
     "xla.gpu.GpuExecutableProto": _fields(
         "hlo_module_with_config binary module_name program_shape buffer_allocations"
-        " output_info_map constants thunks",
+        " output_info_map constants thunks dnn_compiled_graphs",
         buffer_assignment="how the allocations came about",
         asm_text="the source of `binary`, or of kernels that have none and are refused",
-        dnn_compiled_graphs=_OTHER,
         gpu_compute_capability="the driver refuses kernels of another capability",
         executable_abi_version="which libraries XLA itself links",
         cpu_target_machine_options="for work on the host, " + _OTHER,
@@ -161,6 +160,37 @@ ALLOWED: dict[str, Fields] = {
         temp_buffer="holds addresses, which are written once elsewhere",
     ),
     "xla.TriangularSolveOptions": _fields("left_side lower unit_diagonal transpose_a"),
+    # Calls of cuDNN.
+    "xla.gpu.CudnnThunkProto": _fields(
+        "fingerprint args output_args sdpa_dropout_seed", newer="should_memzero"
+    ),
+    "xla.gpu.ConvolutionThunkProto": _fields(
+        "conv_descriptor operand_buffers result_buffers scratch_buffer"
+    ),
+    "xla.gpu.GpuConvDescriptorProto": _fields(
+        "kind backend_config operand0_shape operand1_shape result_shape window dnums",
+        scratch_size="the scratch buffer has that size",
+        feature_group_count="follows from the features of input and filter",
+    ),
+    "xla.gpu.CudnnConvBackendConfig": _fields(
+        "activation_mode conv_result_scale side_input_scale algorithm reordered_int8_nchw_vect"
+        " leakyrelu_alpha serialized_graph"
+    ),
+    "stream_executor.dnn.AlgorithmProto": _fields(
+        "algo_id tuning_knobs is_cudnn_frontend",
+        math_type="the engine and its knobs say it",
+        workspace_size="the scratch buffer has that size",
+    ),
+    "xla.Window": _fields("dimensions"),
+    "xla.WindowDimension": _fields(
+        "stride padding_low padding_high window_dilation base_dilation window_reversal",
+        size="the filter's shape says it",
+    ),
+    "xla.ConvolutionDimensionNumbers": _fields(
+        "kernel_input_feature_dimension kernel_output_feature_dimension kernel_spatial_dimensions"
+        " input_batch_dimension input_feature_dimension output_batch_dimension"
+        " output_feature_dimension input_spatial_dimensions output_spatial_dimensions"
+    ),
     # Calls of `jax.ffi`.
     "xla.gpu.CustomCallThunkProto": _fields(
         "target_name operands results opaque api_version attributes called_computation",

@@ -126,6 +126,7 @@ def _make_scope(
         computations=computations,
         check_call=check_call,
         plan_call=plan_call,
+        cudnn_graphs=program.dnn_compiled_graphs,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from tracegraph.lowering.xla.allow_list import check_listed
 from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.refusal import Refusal
+from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.c_api import DataType
 from tracegraph.runtime.ffi.call import (
     ITEM_BYTES,
@@ -27,7 +28,7 @@ from tracegraph.runtime.library_nodes import FfiCallNode
 from tracegraph.runtime.nodes import BufferUse
 
 # Returns why a call cannot be in a graph, or an empty text.
-CheckCall: TypeAlias = Callable[[FfiCall], str]
+CheckCall: TypeAlias = Callable[[FfiCall | CudnnCall], str]
 
 # XLA's fields of a number, with its types.
 NUMBERS = {

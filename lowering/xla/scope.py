@@ -64,8 +64,9 @@ class Scope:
         iterations: those of the loops around the sequence, the innermost first; None where a loop
             does not count them.
         added: temporaries that XLA's program does not have.
-        check_call: of the device; says why a call of a handler cannot be in a graph.
+        check_call: of the device; says why a call of a handler or of cuDNN cannot be in a graph.
         plan_call: of the device; says how much workspace a call of a library needs.
+        cudnn_graphs: the compiled graphs of cuDNN, by their fingerprints.
     """
 
     views: tuple[BufferUse | None, ...]
@@ -80,6 +81,7 @@ class Scope:
     added: list[Allocation] = dataclasses.field(default_factory=list, repr=False)
     check_call: CheckCall | None = dataclasses.field(default=None, repr=False)
     plan_call: PlanCall | None = dataclasses.field(default=None, repr=False)
+    cudnn_graphs: Mapping[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
 
     def open_loop(self, name: str, iteration: Iteration | None) -> Scope:
         """Returns the scope of a sequence of a loop.

@@ -17,6 +17,8 @@ from tracegraph.lowering.xla.control_flow import (
     decode_conditional,
     decode_while,
 )
+from tracegraph.lowering.xla.convolution import decode_convolution
+from tracegraph.lowering.xla.cudnn_graph import decode_cudnn_graph
 from tracegraph.lowering.xla.ffi_call import decode_ffi_call
 from tracegraph.lowering.xla.fft import decode_fft
 from tracegraph.lowering.xla.kernels import decode_custom_kernel, decode_kernel, make_fill
@@ -25,7 +27,7 @@ from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Scope
 from tracegraph.lowering.xla.slice_fusion import decode_slice_fusion
 from tracegraph.lowering.xla.triangular_solve import decode_triangular_solve
-from tracegraph.runtime.library_nodes import MatmulNode
+from tracegraph.runtime.library_nodes import CudnnNode, MatmulNode
 from tracegraph.runtime.nodes import BufferUse, CopyNode
 
 
@@ -157,6 +159,31 @@ def _decode_ffi_call(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
     return [DeviceStep(node, read, written)]
 
 
+def _decode_convolution(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    instruction = scope.instructions.get(name)
+    precision = () if instruction is None else instruction.precision_config.operand_precision
+    scratch = scope.find_use(message.scratch_buffer)
+    node = decode_convolution(message, name, scope.find_shaped_use, precision, scratch)
+    # A side input whose factor is 0 has the place of the result, and is not read.
+    read = [scope.find_shaped_use(operand) for operand in message.operand_buffers]
+    return [_make_cudnn_step(node, read, scope)]
+
+
+def _decode_cudnn_graph(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    serialized = scope.cudnn_graphs.get(message.fingerprint, b"")
+    node, zeroed = decode_cudnn_graph(message, name, scope.find_shaped_use, serialized)
+    # What is zero before the call, the call may add to.
+    read = [*[use for uid, use in node.operands if uid not in node.written], *zeroed]
+    return [*[make_fill(name, use) for use in zeroed], _make_cudnn_step(node, read, scope)]
+
+
+def _make_cudnn_step(node: CudnnNode, read: Iterable[BufferUse], scope: Scope) -> DeviceStep:
+    problem = scope.check_call(node.call) if scope.check_call is not None else ""
+    if problem:
+        raise Refusal(problem)
+    return DeviceStep(node, tuple(dict.fromkeys(read)), tuple(dict.fromkeys(node.written_ranges)))
+
+
 def _open_sequence(message: Any, scope: Scope) -> tuple[Iterable[Any], Scope]:
     return message.thunks, scope
 
@@ -169,6 +196,8 @@ _DECODERS: Mapping[str, Decoder] = {
     "custom_kernel": decode_custom_kernel,
     "kernel": decode_kernel,
     "cublas_lt_matmul": _decode_matmul,
+    "convolution": _decode_convolution,
+    "cudnn": _decode_cudnn_graph,
     "custom_call": _decode_ffi_call,
     "fft": decode_fft,
     "triangular_solve": decode_triangular_solve,

@@ -25,6 +25,7 @@ from tracegraph.runtime.cuda.graphs.stages import CudaStage, EagerStage
 from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream
 from tracegraph.runtime.cuda.libraries.cublas import BlasCalls, CuBlas, count_workspace_bytes
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
+from tracegraph.runtime.cuda.libraries.cudnn import Cudnn, GraphCudnn
 from tracegraph.runtime.cuda.libraries.cufft import CuFft, FftCalls
 from tracegraph.runtime.cuda.libraries.handler_calls import GraphCalls, HandlerCalls, LeasedStream
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
@@ -34,6 +35,7 @@ from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
+from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
     ArenaSize,
@@ -45,7 +47,7 @@ from tracegraph.runtime.graph import (
 )
 from tracegraph.runtime.graph_nodes import list_nested
 from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform, TriangularSolve
-from tracegraph.runtime.library_nodes import FfiCallNode, LibraryCallNode, MatmulNode
+from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.sizes import round_exact
@@ -89,6 +91,7 @@ class CudaDevice:
         self._cufft = CuFft(order, find_fft_plans(self.name))
         self._cublas = CuBlas(self.context)
         self._memory = _Memory(jax_device, order)
+        self._cudnn = Cudnn(order, self._memory.open)
         self._handlers = HandlerCalls(order, jax_device.local_hardware_id, self._memory.open)
         self.comparison = CudaComparison(self.context, self._kernels)
 
@@ -172,12 +175,12 @@ class CudaDevice:
             if stage.is_captured
             for index, outer in enumerate(stage.nodes)
             for node in list_nested([outer])
-            if isinstance(node, FfiCallNode | LibraryCallNode)
+            if isinstance(node, FfiCallNode | LibraryCallNode | CudnnNode)
         ]
         if not nodes:
             return {}
         (arena,) = {buffer.arena for buffer in buffers.values()}
-        libraries: dict[str, Any] = {}
+        libraries: dict[str, Any] = {CudnnNode.kind: GraphCudnn(self._cudnn)}
         if any(isinstance(node, FfiCallNode) for _, node in nodes):
             libraries[FfiCallNode.kind] = GraphCalls(self._handlers, arena.allocate_beside)
         if any(isinstance(node, LibraryCallNode) for _, node in nodes):
@@ -191,9 +194,14 @@ class CudaDevice:
                     libraries[node.kind].prepare(node, locate)
         return libraries
 
-    def find_call_problem(self, call: FfiCall) -> str:
-        """Returns why a call of a handler cannot be in a graph: see Note [Calls of handlers]."""
-        return self._handlers.find_problem(call)
+    def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
+        """Returns why a call of a handler or of cuDNN cannot be in a graph.
+
+        See Note [Calls of handlers] and Note [Calls of cuDNN].
+        """
+        if isinstance(call, FfiCall):
+            return self._handlers.find_problem(call)
+        return self._cudnn.find_problem(call)
 
     def plan_library_call(self, call: LibraryCall) -> int:
         """Returns how many bytes of workspace a call of a library needs; see `Device`."""

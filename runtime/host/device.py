@@ -11,6 +11,7 @@ import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.environment import read_alloc_conf
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.ffi.call import FfiCall
@@ -71,8 +72,10 @@ class HostDevice:
         """True but in checking mode, where everything goes through the arena."""
         return not self._is_checking
 
-    def find_call_problem(self, call: FfiCall) -> str:
-        """Returns why a compiled region cannot call a handler, or an empty text."""
+    def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
+        """Returns why a compiled region cannot call a library, or an empty text."""
+        if not isinstance(call, FfiCall):
+            return "calls cuDNN, which takes a GPU"
         return find_registration_problem(call, "cpu")
 
     def plan_library_call(self, call: LibraryCall) -> int:

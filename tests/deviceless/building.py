@@ -16,13 +16,13 @@ from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
-from tracegraph.runtime.library_nodes import FfiCallNode, LibraryCallNode, MatmulNode
+from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
 
 ARENA_ADDRESS = 0x7F00_0000_0000
 # What the driver calls a node, by our kind; a library call is a graph of its own.
 DRIVER_KINDS = {"kernel": "kernel", "memcpy": "copy", "memset": "fill"}
-LIBRARY_KINDS = ("matmul", "ffi_call", "fft", "scale", "triangular_solve")
+LIBRARY_KINDS = ("matmul", "ffi_call", "cudnn", "fft", "scale", "triangular_solve")
 DRIVER_KINDS |= dict.fromkeys(LIBRARY_KINDS, "child")
 
 
@@ -35,7 +35,10 @@ class FakeLibrary:
         self._driver = driver
 
     def enqueue(
-        self, node: MatmulNode | FfiCallNode | LibraryCallNode, locate: Any, stream: int
+        self,
+        node: MatmulNode | FfiCallNode | LibraryCallNode | CudnnNode,
+        locate: Any,
+        stream: int,
     ) -> None:
         for use in node.ranges:
             locate(use)
@@ -164,6 +167,8 @@ def list_uses(node: Node) -> list[tuple[BufferUse, bool]]:
         return written + [(use, False) for use in node.operands if use is not None]
     if isinstance(node, LibraryCallNode):
         return [(use, role in node.call.written) for role, use in node.operands]
+    if isinstance(node, CudnnNode):
+        return [(use, use in node.written_ranges) for use in node.ranges]
     assert isinstance(node, CallNode)
     return []
 

@@ -29,7 +29,6 @@ CUSTOM_CALL = "custom_call"
 REFUSED_KINDS = frozenset(
     {
         "conditional",
-        "convolution",
         "convolution_reorder",
         "cudnn",
         "custom_call",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +14,8 @@ import tracegraph as tg
 from tests.fakes.compilers import make_compiler
 from tracegraph.capturing.capture_lowering import lower_checked
 from tracegraph.lowering.compiler import Compiler
-from tracegraph.runtime.library_nodes import MatmulNode
+from tracegraph.runtime.cudnn_calls import Convolution
+from tracegraph.runtime.library_nodes import CudnnNode, MatmulNode
 from tracegraph.runtime.nodes import KernelNode
 from tracegraph.tracing.checked_graph import check_trace, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
@@ -35,8 +35,8 @@ def cublas(monkeypatch: Any) -> None:
     monkeypatch.setattr(Compiler, "compile", compile_with_cublas)
 
 
-def lower(function: Any, *args: Any, device: Any, mode: Any = "whole") -> Any:
-    captured: Any = tg.capture(function, mode=mode, name="step")
+def lower(function: Any, *args: Any, device: Any) -> Any:
+    captured: Any = tg.capture(function, name="step")
     prepared = prepare_call(function, captured._options, args, {}, device=None, has_values=False)
     first = check_trace(prepared, trace_call(prepared))
     return lower_checked(prepared, first, make_compiler(device, takes_kernels=True))[1]
@@ -98,19 +98,14 @@ def test_cudnn_computes_in_tf32_unless_it_is_forbidden(h200: Any) -> None:
     def convolve(i: Any, f: Any) -> Any:
         return lax.conv(i, f, (1, 1), "SAME")
 
-    def read_call() -> str:
-        lowered = lower(convolve, images, filters, device=h200, mode="partial")
-        (region,) = lowered.regions
-        sharding = jax.sharding.SingleDeviceSharding(h200)
-        types = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in (images, filters)
-        ]
-        text = jax.jit(region.executable).lower(*types).compile().as_text() or ""
-        (call,) = [line for line in text.splitlines() if "__cudnn$convForward" in line]
-        return call
+    def allows_tf32() -> bool:
+        nodes = list_nodes(convolve, images, filters, device=h200)
+        (call,) = [node.call for node in nodes if isinstance(node, CudnnNode)]
+        assert isinstance(call, Convolution)
+        return call.algorithm.allows_tf32
 
-    assert "operand_precision" not in read_call()
+    assert allows_tf32()
     with tg.backends.cudnn.flags(allow_tf32=False):
-        assert "operand_precision={highest,highest}" in read_call()
+        assert not allows_tf32()
     with tg.backends.matmul.flags(allow_tf32=False):
-        assert "operand_precision" not in read_call()
+        assert allows_tf32()

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from tracegraph.lowering.compiler import Compiler
+from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_registration_problem
 from tracegraph.runtime.graph import ArenaSize
@@ -29,8 +30,8 @@ class Target:
     def prepare_arena(self, size: ArenaSize) -> None:
         self.arenas.append(size)
 
-    def find_call_problem(self, call: FfiCall) -> str:
-        return find_registration_problem(call, "CUDA")
+    def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
+        return find_registration_problem(call, "CUDA") if isinstance(call, FfiCall) else ""
 
     def plan_library_call(self, call: LibraryCall) -> int:
         return WORKSPACE_BYTES[call.kind]

@@ -104,11 +104,12 @@ def judge(function: tg.GraphedFunction, result: Any, args: tuple[Any, ...]) -> V
     limits = [TOLERANCE if each else 0.0 for each in is_float]
     if any(one > limit for one, limit in zip(differences, limits, strict=True)):
         return Verdict(Likeness.DIFFERING, text)
-    regions = find_captured(function).lowered.regions
-    atomics = [name for region in regions for name in region.float_atomics]
-    if not atomics:
+    lowered = find_captured(function).lowered
+    causes = [f"float atomics of {n}" for region in lowered.regions for n in region.float_atomics]
+    causes += [cause for cause in lowered.inexact_causes if cause.startswith("cuDNN")]
+    if not causes:
         return Verdict(Likeness.DIFFERING, f"{text}; no sum of it is left to chance")
-    return Verdict(Likeness.CLOSE, f"{text}; float atomics of {', '.join(atomics)}")
+    return Verdict(Likeness.CLOSE, f"{text}; {', '.join(causes)}")
 
 
 def assert_replayed(function: tg.GraphedFunction, result: Any, args: tuple[Any, ...]) -> None:

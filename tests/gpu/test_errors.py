@@ -23,17 +23,8 @@ def use_seed(x):
 SEED_LINE = line() - 3
 
 
-def use_convolution(x):
-    image = x.reshape(1, 1, 16, 16)
-    return jax.lax.conv(image, jnp.ones((1, 1, 3, 3)), (1, 1), "SAME")
-
-
-CONVOLUTION_LINE = line() - 3
-
-
 UNSUPPORTED: dict[str, Any] = {
     "seed": (use_seed, SEED_LINE, ("rng_seed",)),
-    "convolution": (use_convolution, CONVOLUTION_LINE, ("convolution",)),
 }
 
 

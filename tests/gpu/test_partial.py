@@ -24,16 +24,11 @@ def transform(x):
     return jnp.abs(jnp.fft.fft(x * 2)) + x
 
 
-def convolve(x):
-    image = jax.nn.relu(x * 2).reshape(1, 1, 64, 64)
-    return jax.nn.relu(jax.lax.conv(image, jnp.ones((1, 1, 3, 3)), (1, 1), "SAME")) + 1
-
-
 def solve(x):
     return jnp.linalg.solve(x + 80 * jnp.eye(64), x * 2) + 1
 
 
-FUNCTIONS: list[Any] = [transform, convolve, solve]
+FUNCTIONS: list[Any] = [transform, solve]
 
 
 def draw(seed):

@@ -61,7 +61,7 @@ def test_convolutions_change_bits() -> None:
     def convolve(i: Any, f: Any) -> Any:
         return jax.lax.conv(i, f, (1, 1), "SAME") + 1
 
-    captured = tg.capture(convolve, mode="partial")
+    captured = tg.capture(convolve)
     usual = captured(images, filters)
     with tg.backends.cudnn.flags(allow_tf32=False):
         precise = captured(images, filters)

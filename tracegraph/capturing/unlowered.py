@@ -18,7 +18,6 @@ from tracegraph.runtime.errors import RefusedWork
 
 # XLA's word for the work of these primitives, whatever their operands.
 UNLOWERED_PRIMITIVES = {
-    "conv_general_dilated": "convolution",
     "rng_uniform": "rng_seed",
 }
 

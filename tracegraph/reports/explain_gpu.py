@@ -13,7 +13,15 @@ from tracegraph.verification.expectation import expect
 from tracegraph.verification.report import VerificationReport
 
 # In the order of the report.
-_KINDS = ("call", "kernel", "memcpy", "memset", "matmul", "if", "switch", "while")
+_KINDS = ("call", "kernel", "memcpy", "memset", "matmul", "cudnn", "fft", "scale")
+_KINDS += ("triangular_solve", "ffi_call", "if", "switch", "while")
+# Where the kind is not the word.
+_WORDS = {
+    "cudnn": "cuDNN call",
+    "fft": "FFT",
+    "triangular_solve": "triangular solve",
+    "ffi_call": "handler call",
+}
 
 
 def describe_device(device: Device) -> str:
@@ -45,7 +53,8 @@ def count_nodes(lowered: Lowered) -> str:
     """
     stages = [stage for stage in lowered.definition.stages if stage.is_captured]
     kinds = Counter(node.kind for stage in stages for node in list_nested(stage.nodes))
-    nodes = [_count(kinds[kind], kind, f"{kind}s") for kind in _KINDS if kinds[kind]]
+    words = {kind: _WORDS.get(kind, kind) for kind in _KINDS if kinds[kind]}
+    nodes = [_count(kinds[kind], word, f"{word}s") for kind, word in words.items()]
     edges = sum(len(stage.edges) for stage in stages)
     programmatic = sum(len(stage.programmatic) for stage in stages)
     text = (

@@ -9,7 +9,7 @@ from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLau
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph_nodes import ConditionalNode, Node
-from tracegraph.runtime.library_nodes import FfiCallNode, LibraryCallNode, MatmulNode
+from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.nodes import (
     ConditionHandle,
     CopyNode,
@@ -21,7 +21,7 @@ from tracegraph.runtime.nodes import (
 )
 
 # What is captured while a library enqueues it.
-LibraryNode: TypeAlias = MatmulNode | FfiCallNode | LibraryCallNode
+LibraryNode: TypeAlias = MatmulNode | FfiCallNode | LibraryCallNode | CudnnNode
 
 
 @dataclasses.dataclass(frozen=True)
