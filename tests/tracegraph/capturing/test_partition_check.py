@@ -173,7 +173,7 @@ def plant_constant(p: Partition) -> None:
     p.change(0, embedded={value: jnp.zeros(4)})
 
 
-FAULTS = {
+FAULTS: dict[Callable[[Partition], None], str] = {
     plant_swapped_labels: "reads %",
     plant_swapped_operands: "reads %",
     plant_swapped_results: "the buffer|is not there|result",

@@ -41,9 +41,9 @@ class Subject:
             self.provider = VirtualBytesProvider(256 * MIB)
             config = parse_alloc_conf("expandable_segments:True")
         self.events = ManualEvents()
-        make = DirectAllocator if kind == "direct" else CachingAllocator
+        make: Any = DirectAllocator if kind == "direct" else CachingAllocator
         counts = {"counts": True} if kind == "direct" else {}
-        self.allocator = make(self.provider, config=config, events=self.events, **counts)
+        self.allocator: Any = make(self.provider, config=config, events=self.events, **counts)
         self.allocator.history.record(context=None)
         self.allocator.pools.create_or_increment(POOL)
         sizes = (1000, 600, 3 * MIB, 2000, 5 * MIB)
@@ -143,7 +143,7 @@ ACTIONS = [
 
 def interrupt_everywhere(kind: str, action: Callable[[Subject], None]) -> int:
     """Interrupts an action at each point; returns how many there were."""
-    subject = None
+    subject: Any = None
 
     def make() -> Callable[[], None]:
         nonlocal subject

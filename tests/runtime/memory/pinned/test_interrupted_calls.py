@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -118,7 +119,7 @@ ACTIONS = [
 
 def interrupt_everywhere(action: Callable[[Subject], None]) -> int:
     """Interrupts an action at each point; returns how many there were."""
-    subject = None
+    subject: Any = None
 
     def make() -> Callable[[], None]:
         nonlocal subject
