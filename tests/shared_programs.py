@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.metadata
 import pathlib
 import shutil
 import tempfile
@@ -16,6 +17,10 @@ KEEP_ALL = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 UNOPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+# XLA compiles candidates too for a GPU that is only described, where it can measure none.
+XLA_FLAGS = "--xla_gpu_autotune_level=0"
+# By fewer passes, in half of the time; later releases end the process at a flag they do not know.
+XLA_FLAGS_OF_JAX_0_10 = "--xla_cpu_use_fusion_emitters=false"
 
 
 def share_programs(environment: MutableMapping[str, str]) -> None:
@@ -29,8 +34,9 @@ def share_programs(environment: MutableMapping[str, str]) -> None:
     if shutil.which("nvidia-smi"):
         return
     environment.setdefault(UNOPTIMIZED, "1")
-    # XLA compiles candidates too for a GPU that is only described, where it can measure none.
-    environment.setdefault("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+    is_early = importlib.metadata.version("jaxlib").startswith("0.10.")
+    flags = f"{XLA_FLAGS} {XLA_FLAGS_OF_JAX_0_10}" if is_early else XLA_FLAGS
+    environment.setdefault("XLA_FLAGS", flags)
     worker = environment.get("PYTEST_XDIST_WORKER")
     if FOLDER not in environment:
         environment[FOLDER] = tempfile.mkdtemp(prefix=PREFIX)

@@ -138,6 +138,12 @@ def run_in_thread(action: Callable[[], Any]) -> None:
         raise errors[0]
 
 
+def _is_of_thread(found: Any) -> bool:
+    """True for an error of Python's own start or end of a thread, which an interrupt cut short."""
+    frames = traceback.extract_tb(found.exc_traceback)
+    return bool(frames) and all(frame.filename == threading.__file__ for frame in frames)
+
+
 def _describe_waiting(thread: threading.Thread) -> str:
     """Returns where a thread waits."""
     frame = sys._current_frames().get(thread.ident or 0)
@@ -151,7 +157,7 @@ def watching(counts: Counts) -> Iterator[None]:
 
     def count(found: Any) -> None:
         # One that comes while a finaliser runs is lost; Python does so with each finaliser.
-        if found.exc_type is not KeyboardInterrupt:
+        if found.exc_type is not KeyboardInterrupt and not _is_of_thread(found):
             counts.unraisable[f"{found.exc_type.__name__}: {found.exc_value}, {found.object}"] += 1
 
     def pass_interrupts(found: Any) -> None:
