@@ -27,6 +27,12 @@ _KNOWN_ARRAYS = frozenset((ArrayImpl, Array, np.ndarray, *_NUMBERS))
 _ARRAYS = (jax.Array, jax.Ref, jax.ShapeDtypeStruct)
 # NumPy's scalars that hold no number: texts, bytes, dates and durations.
 _STATIC_SCALARS = (np.str_, np.bytes_, np.datetime64, np.timedelta64)
+# Generators and coroutines are hashed by identity, and another call would find them at their end.
+_USED_UP = (
+    collections.abc.Iterator,
+    collections.abc.AsyncIterator,
+    collections.abc.Awaitable,
+)
 _BIND = "bind it before the capture: tg.capture(functools.partial(f, name=x))"
 
 
@@ -50,7 +56,7 @@ def is_static(value: Any) -> bool:
         return isinstance(value, _STATIC_SCALARS)
     if isinstance(value, _NUMBERS) or has_array_method(value) or not is_hashable(value):
         return False
-    return not holds_arrays(value)
+    return not isinstance(value, _USED_UP) and not holds_arrays(value)
 
 
 def is_hashable(value: Any) -> bool:
@@ -104,6 +110,13 @@ def describe_refusal(value: Any, *, takes_static: bool) -> tuple[str, str]:
         return (
             "what is no array is part of the key of a graph, and this cannot be hashed",
             suggest_hashable(value),
+        )
+    if isinstance(value, _USED_UP):
+        return (
+            "it is used up by its first use, so that a later call would find nothing left",
+            "await it before the call"
+            if isinstance(value, collections.abc.Awaitable)
+            else "pass next(x), or list(x), whose items are looked at one by one",
         )
     if holds_arrays(value):
         return (

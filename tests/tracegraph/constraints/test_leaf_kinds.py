@@ -135,6 +135,7 @@ REFUSED = [
     (collections.UserDict(a=1), "pass dict(x)", dict),
     (collections.Counter("a"), "pass dict(x)", dict),
     ({"a": 1}.values(), "pass list(x)", list),
+    (map(str, [1, 2]), "pass next(x), or list(x)", list),
     (array.array("f", [1.0]), "pass np.asarray(x)", np.asarray),
     (memoryview(bytearray(b"ab")), "pass np.asarray(x)", np.asarray),
     (Batch(X), "register its class as a pytree", lambda x: Registered(x.x)),
@@ -170,6 +171,18 @@ def test_what_is_refused_names_a_fix_that_works(value, fix, apply, returned):
         returned({"leaf": value})
     assert fix in str(caught.value)
     returned({"leaf": apply(value)})
+
+
+def test_what_is_awaited_once_is_no_key(returned):
+    async def load():
+        return 1
+
+    coroutine = load()
+    try:
+        with pytest.raises(tg.CaptureError, match="await it before the call"):
+            returned({"leaf": coroutine})
+    finally:
+        coroutine.close()
 
 
 def test_the_fix_for_a_reference_works():
