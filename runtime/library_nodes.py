@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+from typing import Self
 
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
@@ -68,8 +70,39 @@ class Matmul:
     has_fast_accumulation: bool = False
 
 
+class _OperandsByRole(abc.ABC):
+    """What nodes whose operands are byte ranges by role have in common: dataclasses."""
+
+    operands: tuple[tuple[str, BufferUse], ...]
+
+    @property
+    @abc.abstractmethod
+    def written(self) -> tuple[BufferUse, ...]:
+        """The byte ranges that it writes."""
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        return tuple([use for _, use in self.operands])
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads, or may read, each once."""
+        return name_buffers(self.ranges)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the buffers that it writes, each once."""
+        return name_buffers(self.written)
+
+    def move(self, relocate: Relocate) -> Self:
+        """Returns the node with each of its byte ranges replaced."""
+        operands = tuple((role, relocate(use)) for role, use in self.operands)
+        return dataclasses.replace(self, operands=operands)  # pyright: ignore[reportArgumentType]
+
+
 @dataclasses.dataclass(frozen=True)
-class MatmulNode:
+class MatmulNode(_OperandsByRole):
     """One cublasLt matmul.
 
     Attributes:
@@ -88,24 +121,9 @@ class MatmulNode:
     WRITTEN = ("d", "aux", "workspace", "d_amax")
 
     @property
-    def ranges(self) -> tuple[BufferUse, ...]:
-        """Every byte range that it names."""
-        return tuple([use for _, use in self.operands])
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Names of the buffers that it reads, or may read, each once."""
-        return name_buffers(use for _, use in self.operands)
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """Names of the buffers that it writes, each once."""
-        return name_buffers(use for role, use in self.operands if role in self.WRITTEN)
-
-    def move(self, relocate: Relocate) -> MatmulNode:
-        """Returns the node with each of its byte ranges replaced."""
-        operands = tuple((role, relocate(use)) for role, use in self.operands)
-        return MatmulNode(self.name, self.matmul, operands)
+    def written(self) -> tuple[BufferUse, ...]:
+        """The byte ranges that it writes."""
+        return tuple(use for role, use in self.operands if role in self.WRITTEN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +165,7 @@ class FfiCallNode:
 
 
 @dataclasses.dataclass(frozen=True)
-class LibraryCallNode:
+class LibraryCallNode(_OperandsByRole):
     """One call of a library of NVIDIA.
 
     Attributes:
@@ -166,29 +184,9 @@ class LibraryCallNode:
         return self.call.kind
 
     @property
-    def ranges(self) -> tuple[BufferUse, ...]:
-        """Every byte range that it names."""
-        return tuple([use for _, use in self.operands])
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Names of the buffers that it reads, or may read, each once."""
-        return name_buffers(use for _, use in self.operands)
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """Names of the buffers that it writes, each once."""
-        return name_buffers(self.written)
-
-    @property
     def written(self) -> tuple[BufferUse, ...]:
         """The byte ranges that it writes."""
         return tuple(use for role, use in self.operands if role in self.call.written)
-
-    def move(self, relocate: Relocate) -> LibraryCallNode:
-        """Returns the node with each of its byte ranges replaced."""
-        operands = tuple((role, relocate(use)) for role, use in self.operands)
-        return LibraryCallNode(self.name, self.call, operands)
 
 
 @dataclasses.dataclass(frozen=True)

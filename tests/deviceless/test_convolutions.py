@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from tests.convolutions import LAST, make_convolution
 from tests.deviceless import building, pipeline
 from tracegraph.lowering.lower import Lowered
 from tracegraph.reports.explain_gpu import count_nodes
@@ -18,18 +19,6 @@ from tracegraph.runtime.cudnn_calls import Activation, Algorithm, Convolution, D
 from tracegraph.runtime.library_nodes import CudnnNode
 
 F32 = np.float32
-LAST = ("NHWC", "HWIO", "NHWC")
-
-
-def make_convolution(
-    strides: tuple[int, ...] = (1, 1), dimension_numbers: Any = LAST, **options: Any
-) -> Callable[..., Any]:
-    def convolve(x: Any, w: Any) -> Any:
-        return lax.conv_general_dilated(
-            x, w, strides, "SAME", dimension_numbers=dimension_numbers, **options
-        )
-
-    return convolve
 
 
 def make_gradient(function: Callable[..., Any]) -> Callable[..., Any]:

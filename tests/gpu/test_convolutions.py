@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import tracegraph as tg
+from tests.convolutions import make_convolution
 from tests.gpu.reference import assert_replayed, copy_arguments
 from tracegraph.runtime.cudnn_calls import Convolution, Direction
 from tracegraph.runtime.graph_nodes import list_nested
@@ -20,18 +21,6 @@ from tracegraph.runtime.library_nodes import CudnnNode
 pytestmark = pytest.mark.usefixtures("gpu")
 
 RNG = np.random.default_rng(5)
-LAST = ("NHWC", "HWIO", "NHWC")
-
-
-def make_convolution(
-    strides: tuple[int, ...] = (1, 1), dimension_numbers: Any = LAST, **options: Any
-) -> Callable[..., Any]:
-    def convolve(x: Any, w: Any) -> Any:
-        return lax.conv_general_dilated(
-            x, w, strides, "SAME", dimension_numbers=dimension_numbers, **options
-        )
-
-    return convolve
 
 
 def draw(*shape: int, dtype: Any = np.float32) -> Any:
