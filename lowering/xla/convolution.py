@@ -217,7 +217,9 @@ def _read_algorithm(config: Any, precision: Sequence[int]) -> Algorithm:
     if not config.HasField("algorithm") or algorithm.algo_id < 0:
         # XLA has measured none: it had no GPU, or was asked not to.
         return Algorithm(allows_tf32=all(each <= TF32_PRECISION for each in precision))
-    if not algorithm.is_cudnn_frontend:
+    # XLA calls the newer interface alone since it deprecated the field, which it then never sets.
+    flag = algorithm.DESCRIPTOR.fields_by_name["is_cudnn_frontend"]
+    if not (flag.GetOptions().deprecated or algorithm.is_cudnn_frontend):
         raise Refusal(f"has algorithm {algorithm.algo_id} of cuDNN's older interface")
     return Algorithm(algorithm.algo_id, tuple(sorted(algorithm.tuning_knobs.items())))
 

@@ -47,7 +47,7 @@ XLA_FFI_Error* copy_through_scratch(XLA_FFI_CallFrame* frame) {
   size_t size = 4;
   for (int64_t i = 0; i < x->rank; ++i) size *= x->dims[i];
   XLA_FFI_DeviceMemory_Allocate_Args memory = {XLA_FFI_DeviceMemory_Allocate_Args_STRUCT_SIZE, NULL,
-                                               frame->ctx, size, 256};
+                                               frame->ctx, size, 16};
   error = frame->api->XLA_FFI_DeviceMemory_Allocate(&memory);
   if (error) return error;
   Copy copy = (Copy)find("cuMemcpyDtoDAsync_v2");
