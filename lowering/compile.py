@@ -223,7 +223,7 @@ def _place_output(output: OutputSpec, targets: Mapping[str, BufferSpec]) -> Outp
     """Returns the output with the buffer that holds it after a replay."""
     if output.alias is None:
         return output
-    return OutputSpec(targets[output.alias], output.alias)
+    return dataclasses.replace(output, buffer=targets[output.alias])
 
 
 def _collect_buffers(

@@ -18,6 +18,7 @@ from tracegraph.lowering.compile import (
 )
 from tracegraph.lowering.compiled_region import CompiledRegion, record_region
 from tracegraph.lowering.compiler import Compiler
+from tracegraph.lowering.detach_results import detach_results
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.limit_workspaces import limit_workspaces
 from tracegraph.lowering.pack_elements import pack_elements
@@ -151,17 +152,19 @@ def plan_smallest(
         order: pairs of region indices; the first must finish before the second.
         frame: what comes around the regions; see `assemble`.
     """
-    apart = drop_unread(assemble(regions, order, into=frame))
-    split = forward_copies(apart)
+    assembled = drop_unread(assemble(regions, order, into=frame))
+    forwarded = forward_copies(assembled)
+    split = detach_results(forwarded)
     split_plan = plan_memory(frame.name, find_lifetimes(split))
-    if split is not apart:
+    if forwarded is not assembled:
+        apart = detach_results(assembled)
         apart_plan = plan_memory(frame.name, find_lifetimes(apart))
         if split_plan.arena_bytes > WIDE_BUDGET * apart_plan.arena_bytes:
             split, split_plan = apart, apart_plan
     # Joined parts live longer, so what is alive at one step is never less than with them apart.
     if split_plan.arena_bytes <= split_plan.peak_bytes:
         return split, split_plan
-    whole = assemble(regions, order, into=frame, is_whole=True)
+    whole = detach_results(assemble(regions, order, into=frame, is_whole=True))
     whole_plan = plan_memory(frame.name, find_lifetimes(whole))
     if whole_plan.arena_bytes < split_plan.arena_bytes:
         return whole, whole_plan

@@ -177,6 +177,12 @@ def list_device_steps(steps: Iterable[GraphStep]) -> Iterator[DeviceStep]:
             yield from list_device_steps(step._list_inner())
 
 
+def list_uses(step: Step) -> list[BufferUse]:
+    """Returns every byte range that a step names, in branches and loops too; none is empty."""
+    named = () if isinstance(step, ExecutableCall | Copy) else step.ranges
+    return [use for use in (*step.reads, *step.writes, *named) if use.nbytes]
+
+
 def _collect(uses: Iterable[BufferUse]) -> tuple[BufferUse, ...]:
     return tuple(dict.fromkeys(use for use in uses if use.nbytes))
 

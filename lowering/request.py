@@ -59,10 +59,17 @@ class InputSpec:
 
 @dataclasses.dataclass(frozen=True)
 class OutputSpec:
-    """A result: the buffer that holds it, and the name of the donated input that it updates."""
+    """A result.
+
+    Attributes:
+        buffer: holds it.
+        alias: name of the donated input that it updates; None if it updates none.
+        is_static: True where each replay writes it to the same place.
+    """
 
     buffer: BufferSpec
     alias: str | None = None
+    is_static: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

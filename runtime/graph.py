@@ -16,6 +16,9 @@ from tracegraph.runtime.memory.sizes import round_exact
 from tracegraph.runtime.nodes import CopyNode, FillNode, KernelNode
 from tracegraph.runtime.packing import count_packed_bytes
 
+# A changed parameter costs half a microsecond, a copy of a small array as much as nine of them.
+MAX_PATCHED_NODES = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class BufferSlot:

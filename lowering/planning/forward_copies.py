@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tracegraph.lowering.device_program import (
     Copy,
@@ -27,6 +27,7 @@ from tracegraph.lowering.device_program import (
     DeviceStep,
     ExecutableCall,
     Step,
+    list_uses,
 )
 from tracegraph.lowering.planning.drop_steps import drop_steps
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
@@ -76,7 +77,7 @@ class _Forwarding:
         self._moving = frozenset(moving)
         self._users: dict[str, set[int]] = defaultdict(set)
         for index, step in enumerate(self.steps):
-            for use in _list_uses(step):
+            for use in list_uses(step):
                 self._users[use.buffer].add(index)
 
     def forward(self, index: int) -> bool:
@@ -142,7 +143,7 @@ class _Forwarding:
         return any(use.overlaps(piece) for each in steps for use in self.steps[each].writes)
 
     def _is_touched(self, steps: Iterable[int], piece: BufferUse) -> bool:
-        return any(use.overlaps(piece) for each in steps for use in _list_uses(self.steps[each]))
+        return any(use.overlaps(piece) for each in steps for use in list_uses(self.steps[each]))
 
     def _replace(self, index: int, stand_in: BufferUse, piece: BufferUse) -> None:
         name, users = stand_in.buffer, self._users.pop(stand_in.buffer) - {index}
@@ -158,8 +159,3 @@ class _Forwarding:
             self.steps[each] = step.move(relocate)
         self._users[piece.buffer] = (self._users[piece.buffer] | users) - {index}
         self.replaced.add(name)
-
-
-def _list_uses(step: Step) -> Sequence[BufferUse]:
-    named = () if isinstance(step, ExecutableCall | Copy) else step.ranges
-    return [use for use in (*step.reads, *step.writes, *named) if use.nbytes]

@@ -38,6 +38,7 @@ from tracegraph.runtime.cuda.streams import CudaStreams
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
+    MAX_PATCHED_NODES,
     ArenaSize,
     ExecutableGraph,
     GraphDefinition,
@@ -56,8 +57,6 @@ from tracegraph.runtime.plan_cache import find_fft_plans
 from tracegraph.runtime.stream import Stream
 
 POISON = 0xFF
-# A changed parameter costs half a microsecond, a copy of a small array as much as nine of them.
-MAX_PATCHED_NODES = 8
 LARGE_BYTES = 1 << 20
 
 

@@ -81,7 +81,7 @@ def make_request(
         bind: of its trace, to bind it as one call where one region is all of it.
         is_marked: see `partition_graph`.
     """
-    return partition_graph(
+    request = partition_graph(
         checked.graph,
         input_names=prepared.names,
         donated=prepared.donated,
@@ -89,6 +89,10 @@ def make_request(
         is_marked=is_marked,
         bind=bind,
     )
+    if prepared.options.outputs == "fresh":
+        return request
+    outputs = tuple(dataclasses.replace(each, is_static=True) for each in request.outputs)
+    return dataclasses.replace(request, outputs=outputs)
 
 
 def list_preparations(device: Device, options: Options, graph: Graph) -> list[Preparation]:

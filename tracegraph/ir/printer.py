@@ -196,7 +196,7 @@ def _measure(op: Op) -> dict[str, Any]:
 
 
 def _is_dull(value: Any) -> bool:
-    if value is None or value is False or value == () or is_jaxpr(value):
+    if value is None or value is False or is_jaxpr(value):
         return True
     return isinstance(value, tuple | list) and all(is_jaxpr(item) for item in value)
 
@@ -215,7 +215,7 @@ def _print_param(value: Any) -> str:
         return value.__name__
     if isinstance(value, np.ndarray):
         return print_type(value)
-    return _clean(repr(value) if not isinstance(value, str) else value)
+    return _clean(str(value) if isinstance(value, str | np.generic) else repr(value))
 
 
 def _clean(text: str) -> str:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
 
 from tests.fakes.jax_programs import TABLE, nested, relu
 from tracegraph.ir.graph import Graph
@@ -144,6 +145,17 @@ def test_callables_are_printed_by_name() -> None:
         return jax.pure_callback(np.sin, x, x)
 
     assert "at 0x" not in print_graph(trace_function(f, (ROW,), {}, name="f").graph)
+
+
+def test_numpy_scalars_among_parameters_are_printed_by_value() -> None:
+    scale = Primitive("scale")
+    scale.def_abstract_eval(lambda x, by: x)
+
+    def f(x: Any) -> Any:
+        return scale.bind(x, by=np.float32(0.5))
+
+    # Comparing one with `()` gives an empty array, which is neither true nor false.
+    assert "scale[by=0.5]" in print_graph(trace_function(f, (ROW,), {}, name="f").graph)
 
 
 def test_report_prints_as_one_line() -> None:

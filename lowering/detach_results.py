@@ -1,0 +1,113 @@
+"""Detach results: a result that the graph could not write elsewhere gets memory of its own.
+
+Note [Detached results]
+A fresh result that the user still holds keeps its memory, and the next replay writes elsewhere: the
+nodes that touch the result are given another address, half a microsecond each. Nodes of libraries
+and those inside of branches and loops cannot be given one, and of many nodes it costs too much.
+Then the replay would copy the old value away first, by a call of XLA: 47 microseconds on the host.
+So such a result is computed in a temporary, and the graph's last step copies it to where the user
+gets it: one node, which takes about a microsecond and can be given another address.
+
+A large result is not detached: it would take its memory twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from tracegraph.lowering.device_program import (
+    Copy,
+    DeviceProgram,
+    DeviceStep,
+    ExecutableCall,
+    Step,
+    list_uses,
+)
+from tracegraph.lowering.request import BufferSpec, OutputSpec
+from tracegraph.runtime.graph import MAX_PATCHED_NODES
+from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, Relocate
+
+# A copy of so much takes a GPU two to three microseconds.
+DETACHED_BYTES = 4 << 20
+
+
+def detach_results(program: DeviceProgram) -> DeviceProgram:
+    """Returns the program with a temporary and a copy for each result that nodes cannot move with.
+
+    Args:
+        program: steps in an order that gives the right result; one that calls regions is returned
+            as it is.
+    """
+    if any(isinstance(step, ExecutableCall) for step in program.steps):
+        return program
+    users = _index_users(program)
+    counts = Counter(output.buffer.name for output in program.outputs)
+    inputs = {spec.buffer.name for spec in program.inputs}
+    found = {
+        output.buffer.name: dataclasses.replace(
+            output.buffer, name=f"{output.buffer.name}.detached"
+        )
+        for output in program.outputs
+        if _may_move(output)
+        and output.buffer.name not in inputs
+        # A value that is two results is copied for each of them anyway.
+        and counts[output.buffer.name] == 1
+        and not _can_be_patched([program.steps[each] for each in users[output.buffer.name]])
+    }
+    return _detach(program, found, users) if found else program
+
+
+def _index_users(program: DeviceProgram) -> Mapping[str, Sequence[int]]:
+    """Returns the steps that name each buffer, in order."""
+    users: dict[str, list[int]] = defaultdict(list)
+    for index, step in enumerate(program.steps):
+        for name in dict.fromkeys(use.buffer for use in list_uses(step)):
+            users[name].append(index)
+    return users
+
+
+def _may_move(output: OutputSpec) -> bool:
+    is_fresh = output.alias is None and not output.is_static
+    return is_fresh and 0 < output.buffer.nbytes <= DETACHED_BYTES
+
+
+def _can_be_patched(users: Sequence[Step]) -> bool:
+    return len(users) <= MAX_PATCHED_NODES and all(map(_is_patchable, users))
+
+
+def _is_patchable(step: Step) -> bool:
+    if isinstance(step, DeviceStep):
+        return isinstance(step.node, KernelNode | CopyNode | FillNode)
+    return isinstance(step, Copy)
+
+
+def _detach(
+    program: DeviceProgram, found: Mapping[str, BufferSpec], users: Mapping[str, Sequence[int]]
+) -> DeviceProgram:
+    def relocate(use: BufferUse) -> BufferUse:
+        temporary = found.get(use.buffer)
+        return use if temporary is None else BufferUse(temporary.name, use.offset, use.nbytes)
+
+    steps = [_move(step, relocate) for step in program.steps]
+    edges = [*program.edges]
+    for name, temporary in found.items():
+        edges += [(user, len(steps)) for user in users[name]]
+        whole = BufferUse(name, 0, temporary.nbytes)
+        stream = steps[users[name][-1]].stream
+        steps.append(Copy(f"copy_{name}", relocate(whole), whole, stream))
+    return dataclasses.replace(
+        program,
+        buffers=(*program.buffers, *found.values()),
+        steps=tuple(steps),
+        edges=tuple(sorted(edges)),
+    )
+
+
+def _move(step: Step, relocate: Relocate) -> Step:
+    if isinstance(step, Copy):
+        source, target = relocate(step.source), relocate(step.target)
+        return dataclasses.replace(step, source=source, target=target)
+    assert not isinstance(step, ExecutableCall)
+    return step.move(relocate)
