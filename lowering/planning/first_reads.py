@@ -29,6 +29,15 @@ def find_first_reads(
     return _follow_back(steps, _Bytes(results))[0]
 
 
+def find_needed(steps: Sequence[GraphStep]) -> list[BufferUse]:
+    """Returns the byte ranges that steps may read before they write them.
+
+    Args:
+        steps: in program order; nothing is read after the last one.
+    """
+    return _follow_back(steps, _Bytes())[1].list_ranges()
+
+
 def _follow_back(steps: Sequence[GraphStep], live: _Bytes) -> tuple[tuple[GraphStep, ...], _Bytes]:
     """Returns the steps, and the bytes that are live before them.
 
@@ -97,9 +106,16 @@ class _Bytes:
 
     def join(self, other: _Bytes) -> None:
         """Adds the bytes of another set."""
-        for name, held in other._maps.items():
-            pieces = held.list_pieces()
-            self.add(BufferUse(name, start, end - start) for start, end, is_in in pieces if is_in)
+        self.add(other.list_ranges())
+
+    def list_ranges(self) -> list[BufferUse]:
+        """Returns them as ranges, those of a buffer in ascending order."""
+        return [
+            BufferUse(name, start, end - start)
+            for name, held in self._maps.items()
+            for start, end, is_in in held.list_pieces()
+            if is_in
+        ]
 
     def _set(self, uses: Iterable[BufferUse], value: bool) -> None:
         for name, offset, nbytes in uses:

@@ -10,7 +10,8 @@ device. What that costs was measured on an H200 with CUDA 13, in microseconds:
 Note [Unrolled loops]
 A loop whose trip count XLA knows is unrolled into the graph up to `UNROLLED_NODES` nodes. A longer
 one becomes a WHILE node whose body has as many iterations as `TURN_NODES` nodes allow, so that the
-cost of a turn is shared by them, and what is left of the trip count follows it. An unknown trip
+cost of a turn is shared by them, and what is left of the trip count follows it; see also Note
+[Alternating iterations] in `lowering/planning/alternate_iterations.py`. An unknown trip
 count takes one iteration per turn: to guard a second one costs an IF node, and that is dearer than
 the turn that it would save.
 """
@@ -34,13 +35,14 @@ from tracegraph.lowering.kernels.conditions import (
     set_index,
     start_turns,
 )
+from tracegraph.lowering.planning.alternate_iterations import alternate_iterations
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
 from tracegraph.runtime.graph_nodes import Construct
 
 # Nodes are 0.2 KB of device memory each and take some microseconds to instantiate.
 UNROLLED_NODES = 1024
-TURN_NODES = 64
+TURN_NODES = 256
 
 
 def decode_while(message: Any, name: str, scope: Scope, decode: DecodeSequence) -> list[GraphStep]:
@@ -73,12 +75,12 @@ def _decode_counted(
     if trip_count < 0:
         raise Refusal(f"loops {trip_count} times")
 
-    def decode_range(first: int, end: int, *turn: Any) -> list[GraphStep]:
-        steps: list[GraphStep] = []
-        for index in range(first, end):
-            inner = scope.open_loop(name, Iteration(index, *turn))
-            steps += _rename(decode(message.body_thunk_sequence.thunks, inner), str(index))
-        return steps
+    def decode_iteration(index: int, *turn: Any) -> list[GraphStep]:
+        inner = scope.open_loop(name, Iteration(index, *turn))
+        return _rename(decode(message.body_thunk_sequence.thunks, inner), str(index))
+
+    def decode_range(first: int, end: int) -> list[GraphStep]:
+        return [step for index in range(first, end) for step in decode_iteration(index)]
 
     size = max(count_nodes(decode_range(0, min(trip_count, 1))), 1)
     per_turn = choose_per_turn(trip_count, size)
@@ -86,7 +88,8 @@ def _decode_counted(
         return decode_range(0, trip_count)
     turns, rest = divmod(trip_count, per_turn)
     counter = scope.add_temporary(COUNTER_BYTES)
-    body = decode_range(0, per_turn, per_turn, counter)
+    iterations = [decode_iteration(index, per_turn, counter) for index in range(per_turn)]
+    body = alternate_iterations(iterations, scope.add_temporary)
     body.append(count_turn(f"{name}@turn", counter, turns))
     start = start_turns(f"{name}@start", counter)
     loop = ConditionalStep(name, Construct.WHILE, (tuple(body),), start)
