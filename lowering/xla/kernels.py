@@ -9,17 +9,20 @@ counts as only written when that is proven:
 * the kernel has one argument for each operand (equal ones may share one), and after them one for
   each result. All of the results are written; an operand is written only where it has the bytes of
   a result, which the kernel then updates in place,
-* the argument is one of those results, its bytes are none of an operand's, and they are not
-  zeroed first (then the kernel adds to them).
+* the argument is one of those results, its bytes are none of an operand's, and no earlier step of
+  the instruction has written any of them. A sort first copies its operand to its result and then
+  sorts there, in one kernel or in several; a sum over blocks adds to zeros. To their kernels the
+  result is no operand.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.device_program import DeviceStep, GraphStep
 from tracegraph.lowering.xla.enums import read_value
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Launch, Scope
@@ -116,7 +119,7 @@ def _make_steps(
         raise Refusal(f"has {len(uses)} arguments and says of {len(written)} whether it writes")
     zeroed = _read_zeroed(thunk.zeroed_output_buffer_indices, written)
     maps = _read_tensor_maps(thunk.tma_metadata.arg_index_to_tma_info, uses)
-    overwritten = find_overwritten(scope.instructions.get(name), uses, written) - zeroed
+    overwritten = find_overwritten(scope.instructions.get(name), uses, written)
     node = KernelNode(
         name,
         launch.code,
@@ -173,6 +176,26 @@ def find_overwritten(
         for index, output in enumerate(outputs)
         if not any(map(output.overlaps, operands))
     )
+
+
+def read_begun(
+    steps: Iterable[GraphStep], begun: dict[str, list[BufferUse]]
+) -> Iterator[GraphStep]:
+    """Yields the steps; a kernel reads too what earlier steps of its instruction have written.
+
+    See Note [Overwritten arguments].
+
+    Args:
+        steps: of a sequence, in order.
+        begun: what the steps before have written, by name; grows.
+    """
+    for step in steps:
+        earlier = begun.setdefault(step.name, [])
+        if isinstance(step, DeviceStep) and isinstance(step.node, KernelNode) and earlier:
+            continued = [use for use in step.writes if any(map(use.overlaps, earlier))]
+            step = dataclasses.replace(step, reads=_collect([*step.reads, *continued]))
+        earlier += step.writes
+        yield step
 
 
 def _collect(uses: Sequence[BufferUse]) -> tuple[BufferUse, ...]:

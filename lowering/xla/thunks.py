@@ -21,7 +21,12 @@ from tracegraph.lowering.xla.convolution import decode_convolution
 from tracegraph.lowering.xla.cudnn_graph import decode_cudnn_graph
 from tracegraph.lowering.xla.ffi_call import decode_ffi_call
 from tracegraph.lowering.xla.fft import decode_fft
-from tracegraph.lowering.xla.kernels import decode_custom_kernel, decode_kernel, make_fill
+from tracegraph.lowering.xla.kernels import (
+    decode_custom_kernel,
+    decode_kernel,
+    make_fill,
+    read_begun,
+)
 from tracegraph.lowering.xla.matmul import decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Scope
@@ -61,11 +66,14 @@ def decode_sequence(
         refused: grows by the thunks that are not lowered, those inside of others included.
     """
     steps: list[GraphStep] = []
+    begun: dict[str, list[BufferUse]] = {}
     for thunk in thunks:
         kind = read_kind(thunk)
         name = thunk.thunk_info.profile_annotation or f"thunk {thunk.thunk_info.thunk_id}"
         try:
-            steps += _decode_thunk(thunk, kind, name, scope, refused)
+            found = _decode_thunk(thunk, kind, name, scope, refused)
+            # The instructions inside of an opener are other ones, as often as they run.
+            steps += found if kind in _OPENERS else read_begun(found, begun)
         except Refusal as refusal:
             refused.append(RefusedThunk(kind, name, str(refusal)))
     return steps

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -32,6 +35,18 @@ def test_program_becomes_a_request(program: Program) -> None:
     assert [(x.shape, x.dtype) for x in jax.tree.leaves(arguments)] == [
         (x.shape, x.dtype) for x in jax.tree.leaves(others)
     ]
+
+
+def test_a_sort_whose_keys_are_not_used_keeps_the_copy_that_it_is_done_in(h200: Any) -> None:
+    request = pipeline.make_capture_request(
+        lambda x: jnp.unique(x, return_counts=True, size=6, fill_value=-1),
+        (np.arange(8, dtype=np.int32),),
+    )
+    steps = pipeline.lower_for_gpu(request, h200).program.steps
+    (sort,) = [step for step in steps if step.kind == "kernel" and "sort" in step.node.code.symbol]
+    (copy,) = [step for step in steps if step.kind == "memcpy" and step.name == sort.name]
+    assert copy.writes[0] in sort.reads
+    assert copy.writes[0] in sort.writes
 
 
 def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,11 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[np.random.Generator], tuple
     ),
     "transpose": (lambda x: x.T * 2, draw((65, 33))),
     "sort": (lambda x: jnp.sort(x), draw((300,))),
+    "sorted_numbers": (lambda x: jnp.argsort(x + 1) * 2, draw((30,))),
+    "unique": (
+        lambda x: jnp.unique(jnp.round(x), return_counts=True, size=6, fill_value=-9),
+        draw((8,)),
+    ),
     "cumulative_sum": (lambda x: jnp.cumsum(x, 0), draw((50, 9))),
     "gather": (lambda x, y: x[jnp.argsort(y)], draw((40, 3), (40,))),
     "scatter": (lambda x, y: x.at[jnp.arange(5) * 2].add(y), draw((20, 4), (5, 4))),
