@@ -6,6 +6,14 @@ places, and every layout is read the other way (rows for columns, the other orde
 
 Enum values are read by name from the message's own descriptors, and what is not listed here is
 refused: the numbers, the fields and their meaning change between versions of XLA.
+
+Note [Padded matmuls]
+XLA pads matmuls of 16-bit floats with zeros to multiples of eight rows and columns, slices the
+result, and takes a bias into the matmul through that slice. The bias stays as short as it was, and
+cublasLt reads up to seven elements behind it, in `jax.jit` as here. They reach only what the slice
+drops. They are in the same 16 or 32 bytes as the last element, as long as the bias begins at a
+multiple of those. An offset keeps its remainder by 256 in every plan, so these bytes can be read.
+They are none of the step's reads: whatever is in them, and when it is written, no result changes.
 """
 
 from __future__ import annotations
@@ -109,6 +117,9 @@ RESULT_COMPUTE_TYPES = {
 TF32_PRECISION = 1
 # Scaling of operands of eight bits: none, or one factor per operand. Beyond are factors per block.
 LAST_SCALE_MODE = 1
+# Which operands XLA pads, and to a multiple of how many rows: Note [Padded matmuls].
+PADDED_DTYPES = ("float16", "bfloat16")
+PADDED_ROWS = 8
 # How many entries of cublasLt's list XLA considers.
 ALGORITHM_COUNT = 128
 
@@ -149,7 +160,9 @@ def decode_matmul(message: Any, name: str, use: Callable[[Message], BufferUse]) 
     if "AUX" in matmul.epilogue.split("_"):
         _check_extent(matmul.d, "aux", operands["aux"])
     for role, wanted in _list_vectors(matmul).items():
-        if role in operands and operands[role].nbytes < wanted:
+        if role not in operands or operands[role].nbytes >= wanted:
+            continue
+        if role != "bias" or not _is_padded_bias(matmul, operands[role], wanted):
             found = operands[role].nbytes
             raise Refusal(f"has the operand `{role}` of {found} bytes: {wanted} are read there")
     return MatmulNode(name, matmul, tuple(operands.items()))
@@ -283,6 +296,16 @@ def _list_vectors(matmul: Matmul) -> dict[str, int]:
     # Beside results of eight bits cublasLt reads a bias of sixteen.
     item_bytes = 2 if matmul.d.dtype in EIGHT_BIT_FLOATS else ITEM_BYTES[matmul.d.dtype]
     return scales | {"bias": matmul.d.rows * item_bytes}
+
+
+def _is_padded_bias(matmul: Matmul, bias: BufferUse, wanted: int) -> bool:
+    """True for a bias whose missing elements belong to rows that XLA has padded D with.
+
+    See Note [Padded matmuls].
+    """
+    unit = PADDED_ROWS * wanted // matmul.d.rows
+    is_padded = matmul.a.dtype in PADDED_DTYPES and wanted % unit == 0
+    return is_padded and bias.offset % unit == 0 and 0 < wanted - bias.nbytes < unit
 
 
 def _check_extent(layout: MatrixLayout, role: str, operand: BufferUse) -> None:

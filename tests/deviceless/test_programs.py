@@ -49,6 +49,16 @@ def test_a_sort_whose_keys_are_not_used_keeps_the_copy_that_it_is_done_in(h200: 
     assert copy.writes[0] in sort.writes
 
 
+def test_a_padded_matmul_takes_its_bias_as_it_is(h200: Any) -> None:
+    request = pipeline.make_capture_request(
+        lambda x, y, z: jnp.tanh(x @ y + z),
+        [np.ones(shape, jnp.bfloat16) for shape in ((6, 3), (3, 4), (4,))],
+    )
+    steps = pipeline.lower_for_gpu(request, h200).program.steps
+    (matmul,) = [step.node for step in steps if step.kind == "matmul"]
+    assert (matmul.matmul.d.rows, dict(matmul.operands)["bias"].nbytes) == (8, 8)
+
+
 def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "__version__", "0.12.0.1")
     monkeypatch.setattr(topology, "PLUGINS", {"jax_plugins.no_such_plugin": "nvidia.none"})

@@ -64,6 +64,12 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[np.random.Generator], tuple
         lambda x, y: jnp.matmul(x, y, precision="highest"),
         draw((17, 32), (32, 23)),
     ),
+    "padded_product": (
+        lambda x, y, z: jnp.tanh(
+            x.astype(jnp.bfloat16) @ y.astype(jnp.bfloat16) + z.astype(jnp.bfloat16)
+        ),
+        draw((6, 3), (3, 4), (4,)),
+    ),
     "transpose": (lambda x: x.T * 2, draw((65, 33))),
     "sort": (lambda x: jnp.sort(x), draw((300,))),
     "sorted_numbers": (lambda x: jnp.argsort(x + 1) * 2, draw((30,))),

@@ -20,6 +20,7 @@ from tests.fakes.matmul_messages import (
 from tracegraph.lowering.xla.matmul import EPILOGUES, decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.library_nodes import MatmulNode, MatrixLayout
+from tracegraph.runtime.nodes import BufferUse
 
 F8 = {"dtype": "F8E4M3FN"}
 
@@ -153,6 +154,57 @@ def test_algorithm_and_workspace():
     assert dict(node.operands)["workspace"].nbytes == 1 << 20
     assert node.matmul.alpha == 0.1 + 2.0j
     assert "#0" in node.results
+
+
+def make_biased(columns: int, nbytes: int, dtype: str = "BF16", result: str = "BF16") -> Any:
+    """Returns a matmul of 8 x 8 with 8 x ``columns`` and a bias; its result has rows first."""
+    shapes = {"lhs_layout": (8, 8, dtype), "rhs_layout": (8, columns, dtype)}
+    shapes |= dict.fromkeys(("c_layout", "output_layout"), (8, columns, result))
+    layouts = {
+        name: make_layout(rows, size, leading_dim_stride=size, dtype=kind)
+        for name, (rows, size, kind) in shapes.items()
+    }
+    bias = {"index": 7, "size": nbytes}
+    return make_thunk(layouts, epilogue="EPILOGUE_BIAS", bias=bias)
+
+
+@pytest.mark.parametrize(
+    ("columns", "nbytes", "types"),
+    [
+        (8, 8, ("BF16", "BF16")),
+        (8, 4, ("BF16", "BF16")),
+        (8, 2, ("F16", "F16")),
+        (8, 4, ("BF16", "F32")),
+        (136, 130 * 4, ("BF16", "F32")),
+    ],
+)
+def test_a_bias_may_end_where_xla_padded_the_matmul(columns: int, nbytes: int, types: Any):
+    node = decode(make_biased(columns, nbytes, *types))
+    assert dict(node.operands)["bias"] == BufferUse("#7", 0, nbytes)
+
+
+@pytest.mark.parametrize(
+    ("columns", "nbytes", "types", "wanted"),
+    [
+        (8, 0, ("BF16", "BF16"), 16),
+        (16, 16, ("BF16", "BF16"), 32),
+        (12, 20, ("BF16", "BF16"), 24),
+        (8, 16, ("F32", "F32"), 32),
+    ],
+)
+def test_a_bias_that_ends_elsewhere_is_refused(columns: int, nbytes: int, types: Any, wanted: int):
+    thunk = make_biased(columns, nbytes, *types)
+    check_refused(thunk, f"`bias` of {nbytes} bytes: {wanted} are read there")
+
+
+@pytest.mark.parametrize("offset", [2, 8, 24])
+def test_a_short_bias_between_the_places_of_values_is_refused(offset: int):
+    def find_moved(piece: Any) -> BufferUse:
+        use = find_use(piece)
+        return use._replace(offset=offset if use.nbytes == 8 else 0)
+
+    with pytest.raises(Refusal, match="`bias` of 8 bytes: 16 are read"):
+        decode_matmul(make_biased(8, 8), "dot", find_moved)
 
 
 @pytest.mark.parametrize(
