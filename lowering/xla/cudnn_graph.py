@@ -21,7 +21,6 @@ VERSION = "1.0"
 READ = frozenset(
     ("json_version", "cudnn_backend_data", "variant_pack_uids", "pass_by_values", "tensors")
     + ("workspace_modifications", "variant_pack_replacements", "fe_workspace_size")
-    + ("tensors_to_dump",)
 )
 # What is passed over, with the reason.
 IGNORED = {
@@ -32,6 +31,7 @@ IGNORED = {
     "gid": "a number of the writer's own",
     "cudnn_backend_version": "cuDNN itself refuses the plan of a version that it does not read",
     "cudnn_frontend_version": "`json_version` says how to read it",
+    "tensors_to_dump": "lengths of sequences that the front end writes to its log, if told to",
     "aligned_operands": "arguments have the alignment that XLA gives them",
 }
 # How a tensor in the workspace gets its first content.
@@ -87,9 +87,8 @@ def _read_graph(serialized: bytes) -> dict[str, Any]:
         raise Refusal(f"has a compiled graph that says `{unknown[0]}`, which is not known")
     if missing := sorted(READ - graph.keys()):
         raise Refusal(f"has a compiled graph that does not say `{missing[0]}`")
-    for key in ("variant_pack_replacements", "tensors_to_dump"):
-        if graph[key]:
-            raise Refusal(f"has a compiled graph with `{key}`, which is not lowered")
+    if graph["variant_pack_replacements"]:
+        raise Refusal("has a compiled graph with `variant_pack_replacements`, which is not lowered")
     return graph
 
 
