@@ -21,13 +21,15 @@ from tracegraph.runtime.ffi.c_api import ErrorCode, Stage
 from tracegraph.runtime.ffi.states import States
 
 FUTURE_LIMIT_S = 60.0
+# XLA refuses handlers more, on every platform; ours must not run in a graph and fail under jit.
+MAX_ALIGNMENT = 16
 
 
 class Scratch(Protocol):
     """Memory for temporaries of handlers."""
 
-    def allocate(self, nbytes: int, alignment: int) -> int:
-        """Returns the address of memory that no other call uses while this one's work runs."""
+    def allocate(self, nbytes: int) -> int:
+        """Returns an address, aligned to MAX_ALIGNMENT, that no other call's work uses with it."""
         ...
 
     def free(self, address: int) -> None:
@@ -237,7 +239,10 @@ def _allocate(given: Any) -> None:
     context = _find_context(given)
     if context.scratch is None:
         raise InterfaceError(ErrorCode.FAILED_PRECONDITION, "this stage has no device memory")
-    given.data = context.scratch.allocate(given.size, given.alignment)
+    if given.alignment.bit_count() != 1 or given.alignment > MAX_ALIGNMENT:
+        problem = f"Unsupported alignment: {given.alignment}"
+        raise InterfaceError(ErrorCode.INVALID_ARGUMENT, problem)
+    given.data = context.scratch.allocate(given.size)
 
 
 def _free(given: Any) -> None:

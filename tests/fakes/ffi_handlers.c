@@ -10,6 +10,7 @@
 EXPORT char report[1 << 16];
 EXPORT int deleted_states;
 EXPORT void* last_scratch[2];
+EXPORT size_t scratch_alignment = 16;
 /* What the handler `enqueue` calls instead of enqueueing: (stream, address). */
 EXPORT void (*on_enqueue)(void* stream, void* address);
 
@@ -207,7 +208,7 @@ EXPORT XLA_FFI_Error* ask_everything(XLA_FFI_CallFrame* frame) {
   say("%llx\n", (long long)stream.stream, 0);
   for (int i = 0; i < 2; ++i) {
     XLA_FFI_DeviceMemory_Allocate_Args memory = {XLA_FFI_DeviceMemory_Allocate_Args_STRUCT_SIZE,
-                                                 NULL, frame->ctx, 100, 64};
+                                                 NULL, frame->ctx, 100, scratch_alignment};
     say_answer(api, "allocate", api->XLA_FFI_DeviceMemory_Allocate(&memory));
     last_scratch[i] = memory.data;
     if (memory.data) memset(memory.data, i, 100);
@@ -274,7 +275,7 @@ EXPORT XLA_FFI_Error* enqueue(XLA_FFI_CallFrame* frame) {
   XLA_FFI_Stream_Get_Args stream = {XLA_FFI_Stream_Get_Args_STRUCT_SIZE, NULL, frame->ctx};
   XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&stream);
   XLA_FFI_DeviceMemory_Allocate_Args memory = {XLA_FFI_DeviceMemory_Allocate_Args_STRUCT_SIZE, NULL,
-                                               frame->ctx, 100, 64};
+                                               frame->ctx, 100, scratch_alignment};
   if (!error) error = frame->api->XLA_FFI_DeviceMemory_Allocate(&memory);
   if (error) return error;
   if (on_enqueue) on_enqueue(stream.stream, ((XLA_FFI_Buffer*)frame->args.args[0])->data);

@@ -17,6 +17,7 @@ import jax.ffi
 import pytest
 
 from tracegraph.runtime.ffi.c_api import Stage
+from tracegraph.runtime.ffi.context import MAX_ALIGNMENT
 from tracegraph.runtime.ffi.handler import Handler
 
 SOURCE = pathlib.Path(__file__).with_suffix(".c")
@@ -69,20 +70,31 @@ class BytesScratch:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
         self.blocks: dict[int, Any] = {}
-        self.asked: list[tuple[int, int]] = []
+        self.asked: list[int] = []
 
-    def allocate(self, nbytes: int, alignment: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         if self.error:
             raise self.error
-        self.asked.append((nbytes, alignment))
-        block = ctypes.create_string_buffer(nbytes + alignment)
+        self.asked.append(nbytes)
+        block = ctypes.create_string_buffer(nbytes + MAX_ALIGNMENT)
         start = ctypes.addressof(block)
-        address = start + -start % alignment
+        address = start + -start % MAX_ALIGNMENT
         self.blocks[address] = block
         return address
 
     def free(self, address: int) -> None:
         del self.blocks[address]
+
+
+@contextlib.contextmanager
+def aligning(nbytes: int) -> Iterator[None]:
+    """Lets the handlers ask for scratch of another alignment."""
+    slot = ctypes.c_size_t.in_dll(load_handlers(), "scratch_alignment")
+    before, slot.value = slot.value, nbytes
+    try:
+        yield
+    finally:
+        slot.value = before
 
 
 @contextlib.contextmanager

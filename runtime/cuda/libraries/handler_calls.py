@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.ffi.c_api import ErrorCode, Stage
+from tracegraph.runtime.ffi.c_api import Stage
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_callable
 from tracegraph.runtime.ffi.context import CallContext, InterfaceError, Scratch
@@ -93,12 +93,8 @@ class BlockScratch:
         self._free: list[Block] = []
         self._used: dict[int, Block] = {}
 
-    def allocate(self, nbytes: int, alignment: int) -> int:
-        """Returns the address of a block; blocks are aligned to at least 256 bytes.
-
-        Raises:
-            InterfaceError: more is asked for.
-        """
+    def allocate(self, nbytes: int) -> int:
+        """Returns the address of a block; blocks are aligned to at least 256 bytes."""
         fitting = [block for block in self._free if block.nbytes >= nbytes]
         block = min(fitting, key=lambda each: each.nbytes, default=None)
         if block is None:
@@ -106,10 +102,6 @@ class BlockScratch:
         else:
             self._free.remove(block)
         self._used[block.address] = block
-        if alignment > 1 and block.address % alignment:
-            raise InterfaceError(
-                ErrorCode.INVALID_ARGUMENT, f"memory aligned to {alignment} bytes is not offered"
-            )
         return block.address
 
     def free(self, address: int) -> None:
@@ -343,7 +335,7 @@ def _allocate_zeros(
     addresses: Sequence[list[int]] = ([], [])
     for types, found in zip((call.operands, call.results), addresses, strict=True):
         for each in types:
-            address = scratch.allocate(max(each.nbytes, 1), 1)
+            address = scratch.allocate(max(each.nbytes, 1))
             driver.fill_async(address, 0, 1, max(each.nbytes, 1), order.stream)
             found.append(address)
     # The memory may be in use by earlier work there, and the stream of a capture waits for none.

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes.ffi_handlers import (
     BytesScratch,
+    aligning,
     make_capsule,
     make_handler,
     read_number,
@@ -207,7 +208,7 @@ def test_everything_that_a_handler_may_ask() -> None:
     assert ["3"] in lines
     assert ["tasks", "1"] in lines
     assert ["numbered", "1"] in lines
-    assert scratch.asked == [(100, 64), (100, 64)]
+    assert scratch.asked == [100, 100]
     assert not scratch.blocks
 
 
@@ -229,6 +230,29 @@ def test_error_of_a_function_of_ours_is_raised_as_it_is() -> None:
     scratch = BytesScratch(error)
     with pytest.raises(OutOfMemoryError, match="planted"):
         run(make_handler("enqueue"), [], [], context=CallContext(States(), 1, scratch))
+
+
+@pytest.mark.parametrize("alignment", [0, 3, 24, 32, 256])
+def test_alignment_that_xla_refuses_is_refused_in_its_words(alignment: int) -> None:
+    scratch = BytesScratch()
+    context = CallContext(States(), 1, scratch)
+    with (
+        aligning(alignment),
+        pytest.raises(
+            InterfaceError, match=f"^INVALID_ARGUMENT: Unsupported alignment: {alignment}$"
+        ),
+    ):
+        run(make_handler("enqueue"), [], [], context=context)
+    assert not scratch.asked
+
+
+@pytest.mark.parametrize("alignment", [1, 2, 4, 8, 16])
+def test_alignment_that_xla_offers_is_offered(alignment: int) -> None:
+    scratch = BytesScratch()
+    with aligning(alignment):
+        run(make_handler("enqueue"), [], [], context=CallContext(States(), 1, scratch))
+    assert scratch.asked == [100]
+    assert not scratch.blocks
 
 
 @pytest.mark.parametrize("fails", [False, True])

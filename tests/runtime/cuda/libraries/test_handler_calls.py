@@ -10,7 +10,13 @@ import pytest
 
 from tests.fakes.cuda_on_host import CudaOnHost, floats, kernel, make_cuda_replay, make_device
 from tests.fakes.definitions import SIZE, make_definition, make_stage
-from tests.fakes.ffi_handlers import enqueuing, make_capsule, read_number, take_report
+from tests.fakes.ffi_handlers import (
+    aligning,
+    enqueuing,
+    make_capsule,
+    read_number,
+    take_report,
+)
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
 from tracegraph.runtime.ffi import recorder
 from tracegraph.runtime.ffi.c_api import DataType
@@ -161,6 +167,13 @@ def test_a_call_is_tried_out_before_there_is_a_graph(
     capture(device, node("one", "x", "y"))
     assert len(enqueued) == 3
     assert count_handles(device)["stream"] == 1
+
+
+def test_scratch_that_xla_refuses_is_refused_before_there_is_a_graph(device: CudaOnHost) -> None:
+    with aligning(256):
+        problem = device.find_call_problem(node("one", "x", "y").call)
+    assert problem.endswith("tried out on zeros: Unsupported alignment: 256")
+    assert device.allocator.statistics.all.allocated_bytes.current == 0
 
 
 def test_states_live_as_long_as_the_graph(device: CudaOnHost) -> None:
