@@ -25,12 +25,13 @@ from tracegraph.lowering.pack_elements import pack_elements
 from tracegraph.lowering.planning.drop_steps import drop_unread
 from tracegraph.lowering.planning.forward_copies import forward_copies
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
-from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
+from tracegraph.lowering.planning.memory_plan import MemoryPlan, find_least_bytes, plan_memory
+from tracegraph.lowering.planning.split_temporaries import find_whole_peak
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.xla.decode import read_program
-from tracegraph.lowering.xla.program import XlaProgram
+from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import UnsupportedError
@@ -156,19 +157,41 @@ def plan_smallest(
     forwarded = forward_copies(assembled)
     split = detach_results(forwarded)
     split_plan = plan_memory(frame.name, find_lifetimes(split))
+    # A plan takes a while: it is made only where it could win, by what it cannot go below.
     if forwarded is not assembled:
         apart = detach_results(assembled)
-        apart_plan = plan_memory(frame.name, find_lifetimes(apart))
-        if split_plan.arena_bytes > WIDE_BUDGET * apart_plan.arena_bytes:
-            split, split_plan = apart, apart_plan
+        lifetimes = find_lifetimes(apart)
+        if split_plan.arena_bytes > WIDE_BUDGET * find_least_bytes(lifetimes):
+            apart_plan = plan_memory(frame.name, lifetimes)
+            if split_plan.arena_bytes > WIDE_BUDGET * apart_plan.arena_bytes:
+                split, split_plan = apart, apart_plan
     # Joined parts live longer, so what is alive at one step is never less than with them apart.
     if split_plan.arena_bytes <= split_plan.peak_bytes:
+        return split, split_plan
+    if split_plan.arena_bytes <= split_plan.kept_bytes + _find_whole_peak(regions):
         return split, split_plan
     whole = detach_results(assemble(regions, order, into=frame, is_whole=True))
     whole_plan = plan_memory(frame.name, find_lifetimes(whole))
     if whole_plan.arena_bytes < split_plan.arena_bytes:
         return whole, whole_plan
     return split, split_plan
+
+
+def _find_whole_peak(regions: Sequence[RegionSteps]) -> int:
+    """Returns the bytes that scratch takes at least where XLA's allocations stay whole."""
+    peaks = [
+        find_whole_peak(
+            region.program.steps,
+            {
+                each.name
+                for each in region.program.allocations
+                if each.kind not in (AllocationKind.PARAMETER, AllocationKind.CONSTANT)
+            }.difference(region.program.outputs),
+        )
+        for region in regions
+        if isinstance(region, XlaRegion)
+    ]
+    return max(peaks, default=0)
 
 
 def _compile_to_kernels(

@@ -26,7 +26,13 @@ def find_first_reads(
         steps: in program order.
         results: the byte ranges that are read after the last step.
     """
-    return _follow_back(steps, _Bytes(results))[0]
+    # Nothing is asked of the steps before the first branch or loop.
+    first = next(
+        (i for i, each in enumerate(steps) if not isinstance(each, DeviceStep)), len(steps)
+    )
+    if first == len(steps):
+        return tuple(steps)
+    return *steps[:first], *_follow_back(steps[first:], _Bytes(results))[0]
 
 
 def find_needed(steps: Sequence[GraphStep]) -> list[BufferUse]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ class MemoryPlan:
         """Bytes that all buffers take side by side, each rounded up to the alignment."""
         return sum(align(lifetime.nbytes) for lifetime in self.lifetimes)
 
-    @property
+    @functools.cached_property
     def peak_bytes(self) -> int:
         """Bytes kept, and the most bytes of scratch alive at one step: no arena can be smaller."""
         return self.kept_bytes + _find_peak(_list_scratch(self.lifetimes))
@@ -339,6 +340,21 @@ def _find_wrong_totals(plan: MemoryPlan) -> Iterator[str]:
         yield f"the arena is larger than the sum of its buffers, {plan.sum_bytes} bytes"
     if plan.arena_bytes < plan.peak_bytes:
         yield f"the arena is smaller than what lives at one step, {plan.peak_bytes} bytes"
+
+
+def find_least_bytes(lifetimes: Iterable[Lifetime]) -> int:
+    """Returns the bytes that no arena with these lifetimes goes below.
+
+    Args:
+        lifetimes: every buffer.
+
+    Example:
+        >>> find_least_bytes([Lifetime("a", 512, 0, 1), Lifetime("b", 512, 2, 3)])
+        512
+    """
+    lifetimes = tuple(lifetimes)
+    kept_bytes = sum(align(lifetime.nbytes) for lifetime in lifetimes if lifetime.is_kept)
+    return kept_bytes + _find_peak(_list_scratch(lifetimes))
 
 
 def _find_peak(lifetimes: Iterable[Lifetime]) -> int:

@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence, Set
 
 from tracegraph.lowering.device_program import GraphStep
 from tracegraph.lowering.planning.byte_map import ByteMap
+from tracegraph.lowering.planning.lifetimes import Lifetime
+from tracegraph.lowering.planning.memory_plan import find_least_bytes
 from tracegraph.runtime.nodes import BufferUse
 
 # XLA aligns to it; a part keeps its address modulo it, and so the alignment of each access.
@@ -90,6 +92,25 @@ def split_allocations(
         parts,
         tuple({use: index_of[value] for use, value in uses.items()} for uses in found),
         {use: index_of[value] for use, value in last.items()},
+    )
+
+
+def find_whole_peak(steps: Sequence[GraphStep], allocations: Set[str]) -> int:
+    """Returns the most bytes of whole allocations that live at one step.
+
+    Args:
+        steps: in XLA's serial order.
+        allocations: names of those that count, each in one part from its first use to its last.
+    """
+    found: dict[str, tuple[int, int, int, int]] = {}
+    for index, step in enumerate(steps):
+        for name, offset, nbytes in (*step.reads, *step.writes):
+            if nbytes and name in allocations:
+                start, end, first, _ = found.get(name, (offset, 0, index, index))
+                found[name] = (min(start, offset), max(end, offset + nbytes), first, index)
+    return find_least_bytes(
+        Lifetime(name, end - start + start % ALIGNMENT, first, last)
+        for name, (start, end, first, last) in found.items()
     )
 
 

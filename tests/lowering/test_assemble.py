@@ -379,6 +379,8 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
     # Bytes are drawn, so that no piece starts at a multiple of the usual alignment.
     with unittest.mock.patch.object(forward_copies_module, "ALIGNMENT", 1):
         forwarded = forward_copies(drop_unread(split))
+    plan = plan_memory("f", find_lifetimes(whole))
+    assert plan.arena_bytes >= plan.kept_bytes + compile_gpu._find_whole_peak([compiled])
     for assembled in (split, whole, wide, narrow, forwarded, widen(forwarded, 1 << 20)):
         verify_order(assembled)
         plan = plan_memory("f", find_lifetimes(assembled))
@@ -409,14 +411,18 @@ CHAIN = [kernel("a", "#p", "#t"), kernel("b", "#t", "#t[256:320]")]
 CHAIN += [kernel("c", "#t #t[256:320]", "#o")]
 
 
-def plan_both(monkeypatch: pytest.MonkeyPatch, waste: int) -> tuple[list[str], MemoryPlan, int]:
+def plan_both(
+    monkeypatch: pytest.MonkeyPatch, waste: int, *more: DeviceStep
+) -> tuple[list[str], MemoryPlan, int]:
     """Returns the temporaries of the program taken, its plan, and how many plans were made.
 
     Args:
         waste: bytes that the plan of the split temporaries loses.
+        more: steps before those that are there in any case.
     """
     outputs = [spec("n")]
-    program = XlaProgram("r", (*P, allocation("#o", OUTPUT), TEMP), tuple(CHAIN), ("#o",))
+    temporary = allocation("#t", TEMPORARY, 2048)
+    program = XlaProgram("r", (*P, allocation("#o", OUTPUT), temporary), (*more, *CHAIN), ("#o",))
     plans: list[MemoryPlan] = []
 
     def plan(name: str, lifetimes: Any) -> MemoryPlan:
@@ -441,6 +447,14 @@ def test_temporaries_stay_whole_where_that_is_smaller(monkeypatch: pytest.Monkey
     temporaries, plan, count = plan_both(monkeypatch, waste=256)
     assert temporaries == ["r.temp.0"]
     assert (plan.arena_bytes, count) == (5 * 256, 2)
+
+
+def test_whole_temporaries_that_cannot_be_smaller_are_not_planned(monkeypatch: pytest.MonkeyPatch):
+    """XLA's allocation has a hole, which the split temporaries do without."""
+    far = [kernel("far", "#p", "#t[1024:1088]"), kernel("near", "#t[1024:1088]", "#t")]
+    temporaries, plan, count = plan_both(monkeypatch, 256, *far)
+    assert len(temporaries) == 2
+    assert (plan.arena_bytes, count) == (6 * 256, 1)
 
 
 def test_a_zeroed_result_is_filled_where_the_kernel_adds_to_it():

@@ -63,6 +63,14 @@ def test_later_steps_decide_what_is_needed():
     assert use("t") in found.reads
 
 
+def test_steps_without_branches_and_loops_stay_as_they_are():
+    steps = [WRITE, READ]
+    assert find_first_reads(steps, []) == (WRITE, READ)
+    found = find_first_reads([*steps, branch([READ])], [])
+    assert found[:2] == (WRITE, READ)
+    assert use("t") in found[2].reads
+
+
 def test_until_they_are_known_everything_counts_as_read():
     step = branch([WRITE, READ], [])
     assert {*step.reads} == {use("t"), use("x"), use("flag")}

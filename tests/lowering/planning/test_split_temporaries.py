@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 
 from tests.fakes.gpu_programs import copy, fill, kernel, use, xla_programs
-from tracegraph.lowering.planning.split_temporaries import Part, Split, split_allocations
+from tracegraph.lowering.planning.split_temporaries import (
+    Part,
+    Split,
+    find_whole_peak,
+    split_allocations,
+)
 from tracegraph.lowering.xla.program import AllocationKind
 
 
@@ -132,3 +137,14 @@ def test_every_use_lies_inside_its_part(drawn: Any):
                 assert part.allocation == each.buffer
                 assert part.offset <= each.offset
                 assert each.offset + each.nbytes <= part.offset + part.nbytes
+
+
+def test_whole_allocations_live_from_their_first_use_to_their_last():
+    first, middle = kernel("a", "", "t[528:592]"), kernel("b", "t[528:592]", "u[0:1]")
+    last = kernel("c", "u[0:1]", "t[0:16]")
+    steps = [first, middle, last]
+    # `t` from 0 to 592 over all steps, `u` beside it; what is not named does not count.
+    assert find_whole_peak(steps, {"t", "u"}) == 768 + 256
+    assert find_whole_peak(steps, {"u"}) == 256
+    assert find_whole_peak([first], {"t"}) == 256
+    assert find_whole_peak([first, last], set()) == 0
