@@ -8,7 +8,8 @@ Then the replay would copy the old value away first, by a call of XLA: 47 micros
 So such a result is computed in a temporary, and the graph's last step copies it to where the user
 gets it: one node, which takes about a microsecond and can be given another address.
 
-A large result is not detached: it would take its memory twice.
+A large result is not detached, unless the arguments and results are larger by far: it would take
+its memory twice.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from tracegraph.lowering.device_program import (
     Step,
     list_uses,
 )
-from tracegraph.lowering.request import BufferSpec, OutputSpec
+from tracegraph.lowering.request import BufferSpec
 from tracegraph.runtime.graph import MAX_PATCHED_NODES
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, Relocate
 
-# A copy of so much takes a GPU two to three microseconds.
-DETACHED_BYTES = 4 << 20
+# So much more memory may always be taken, and this share of what the program keeps anyway.
+DETACHED_BYTES, DETACHED_SHARE = 1 << 16, 64
 
 
 def detach_results(program: DeviceProgram) -> DeviceProgram:
@@ -45,16 +46,18 @@ def detach_results(program: DeviceProgram) -> DeviceProgram:
     users = _index_users(program)
     counts = Counter(output.buffer.name for output in program.outputs)
     inputs = {spec.buffer.name for spec in program.inputs}
+    kept = {spec.buffer for spec in (*program.inputs, *program.outputs)}
+    limit = max(DETACHED_BYTES, sum(spec.nbytes for spec in kept) // DETACHED_SHARE)
     found = {
-        output.buffer.name: dataclasses.replace(
-            output.buffer, name=f"{output.buffer.name}.detached"
-        )
-        for output in program.outputs
-        if _may_move(output)
-        and output.buffer.name not in inputs
+        name: dataclasses.replace(output.buffer, name=f"{name}.detached")
+        for name, output in ((each.buffer.name, each) for each in program.outputs)
+        if output.alias is None
+        and not output.is_static
+        and name not in inputs
+        and 0 < output.buffer.nbytes <= limit
         # A value that is two results is copied for each of them anyway.
-        and counts[output.buffer.name] == 1
-        and not _can_be_patched([program.steps[each] for each in users[output.buffer.name]])
+        and counts[name] == 1
+        and not _can_be_patched([program.steps[each] for each in users[name]])
     }
     return _detach(program, found, users) if found else program
 
@@ -66,11 +69,6 @@ def _index_users(program: DeviceProgram) -> Mapping[str, Sequence[int]]:
         for name in dict.fromkeys(use.buffer for use in list_uses(step)):
             users[name].append(index)
     return users
-
-
-def _may_move(output: OutputSpec) -> bool:
-    is_fresh = output.alias is None and not output.is_static
-    return is_fresh and 0 < output.buffer.nbytes <= DETACHED_BYTES
 
 
 def _can_be_patched(users: Sequence[Step]) -> bool:

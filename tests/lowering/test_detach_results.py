@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.gpu_programs import copy, kernel, make_frame, run_steps, spec
-from tracegraph.lowering.detach_results import DETACHED_BYTES, detach_results
+from tracegraph.lowering.detach_results import DETACHED_BYTES, DETACHED_SHARE, detach_results
 from tracegraph.lowering.device_program import (
     ConditionalStep,
     Copy,
@@ -17,6 +17,7 @@ from tracegraph.lowering.device_program import (
     ExecutableCall,
 )
 from tracegraph.lowering.planning.stream_order import verify_order
+from tracegraph.lowering.request import InputSpec, Role
 from tracegraph.runtime.graph import MAX_PATCHED_NODES
 from tracegraph.runtime.graph_nodes import Construct
 from tracegraph.runtime.library_calls import Scale
@@ -89,6 +90,14 @@ def test_the_result_of_many_nodes_is_copied_once() -> None:
 def test_a_large_or_empty_result_stays(nbytes: int) -> None:
     given = program(BRANCH, nbytes=nbytes)
     assert detach_results(given) is given
+
+
+def test_a_result_that_is_small_beside_the_others_is_copied() -> None:
+    nbytes = 2 * DETACHED_BYTES
+    given = program(BRANCH, nbytes=nbytes)
+    more = InputSpec(spec("weights", DETACHED_SHARE * nbytes), Role.DONATED)
+    found = detach_results(dataclasses.replace(given, inputs=(*given.inputs, more)))
+    assert len(found.steps) == 2
 
 
 def test_results_of_one_place_stay() -> None:
