@@ -26,7 +26,7 @@ READ = frozenset(
 IGNORED = {
     "behavior_notes": "the plan says what it is by what it does",
     "context": "the plan was made for it",
-    "nodes": "the plan was made of them",
+    "nodes": "the plan was made of them; they only say which results are written whole",
     "graph_uid": "a number of the writer's own",
     "gid": "a number of the writer's own",
     "cudnn_backend_version": "cuDNN itself refuses the plan of a version that it does not read",
@@ -38,6 +38,7 @@ IGNORED = {
 _ZEROED, _UNSET = 1, 2
 _INTEGERS = {"INT32": "<i", "INT64": "<q"}
 _FLOAT_DIGITS = 8
+_ATTENTION = ("SDPA", "SDPA_BWD")
 
 
 def decode_cudnn_graph(
@@ -74,7 +75,7 @@ def decode_cudnn_graph(
     written = tuple(i for i, is_output in enumerate(message.output_args, start=1) if is_output)
     node = CudnnNode(name, call, operands, tuple(i for i in written if i <= named), workspace)
     zeroed = list(_list_zeroed(graph, workspace))
-    if getattr(message, "should_memzero", False):
+    if getattr(message, "should_memzero", False) and not _writes_all(graph):
         zeroed += [uses[i - 1] for i in written if uses[i - 1].nbytes]
     return node, tuple(dict.fromkeys(zeroed))
 
@@ -90,6 +91,19 @@ def _read_graph(serialized: bytes) -> dict[str, Any]:
     if graph["variant_pack_replacements"]:
         raise Refusal("has a compiled graph with `variant_pack_replacements`, which is not lowered")
     return graph
+
+
+def _writes_all(graph: dict[str, Any]) -> bool:
+    """True where no byte of a result is left out: attention without lengths of sequences.
+
+    XLA sets the results of all attention to zero, for rows behind the end of a sequence. That is a
+    memset for each result and one for the workspace; its own command buffers leave them out in
+    JAX 0.11.
+    """
+    nodes = graph.get("nodes") or [{}]
+    return all(
+        node.get("tag") in _ATTENTION and node.get("padding_mask") is False for node in nodes
+    )
 
 
 def _list_arguments(graph: dict[str, Any]) -> list[int]:

@@ -82,6 +82,22 @@ def test_outputs_are_zero_before_the_call_where_xla_says_so() -> None:
     assert step.reads == (X, W, *targets)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "count"),
+    [
+        ([{"tag": "SDPA", "padding_mask": False}], 1),
+        ([{"tag": "SDPA_BWD", "padding_mask": False}], 1),
+        ([{"tag": "SDPA", "padding_mask": True}], 3),
+        ([{"tag": "SDPA", "padding_mask": False}, {"tag": "POINTWISE"}], 3),
+        ([], 3),
+    ],
+)
+def test_results_that_are_written_whole_are_not_zeroed(nodes: Any, count: int) -> None:
+    # The front end's own tensor is zeroed either way.
+    *fills, _ = decode(GRAPH | {"nodes": nodes}, make_thunk(text="should_memzero: true"))
+    assert len(fills) == count
+
+
 def test_a_graph_without_workspace_has_no_last_argument() -> None:
     graph = GRAPH | {
         "variant_pack_uids": [1, 2, 3],
