@@ -26,6 +26,8 @@ from tracegraph.lowering.device_program import (
     Step,
     list_uses,
 )
+from tracegraph.lowering.kernels.conditions import COUNTER_BYTES
+from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
 from tracegraph.lowering.request import BufferSpec
 from tracegraph.runtime.graph import MAX_PATCHED_NODES
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, Relocate
@@ -93,14 +95,24 @@ def _detach(
     for name, temporary in found.items():
         edges += [(user, len(steps)) for user in users[name]]
         whole = BufferUse(name, 0, temporary.nbytes)
-        stream = steps[users[name][-1]].stream
-        steps.append(Copy(f"copy_{name}", relocate(whole), whole, stream))
+        copy = _make_copy(f"copy_{name}", relocate(whole), whole)
+        steps.append(dataclasses.replace(copy, stream=steps[users[name][-1]].stream))
     return dataclasses.replace(
         program,
         buffers=(*program.buffers, *found.values()),
         steps=tuple(steps),
         edges=tuple(sorted(edges)),
     )
+
+
+def _make_copy(name: str, source: BufferUse, target: BufferUse) -> DeviceStep | Copy:
+    """Returns a kernel: it takes another address faster than a memcpy, and memory of any origin."""
+    if source.nbytes < COUNTER_BYTES:
+        return Copy(name, source, target)
+    # The pieces do not move, so any four bytes do as a counter.
+    counter = BufferUse(source.buffer, source.offset, COUNTER_BYTES)
+    pieces = (MovingUse(use, use.nbytes, 0) for use in (source, target))
+    return copy_slice(name, *pieces, counter)
 
 
 def _move(step: Step, relocate: Relocate) -> Step:

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import tracegraph as tg
+from tests.gpu.reference import find_captured
 from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -114,6 +115,19 @@ def test_what_is_inside(name: str):
         "nested": {"while", "if"},
     }
     assert kinds == expected.get(name, {"while"})
+
+
+@pytest.mark.parametrize("name", ["branch", "data_dependent_loop", "nested"])
+def test_every_result_is_written_to_memory_of_its_own(name: str):
+    captured: Any = tg.capture(PROGRAMS[name])
+    arguments = [draw(seed) for seed in range(5)]
+    results = [captured(x) for x in arguments]
+    for x, result in zip(arguments, results, strict=True):
+        compare(result, jax.jit(PROGRAMS[name])(x))
+    assert len({leaf.data_ptr() for leaf in jax.tree.leaves(results)}) >= len(arguments)
+    replay = find_captured(captured).replay
+    # What has no port would be copied on the host before the next replay.
+    assert replay.takers.keys() == set(replay.definition.outputs)
 
 
 def test_a_donated_state_is_carried_by_a_loop():

@@ -48,7 +48,10 @@ def test_a_result_that_cannot_move_is_copied_by_the_last_step(step: Any) -> None
     before = kernel("before", "x", "y")
     found = detach_results(program(before, step))
     *steps, last = found.steps
-    assert last == Copy("copy_y", BufferUse("y.detached", 0, 64), BufferUse("y", 0, 64))
+    source, target = BufferUse("y.detached", 0, 64), BufferUse("y", 0, 64)
+    assert isinstance(last, DeviceStep)
+    assert (last.name, last.kind, last.writes) == ("copy_y", "kernel", (target,))
+    assert source in last.reads
     assert not any(use.buffer == "y" for step in steps for use in (*step.reads, *step.writes))
     assert {(0, 2), (1, 2)} <= set(found.edges)
     verify_order(found)
@@ -61,7 +64,9 @@ def test_the_value_is_that_of_the_program() -> None:
     wanted: dict[Any, Any] = {}
     run_steps(given.steps, wanted, None)
     got: dict[Any, Any] = {}
-    run_steps(detach_results(given).steps, got, None)
+    *steps, last = detach_results(given).steps
+    run_steps([*steps, copy("last", "y.detached", "y")], got, None)
+    assert last.name == "copy_y"
     assert {key: got[key] for key in wanted if key[0] == "y"} == {
         key: value for key, value in wanted.items() if key[0] == "y"
     }
@@ -98,6 +103,14 @@ def test_a_result_that_is_small_beside_the_others_is_copied() -> None:
     more = InputSpec(spec("weights", DETACHED_SHARE * nbytes), Role.DONATED)
     found = detach_results(dataclasses.replace(given, inputs=(*given.inputs, more)))
     assert len(found.steps) == 2
+
+
+def test_less_than_a_counter_is_copied_by_a_memcpy() -> None:
+    branch = ConditionalStep(
+        "branch", Construct.IF, ((kernel("then", "x", "y[0:1]"),),), kernel("set", "x", "")
+    )
+    last = detach_results(program(branch, nbytes=1)).steps[-1]
+    assert last == Copy("copy_y", BufferUse("y.detached", 0, 1), BufferUse("y", 0, 1))
 
 
 def test_results_of_one_place_stay() -> None:
