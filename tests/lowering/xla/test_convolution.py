@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from tests.fakes.xla_programs import make_program, name_thunk, piece
+from tests.fakes.xla_recordings import read_files
 from tracegraph.lowering.device_program import DeviceStep, list_device_steps
 from tracegraph.lowering.xla.decode import decode_executable
+from tracegraph.lowering.xla.schema import build_schema
 from tracegraph.runtime.cudnn_calls import (
     Activation,
     Algorithm,
@@ -292,7 +294,6 @@ def change(old: str, new: str, **arguments: Any) -> str:
         ),
         (make_thunk(window=f"dimensions {{ {SIDE} }} " * 3), "a window of 3 dimensions"),
         (change("stride: 1", "stride: 0"), "a window of 2 dimensions"),
-        (change("is_cudnn_frontend: true", ""), "algorithm 67 of cuDNN's older interface"),
         (make_thunk(config="conv_result_scale: 2"), "scales its result by 2.0"),
         (
             make_thunk(config='conv_result_scale: 1 serialized_graph: "1:[f32]conv();"'),
@@ -336,6 +337,36 @@ def test_what_cudnn_is_not_called_with_is_refused(thunk: str, reason: str) -> No
     with pytest.raises(UnsupportedError, match="cannot be lowered: convolution") as raised:
         decode(thunk)
     assert reason in raised.value.why
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+@pytest.mark.parametrize("is_deprecated", [True, False])
+def test_the_newer_interface_is_named_only_where_xla_still_has_both(
+    is_deprecated: bool, is_set: bool
+) -> None:
+    files = read_files().file
+    messages = [message for file in files for message in file.message_type]
+    (field,) = (
+        field
+        for message in messages
+        for field in message.field
+        if field.name == "is_cudnn_frontend"
+    )
+    field.options.deprecated = is_deprecated
+    schema = build_schema(files, "a schema")
+    chosen = CHOSEN if is_set else CHOSEN.replace("is_cudnn_frontend: true", "")
+    thunk = make_thunk(config=f"conv_result_scale: 1 algorithm {{ {chosen} }}")
+    written = make_program(thunk, text=TEXT).SerializeToString()
+    program = schema.message_class("xla.gpu.GpuExecutableProto").FromString(written)
+    if not is_deprecated and not is_set:
+        with pytest.raises(UnsupportedError) as raised:
+            decode_executable(program, name="step")
+        assert "has algorithm 67 of cuDNN's older interface" in raised.value.why
+        return
+    (step,) = list_device_steps(decode_executable(program, name="step").steps)
+    assert isinstance(step.node, CudnnNode)
+    assert isinstance(step.node.call, Convolution)
+    assert step.node.call.algorithm == Algorithm(67, ((3, 7), (9, 0)))
 
 
 def test_an_engine_that_the_device_refuses_is_named_with_the_op() -> None:
