@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tests.ecosystem import expectations
+from tests.ecosystem import expectations, runner
 from tests.ecosystem.program import BOTH, Program, Setup
 from tests.ecosystem.runner import (
     DIFFERS,
@@ -26,6 +27,7 @@ from tests.ecosystem.runner import (
 )
 from tests.ecosystem.shares import run_in_processes
 from tests.processes import run_copy
+from tracegraph.verification.report import VerificationReport
 
 TABLE = expectations.read_table()
 
@@ -82,6 +84,42 @@ def call_back(x):
 )
 def test_what_becomes_of_a_planted_program(function, reference, words):
     assert expectations.write_cell(run_program(make_program(function, reference))) == words
+
+
+ATOMICS = VerificationReport(tolerance=1e-3, reason="float atomics in scatter-add.1")
+
+
+@pytest.mark.parametrize(
+    ("function", "reference", "word"),
+    [
+        (lambda x: x * 2, lambda x: x * 2.0000002, EQUAL),
+        (lambda x: x * 2, lambda x: x * 2.1, DIFFERS),
+        (lambda x: x * 2, lambda x: x * jnp.nan, DIFFERS),
+        (lambda x: x * 2, lambda x: (x * 2).astype(jnp.bfloat16), DIFFERS),
+        (lambda x: x.shape[0], lambda x: x.shape[0] + 1, DIFFERS),
+        (lambda x: jnp.arange(3), lambda x: jnp.arange(3) + 1, DIFFERS),
+        (lambda x: {"a": x}, lambda x: {"b": x}, DIFFERS),
+    ],
+)
+def test_what_the_order_of_a_sum_may_change(monkeypatch, function, reference, word):
+    monkeypatch.setattr(runner, "find_chance", lambda captured: ATOMICS)
+    program = make_program(function, lambda f, **_: jax.jit(reference))
+    (outcome, _) = run_program(program)
+    assert outcome.word == word
+    assert ("scatter-add.1" in outcome.reason) == (word == EQUAL)
+
+
+def test_the_order_of_a_sum_matters_only_on_a_gpu_that_leaves_it_to_chance(monkeypatch):
+    def called(report):
+        capture = types.SimpleNamespace(verification=report)
+        cache = types.SimpleNamespace(list_latest=lambda: [capture])
+        return types.SimpleNamespace(_cache=cache)
+
+    exact = VerificationReport(tolerance=1e-3, reason="the handler of_a_user")
+    assert runner.find_chance([called(ATOMICS)]).tolerance == 0
+    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(platform="gpu")])
+    assert runner.find_chance([called(exact), called(ATOMICS)]) is ATOMICS
+    assert runner.find_chance([called(exact)]).tolerance == 0
 
 
 def test_an_earlier_result_that_changes_is_noticed():
