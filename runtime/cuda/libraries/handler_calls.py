@@ -10,7 +10,9 @@ Note [Calls of handlers]
     1. Its stages run once without a capture, on zeros, so that libraries make their handles, load
        their kernels and find their workspaces; none of that is allowed during a capture. Zeros are
        legal as indices, and no loop of a solver is long on them.
-    2. It runs again, captured. What waits for the device breaks the capture.
+    2. It runs again, captured. What waits for the device breaks the capture: cuSOLVER's Jacobi
+       methods do, which decide on the host whether to go on (`eigh` of one matrix of up to 32
+       rows, `svd`). Their statuses then name no cause, so the message says when they failed.
     3. What was captured may be kernels, memsets and copies within the device. Calls of the host,
        copies from or to its memory (they would be read again, when the handler's buffer is gone)
        and allocations are refused.
@@ -175,11 +177,13 @@ class HandlerCalls:
 
     def _try(self, handler: Handler, call: FfiCall) -> str:
         stream = self.take_stream()
+        failed = "failed when it was tried out on zeros"
         try:
             self.warm(handler, call, stream)
+            failed = "failed while its stream was captured, as one does that waits for the GPU"
             kinds = self._rehearse(handler, call, stream, is_captured=True)
         except InterfaceError as error:
-            return f"whose handler failed when it was tried out on zeros: {error.message}"
+            return f"whose handler {failed}: {error.message}"
         except CudaError as error:
             return f"which breaks the capture of its stream: {error.what}"
         finally:

@@ -19,9 +19,11 @@ from tests.fakes.ffi_handlers import (
 )
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
 from tracegraph.runtime.ffi import recorder
-from tracegraph.runtime.ffi.c_api import DataType
+from tracegraph.runtime.ffi.c_api import DataType, ErrorCode, Stage
 from tracegraph.runtime.ffi.call import ArrayType, FfiCall
-from tracegraph.runtime.ffi.context import count_living
+from tracegraph.runtime.ffi.context import CallContext, InterfaceError, count_living
+from tracegraph.runtime.ffi.frames import Frame
+from tracegraph.runtime.ffi.handler import Handler
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node
 from tracegraph.runtime.library_nodes import FfiCallNode
 from tracegraph.runtime.nodes import BufferUse
@@ -218,6 +220,27 @@ def test_work_that_no_graph_can_repeat_is_refused(device: CudaOnHost, kind: str)
     with enqueuing(act):
         problem = device.find_call_problem(node("one", "x", "y").call)
     assert problem == f"which enqueues what no graph can repeat: {kind.lower()}"
+
+
+def test_a_handler_that_fails_only_while_it_is_captured_says_so(
+    device: CudaOnHost, enqueued: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Handler.run
+
+    def run_and_wait(self: Handler, stage: Stage, frame: Frame, context: CallContext) -> None:
+        run(self, stage, frame, context)
+        if context.stream in device.driver._captures:
+            raise InterfaceError(ErrorCode.INTERNAL, "gesvdj failed: execution failed")
+
+    monkeypatch.setattr(Handler, "run", run_and_wait)
+    problem = device.find_call_problem(node("one", "x", "y").call)
+    assert len(enqueued) == 2
+    assert problem == (
+        "whose handler failed while its stream was captured, as one does that waits for the GPU: "
+        "gesvdj failed: execution failed"
+    )
+    assert not device.driver._captures
+    assert device.allocator.statistics.all.allocated_bytes.current == 0
 
 
 def test_a_broken_capture_is_refused_and_leaves_nothing(
