@@ -30,6 +30,7 @@ FUNCTIONS: dict[str, Any] = {
     "lu of a batch": (lambda x: jax.lax.linalg.lu(x), BATCH),
     "qr": (lambda x: jnp.linalg.qr(x + 1), SQUARE),
     "eigh": (lambda x: jnp.linalg.eigh(x + x.T), SQUARE),
+    "eigh of a small batch": (lambda x: jnp.linalg.eigh(x + 1), BATCH[:, :8, :8]),
     "two calls": (lambda x: jnp.linalg.cholesky(jnp.linalg.cholesky(x) @ x + x), POSITIVE),
     "sort": (lambda x: jnp.sort(x.ravel()), RNG.normal(size=(256, 512)).astype(np.float32)),
 }

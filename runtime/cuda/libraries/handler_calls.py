@@ -12,7 +12,7 @@ Note [Calls of handlers]
        legal as indices, and no loop of a solver is long on them.
     2. It runs again, captured. What waits for the device breaks the capture: cuSOLVER's Jacobi
        methods do, which decide on the host whether to go on (`eigh` of one matrix of up to 32
-       rows, `svd`). Their statuses then name no cause, so the message says when they failed.
+       rows, `svd`). Their statuses name no cause, so the message says when they failed.
     3. What was captured may be kernels, memsets and copies within the device. Calls of the host,
        copies from or to its memory (they would be read again, when the handler's buffer is gone)
        and allocations are refused.
