@@ -9,6 +9,14 @@ device: XLA copies on another stream, so a replay that gets an array which is no
 stream wait for it, through the DLPack protocol. (2) A read of our results by the host: XLA waits
 for the event at which *it* defined the array. So a result becomes a plain array only when the
 stream is idle, or by passing through an XLA program that does nothing but define it anew.
+
+Note [Arrays that were never made]. A program that XLA cannot enqueue (no memory, a handler that
+returns an error, a callback that raises) returns arrays all the same. They hold the error, and
+their address is no address: a graph that reads there loses the GPU's context. XLA enqueues in the
+calling thread, so that the error is there when the call returns: such an array is ready at once,
+and raises when it is waited for. One that was made is not ready before the stream has made it, and
+then there is nothing to wait for. So each array is looked at before its address is used, and the
+host never waits. What fails later, on the GPU itself, ends the context in any case.
 """
 
 from __future__ import annotations
@@ -114,8 +122,15 @@ class JaxOrder:
             self.driver.destroy_event(fork)
 
     def await_array(self, array: Any) -> None:
-        """Makes the stream wait for a plain array that may still be on its way; not the host."""
-        if not _is_ready(array):
+        """Makes the stream wait for a plain array that may still be on its way; not the host.
+
+        Raises:
+            jax.errors.JaxRuntimeError: XLA could not make it, see Note [Arrays that were never
+                made].
+        """
+        if _is_ready(array):
+            array.block_until_ready()
+        else:
             array.__dlpack__(stream=self.stream)
 
     def is_idle(self) -> bool:

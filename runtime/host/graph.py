@@ -20,6 +20,7 @@ from tracegraph.runtime.jax_interop import ArrayImpl, get_quick_call
 from tracegraph.runtime.nodes import CallNode, CopyNode
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
+_is_deleted = ArrayImpl.is_deleted
 # `memmove` without a result: `ctypes.memmove` makes an int of the address that it returns.
 _copy_bytes = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ("memmove", ctypes.pythonapi)
@@ -201,8 +202,8 @@ def _bind_call(
     def launch() -> None:
         try:
             outputs = call(*inputs)
-        except ValueError:
-            outputs = _call_on_copies(call, inputs, arguments)
+        except ValueError as error:
+            outputs = _call_on_copies(call, inputs, arguments, error)
         if is_single:
             outputs = (outputs,)
         if in_place:
@@ -232,8 +233,8 @@ def _bind_single_result(
     def launch() -> None:
         try:
             result.result = output = call(*inputs)
-        except ValueError:
-            result.result = output = _call_on_copies(call, inputs, arguments)
+        except ValueError as error:
+            result.result = output = _call_on_copies(call, inputs, arguments, error)
         if reads_arena or clock.has_copied:
             output.block_until_ready()
             clock.has_copied = False
@@ -245,12 +246,20 @@ def _reads_arena(arguments: list[Any]) -> bool:
     return not all(isinstance(buffer, OwnedBuffer) or buffer.sites for buffer in arguments)
 
 
-def _call_on_copies(call: Callable[..., Any], inputs: list[Any], arguments: list[Any]) -> Any:
+def _call_on_copies(
+    call: Callable[..., Any], inputs: list[Any], arguments: list[Any], error: ValueError
+) -> Any:
     """Calls again with rebound arrays copied in: XLA refuses those of another memory layout.
 
     Only XLA can tell, and a check before each call would cost more than most calls. An array that
     the user committed to another device is not copied: the call raises again.
+
+    Raises:
+        ValueError: the error of the first call, where XLA had accepted the arguments: it has used
+            up what is donated, and what it ran has failed.
     """
+    if any(map(_is_deleted, inputs)):
+        raise error
     for index, buffer in enumerate(arguments):
         value = inputs[index]
         is_elsewhere = value.committed and value.devices() != {buffer.jax_device}

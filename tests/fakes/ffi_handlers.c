@@ -11,6 +11,7 @@ EXPORT char report[1 << 16];
 EXPORT int deleted_states;
 EXPORT void* last_scratch[2];
 EXPORT size_t scratch_alignment = 16;
+EXPORT int is_failing;
 /* What the handler `enqueue` calls instead of enqueueing: (stream, address). */
 EXPORT void (*on_enqueue)(void* stream, void* address);
 
@@ -168,6 +169,19 @@ EXPORT XLA_FFI_Error* fail_execute(XLA_FFI_CallFrame* frame) {
   if (answer_metadata(frame, XLA_FFI_API_MINOR, 0)) return NULL;
   return make_error(frame->api, "planted: the matrix is odd",
                     XLA_FFI_Error_Code_FAILED_PRECONDITION);
+}
+
+/* Writes sevens into its results, unless it is told to fail. */
+EXPORT XLA_FFI_Error* fill_or_fail(XLA_FFI_CallFrame* frame) {
+  if (answer_metadata(frame, XLA_FFI_API_MINOR, 0)) return NULL;
+  if (is_failing) return fail_execute(frame);
+  for (int64_t i = 0; i < frame->rets.size; ++i) {
+    XLA_FFI_Buffer* result = frame->rets.rets[i];
+    size_t size = size_of(result->dtype);
+    for (int64_t d = 0; d < result->rank; ++d) size *= result->dims[d];
+    memset(result->data, 7, size);
+  }
+  return NULL;
 }
 
 EXPORT XLA_FFI_Error* newer_execute(XLA_FFI_CallFrame* frame) {

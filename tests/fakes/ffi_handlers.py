@@ -98,6 +98,17 @@ def aligning(nbytes: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def failing() -> Iterator[None]:
+    """Lets the handler `fill_or_fail` return an error."""
+    slot = ctypes.c_int.in_dll(load_handlers(), "is_failing")
+    slot.value = 1
+    try:
+        yield
+    finally:
+        slot.value = 0
+
+
+@contextlib.contextmanager
 def enqueuing(act: Callable[[int, int], None]) -> Iterator[None]:
     """Lets the handler `enqueue` call a function with its stream and its first operand."""
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)

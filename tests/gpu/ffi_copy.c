@@ -37,8 +37,12 @@ static XLA_FFI_Error* find_stream(XLA_FFI_CallFrame* frame, void** stream) {
   return error;
 }
 
+/* A test sets it: from then on the handlers return an error. */
+int is_failing = 0;
+
 XLA_FFI_Error* copy_through_scratch(XLA_FFI_CallFrame* frame) {
   if (answer_metadata(frame)) return NULL;
+  if (is_failing) return fail(frame->api, "planted: the handler fails");
   void* stream = NULL;
   XLA_FFI_Error* error = find_stream(frame, &stream);
   if (error) return error;

@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,6 +17,8 @@ import pytest
 
 import tracegraph as tg
 from tests.gpu.reference import assert_replayed
+from tracegraph.lowering.reference import run_regions
+from tracegraph.verification import reference_run
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -34,6 +37,7 @@ FUNCTIONS: dict[str, Any] = {
     "two calls": (lambda x: jnp.linalg.cholesky(jnp.linalg.cholesky(x) @ x + x), POSITIVE),
     "sort": (lambda x: jnp.sort(x.ravel()), RNG.normal(size=(256, 512)).astype(np.float32)),
 }
+PLANTED = "planted: the handler fails"
 SOURCE = pathlib.Path(__file__).with_name("ffi_copy.c")
 
 
@@ -72,6 +76,18 @@ def copying(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         capsule = jax.ffi.pycapsule(getattr(library, name))
         jax.ffi.register_ffi_target(f"tracegraph_{name}", capsule, platform="CUDA")
     return library
+
+
+@pytest.fixture
+def failing(copying: ctypes.CDLL) -> Iterator[Any]:
+    """The number that makes the handlers fail while it is 1."""
+    flag = ctypes.c_int.in_dll(copying, "is_failing")
+    yield flag
+    flag.value = 0
+
+
+def read(result: Any) -> np.ndarray:
+    return np.asarray(result)
 
 
 @pytest.mark.usefixtures("copying")
@@ -119,3 +135,59 @@ def test_handler_that_waits_is_refused_and_cut() -> None:
     np.testing.assert_array_equal(captured(x), jax.jit(call)(x))
     stages = captured.lower(x).lowered.definition.stages
     assert [stage.is_captured for stage in stages] == [True, False, True]
+
+
+def test_error_of_a_handler_at_the_capture(failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(x: Any) -> Any:
+        return jax.ffi.ffi_call("tracegraph_copy_through_scratch", x)(x * 2) + 1
+
+    def run_failing(*arguments: Any) -> Any:
+        # It was tried out and captured; only XLA's own call fails.
+        failing.value = 1
+        return run_regions(*arguments)
+
+    x = jnp.asarray(SQUARE)
+    captured: Any = tg.capture(call)
+    with monkeypatch.context() as patch:
+        patch.setattr(reference_run, "run_regions", run_failing)
+        with pytest.raises(tg.VerificationError, match=PLANTED) as caught:
+            captured(x)
+    assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
+    failing.value = 0
+    np.testing.assert_array_equal(captured(x), jax.jit(call)(x))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_error_of_a_handler_in_an_eager_part(failing: Any, verify: bool) -> None:
+    def call(x: Any) -> Any:
+        return jax.ffi.ffi_call("tracegraph_wait_for_stream", x)(x * 2) + 1
+
+    x = jnp.asarray(SQUARE)
+    captured: Any = tg.capture(call, mode="partial", prefer="graph", verify=verify)
+    for _ in range(3):
+        failing.value = 1
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=PLANTED):
+            read(captured(x))
+        failing.value = 0
+        np.testing.assert_array_equal(captured(x), x * 2 + 1)
+
+
+def test_error_of_a_callback_in_an_eager_part() -> None:
+    is_broken: list[bool] = [True]
+
+    def call_back(x: Any) -> Any:
+        if is_broken:
+            raise ValueError(PLANTED)
+        return x
+
+    def call(x: Any) -> Any:
+        return jax.pure_callback(call_back, jax.ShapeDtypeStruct(x.shape, x.dtype), x * 2) + 1
+
+    x = jnp.asarray(SQUARE)
+    captured: Any = tg.capture(call, mode="partial", prefer="graph")
+    for _ in range(3):
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=PLANTED):
+            read(captured(x))
+        is_broken.clear()
+        np.testing.assert_array_equal(captured(x), x * 2 + 1)
+        is_broken.append(True)

@@ -19,8 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.lowering.lower import Lowered
-from tracegraph.lowering.reference import run_regions
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import MemoryComparison
 from tracegraph.runtime.errors import OutOfMemoryError
@@ -28,6 +26,7 @@ from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
 from tracegraph.runtime.packing import count_packed_bytes
 from tracegraph.verification.difference import is_large
 from tracegraph.verification.other_inputs import choose_other_inputs
+from tracegraph.verification.reference_run import run_reference
 from tracegraph.verification.report import VerificationReport, compare_results
 
 
@@ -48,7 +47,7 @@ def verify_on_device(
         report: what is expected.
 
     Raises:
-        VerificationError: a result differs; all are named.
+        VerificationError: a result differs; all are named. Or XLA's executables failed.
         OutOfMemoryError: there is no memory for the copies that the comparison needs.
     """
     try:
@@ -72,7 +71,6 @@ def _compare_twice(
     paths: Sequence[str],
     report: VerificationReport,
 ) -> VerificationReport:
-    lowered = captured.lowered
     values = place_values(captured, leaves)
     others = choose_other_inputs(captured.checked.graph)
     note = "; ".join(filter(None, (report.note, others.note)))
@@ -85,7 +83,7 @@ def _compare_twice(
             # XLA's executable comes second, for it uses up what is donated. The graph may only read
             # what it does not own: if it writes there, the executable gets other inputs.
             got = captured.replay_arrays(given, is_rebound=is_other)
-            expected = _run_reference(lowered, [*given, *values[len(leaves) :]])
+            expected = run_reference(captured, [*given, *values[len(leaves) :]])
             suspects = comparison.find_unequal(
                 [
                     (
@@ -141,9 +139,3 @@ def place_values(captured: CapturedGraph, leaves: Sequence[Any]) -> list[jax.Arr
         for value, spec in zip(values, specs, strict=True)
     ]
     return [to_row_major(array) for array in arrays]
-
-
-def _run_reference(lowered: Lowered, given: Sequence[jax.Array]) -> list[jax.Array]:
-    names = [spec.buffer.name for spec in lowered.program.inputs]
-    values = run_regions(lowered.regions, dict(zip(names, given, strict=True)))
-    return [values[name] for name in lowered.results]

@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.lowering.reference import run_regions
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.jax_interop import to_immutable, to_plain, unwrap_key
+from tracegraph.verification.reference_run import run_reference
 from tracegraph.verification.report import VerificationReport, compare_results
 
 
@@ -42,7 +42,7 @@ def verify_on_host(
         report: what is expected.
 
     Raises:
-        VerificationError: a result differs; all are named.
+        VerificationError: a result differs; all are named. Or XLA's executables failed.
     """
     arrays = copy_inputs(captured, leaves)[: len(leaves)]
     # The executables use up what is donated.
@@ -78,16 +78,3 @@ def poison_buffers(captured: CapturedGraph) -> None:
         count = math.prod(aval.shape) * aval.dtype.itemsize
         content = np.full(count, 0xFF, np.uint8).view(aval.dtype)
         buffers[name].write(content.reshape(aval.shape))
-
-
-def run_reference(captured: CapturedGraph, inputs: Sequence[jax.Array]) -> list[Any]:
-    """Returns the flat results of the executables, which use up what is donated.
-
-    Args:
-        captured: the graph.
-        inputs: one array per static input, constants included.
-    """
-    lowered = captured.lowered
-    names = [spec.buffer.name for spec in lowered.program.inputs]
-    values = run_regions(lowered.regions, dict(zip(names, inputs, strict=True)))
-    return [values[name] for name in lowered.results]

@@ -71,6 +71,9 @@ def _launch_beside(graph: CudaGraph, order: JaxOrder) -> None:
 class EagerStage:
     """Eager work between two graphs: a call of JAX on private copies.
 
+    A call that fails raises here, before a later graph could read what it has not made: Note
+    [Arrays that were never made].
+
     Args:
         stage: one call.
         buffers: every buffer of the graph, by name.
@@ -88,7 +91,11 @@ class EagerStage:
         ]
 
     def launch(self) -> None:
-        """Runs the call; its results are copied into their buffers."""
+        """Runs the call; its results are copied into their buffers.
+
+        Raises:
+            jax.errors.JaxRuntimeError: what XLA says, or the user's code under it.
+        """
         for executable, arguments, results in self._calls:
             outputs = executable(*[buffer.snapshot().to_jax() for buffer in arguments])
             outputs = outputs if len(results) != 1 else (outputs,)

@@ -80,8 +80,7 @@ def allocate_arrays(
     """
     arrays = list(_make_allocator(((shape, dtype),) * count, jax_device)())
     for array in arrays:
-        # Without memory JAX returns an array all the same, whose address is no address: it is ready
-        # at once and raises when it is waited for. Memory is not ready before the stream is idle.
+        # Without memory: Note [Arrays that were never made].
         if _is_ready(array):
             array.block_until_ready()
     return [_make_weak(array) for array in arrays] if weak_type else arrays

@@ -20,6 +20,7 @@ from tests.fakes.cuda_on_host import (
     view_floats,
 )
 from tests.fakes.definitions import make_copy, make_definition, make_stage, take_results
+from tests.fakes.failed_arrays import make_failed_array
 from tests.processes import run_program
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.cuda import buffer as buffer_module
@@ -156,11 +157,24 @@ def test_waiting_asks_by_the_dlpack_protocol(
         def __dlpack__(self, *, stream: int) -> None:
             self.streams.append(stream)
 
+        def block_until_ready(self) -> None:
+            assert self is ready, "the host waits"
+
     pending, ready = Pending(), Pending()
     monkeypatch.setattr(jax_order, "_is_ready", lambda array: array is ready)
     device.context.order.await_array(pending)
     device.context.order.await_array(ready)
     assert (pending.streams, ready.streams) == ([STREAM], [])
+
+
+def test_an_array_that_was_never_made_is_not_copied(device: CudaOnHost) -> None:
+    replay = make_cuda_replay(device, DOUBLE)
+    copies = count(device, "copy_async")
+    for _ in range(2):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="planted"):
+            replay.load([(0, make_failed_array())])
+    assert count(device, "copy_async") == copies
+    np.testing.assert_array_equal(call(replay, place([3] * 4)), [6] * 4)
 
 
 def test_an_input_that_nothing_reads_is_ignored(device: CudaOnHost) -> None:

@@ -20,6 +20,7 @@ from tests.fakes.cuda_on_host import (
     place,
 )
 from tests.fakes.definitions import make_call, make_definition, make_stage
+from tests.fakes.failed_arrays import make_failed_array
 from tracegraph.runtime.cuda.graphs.stages import CudaStage, EagerStage
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.graph import Stage
@@ -157,6 +158,26 @@ def test_an_eager_call_that_raises_leaves_the_next_call_right(device: CudaOnHost
     replay = make_cuda_replay(device, make_definition(first, broken, last, outputs="w z"))
     with pytest.raises(KeyError, match="planted"):
         call(replay, floats([1] * 4))
+    is_broken.clear()
+    np.testing.assert_array_equal(call(replay, floats([5] * 4)), [12] * 4)
+
+
+def test_what_an_eager_call_has_not_made_is_never_read(device: CudaOnHost) -> None:
+    is_broken = [True]
+
+    def function(y: Any) -> Any:
+        return make_failed_array() if is_broken else y - 3
+
+    first, _, last = make_mixed().stages
+    broken = make_stage(CallNode("eager", function, ("y",), ("z",)), is_captured=False)
+    replay = make_cuda_replay(device, make_definition(first, broken, last, outputs="w z"))
+    for turn in (1, 2):
+        copies = device.driver.count_calls("copy_async")
+        with pytest.raises(jax.errors.JaxRuntimeError, match="planted"):
+            call(replay, place([1] * 4))
+        # The first graph alone. The input is copied, and what the call is given; no result.
+        assert len(read_launches(device)) == turn
+        assert device.driver.count_calls("copy_async") - copies == 2
     is_broken.clear()
     np.testing.assert_array_equal(call(replay, floats([5] * 4)), [12] * 4)
 
