@@ -80,6 +80,7 @@ FAULTS = [
             (rules.check_pure_places, "runtime/memory/providers/x.py", "from cuda.bindings import nvrtc", "reaches cuda"),
             (rules.check_pure_places, "lowering/planning/lifetimes.py", "import jax", "memory_plan.py: reaches jax through tracegraph.lowering.planning.lifetimes"),
             (rules.check_file_lengths, "lowering/x.py", "a = 1\n" * 401, "401 lines"),
+            (rules.check_file_lengths, "tests/lowering/test_x.py", "a = 1\n" * 401, "tests/lowering/test_x.py: 401 lines"),
             (rules.check_module_names, "tracegraph/capture.py", "", "named like the public `capture`"),
             (rules.check_module_names, "tracegraph/capture/__init__.py", "", "named like the public `capture`"),
             (rules.check_records, "runtime/x.py", RECORD_HEAD + SEVEN_FIELDS, "x.py:3: record `R` has 7 fields"),

@@ -8,15 +8,13 @@ and memcpys, memsets and launches of graphs really happen, at once and in order.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tests.fakes.fake_memory import FakeMemory
 from tests.fakes.fake_state import (
     FakeConditional,
     FakeExecutable,
@@ -25,6 +23,7 @@ from tests.fakes.fake_state import (
     check_fill,
     list_nodes,
 )
+from tests.fakes.fake_streams import FakeStreams
 from tracegraph.runtime.cuda.driver.calls import (
     Condition,
     CopyRange,
@@ -43,9 +42,9 @@ MAX_SHARED_BYTES = 227 * 1024
 
 if TYPE_CHECKING:
     # For type checkers it is the real one, whose methods it must have as they are.
-    class Base(FakeMemory, CudaDriver): ...
+    class Base(FakeStreams, CudaDriver): ...
 else:
-    Base = FakeMemory
+    Base = FakeStreams
 
 
 class FakeDriver(Base):
@@ -59,107 +58,6 @@ class FakeDriver(Base):
     def read_version(self) -> int:
         self._enter("read_version")
         return 13_000
-
-    def retain_primary_context(self, ordinal: int) -> int:
-        self._enter("retain_primary_context", ordinal)
-        held = self._contexts.setdefault(ordinal, [next(self._numbers), 0])
-        held[1] += 1
-        self._live[held[0]] = "context"
-        return held[0]
-
-    def release_primary_context(self, ordinal: int) -> None:
-        held = self._contexts[ordinal]
-        check(held[1] > 0, f"context of device {ordinal} released too often")
-        held[1] -= 1
-        if not held[1]:
-            del self._live[held[0]]
-        self._enter("release_primary_context", ordinal)
-
-    def set_current(self, context: int) -> None:
-        self._enter("set_current", context)
-        if context:
-            self._check_live("context", context)
-        self._thread.context = context
-
-    def get_current(self) -> int:
-        self._enter("get_current")
-        return getattr(self._thread, "context", 0)
-
-    @contextlib.contextmanager
-    def use_context(self, context: int) -> Iterator[None]:
-        before = self.get_current()
-        if before == context:
-            yield
-            return
-        self.set_current(context)
-        try:
-            yield
-        finally:
-            self.set_current(before)
-
-    def count_resident_threads(self) -> int:
-        self._enter("count_resident_threads", needs_context=True)
-        return 132 * 2048
-
-    def synchronize_context(self) -> None:
-        self._enter("synchronize_context", needs_context=True)
-        check(not self._captures, "synchronize_context while a stream is captured")
-
-    def create_stream(self, priority: int = 0) -> int:
-        return self._create("stream", "create_stream", priority, needs_context=True)
-
-    def destroy_stream(self, stream: int) -> None:
-        check(stream not in self._captures, "destroy_stream of a stream that is captured")
-        self._destroy("stream", "destroy_stream", stream)
-
-    def query_stream(self, stream: int) -> bool:
-        self._enter("query_stream", stream)
-        self._check_stream(stream)
-        return True
-
-    def synchronize_stream(self, stream: int) -> None:
-        self._enter("synchronize_stream", stream)
-        self._check_stream(stream)
-
-    def wait_event(self, stream: int, event: int) -> None:
-        self._enter("wait_event", stream, event)
-        self._check_stream(stream)
-        self._check_live("event", event)
-
-    def read_priority_range(self) -> tuple[int, int]:
-        self._enter("read_priority_range", needs_context=True)
-        return 0, -5
-
-    def create_event(self, *, timing: bool = False, blocking: bool = False) -> int:
-        event = self._create("event", "create_event", timing, blocking, needs_context=True)
-        self._event_contexts[event] = self._thread.context
-        return event
-
-    def record_event(self, event: int, stream: int) -> None:
-        self._enter("record_event", event, stream)
-        self._check_stream(stream)
-        self._check_live("event", event)
-        current = getattr(self._thread, "context", 0)
-        is_same = current in (0, self._event_contexts[event])
-        check(is_same, "record_event on a stream of another context")
-
-    def query_event(self, event: int) -> bool:
-        self._enter("query_event", event)
-        self._check_live("event", event)
-        return True
-
-    def synchronize_event(self, event: int) -> None:
-        self._enter("synchronize_event", event)
-        self._check_live("event", event)
-
-    def elapsed_ms(self, start: int, end: int) -> float:
-        self._enter("elapsed_ms", start, end)
-        self._check_live("event", start)
-        self._check_live("event", end)
-        return 1.0
-
-    def destroy_event(self, event: int) -> None:
-        self._destroy("event", "destroy_event", event)
 
     def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._copy("copy_async", target, source, nbytes, stream)
