@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,24 @@ from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.static_buffer import StaticBuffer
 from tracegraph.runtime.stream import Stream
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatDifference:
+    """How far two arrays of floats are apart.
+
+    Attributes:
+        largest: difference where the second array is finite; NaN or infinite where the first is
+            not.
+        magnitude: the largest finite one of the second array.
+        is_alike: True where all that is not finite in the second array is the same in the first.
+        is_changed: True where a finite element of the second array has other bits in the first.
+    """
+
+    largest: float
+    magnitude: float
+    is_alike: bool
+    is_changed: bool
 
 
 class MemoryComparison(Protocol):
@@ -36,6 +55,20 @@ class MemoryComparison(Protocol):
 
         Args:
             pairs: two addresses and a number of bytes each.
+        """
+        ...
+
+    def measures(self, dtype: np.dtype[Any]) -> bool:
+        """True for the floats that `measure_floats` takes."""
+        ...
+
+    def measure_floats(
+        self, pairs: Sequence[tuple[int, int, int, np.dtype[Any]]]
+    ) -> list[FloatDifference]:
+        """Returns how far each pair is apart; the host waits once.
+
+        Args:
+            pairs: two addresses, a number of elements, not 0, and their dtype.
         """
         ...
 

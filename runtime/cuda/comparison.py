@@ -1,8 +1,9 @@
 """Comparing device memory bit for bit, and copying arrays; nothing is compiled for it.
 
-Note [The one kernel of our own]. XLA takes 20 ms or more to compile even a trivial program, and one
-per shape. A comparison at capture must be cheap for any shapes, so that the ranges are compared by
-a kernel that knows bytes only. It is kept as PTX, which every driver translates for its GPU.
+Note [Kernels that compare]. XLA takes 20 ms or more to compile even a trivial program, and one per
+shape. A comparison at capture must be cheap for any shapes, so that the ranges are compared by a
+kernel that knows bytes only, and measured by one that knows formats of floats. They are kept as
+PTX, which every driver translates for its GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.driver.calls import KernelLaunch
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
+from tracegraph.runtime.cuda.measurement import FORMATS, FOUND, MEASURE_PIECES, join_pieces
+from tracegraph.runtime.device import FloatDifference
 from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.nodes import KernelCode, LaunchShape
 from tracegraph.runtime.packing import PACKED_BITS, count_packed_bytes, is_packable, unpack
@@ -93,20 +96,30 @@ class CudaComparison:
         pieces, owners = _cut_pieces(pairs)
         if not owners.size:
             return []
-        # The verdicts follow the table, all 0.
-        host = np.pad(pieces.view(np.uint8).ravel(), (0, owners.size))
-        table = jax.block_until_ready(jax.device_put(host, self._context.jax_device))
-        first = _get_pointer(table)
-        parameters = (first, first + pieces.nbytes)
-        launch = KernelLaunch(
-            self._kernel.function,
-            LaunchShape((owners.size, 1, 1), (THREADS, 1, 1)),
-            tuple(address.to_bytes(8, "little") for address in parameters),
-        )
-        with self._context.order.use_context():
-            self._context.driver.launch_kernel(launch, self._context.order.stream)
-        verdicts = self.read_range(parameters[1], owners.shape, np.dtype(np.uint8))
+        verdicts = self._run(self._compare, pieces, owners.size)
         return np.unique(owners[verdicts != 0]).tolist()
+
+    def measures(self, dtype: np.dtype[Any]) -> bool:
+        """True for the floats that `measure_floats` takes."""
+        return dtype.name in FORMATS
+
+    def measure_floats(
+        self, pairs: Sequence[tuple[int, int, int, np.dtype[Any]]]
+    ) -> list[FloatDifference]:
+        """Returns how far each pair is apart; the host waits once.
+
+        Args:
+            pairs: two addresses, a number of elements, not 0, and their dtype.
+        """
+        if not pairs:
+            return []
+        pieces, owners = _cut_pieces([(a, b, n * dtype.itemsize) for a, b, n, dtype in pairs])
+        sizes = np.asarray([dtype.itemsize for *_, dtype in pairs], np.uint64)
+        formats = np.asarray([FORMATS[dtype.name] for *_, dtype in pairs], np.uint64)
+        pieces[:, 2] //= sizes[owners]
+        rows = np.column_stack((pieces, formats[owners]))
+        found = self._run(self._measure, rows, owners.size * FOUND.itemsize)
+        return join_pieces(found.view(FOUND), owners)
 
     def read_range(
         self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -142,10 +155,32 @@ class CudaComparison:
                     copy(target + rest, source, split, stream)
         return copies
 
+    def _run(
+        self, kernel: LoadedKernel, table: np.ndarray[Any, Any], nbytes: int
+    ) -> np.ndarray[Any, Any]:
+        """Returns the bytes that a kernel writes, one block of threads per row of its table."""
+        # What it writes follows the table, all 0.
+        host = np.pad(table.view(np.uint8).ravel(), (0, nbytes))
+        both = jax.block_until_ready(jax.device_put(host, self._context.jax_device))
+        first = _get_pointer(both)
+        parameters = (first, first + table.nbytes)
+        launch = KernelLaunch(
+            kernel.function,
+            LaunchShape((len(table), 1, 1), (THREADS, 1, 1)),
+            tuple(address.to_bytes(8, "little") for address in parameters),
+        )
+        with self._context.order.use_context():
+            self._context.driver.launch_kernel(launch, self._context.order.stream)
+        return self.read_range(parameters[1], (nbytes,), np.dtype(np.uint8))
+
+    # Both are held for as long as this object: unloading a kernel waits for the whole GPU.
     @functools.cached_property
-    def _kernel(self) -> LoadedKernel:
-        """Held for as long as this object: unloading a kernel waits for the whole GPU."""
+    def _compare(self) -> LoadedKernel:
         return self._kernels.load(COMPARE_PIECES, LaunchShape((1, 1, 1), (THREADS, 1, 1)))
+
+    @functools.cached_property
+    def _measure(self) -> LoadedKernel:
+        return self._kernels.load(MEASURE_PIECES, LaunchShape((1, 1, 1), (THREADS, 1, 1)))
 
 
 def _halve(array: jax.Array) -> tuple[int, int]:

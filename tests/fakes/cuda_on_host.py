@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.fakes.definitions import SIZE
 from tests.fakes.memory_driver import MemoryDriver
 from tracegraph.runtime.array import ArrayState
-from tracegraph.runtime.cuda import jax_order
+from tracegraph.runtime.cuda import jax_order, measurement
 from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.graph import GraphDefinition
@@ -71,6 +72,7 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaOnHost:
         "increment": on_floats(lambda x: x + 1),
         "add": on_floats(np.add),
         "compare_pieces": compare_pieces,
+        "measure_pieces": measure_pieces,
     }
     return CudaOnHost(driver)
 
@@ -93,6 +95,29 @@ def compare_pieces(parameters: tuple[bytes, ...]) -> None:
     for index, (one, other, nbytes) in enumerate(table.reshape(-1, 3).tolist()):
         if ctypes.string_at(one, nbytes) != ctypes.string_at(other, nbytes):
             ctypes.memset(verdicts + index, 1, 1)
+
+
+def measure_pieces(parameters: tuple[bytes, ...]) -> None:
+    """Does what the kernel `measurement.MEASURE_PIECES` does."""
+    first, found = (int.from_bytes(parameter, "little") for parameter in parameters)
+    table = np.ctypeslib.as_array((ctypes.c_uint64 * ((found - first) // 8)).from_address(first))
+    dtypes = [jnp.dtype(name) for name in measurement.FORMATS]
+    rows = []
+    for one, other, count, number in table.reshape(-1, 4).tolist():
+        dtype = dtypes[number]
+        raw = [
+            np.frombuffer(ctypes.string_at(a, count * dtype.itemsize), dtype) for a in (one, other)
+        ]
+        ours, theirs = (each.astype(np.float64) for each in raw)
+        finite = np.isfinite(theirs)
+        is_same = np.array_equal(ours[~finite], theirs[~finite], equal_nan=True)
+        bits = [each[finite].view(f"u{dtype.itemsize}") for each in raw]
+        difference = np.max(np.abs(ours[finite] - theirs[finite]), initial=0.0)
+        magnitude = np.max(np.abs(theirs[finite]), initial=0.0)
+        flags = (not is_same) + 2 * (not np.array_equal(*bits))
+        rows.append((difference, magnitude, flags))
+    result = np.array(rows, measurement.FOUND).tobytes()
+    ctypes.memmove(found, result, len(result))
 
 
 def view_floats(address: int, count: int = SIZE) -> np.ndarray[Any, Any]:

@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from tracegraph.capturing.partition import partition_graph
 from tracegraph.capturing.unlowered import find_refused, find_unlowered
 from tracegraph.constraints.violation import Violation
@@ -26,7 +24,6 @@ from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.late_import import import_late
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
-from tracegraph.verification.difference import is_large, prepare_difference
 
 # Note [Late imports].
 prepare_reading: Callable[[], None] = import_late(
@@ -121,13 +118,6 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
         preparations += [
             ("verify", functools.partial(device.prepare_result, *each))
             for each in dict.fromkeys(fresh)
-        ]
-    # Sums without a fixed order: results are not equal bit for bit.
-    if options.verify and _has_op(graph, "scatter-add"):
-        preparations += [
-            ("verify", functools.partial(prepare_difference, *each, device.jax_device))
-            for each in dict.fromkeys(types)
-            if is_large(jax.ShapeDtypeStruct(*each))
         ]
     return preparations
 

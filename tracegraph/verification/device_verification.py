@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,10 +24,10 @@ from tracegraph.runtime.device import MemoryComparison
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
 from tracegraph.runtime.packing import count_packed_bytes
-from tracegraph.verification.difference import is_large
+from tracegraph.verification.difference import measure_difference, relate
 from tracegraph.verification.other_inputs import choose_other_inputs
 from tracegraph.verification.reference_run import run_reference
-from tracegraph.verification.report import VerificationReport, compare_results
+from tracegraph.verification.report import VerificationReport, judge_differences
 
 
 def verify_on_device(
@@ -94,10 +94,11 @@ def _compare_twice(
                     for (address, _), array in zip(got, expected, strict=True)
                 ]
             )
-            replayed = [_read(comparison, *got[index], expected[index]) for index in suspects]
+            wanted = [expected[index] for index in suspects]
+            addresses = [got[index][0] for index in suspects]
+            differences = _measure(comparison, addresses, wanted)
         suspected = [paths[index] for index in suspects]
-        wanted = [expected[index] for index in suspects]
-        close |= {*compare_results(captured.name, suspected, replayed, wanted, report)}
+        close |= {*judge_differences(captured.name, suspected, differences, wanted, report)}
     named = tuple(path for path in paths if path in close)
     return dataclasses.replace(report, exact=len(paths) - len(named), close=named, note=note)
 
@@ -118,13 +119,26 @@ def _copy_arguments(
     return [next(rotated if differs else same) for differs in may_differ]
 
 
-def _read(
-    comparison: MemoryComparison, address: int, read_value: Callable[[], Any], wanted: jax.Array
-) -> Any:
-    """Returns a result of the graph, a small one as a copy on the host: JAX compiles for others."""
-    if is_large(wanted):
-        return read_value()
-    return comparison.read_range(address, wanted.shape, wanted.dtype)
+def _measure(
+    comparison: MemoryComparison, addresses: Sequence[int], wanted: Sequence[jax.Array]
+) -> list[float]:
+    """Returns the difference of each result; floats stay on the device, others are copied."""
+    pairs = list(zip(addresses, wanted, strict=True))
+    there = [pair for pair in pairs if comparison.measures(pair[1].dtype)]
+    found = iter(
+        comparison.measure_floats(
+            [
+                (address, each.unsafe_buffer_pointer(), each.size, each.dtype)
+                for address, each in there
+            ]
+        )
+    )
+    return [
+        relate(next(found))
+        if comparison.measures(each.dtype)
+        else measure_difference(comparison.read_range(address, each.shape, each.dtype), each)
+        for address, each in pairs
+    ]
 
 
 def place_values(captured: CapturedGraph, leaves: Sequence[Any]) -> list[jax.Array]:

@@ -83,9 +83,20 @@ def compare_results(
     Raises:
         VerificationError: a result differs by more than that; all are named.
     """
+    differences = [measure_difference(*pair) for pair in zip(replayed, expected, strict=True)]
+    return judge_differences(name, paths, differences, expected, report)
+
+
+def judge_differences(
+    name: str,
+    paths: Sequence[str],
+    differences: Sequence[float],
+    expected: Sequence[Any],
+    report: VerificationReport,
+) -> list[str]:
+    """Does what `compare_results` does, with differences that are known: `measure_difference`."""
     close, wrong = [], []
-    for path, got, wanted in zip(paths, replayed, expected, strict=True):
-        difference = measure_difference(got, wanted)
+    for path, difference, wanted in zip(paths, differences, expected, strict=True):
         if difference == 0.0:
             continue
         # The difference may be NaN.

@@ -18,6 +18,8 @@ from tracegraph.lowering.kernels.conditions import (
     start_turns,
 )
 from tracegraph.lowering.kernels.slices import COPY_SLICE, MovingUse, copy_slice
+from tracegraph.runtime.cuda.comparison import COMPARE_PIECES
+from tracegraph.runtime.cuda.measurement import MEASURE_PIECES
 from tracegraph.runtime.nodes import BufferUse, ConditionHandle, KernelNode
 
 FLAG, COUNTER = BufferUse("flag", 8, 1), BufferUse("counter", 0, 4)
@@ -39,7 +41,15 @@ def read_kernel(step: DeviceStep) -> KernelNode:
     return step.node
 
 
-@pytest.mark.parametrize("text", [CONDITIONS, COPY_SLICE], ids=["conditions", "slices"])
+TEXTS = {
+    "conditions": CONDITIONS,
+    "slices": COPY_SLICE,
+    "comparison": COMPARE_PIECES.cubin,
+    "measurement": MEASURE_PIECES.cubin,
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_the_assembler_takes_the_text(text: bytes, tmp_path: pathlib.Path):
     assembler = topology.find_assembler()
     if assembler is None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import threading
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,7 +27,7 @@ from tests.fakes.definitions import make_copy, make_definition, make_stage
 from tests.oracles import error_lines
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import ArrayState
-from tracegraph.runtime.cuda import comparison
+from tracegraph.runtime.cuda import comparison, measurement
 from tracegraph.runtime.cuda import device as device_module
 from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.cuda.memory import jax_arrays
@@ -35,6 +37,7 @@ from tracegraph.runtime.graph import ArenaSize, GraphDefinition, ReplayClock
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.segment import Segment
+from tracegraph.verification.difference import measure_difference, relate
 
 # The fixture puts another in its place.
 MAKE_ALLOCATOR = jax_arrays._make_allocator
@@ -382,3 +385,26 @@ def test_an_allocation_whose_preparation_failed_is_compiled_again(
     with pytest.raises(RuntimeError, match="XLA"):
         jax_arrays._make_allocator(shapes, None)
     assert [jax_arrays._make_allocator(shapes, None) for _ in range(2)] == ["allocator"] * 2
+
+
+@pytest.mark.parametrize("dtype", measurement.FORMATS)
+def test_floats_are_measured_where_they_are(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.setattr(comparison, "PIECE_BYTES", 16)
+    nan, inf = math.nan, math.inf
+    values = np.arange(-9, 10.0)
+    changes = {0: -9.5, 7: nan, 12: 8.0, 18: inf}
+    for index, value in changes.items():
+        changed = values.copy()
+        changed[index] = value
+        for got, wanted in ((changed, values), (values, changed), (changed, changed)):
+            one, other = (place(each, dtype=jnp.dtype(dtype)) for each in (got, wanted))
+            addresses = [each.unsafe_buffer_pointer() for each in (one, other)]
+            pairs = [(*addresses, one.size, one.dtype), (addresses[1],) * 2 + (1, one.dtype)]
+            found, same = device.comparison.measure_floats(pairs)
+            np.testing.assert_equal(relate(found), measure_difference(one, other))
+            assert relate(same) == 0.0
+    assert device.comparison.measure_floats([]) == []
+    assert device.comparison.measures(jnp.dtype(dtype))
+    assert not device.comparison.measures(np.dtype(np.int32))

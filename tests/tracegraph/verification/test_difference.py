@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tracegraph.verification import difference
-from tracegraph.verification.difference import measure_difference
+from tracegraph.runtime.device import FloatDifference
+from tracegraph.verification.difference import measure_difference, relate
 
 NAN, INF = math.nan, math.inf
 TINY = float(np.finfo(np.float64).tiny)
@@ -40,28 +39,18 @@ def test_floats(dtype: str, got: Any, wanted: Any, expected: float):
     np.testing.assert_equal(measure_difference(*(each[::-1] for each in arrays)), expected)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
-def test_large_arrays_of_jax_have_the_same_differences(dtype: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(difference, "LARGE_BYTES", 0)
-    with jax.enable_x64(True):
-        for got, wanted, expected in [*VALUES, ([NAN], [-NAN], 0.0)]:
-            arrays = [jnp.asarray(np.asarray(values, dtype)) for values in (got, wanted)]
-            np.testing.assert_equal(measure_difference(*arrays), expected)
-
-
-def test_a_prepared_difference_compiles_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setattr(difference, "LARGE_BYTES", 16)
-    spec = jax.ShapeDtypeStruct((3, 5), np.dtype(np.float32))
-    assert difference.is_large(spec)
-    assert not difference.is_large(jax.ShapeDtypeStruct((3,), np.float32))
-    assert not difference.is_large(jax.ShapeDtypeStruct((3, 5), np.int32))
-    difference.prepare_difference(spec.shape, spec.dtype, jax.devices()[0])
-    one, other = (jnp.asarray(np.full((3, 5), value, np.float32)) for value in (1, 2))
-    with jax.log_compiles():
-        assert measure_difference(one, other) == 0.5
-    assert "ompil" not in caplog.text
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (FloatDifference(1.0, 4.0, True, True), 0.25),
+        (FloatDifference(0.0, 0.0, True, False), 0.0),
+        (FloatDifference(0.0, 4.0, True, True), TINY),
+        (FloatDifference(NAN, 4.0, True, True), NAN),
+        (FloatDifference(1.0, 4.0, False, True), INF),
+    ],
+)
+def test_what_a_device_measured_is_judged_like_arrays(found: FloatDifference, expected: float):
+    np.testing.assert_equal(relate(found), expected)
 
 
 def test_nans_of_other_bits_are_one_nan():
