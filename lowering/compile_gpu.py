@@ -25,7 +25,12 @@ from tracegraph.lowering.pack_elements import pack_elements
 from tracegraph.lowering.planning.drop_steps import drop_unread
 from tracegraph.lowering.planning.forward_copies import forward_copies
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
-from tracegraph.lowering.planning.memory_plan import MemoryPlan, find_least_bytes, plan_memory
+from tracegraph.lowering.planning.memory_plan import (
+    MemoryPlan,
+    align,
+    find_least_bytes,
+    plan_memory,
+)
 from tracegraph.lowering.planning.split_temporaries import find_whole_peak
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
@@ -35,6 +40,7 @@ from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.graph import ArenaSize
 
 # By a word of the refusal: the options that make XLA write plain kernels instead.
 PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
@@ -83,6 +89,9 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
     """
     request = pack_elements(request)
     renamed, copies = place_donated_results(request)
+    frame = frame_program(request, renamed, copies)
+    # XLA's constants are added to it; mostly they fit into what sizes are rounded to.
+    compiler.target.prepare_arena(ArenaSize(_count_kept(frame), 0))
     compiled: list[CompiledRegion] = []
     pieces: list[RegionSteps] = []
     refusals: list[UnsupportedError] = []
@@ -107,7 +116,6 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
         pieces.append(XlaRegion(_rename(arranged, renamed), program, count))
     if refusals:
         raise _make_joined_error(refusals)
-    frame = frame_program(request, renamed, copies)
     program, plan = plan_program(pieces, declared_edges(request.regions), frame)
     return CompiledForGpu(program, plan, tuple(compiled))
 
@@ -175,6 +183,12 @@ def plan_smallest(
     if whole_plan.arena_bytes < split_plan.arena_bytes:
         return whole, whole_plan
     return split, split_plan
+
+
+def _count_kept(frame: DeviceProgram) -> int:
+    """Returns the bytes of inputs and results in an arena."""
+    specs = {spec.buffer.name: spec.buffer for spec in (*frame.inputs, *frame.outputs)}
+    return sum(align(spec.nbytes) for spec in specs.values())
 
 
 def _find_whole_peak(regions: Sequence[RegionSteps]) -> int:

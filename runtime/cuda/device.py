@@ -30,7 +30,7 @@ from tracegraph.runtime.cuda.libraries.cufft import CuFft, FftCalls
 from tracegraph.runtime.cuda.libraries.handler_calls import GraphCalls, HandlerCalls, LeasedStream
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
 from tracegraph.runtime.cuda.memory.events import CudaEvents
-from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation
+from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation, prepare_bytes
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
@@ -221,12 +221,13 @@ class CudaDevice:
         prepare_allocation(shape, dtype, self.jax_device, count)
 
     def prepare_arena(self, size: ArenaSize) -> None:
-        """Starts to compile the allocation of both parts of an arena, in threads of their own."""
+        """Starts to compile the allocation of large parts of an arena, in threads of their own."""
         if self.allocator.provider.name != "jax":
             return
-        for nbytes in filter(None, (size.kept_bytes, size.scratch_bytes)):
-            shape, dtype = (round_exact(nbytes),), np.dtype(np.uint8)
-            arguments = (shape, dtype, self.jax_device, 1)
+        for nbytes in map(round_exact, filter(None, (size.kept_bytes, size.scratch_bytes))):
+            if prepare_bytes(nbytes, self.jax_device):
+                continue
+            arguments = ((nbytes,), np.dtype(np.uint8), self.jax_device, 1)
             # Python starts no thread once the main one has ended; then it is done when needed.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=prepare_allocation, args=arguments).start()

@@ -115,6 +115,26 @@ def make(x: Any) -> tuple[Any]:
     return (x * 2,)
 
 
+def test_the_memory_of_inputs_and_results_is_prepared_before_xla_compiles(
+    reader: FakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = make_compiler()
+    arenas: Any = compiler.target
+    prepared: list[int] = []
+    compile_region = Compiler.compile
+
+    def look(self: Compiler, *args: Any, **options: Any) -> Any:
+        prepared.append(len(arenas.arenas))
+        return compile_region(self, *args, **options)
+
+    monkeypatch.setattr(Compiler, "compile", look)
+    compiled = compile_for_gpu(request(region("update", update, "x s", "n")), compiler)
+    assert prepared == [1]
+    # The kept part as it is planned, of two inputs: no constant is added.
+    (size,) = arenas.arenas
+    assert (size.kept_bytes, size.scratch_bytes) == (compiled.plan.kept_bytes, 0) == (512, 0)
+
+
 def test_state_is_updated_in_place_and_regions_are_kept_as_references(reader: FakeReader):
     reader.in_place = {"update": 1}
     phases = NotedPhases()

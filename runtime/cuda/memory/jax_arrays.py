@@ -1,6 +1,11 @@
 """Arrays of JAX with undefined contents: memory of JAX's own that our work writes.
 
 A compiled program allocates them, one per shape, dtype and count: it runs nothing on the GPU.
+
+Note [Small arenas]. To compile that program takes XLA 20 ms or more, for which a capture would
+wait: the size of its scratch is known last of all. A few megabytes are copied from the host in a
+tenth of that, and so a small part of an arena is. The copy waits for JAX's work so far, as a
+capture does anyway; no other allocation may.
 """
 
 from __future__ import annotations
@@ -12,10 +17,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, is_default_device
 
 _is_ready = ArrayImpl.is_ready
+# See Note [Small arenas].
+SMALL_BYTES = 8 << 20
 
 
 def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
@@ -84,6 +92,45 @@ def allocate_arrays(
         if _is_ready(array):
             array.block_until_ready()
     return [_make_weak(array) for array in arrays] if weak_type else arrays
+
+
+def prepare_bytes(nbytes: int, jax_device: Any) -> bool:
+    """Prepares the next two `allocate_bytes` of a small size; see Note [Small arenas].
+
+    Both parts of an arena may have it.
+
+    Returns:
+        False for a size that is not small: that needs `prepare_allocation`.
+    """
+    if nbytes > SMALL_BYTES:
+        return False
+    _to_copy[nbytes, jax_device] = 2
+    return True
+
+
+def allocate_bytes(nbytes: int, jax_device: Any) -> Any:
+    """Returns a plain array of undefined bytes in memory of XLA's own.
+
+    Args:
+        nbytes: how many.
+        jax_device: the GPU.
+
+    Raises:
+        jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
+    """
+    key = nbytes, jax_device
+    left = _to_copy.pop(key, 0)
+    if not left:
+        (array,) = allocate_arrays((nbytes,), np.dtype(np.uint8), False, jax_device, 1)
+        return array
+    if left > 1:
+        _to_copy[key] = left - 1
+    host = np.empty(nbytes, np.uint8)
+    return jax.block_until_ready(jax.device_put(host, jax_device, may_alias=False))
+
+
+# By size and GPU, how many times more.
+_to_copy: dict[tuple[int, Any], int] = {}
 
 
 def _make_weak(array: Any) -> Any:

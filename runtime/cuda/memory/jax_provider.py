@@ -6,10 +6,9 @@ import weakref
 from typing import Any
 
 import jax
-import numpy as np
 
 from tracegraph.runtime.cuda.jax_order import JaxOrder
-from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays
+from tracegraph.runtime.cuda.memory.jax_arrays import allocate_bytes
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.providers.segment import Segment, SegmentSet
 
@@ -63,7 +62,7 @@ class JaxProvider:
             OutOfMemoryError: JAX's allocator cannot grow by that much.
         """
         try:
-            (array,) = allocate_arrays((nbytes,), np.dtype(np.uint8), False, self._jax_device, 1)
+            array = allocate_bytes(nbytes, self._jax_device)
             address = array.unsafe_buffer_pointer()
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):

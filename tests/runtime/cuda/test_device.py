@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
 import math
@@ -162,7 +163,7 @@ def test_a_pool_that_cannot_grow(device: CudaOnHost, monkeypatch: pytest.MonkeyP
 
     pool = PrivatePool(new_pool_id(), device.allocator)
     with monkeypatch.context() as patch:
-        patch.setattr("tracegraph.runtime.cuda.memory.jax_provider.allocate_arrays", refuse)
+        patch.setattr("tracegraph.runtime.cuda.memory.jax_provider.allocate_bytes", refuse)
         with pytest.raises(OutOfMemoryError) as caught:
             pool.allocate(1000)
     error_lines.match(
@@ -183,7 +184,7 @@ def test_other_failures_of_jax_are_not_taken_for_full_memory(
     def refuse(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: planted")
 
-    monkeypatch.setattr("tracegraph.runtime.cuda.memory.jax_provider.allocate_arrays", refuse)
+    monkeypatch.setattr("tracegraph.runtime.cuda.memory.jax_provider.allocate_bytes", refuse)
     with pytest.raises(jax.errors.JaxRuntimeError, match="planted"):
         device.allocator.provider.allocate(8)
 
@@ -360,6 +361,51 @@ def test_an_arena_is_prepared_in_threads_and_compiled_once(
     may_end.set()
     arena = Arena(PrivatePool(new_pool_id(), device.allocator), ArenaSize(1000, 3000))
     assert sorted(compiled) == [1024, 3072] == sorted(b - a for a, b in list_ends(arena))
+
+
+def test_a_small_part_of_an_arena_compiles_nothing(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
+    monkeypatch.setattr(jax_arrays, "_allocators", {})
+    monkeypatch.setattr(jax_arrays, "_to_copy", {})
+    monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
+    compiled: list[int] = []
+    compile_allocator = jax_arrays._compile_allocator
+
+    def note(shapes: Any, jax_device: Any) -> Any:
+        compiled.append(shapes[0][0][0])
+        return compile_allocator(shapes, jax_device)
+
+    monkeypatch.setattr(jax_arrays, "_compile_allocator", note)
+    device.prepare_arena(ArenaSize(1000, 2000))
+    # Only what was prepared, once for each part: others do not wait for JAX's work.
+    sizes = [1024, 2048, 1024, 2048, 1024, 2048, 2048]
+    segments = [device.allocator.provider.allocate(nbytes) for nbytes in sizes]
+    assert compiled == [1024, 2048]
+    # No two share memory, and all of it can be written.
+    for number, segment in enumerate(segments):
+        ctypes.memset(segment.address, number, segment.nbytes)
+    for number, segment in enumerate(segments):
+        assert ctypes.string_at(segment.address, segment.nbytes) == bytes([number]) * segment.nbytes
+        device.allocator.provider.free(segment)
+
+
+def test_a_small_part_of_an_arena_for_which_there_is_no_memory(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax_arrays, "_to_copy", {})
+    monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    device.prepare_arena(ArenaSize(1000, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "device_put", refuse)
+        with pytest.raises(OutOfMemoryError, match="cannot reserve 1,024 bytes"):
+            device.allocator.provider.allocate(1024)
+    device.allocator.provider.free(device.allocator.provider.allocate(1024))
 
 
 def list_ends(arena: Arena) -> list[tuple[int, int]]:
