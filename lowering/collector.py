@@ -4,8 +4,10 @@ Note [Collector]
 Python looks for cycles of dead objects whenever enough objects have been made, and at times among
 all there are. Some steps of a capture make tens of thousands of records in a fraction of a second,
 next to as many of JAX's, and all of them stay: the collector finds nothing and takes a quarter of
-the time. It is paused for such a step only. No code of the user's runs in it, and what other
-threads leave behind is collected as soon as it is over.
+the time. One look at everything takes 0.1 s and more in a process with JAX: as long as all that a
+capture does after XLA. It is paused for such steps only, which last for fractions of a second. Of
+the user's code only eager parts and handlers run in them, and what other threads leave behind is
+collected as soon as they are over.
 """
 
 from __future__ import annotations

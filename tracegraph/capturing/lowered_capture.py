@@ -8,6 +8,7 @@ from typing import Any
 from tracegraph.capturing.compiled_capture import CompiledCapture
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.stage import Stage
+from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.replaying.captured_graph import CapturedGraph
@@ -69,6 +70,7 @@ class LoweredCapture(Stage):
             self.prepared.drop_values(), self.checked, self.lowered, self.device, graph
         )
 
+    @hold_collector()
     def instantiate(self) -> CapturedGraph:
         """Allocates the arena and returns the graph; it is called like the function.
 

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tracegraph.lowering.collector import hold_collector
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import MemoryComparison
 from tracegraph.runtime.errors import OutOfMemoryError
@@ -30,6 +31,7 @@ from tracegraph.verification.reference_run import run_reference
 from tracegraph.verification.report import VerificationReport, judge_differences
 
 
+@hold_collector()
 def verify_on_device(
     comparison: MemoryComparison,
     captured: CapturedGraph,

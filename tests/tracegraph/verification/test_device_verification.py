@@ -68,6 +68,26 @@ def test_right_kernels_pass_bit_for_bit(device: CudaOnHost) -> None:
     assert "2 of 2 results equal XLA's executable bit for bit" in read_report(captured)
 
 
+def test_the_collector_is_paused_from_memory_to_the_last_result(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, bool] = {}
+    bind, run = device.bind_buffers, device_verification.run_reference
+
+    def note(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            seen[name] = gc.isenabled()
+            return function(*arguments)
+
+        return noted
+
+    monkeypatch.setattr(device, "bind_buffers", note("instantiate", bind))
+    monkeypatch.setattr(device_verification, "run_reference", note("verify", run))
+    assert np.array_equal(tg.capture(two)(X)["double"], X * 2)
+    assert seen == {"instantiate": False, "verify": False}
+    assert gc.isenabled()
+
+
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_wrong_kernel_is_named_and_leaves_nothing(device: CudaOnHost, turn: int) -> None:
     before = device.driver.live_handles()
