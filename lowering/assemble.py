@@ -203,7 +203,9 @@ def _move_step(
             )
         return BufferUse(part_names[part], use.offset - split.parts[part].offset, use.nbytes)
 
-    return dataclasses.replace(step.move(relocate), stream=region.place.stream)
+    found = step.move(relocate)
+    stream = region.place.stream
+    return found if found.stream == stream else dataclasses.replace(found, stream=stream)
 
 
 def _name_empty(region: Region) -> str:

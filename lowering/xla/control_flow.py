@@ -156,5 +156,5 @@ def _rename(steps: Sequence[GraphStep], label: str) -> list[GraphStep]:
 def _rename_step(step: GraphStep, label: str) -> GraphStep:
     if isinstance(step, DeviceStep):
         node = dataclasses.replace(step.node, name=f"{step.name}@{label}")
-        return dataclasses.replace(step, node=node)
+        return DeviceStep(node, step.reads, step.writes, step.stream)
     return dataclasses.replace(step, name=f"{step.name}@{label}")

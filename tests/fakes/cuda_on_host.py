@@ -113,10 +113,10 @@ def measure_pieces(parameters: tuple[bytes, ...]) -> None:
         ours, theirs = (each.astype(np.float64) for each in raw)
         finite = np.isfinite(theirs)
         is_same = np.array_equal(ours[~finite], theirs[~finite], equal_nan=True)
-        bits = [each[finite].view(f"u{dtype.itemsize}") for each in raw]
+        bits, other_bits = (each[finite].view(f"u{dtype.itemsize}") for each in raw)
         difference = np.max(np.abs(ours[finite] - theirs[finite]), initial=0.0)
         magnitude = np.max(np.abs(theirs[finite]), initial=0.0)
-        flags = (not is_same) + 2 * (not np.array_equal(*bits))
+        flags = (not is_same) + 2 * (not np.array_equal(bits, other_bits))
         rows.append((difference, magnitude, flags))
     result = np.array(rows, measurement.FOUND).tobytes()
     ctypes.memmove(found, result, len(result))
