@@ -8,6 +8,9 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 # The extra of pyproject.toml that is installed.
 EXTRA ?= dev
 
+# Without these files each process, and tests start many, would compile all of JAX's Python anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test deviceless check format clean
 
