@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from tracegraph.runtime.packing import pack
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 _is_ready = ArrayImpl.is_ready
+_wait = ArrayImpl.block_until_ready
 # Origins of arrays that a writer remembers.
 MAX_KNOWN = 64
 # XLA's kernels assume that parameters are aligned like its own allocations.
@@ -177,8 +179,11 @@ class CudaBuffer:
         known = {id(expected): expected}
         # With one dimension there is only one layout.
         has_layouts = len(self.shape) > 1
+        # The last array that was found to be made, Note [Arrays that were never made].
+        made: Callable[[], Any] = _find_nothing
 
         def take(value: Any) -> None:
+            nonlocal made
             sharding = value.sharding
             if id(sharding) not in known:
                 if sharding.device_set != here and not is_here(value, expected):
@@ -190,6 +195,13 @@ class CudaBuffer:
             if has_layouts and not is_row_major(value):
                 self.write(value)
                 return
+            if value is not made():
+                # As in `JaxOrder.await_array`; an array that was made once stays so.
+                if _is_ready(value):
+                    _wait(value)
+                    made = weakref.ref(value)
+                else:
+                    await_array(value)
             if address != self._bound:
                 if address % ALIGNMENT:
                     self.write(value)
@@ -200,8 +212,6 @@ class CudaBuffer:
                 self._bound = 0
                 patch(address)
                 self._bound = address
-            if not _is_ready(value):
-                await_array(value)
 
         return take
 
@@ -241,6 +251,10 @@ def is_here(array: Any, expected: Any) -> bool:
     if array.committed:
         raise ValueError(f"wanted an array on {expected}, got one on {array.sharding}")
     return False
+
+
+def _find_nothing() -> None:
+    """Stands for a reference to no array."""
 
 
 def _ignore(_value: Any) -> None:
