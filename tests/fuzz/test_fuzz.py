@@ -91,6 +91,19 @@ def test_a_planted_fault_in_real_captures_is_reported_with_its_seed(
     assert "relative difference" in printed
 
 
+def test_a_planted_last_bit_in_several_regions_is_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each float sum of a region is off by its last bits; the same program is equal above."""
+    bind_op = flat_function.bind_op
+
+    def bind_inexactly(op: Any, operands: Any) -> list[Any]:
+        results = bind_op(op, operands)
+        is_planted = op.name == "add" and results[0].dtype == jnp.float32
+        return [results[0] * (1 + 2e-7)] if is_planted else results
+
+    monkeypatch.setattr(flat_function, "bind_op", bind_inexactly)
+    assert compare_with_jit(make_program(2), "partial") is Outcome.CLOSE
+
+
 @pytest.mark.parametrize(("seed", "control_flow"), [(2, "allow"), (18, "refuse")])
 def test_a_program_that_is_refused_for_no_reason_is_an_error(seed: int, control_flow: str) -> None:
     program = make_program(seed)
