@@ -65,6 +65,12 @@ def find_imports(tree: ast.AST, modules: frozenset[str] = frozenset()) -> list[I
         modules: dotted names of known modules. A name of the form ``a.b`` that is inside ``a`` but
             not itself a module is then given as ``a``.
     """
+    return [Import(_to_module(each.name, modules), each.line) for each in _list_imports(tree)]
+
+
+# Every rule asks for those of every file, whose trees `_parse` keeps.
+@functools.cache
+def _list_imports(tree: ast.AST) -> list[Import]:
     found: list[Import] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -74,7 +80,7 @@ def find_imports(tree: ast.AST, modules: frozenset[str] = frozenset()) -> list[I
             found += [Import(f"{source}.{alias.name}", node.lineno) for alias in node.names]
         if isinstance(node, ast.Call) and (name := _imported_by_call(node)):
             found.append(Import(name, node.lineno))
-    return [Import(_to_module(each.name, modules), each.line) for each in found]
+    return found
 
 
 def _imported_by_call(node: ast.Call) -> str | None:

@@ -107,14 +107,14 @@ class ModelStatistics:
 
     def observe(self, segments: list[ModelSegment]) -> None:
         """Sums everything anew and notes by how much each figure has changed."""
-        sums = {"small_pool": [0] * len(METRICS), "large_pool": [0] * len(METRICS)}
+        kinds: dict[str, list[ModelSegment]] = {"small_pool": [], "large_pool": []}
         for segment in segments:
-            of_kind = sums[segment.kind_of_pool]
-            for index, figure in enumerate(_sum_up(segment)):
-                of_kind[index] += figure
-        for stats, small, large in zip(self._rows, *sums.values(), strict=True):
-            for stat, figure in zip(stats, (small + large, small, large), strict=True):
-                _note(stat, figure)
+            kinds[segment.kind_of_pool].append(segment)
+        sums = map(_sum_up_all, kinds.values())
+        for (all_stat, small_stat, large_stat), small, large in zip(self._rows, *sums, strict=True):
+            _note(all_stat, small + large)
+            _note(small_stat, small)
+            _note(large_stat, large)
         for pool in self.pools:
             mine = [segment for segment in segments if segment.pool == pool]
             small = sum(one.nbytes for one in mine if one.kind == "small")
@@ -142,6 +142,11 @@ def _note(stat: list[int], figure: int) -> None:
 def _name_reserved(pool: PoolId) -> list[str]:
     name = f"reserved_bytes_by_private_pools.{pool.number}_{pool.second}"
     return [f"{name}.{kind}" for kind in POOLS]
+
+
+def _sum_up_all(segments: list[ModelSegment]) -> list[int]:
+    columns = zip(*map(_sum_up, segments), strict=True)
+    return [sum(column) for column in columns] or [0] * len(METRICS)
 
 
 def _sum_up(segment: ModelSegment) -> tuple[int, ...]:
