@@ -111,8 +111,8 @@ def _make_copy(name: str, source: BufferUse, target: BufferUse) -> DeviceStep | 
         return Copy(name, source, target)
     # The pieces do not move, so any four bytes do as a counter.
     counter = BufferUse(source.buffer, source.offset, COUNTER_BYTES)
-    pieces = (MovingUse(use, use.nbytes, 0) for use in (source, target))
-    return copy_slice(name, *pieces, counter)
+    whole = MovingUse(source, source.nbytes, 0), MovingUse(target, target.nbytes, 0)
+    return copy_slice(name, *whole, counter)
 
 
 def _move(step: Step, relocate: Relocate) -> Step:

@@ -52,7 +52,7 @@ def capture_for_gpu(
 
     await_array = JaxOrder.await_array
 
-    def await_on_host(order: JaxOrder, array: jax.Array) -> None:
+    def await_on_host(order: JaxOrder, array: Any) -> None:
         """Waits here for what is late: host memory has no stream that could."""
         if array.is_ready():
             await_array(order, array)
