@@ -191,3 +191,17 @@ def test_error_of_a_callback_in_an_eager_part() -> None:
         is_broken.clear()
         np.testing.assert_array_equal(captured(x), x * 2 + 1)
         is_broken.append(True)
+
+
+def test_result_of_a_failed_program_is_an_argument(failing: Any) -> None:
+    fail = jax.jit(lambda x: jax.ffi.ffi_call("tracegraph_copy_through_scratch", x)(x))
+    x = jnp.asarray(SQUARE)
+    for donated in ((), (0,)):
+        captured: Any = tg.capture(lambda x: x * 2 + 1, donate_argnums=donated)
+        np.testing.assert_array_equal(captured(x.copy()), x * 2 + 1)
+        failing.value = 1
+        for _ in range(2):
+            with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=PLANTED):
+                read(captured(fail(x)))
+        failing.value = 0
+        np.testing.assert_array_equal(captured(x.copy()), x * 2 + 1)
