@@ -8,6 +8,7 @@
 | ``TRACEGRAPH_ALLOC_CONF`` | not set, ``option:value``,... | see ``runtime/memory/config.py`` |
 | ``TRACEGRAPH_NO_MEMORY_CACHING`` | 0, 1 | every allocation and free goes to the device at once |
 | ``CUBLAS_WORKSPACE_CONFIG`` | not set, ``:SIZE:COUNT``... | most workspace of a matmul or solve |
+| ``PJRT_GPU_ENABLE_ASYNC_DISPATCH`` | not set | XLA's; with 1 no graph can be captured on a GPU |
 
 ``CUBLAS_WORKSPACE_CONFIG`` is spelled as for cuBLAS: buffers of SIZE KiB, COUNT of each, as in
 ``:4096:2:16:8``. A matmul, or a solve, may use as many bytes as all of them together.
@@ -86,6 +87,24 @@ def read_cublas_workspace_bytes() -> int | None:
         fix=f"export {name}=:4096:8, or unset it",
         anchor="config",
     )
+
+
+def check_dispatch() -> None:
+    """Refuses a setting of XLA's under which its work is enqueued after its calls have returned.
+
+    Raises:
+        ConfigError: graphs would overtake that work.
+    """
+    name = "PJRT_GPU_ENABLE_ASYNC_DISPATCH"
+    # XLA takes no other value for yes.
+    if os.environ.get(name) == "1":
+        raise ConfigError(
+            f"environment variable {name} has the value '1'",
+            where=f"{name} in the environment of this process",
+            why="XLA then enqueues work after its calls have returned: a graph would overtake it",
+            fix=f"unset {name} before the process starts",
+            anchor="config",
+        )
 
 
 def _read_choice(name: str, choices: tuple[str, ...]) -> str:

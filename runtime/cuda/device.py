@@ -36,6 +36,7 @@ from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
 from tracegraph.runtime.cudnn_calls import CudnnCall
+from tracegraph.runtime.environment import check_dispatch
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
     MAX_PATCHED_NODES,
@@ -318,6 +319,7 @@ def find_cuda_device(jax_device: Any) -> CudaDevice:
         if jax_device not in _devices:
             # First, because it refuses a machine without CUDA with an error of ours.
             driver = load_driver()
+            check_dispatch()
             stream = find_compute_stream(jax_device)
             _devices[jax_device] = CudaDevice(jax_device, driver, stream)
         return _devices[jax_device]

@@ -111,7 +111,7 @@ def test_a_wrong_option_names_the_variable(monkeypatch: pytest.MonkeyPatch):
 def test_every_variable_is_in_the_table():
     assert environment.__doc__ is not None
     source = inspect.getsource(environment)
-    names = set(re.findall(r"\b(?:TRACEGRAPH|CUBLAS)_[A-Z_]+\b", source))
+    names = set(re.findall(r"\b(?:TRACEGRAPH|CUBLAS|PJRT)_[A-Z_]+\b", source))
     assert len(names) >= 5
     for name in names:
         assert f"| ``{name}`` |" in environment.__doc__

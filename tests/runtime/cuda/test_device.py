@@ -30,7 +30,7 @@ from tracegraph.runtime.cuda import device as device_module
 from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
-from tracegraph.runtime.errors import CudaError, OutOfMemoryError, TracegraphError
+from tracegraph.runtime.errors import ConfigError, CudaError, OutOfMemoryError, TracegraphError
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, ReplayClock
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
@@ -226,9 +226,20 @@ def test_one_device_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_module, "_devices", {})
     monkeypatch.setattr(device_module, "load_driver", lambda: "driver")
     monkeypatch.setattr(device_module, "find_compute_stream", lambda found: STREAM)
+    monkeypatch.delenv("PJRT_GPU_ENABLE_ASYNC_DISPATCH", raising=False)
     monkeypatch.setattr(device_module, "CudaDevice", make)
     assert find_cuda_device(gpu) == find_cuda_device(gpu) == "device"
     assert made == [(gpu, "driver", STREAM)]
+
+
+def test_work_that_xla_enqueues_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "_devices", {})
+    monkeypatch.setattr(device_module, "load_driver", lambda: "driver")
+    monkeypatch.setattr(device_module, "find_compute_stream", lambda found: pytest.fail("asked"))
+    monkeypatch.setenv("PJRT_GPU_ENABLE_ASYNC_DISPATCH", "1")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="PJRT_GPU_ENABLE_ASYNC_DISPATCH has the value '1'"):
+            find_cuda_device(object())
 
 
 def test_without_cuda_the_error_comes_before_any_work_of_jax(
