@@ -17,6 +17,13 @@ calling thread, so that the error is there when the call returns: such an array 
 and raises when it is waited for. One that was made is not ready before the stream has made it, and
 then there is nothing to wait for. So each array is looked at before its address is used, and the
 host never waits. What fails later, on the GPU itself, ends the context in any case.
+
+Note [Late arrays under a lock]. A graph holds its lock while it makes the stream wait for a late
+argument. That cannot wait for user code, which might need the lock: XLA returns once the event that
+the stream is to wait for is recorded, and of an array on a GPU only a copy from the host may have
+none yet, which a thread of XLA's records without Python. Programs, with their callbacks, are
+enqueued before their call returns. An array of another platform is read on the host by JAX itself
+when it is put on the GPU, so that its callbacks have run when there is an argument.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 
 import tracegraph as tg
 from tests.gpu.reference import assert_replayed
+from tests.gpu.subprocesses import run_python
 
 pytestmark = pytest.mark.usefixtures("gpu")
 THREADS = 8
@@ -163,3 +164,41 @@ def test_threads_capture_at_the_same_time():
     runs = run_together([lambda t=thread: capture_and_call(t) for thread in range(THREADS)])
     for captured, x, result in runs:
         assert_replayed(captured, result, (x,))
+
+
+LATE_ON_HOST = """
+import faulthandler
+faulthandler.dump_traceback_later(240, exit=True)
+import jax, jax.numpy as jnp, numpy as np
+import tracegraph as tg
+
+cpu, gpu = jax.devices("cpu")[0], jax.devices("gpu")[0]
+step = tg.capture(lambda x: x * 2)
+step(jnp.ones(4))
+seen = []
+
+def call_back(a):
+    seen.append(float(step(jax.device_put(np.asarray(a), gpu))[0]))
+    return np.asarray(a)
+
+@jax.jit
+def late(gate, x):
+    for _ in range(3):
+        gate = jnp.tanh(gate @ gate)
+    return jax.pure_callback(call_back, jax.ShapeDtypeStruct((4,), jnp.float32), x + gate[0, 0])
+
+gate, x = jax.device_put((np.zeros((900, 900), np.float32), np.ones(4, np.float32)), cpu)
+for _ in range(5):
+    z = jax.device_put(late(gate, x), gpu)
+    seen.append(float(step(z)[0]))
+print(seen == [2.0] * 10)
+"""
+
+
+def test_no_late_argument_needs_the_graph_that_it_is_for():
+    """A callback on the host calls the graph that gets its result: Note [Late arrays under a lock].
+
+    A watchdog ends the process if it hangs.
+    """
+    done = run_python(["-c", LATE_ON_HOST], variables={"JAX_PLATFORMS": "cuda,cpu"})
+    assert (done.returncode, done.stdout.split()) == (0, ["True"]), done.stderr[-2000:]
