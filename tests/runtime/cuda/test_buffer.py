@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 from typing import Any
 
 import jax
@@ -22,7 +20,6 @@ from tests.fakes.cuda_on_host import (
     view_floats,
 )
 from tests.fakes.definitions import make_copy, make_definition, make_stage, take_results
-from tests.fakes.failed_arrays import make_failed_array
 from tests.processes import run_program
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.cuda import buffer as buffer_module
@@ -167,53 +164,6 @@ def test_waiting_asks_by_the_dlpack_protocol(
     device.context.order.await_array(pending)
     device.context.order.await_array(ready)
     assert (pending.streams, ready.streams) == ([STREAM], [])
-
-
-def test_an_array_that_was_never_made_is_not_copied(device: CudaOnHost) -> None:
-    replay = make_cuda_replay(device, DOUBLE)
-    copies = count(device, "copy_async")
-    for _ in range(2):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="planted"):
-            replay.load([(0, make_failed_array())])
-    assert count(device, "copy_async") == copies
-    np.testing.assert_array_equal(call(replay, place([3] * 4)), [6] * 4)
-
-
-@pytest.mark.parametrize("definition", [DOUBLE, TWICE])
-def test_no_graph_is_pointed_at_an_array_that_was_never_made(
-    device: CudaOnHost, definition: Any
-) -> None:
-    replay, factor = make_cuda_replay(device, definition), 2 if definition is DOUBLE else 3
-    take = replay.inputs[0].make_writer()
-    good, failed = place([3] * 4), make_failed_array()
-    take(good)
-    allowed = (good.unsafe_buffer_pointer(), replay.inputs[0].address)
-    for _ in range(2):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="planted"):
-            take(failed)
-        assert replay.inputs[0]._bound in allowed
-    take(good)
-    np.testing.assert_array_equal(run(replay), [3 * factor] * 4)
-
-
-def test_an_array_is_looked_at_once(device: CudaOnHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(buffer_module, "_wait", asked.append)
-    replay = make_cuda_replay(device, DOUBLE)
-    take = replay.inputs[0].make_writer()
-    first, second = place([1] * 4), place([2] * 4)
-    for value in (first, first, second, second, first):
-        take(value)
-    assert [value is first for value in asked] == [True, False, True]
-    # It is not kept alive, and one that is deleted is refused.
-    reference = weakref.ref(second)
-    asked.clear()
-    del value, second
-    gc.collect()
-    assert reference() is None
-    first.delete()
-    with pytest.raises(RuntimeError, match="deleted"):
-        take(first)
 
 
 def test_an_input_that_nothing_reads_is_ignored(device: CudaOnHost) -> None:
