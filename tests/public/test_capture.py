@@ -204,14 +204,6 @@ def test_without_arguments_the_graph_is_a_constant():
     assert_same(table(), table())
 
 
-def test_one_graph_feeds_another():
-    double, square = tg.capture(lambda x: x * 2), tg.capture(lambda x: x * x)
-    value, wanted = jnp.ones(3), jnp.ones(3)
-    for _ in range(4):
-        value, wanted = square(double(value)), (wanted * 2) * (wanted * 2)
-    assert_same(value, wanted)
-
-
 def test_results_fed_back_many_times():
     function = tg.capture(lambda x: x * 0.5 + 1)
     compiled = jax.jit(lambda x: x * 0.5 + 1)

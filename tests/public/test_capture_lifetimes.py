@@ -186,22 +186,6 @@ def test_plain_arguments_are_let_go_when_they_are_replaced():
     assert [reference() for reference in references] == [None, None]
 
 
-def test_deleted_in_any_order():
-    for order in ("captured state y", "y captured state", "state y captured"):
-        captured = tg.capture(step, donate_argnums=0, verify=False)
-        state, y = captured({"w": X * 1}, 1.0)
-        state, y = captured(state, 1.0)
-        alive = {"captured": captured, "state": state, "y": y}
-        del captured, state, y
-        for name in order.split():
-            del alive[name]
-            gc.collect()
-            if "y" in alive:
-                assert float(alive["y"][1]) == 4.0
-            if "state" in alive:
-                assert float(alive["state"]["w"][1]) == 3.0
-
-
 def test_the_collector_may_run_at_any_time():
     program = """
 import gc, jax, jax.numpy as jnp

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.ecosystem.program import fill
 from tests.fakes.host_memory import make_array
 from tracegraph.runtime.array import Array, ArrayState
 
@@ -59,7 +60,8 @@ def test_flax_train_state():
     flax = pytest.importorskip("flax")
     model = linen.Dense(4)
     batch = jnp.ones((2, 3))
-    params = model.init(jax.random.key(0), batch)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+    params = jax.tree.map(jnp.asarray, fill(shapes))
     state = train_state.TrainState.create(
         apply_fn=model.apply, params=params, tx=optax.sgd(0.1, momentum=0.9)
     )
@@ -95,7 +97,9 @@ def test_flax_struct_dataclass():
 
 def test_equinox_modules():
     eqx = pytest.importorskip("equinox")
-    model = eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+    shapes = eqx.filter_eval_shape(eqx.nn.MLP, 3, 2, 4, 1, key=jax.random.key(0))
+    parts = eqx.partition(shapes, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    model = eqx.combine(jax.tree.map(jnp.asarray, fill(parts[0])), parts[1])
     moved = move_to_pool(model)
     x = jnp.ones(3)
     assert count_arrays(moved) == 4

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.ecosystem.program import fill
 from tests.fakes.jax_programs import assert_same_bits
 from tracegraph.ir.interpreter import evaluate_graph
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
@@ -27,7 +28,7 @@ def make_flax_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     optax = pytest.importorskip("optax")
     model = nn.Sequential([nn.Dense(16), nn.gelu, nn.LayerNorm(), nn.Dense(3)])
     optimizer = optax.adam(1e-2)
-    params = model.init(jax.random.key(0), X)
+    params = fill(jax.eval_shape(model.init, jax.random.key(0), X))
 
     def step(state: Any, key: Any, x: Any, y: Any) -> Any:
         params, moments = state
@@ -41,13 +42,15 @@ def make_flax_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
         updates, moments = optimizer.update(grads, moments, params)
         return (optax.apply_updates(params, updates), moments), value
 
-    return step, ((params, optimizer.init(params)), jax.random.key(1), X, Y)
+    moments = jax.jit(optimizer.init)(params)
+    return step, ((params, moments), jax.random.key(1), X, Y)
 
 
 def make_equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     equinox = pytest.importorskip("equinox")
-    model = equinox.nn.MLP(6, 3, 16, 2, key=jax.random.key(0))
-    arrays, rest = equinox.partition(model, equinox.is_array)
+    model = equinox.filter_eval_shape(equinox.nn.MLP, 6, 3, 16, 2, key=jax.random.key(0))
+    shapes, rest = equinox.partition(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    arrays = fill(shapes)
 
     def step(arrays: Any, x: Any, y: Any) -> Any:
         def loss(arrays: Any) -> Any:
