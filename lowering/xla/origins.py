@@ -33,7 +33,7 @@ class Origins:
         instruction = self.instructions.get(name)
         if instruction is None:
             return f"HLO `{name}`"
-        metadata = instruction.metadata
+        metadata = self._find_metadata(instruction)
         line = locate_lines(self._walk_frames(metadata.stack_frame_id))
         return ", ".join(part for part in (line, metadata.op_name, f"HLO `{name}`") if part)
 
@@ -45,6 +45,29 @@ class Origins:
         """
         instruction = self.instructions.get(name)
         return "" if instruction is None else instruction.metadata.op_name
+
+    def _find_metadata(self, instruction: Any) -> Any:
+        """Returns what is known of an instruction, or of the nearest one that uses its value.
+
+        XLA's passes put in instructions of their own, and some of these have no origin.
+        """
+        inside = next(
+            (
+                computation.instructions
+                for computation in self.module.computations
+                if any(each.name == instruction.name for each in computation.instructions)
+            ),
+            (),
+        )
+        # It grows while it is read: the users, then theirs.
+        found = {instruction.id}
+        for each in (queue := [instruction]):
+            if each.metadata.op_name:
+                return each.metadata
+            users = [user for user in inside if each.id in user.operand_ids]
+            queue += [user for user in users if user.id not in found]
+            found |= {user.id for user in users}
+        return instruction.metadata
 
     def _walk_frames(self, frame_id: int) -> Iterator[Line]:
         """Yields the lines from the innermost frame outwards; ids start at 1."""

@@ -10,9 +10,10 @@ Note [Calls of handlers]
     1. Its stages run once without a capture, on zeros, so that libraries make their handles, load
        their kernels and find their workspaces; none of that is allowed during a capture. Zeros are
        legal as indices, and no loop of a solver is long on them.
-    2. It runs again, captured. What waits for the device breaks the capture: cuSOLVER's Jacobi
-       methods do, which decide on the host whether to go on (`eigh` of one matrix of up to 32
-       rows, `svd`). Their statuses name no cause, so the message says when they failed.
+    2. It runs again, captured. What waits for the device breaks the capture; the status may name
+       no cause, so the message says when it failed. Handles that the libraries keep for that
+       stream may be unusable then, so the stream is not used again. Solvers that are known to wait
+       are not tried, see Note [Waiting solvers] in `runtime/ffi/waiting_solvers.py`.
     3. What was captured may be kernels, memsets and copies within the device. Calls of the host,
        copies from or to its memory (they would be read again, when the handler's buffer is gone)
        and allocations are refused.
@@ -43,6 +44,7 @@ from tracegraph.runtime.ffi.context import CallContext, InterfaceError, Scratch
 from tracegraph.runtime.ffi.frames import Frame
 from tracegraph.runtime.ffi.handler import Handler
 from tracegraph.runtime.ffi.states import States
+from tracegraph.runtime.ffi.waiting_solvers import find_wait
 from tracegraph.runtime.library_nodes import FfiCallNode
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.caching.block import Block
@@ -148,7 +150,7 @@ class HandlerCalls:
             return handler
         key = handler, call
         if key not in self._problems:
-            self._problems[key] = self._try(handler, call)
+            self._problems[key] = find_wait(call) or self._try(handler, call)
         return self._problems[key]
 
     def take_stream(self) -> WarmStream:
@@ -178,16 +180,20 @@ class HandlerCalls:
     def _try(self, handler: Handler, call: FfiCall) -> str:
         stream = self.take_stream()
         failed = "failed when it was tried out on zeros"
+        is_broken = False
         try:
             self.warm(handler, call, stream)
             failed = "failed while its stream was captured, as one does that waits for the GPU"
+            is_broken = True
             kinds = self._rehearse(handler, call, stream, is_captured=True)
+            is_broken = False
         except InterfaceError as error:
             return f"whose handler {failed}: {error.message}"
         except CudaError as error:
             return f"which breaks the capture of its stream: {error.what}"
         finally:
-            self.give_back(stream)
+            if not is_broken:
+                self.give_back(stream)
         foreign = sorted(kinds - CAPTURABLE)
         if foreign:
             return f"which enqueues what no graph can repeat: {', '.join(foreign).lower()}"

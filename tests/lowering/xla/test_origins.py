@@ -62,3 +62,20 @@ def test_computations_are_apart():
     assert set(computations[module.entry_computation_id]) == {"p0", "p1", "add", "square"}
     assert set(computations[2]) == {"inner"}
     assert "inner" in index_origins(module).instructions
+
+
+def test_an_instruction_of_xla_s_own_comes_from_where_its_value_is_used():
+    module = read_module()
+    computation = module.computations[0]
+    own = computation.instructions.add(name="custom-call.0", id=70)
+    between = computation.instructions.add(name="tuple", id=71)
+    between.operand_ids.extend([own.id, own.id])
+    (add,) = [each for each in computation.instructions if each.name == "add"]
+    add.operand_ids.append(between.id)
+    origins = index_origins(module)
+    line = "/home/me/train.py:7 in step, jit(step)/add"
+    assert origins.locate("custom-call.0") == f"{line}, HLO `custom-call.0`"
+    # A value that circles among instructions without an origin has none.
+    del add.operand_ids[-1]
+    own.operand_ids.append(between.id)
+    assert origins.locate("custom-call.0") == "HLO `custom-call.0`"
