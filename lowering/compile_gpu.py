@@ -223,12 +223,17 @@ def _compile_to_kernels(
         return executable, _read(executable, region, compiler), first
     except UnsupportedError as refusal:
         reasons = "; ".join(work.reason for work in refusal.refused)
-        plain = _keep_legal([option for word, option in PLAIN_KERNELS if word in reasons])
+        plain = _find_plain(reasons)
         if not plain:
             raise
     options = (*first, *plain)
     executable = compiler.compile(region, in_place, count=count, options=dict(options))
     return executable, _read(executable, region, compiler), options
+
+
+def _find_plain(reasons: str) -> tuple[tuple[str, bool | str], ...]:
+    """Returns the options for plain kernels in place of what was refused."""
+    return _keep_legal([option for word, option in PLAIN_KERNELS if word in reasons])
 
 
 def _keep_legal(

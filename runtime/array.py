@@ -249,8 +249,7 @@ class Array(jax.Array):
             # Only FRESH values are in memory that nothing writes.
             cast(StaticBuffer, buffer).write(value)
             if self._state is _RESIDENT:
-                kept = [each for each in self._residence.values if each is not self._plain]
-                self._residence.values[:] = kept
+                self._residence.forget(self._plain)
             self._plain = None
         return self
 

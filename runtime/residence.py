@@ -48,3 +48,7 @@ class Residence:
         self.generation = generation
         self.values: list[Any] = []
         self.donations = donations
+
+    def forget(self, value: Any) -> None:
+        """Takes a value out of those that leaves keep."""
+        self.values[:] = [each for each in self.values if each is not value]

@@ -44,8 +44,9 @@ def scan_library(path: pathlib.Path) -> dict[str, FileDescriptorProto]:
         for match in _NAME_END.finditer(library):
             for begin in _find_begins(library, match.end()):
                 description = _read_description(library, begin, match.end())
-                if description is not None:
-                    found.setdefault(description.name, description)
+                if description is None:
+                    continue
+                found.setdefault(description.name, description)
     return found
 
 

@@ -150,9 +150,10 @@ class CudaComparison:
             for array, rotated in zip(arrays, copies, strict=True):
                 source, target = _get_pointer(array), _get_pointer(rotated)
                 split, rest = _halve(array)
-                if split:
-                    copy(target, source + split, rest, stream)
-                    copy(target + rest, source, split, stream)
+                if not split:
+                    continue
+                copy(target, source + split, rest, stream)
+                copy(target + rest, source, split, stream)
         return copies
 
     def _run(

@@ -130,14 +130,18 @@ class PrivatePool:
             OutOfMemoryError: none is large enough, and neither pool nor provider has room.
         """
         with self._lock:
-            fitting = [each for each in self._scratch if each.block.nbytes >= nbytes]
-            if fitting:
-                return min(fitting, key=lambda each: each.block.nbytes)
+            fitting = self._find_scratch(nbytes)
+            if fitting is not None:
+                return fitting
             scratch = Scratch()
             self.free_with(scratch, scratch.blocks)
             scratch.blocks.append(self.allocate(nbytes))
             self._scratch.add(scratch)
             return scratch
+
+    def _find_scratch(self, nbytes: int) -> Scratch | None:
+        fitting = [each for each in self._scratch if each.block.nbytes >= nbytes]
+        return min(fitting, key=lambda each: each.block.nbytes, default=None)
 
     def free_with(self, owner: object, blocks: list[Block]) -> None:
         """Frees blocks with their owner, and keeps the pool until then.

@@ -63,9 +63,16 @@ def move_sources(function: Callable[..., Any], number: int = 1) -> Iterator[Sour
     finally:
         set_watch(outer)
         _uninstall()
-        for key, (name, each) in generators.items():
-            if _save_state(each) != states[key]:
-                watch.add_generator(name)
+        _add_drawn(watch, generators, states)
+
+
+def _add_drawn(
+    watch: SourceWatch, generators: dict[int, tuple[str, Any]], states: dict[int, Any]
+) -> None:
+    """Adds the generators whose state has changed."""
+    for key, (name, each) in generators.items():
+        if _save_state(each) != states[key]:
+            watch.add_generator(name)
 
 
 def _reads_attribute(frame: FrameType) -> bool:
@@ -118,10 +125,14 @@ def _uninstall() -> None:
             return
         for module, kind in _plain_types:
             module.__class__ = kind
-        for space, name, real, stand_in in _exchanged:
-            if space.get(name) is stand_in:
-                space[name] = real
+        _restore_exchanged()
         _exchanged.clear()
+
+
+def _restore_exchanged() -> None:
+    for space, name, real, stand_in in _exchanged:
+        if space.get(name) is stand_in:
+            space[name] = real
 
 
 class _Closure:

@@ -170,7 +170,9 @@ class CapturedGraph:
                         value = args[index]
                         if type(value) is ArrayImpl and id(value.aval) in known:
                             write(value)
-                        elif not collect(value, updates):
+                        elif collect(value, updates):
+                            continue
+                        else:
                             return MISS
                     if not updates or self._load(updates, copies):
                         # From here on the leaves of the state are deleted.

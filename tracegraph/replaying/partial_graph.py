@@ -118,12 +118,15 @@ class PartialGraph(CapturedGraph):
     def _find_free(self, args: tuple[Any, ...], turn: _Turn) -> PartialGraph | None:
         """Returns an instance for this call, the one with its state if there is a choice."""
         with self._choice:
-            free = [each for each in (self, *self._others) if not each._is_busy]
+            free = self._list_free()
             if not free:
                 return None
             chosen = free[0] if len(free) == 1 else _find_owner(free, args)
             chosen._turn = weakref.ref(turn)
             return chosen
+
+    def _list_free(self) -> list[PartialGraph]:
+        return [each for each in (self, *self._others) if not each._is_busy]
 
     def _add_instance(self, turn: _Turn) -> PartialGraph:
         made = self._make_instance()
@@ -148,7 +151,9 @@ class PartialGraph(CapturedGraph):
                         value = args[index]
                         if type(value) is ArrayImpl and id(value.aval) in known:
                             write(value)
-                        elif not collect(value, updates):
+                        elif collect(value, updates):
+                            continue
+                        else:
                             return MISS
                     is_loaded = not updates or self._load(updates, copies)
                     if is_loaded:

@@ -214,9 +214,12 @@ class Cudnn:
                     parts = PlanMaker(backend, self._handle).make_plan(call)
                 plan = self._plans[call] = Plan(backend, parts)
                 self._recent[call] = plan
-            while len(self._recent) > KEPT_PLANS:
-                self._recent.popitem(last=False)
+            self._drop_oldest()
         return plan
+
+    def _drop_oldest(self) -> None:
+        while len(self._recent) > KEPT_PLANS:
+            self._recent.popitem(last=False)
 
     def _open(self) -> CudnnBackend:
         if self._backend is None:

@@ -259,9 +259,9 @@ class CachingAllocator:
             if pool_id is None:
                 self._search.release_cached(frames, keeps_default=bool(self.pools.routes))
                 return
-            for pool in self.pools.freeable:
-                if pool.pool_id == pool_id:
-                    self._search.release_pool(pool, frames)
+            pool = self.pools.find_freeable(pool_id)
+            if pool is not None:
+                self._search.release_pool(pool, frames)
 
     def configure(self, config: AllocatorConfig) -> None:
         """Replaces all settings; blocks that exist stay as they are."""

@@ -57,11 +57,11 @@ class ExpandableSegment:
         """
         end = address
         try:
-            while end < address + nbytes:
-                self._provider.map(end, self.page_bytes)
+            for page in range(address, address + nbytes, self.page_bytes):
+                self._provider.map(page, self.page_bytes)
                 # Without another call in between: Note [Interrupts].
-                self._pages.add(end)
-                end += self.page_bytes
+                self._pages.add(page)
+                end = page + self.page_bytes
         except BaseException as error:
             if end > address:
                 self.unmap(address, end - address)

@@ -85,6 +85,10 @@ class PoolRouter:
                 )
             pool.use_count += 1
 
+    def find_freeable(self, pool_id: PoolId) -> Pool | None:
+        """Returns the pool of this id if it has no users."""
+        return next((pool for pool in self.freeable if pool.pool_id == pool_id), None)
+
     def begin(self, pool_id: PoolId, matches: Callable[[int], bool]) -> None:
         """Sends requests to a pool, which is made if need be and has one more user from now on.
 
@@ -114,7 +118,7 @@ class PoolRouter:
             InternalError: no requests go to this pool.
         """
         with self._store.lock:
-            kept = [route for route in self.routes if route[0].pool_id != pool_id]
+            kept = self._list_others(pool_id)
             if len(kept) == len(self.routes):
                 raise InternalError(
                     f"no requests go to the pool {pool_id}",
@@ -122,6 +126,9 @@ class PoolRouter:
                     why="each end needs its own begin before it",
                 )
             self.routes[:] = kept
+
+    def _list_others(self, pool_id: PoolId) -> list[tuple[Pool, Callable[[int], bool]]]:
+        return [route for route in self.routes if route[0].pool_id != pool_id]
 
     def begin_capture(self, pool_id: PoolId, order: CaptureOrder | None = None) -> None:
         """Says that streams are captured: until the end no event is recorded or queried.

@@ -403,13 +403,16 @@ class CachingHostAllocator:
 
     def _release_surplus(self) -> None:
         with self._release_lock:
-            while self._surplus:
-                start, segment = time.perf_counter_ns(), self._surplus[0].segment
-                self._source.free(segment)
-                # Without another call in between: Note [Interrupts].
-                self._surplus.popleft()
-                with self._lock:
-                    self.statistics.count_host_free((time.perf_counter_ns() - start) // 1000)
+            self._free_surplus()
+
+    def _free_surplus(self) -> None:
+        while self._surplus:
+            start, segment = time.perf_counter_ns(), self._surplus[0].segment
+            self._source.free(segment)
+            # Without another call in between: Note [Interrupts].
+            self._surplus.popleft()
+            with self._lock:
+                self.statistics.count_host_free((time.perf_counter_ns() - start) // 1000)
 
 
 def find_host_block(address: int) -> tuple[CachingHostAllocator, HostBlock] | None:
