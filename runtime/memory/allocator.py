@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -67,6 +68,12 @@ class Allocator(Protocol):
 
     def free_later(self, block: Block) -> None:
         """Frees a block as soon as possible, for finalisers."""
+        ...
+
+    def give_back_with(
+        self, owner: object, items: Sequence[Block | PoolId], kept: object = None
+    ) -> None:
+        """Frees blocks, and ends uses of pools, as soon as possible after an object is gone."""
         ...
 
     def release_pool_later(self, pool_id: PoolId) -> None:

@@ -74,8 +74,7 @@ class PrivatePool:
         self._scratch: weakref.WeakSet[Scratch] = weakref.WeakSet()
         # First, since an interrupt may come in between; what is not in the list is not released.
         used: list[PoolId] = []
-        # At interpreter exit the process frees all memory by itself.
-        weakref.finalize(self, _release, allocator, used).atexit = False
+        allocator.give_back_with(self, used)
         allocator.pools.create_or_increment(pool_id)
         used.append(pool_id)
 
@@ -152,22 +151,11 @@ class PrivatePool:
             owner: of the blocks.
             blocks: of the pool; the owner adds to them.
         """
-        # At interpreter exit the process frees all memory by itself.
-        weakref.finalize(owner, _free_all, self, blocks).atexit = False
+        self.allocator.give_back_with(owner, blocks, self)
 
     def free_later(self, block: Block) -> None:
         """Frees a block of the pool as soon as possible; for finalisers."""
         self.allocator.free_later(block)
-
-
-def _free_all(pool: PrivatePool, blocks: list[Block]) -> None:
-    for block in blocks:
-        pool.free_later(block)
-
-
-def _release(allocator: Allocator, pool_ids: list[PoolId]) -> None:
-    for pool_id in pool_ids:
-        allocator.release_pool_later(pool_id)
 
 
 def graph_pool_handle() -> PoolId:

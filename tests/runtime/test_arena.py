@@ -5,18 +5,20 @@ from __future__ import annotations
 import gc
 import itertools
 import pathlib
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.fuzz.stepping import step_through
+from tests.fuzz.stepping import Stepper, step_through
 from tracegraph.runtime import arena as arena_module
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
+from tracegraph.runtime.memory.caching.used_blocks import UsedBlocks
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.host import HostProvider
@@ -190,3 +192,34 @@ def test_an_interrupt_at_any_point_leaves_no_memory_behind(shares_scratch: bool)
         found = total.allocated_bytes.current, total.reserved_bytes.current
         assert found == (0, 0), stepper.place
     assert count > 50
+
+
+def drop_interrupted(point: int, monkeypatch: pytest.MonkeyPatch) -> tuple[str | None, int, int]:
+    """Drops an arena with an interrupt at a point of its finalisers; returns what is left."""
+    allocator = CachingAllocator(HostProvider())
+    held = [Arena(PrivatePool(new_pool_id(), allocator), ArenaSize(3000, 2000))]
+    # Also those of Python's own library, as the finalisers of `weakref` are.
+    stepper = Stepper(pathlib.Path("/"), point)
+    with monkeypatch.context() as context:
+        # Python shows an error in a finaliser, and goes on.
+        context.setattr(sys, "unraisablehook", lambda found: None)
+        stepper.run(held.clear)
+    left = allocator.statistics.all
+    return stepper.place, left.reserved_bytes.current, len(allocator._store.private)
+
+
+def test_an_interrupt_in_a_finaliser_loses_no_memory(monkeypatch: pytest.MonkeyPatch):
+    places = []
+    while not places or places[-1] is not None:
+        place, reserved_bytes, pools = drop_interrupted(len(places), monkeypatch)
+        assert (reserved_bytes, pools) == (0, 0), place
+        places.append(place)
+    assert len(places) > 20
+
+
+def test_a_finaliser_in_python_loses_memory(monkeypatch: pytest.MonkeyPatch):
+    def give_back_with(self: Any, owner: object, items: list[Any], kept: object) -> None:
+        weakref.finalize(owner, lambda: self.noted.extend(items)).atexit = False
+
+    monkeypatch.setattr(UsedBlocks, "give_back_with", give_back_with)
+    assert any(drop_interrupted(point, monkeypatch)[1] for point in range(4))

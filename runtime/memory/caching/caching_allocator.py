@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tracegraph.runtime.memory.caching.block import Block
@@ -216,6 +216,18 @@ class CachingAllocator:
     def free_later(self, block: Block) -> None:
         """Frees a block as soon as possible. For finalisers: see Note [Finalisers]."""
         self._used.free_later(block)
+
+    def give_back_with(
+        self, owner: object, items: Sequence[Block | PoolId], kept: object = None
+    ) -> None:
+        """Frees blocks, and ends uses of pools, as soon as possible after an object is gone.
+
+        Args:
+            owner: the object.
+            items: what it gives back; it may get more until then.
+            kept: what else must live until then.
+        """
+        self._used.give_back_with(owner, items, (self, kept))
 
     def release_pool_later(self, pool_id: PoolId) -> None:
         """Counts one user of a private pool less, and releases what it leaves. For finalisers."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from tracegraph.runtime.errors import TracegraphError
 from tracegraph.runtime.memory.caching.block import Block, Pool
@@ -26,6 +29,27 @@ class _Repair(NamedTuple):
     """An interrupt came inside of a call: Note [Interrupts]."""
 
 
+class _Owner(weakref.ref[object]):
+    """An object that gives blocks or uses of pools back when it goes.
+
+    Attributes:
+        items: what it gives back; it may still get more.
+        kept: what must live until it is given back.
+        drain: what gives it back at once if the allocator is idle.
+    """
+
+    __slots__ = ("drain", "items", "kept")
+    items: Sequence[Block | PoolId]
+    kept: object
+    drain: weakref.ref[object]
+
+
+_Noted: TypeAlias = Block | PoolId | _Left | _Repair | _Owner
+
+# By their own identity: references to one object are equal.
+_owners: dict[int, _Owner] = {}
+
+
 class UsedBlocks:
     """Finds and frees the blocks of an allocator, and ends uses of its private pools.
 
@@ -33,6 +57,10 @@ class UsedBlocks:
     same thread. So it must not change anything there and then: it calls `free_later` or
     `release_pool_later`, which only note it, unless the allocator is idle at that moment. The
     next call of the allocator does what was noted, in its order.
+
+    An interrupt may come in a finaliser, too. Python then drops what the finaliser had still to do,
+    and `weakref.finalize` is one in Python. So the callback of an owner is `append` of the queue
+    itself, in which no interrupt can come; only the attempt to do it at once may be lost.
 
     Args:
         store: all blocks of the allocator.
@@ -60,8 +88,8 @@ class UsedBlocks:
         self._put_back, self._release_pool, self._repair = put_back, release_pool, repair
         self._active = store.active
         self._lost: set[Block] = set()
-        self.noted: collections.deque[Block | PoolId | _Left | _Repair] = collections.deque()
-        self._begun: Block | PoolId | _Left | _Repair | None = None
+        self.noted: collections.deque[_Noted] = collections.deque()
+        self._begun: _Noted | None = None
 
     def free(self, block: Block, frames: Frames | None) -> None:
         """Frees a block, under the allocator's lock.
@@ -124,15 +152,30 @@ class UsedBlocks:
                 raise _make_stream_error(block, stream, self._store.device)
             self._uses.record(block, stream)
 
+    def give_back_with(self, owner: object, items: Sequence[Block | PoolId], kept: object) -> None:
+        """Frees blocks, and ends uses of pools, as soon as possible after an object is gone.
+
+        Args:
+            owner: the object.
+            items: what it gives back; it may get more until then.
+            kept: what keeps the allocator, and all else that must live until then.
+        """
+        # Of two callbacks the one made last comes first: it is noted, then done.
+        # At interpreter exit the process frees all memory by itself.
+        drain = weakref.ref(owner, functools.partial(_drain, self, kept, sys.is_finalizing))
+        reference = _Owner(owner, self.noted.append)
+        reference.items, reference.kept, reference.drain = items, kept, drain
+        _owners[id(reference)] = reference
+
     def free_later(self, block: Block) -> None:
         """Frees a block as soon as possible. For finalisers: see Note [Finalisers]."""
         self.noted.append(block)
-        self._drain_if_idle()
+        self.drain_if_idle()
 
     def release_pool_later(self, pool_id: PoolId) -> None:
         """Counts one user of a pool less as soon as possible, and releases what it leaves."""
         self.noted.append(pool_id)
-        self._drain_if_idle()
+        self.drain_if_idle()
 
     def drain(self) -> None:
         """Does what finalisers have noted, under the allocator's lock.
@@ -183,7 +226,7 @@ class UsedBlocks:
         if block is not None and block.is_allocated:
             self.free_later(block)
 
-    def _do(self, noted: Block | PoolId | _Left | _Repair) -> None:
+    def _do(self, noted: _Noted) -> None:
         match noted:
             case Block():
                 self.free(noted, None)
@@ -191,6 +234,11 @@ class UsedBlocks:
                 self._release_if_freeable(noted.pool_id)
             case _Repair():
                 self._repair()
+            case _Owner():
+                # Without a call in between: Note [Interrupts].
+                items, noted.items = noted.items, ()
+                self.noted.extend(items)
+                _owners.pop(id(noted), None)
             case _:
                 pool = self._pools.find_used(noted)
                 # What is noted before it may be a block of this pool.
@@ -206,7 +254,8 @@ class UsedBlocks:
         if pool is not None and not pool.use_count:
             self._release_pool(pool, frames)
 
-    def _drain_if_idle(self) -> None:
+    def drain_if_idle(self) -> None:
+        """Does what finalisers have noted, unless a call of the allocator is under way."""
         lock = self._store.lock
         # Owned by this thread: the finaliser runs inside a call of it.
         if lock._is_owned():  # type: ignore[attr-defined]
@@ -222,6 +271,11 @@ class UsedBlocks:
                 self.note_interrupt(error)
                 lock.release()
             raise
+
+
+def _drain(used: UsedBlocks, _kept: object, is_exiting: Callable[[], bool], _: object) -> None:
+    if not is_exiting():
+        used.drain_if_idle()
 
 
 def _make_free_error(block: Block, device: int) -> TracegraphError:
