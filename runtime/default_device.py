@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from tracegraph.runtime.device import Device
+from tracegraph.runtime.device_properties import DeviceProperties
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.errors import ConfigError
 from tracegraph.runtime.ffi.recorder import record_registrations
 from tracegraph.runtime.host.device import HostDevice, find_host_device
+from tracegraph.runtime.host.properties import read_properties as read_host_properties
 from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.stream import StreamBackend, register_backend
 
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 # Note [Late imports].
 find_cuda_device: Callable[[Any], CudaDevice] = import_late(
     "tracegraph.runtime.cuda.device", "find_cuda_device"
+)
+read_gpu_properties: Callable[[Any], DeviceProperties] = import_late(
+    "tracegraph.runtime.cuda.properties", "read_properties"
+)
+can_gpu_access_peer: Callable[[Any, Any], bool] = import_late(
+    "tracegraph.runtime.cuda.properties", "can_access_peer"
 )
 
 
@@ -52,13 +60,24 @@ def find_any_device(device: Any = None) -> Device:
     is_checking = read_check_replay()
     if device is None:
         return find_device(is_checking=is_checking)
-    jax_device = _find_jax_device(device)
+    jax_device = find_jax_device(device)
     if jax_device.platform == "gpu":
         return find_cuda_device(jax_device)
     return HostDevice(jax_device, is_checking=is_checking)
 
 
-def _find_jax_device(device: Any) -> Any:
+def find_jax_device(device: Any = None) -> Any:
+    """Returns the JAX device that a user names.
+
+    Args:
+        device: a JAX device, the index of one of JAX's local devices, or None for the current one:
+            JAX's default device in this thread.
+
+    Raises:
+        ConfigError: there is no such device, or it is neither a CPU nor a GPU.
+    """
+    if device is None:
+        return _find_default()
     local = jax.local_devices()
     known = list(dict.fromkeys((*local, *jax.local_devices(backend="cpu"))))
     is_index = isinstance(device, int) and not isinstance(device, bool)
@@ -68,17 +87,54 @@ def _find_jax_device(device: Any) -> Any:
     raise ConfigError(
         f"`device` is {device!r}",
         where="argument `device`",
-        why=f"tracegraph manages memory on {', '.join(map(str, known))}",
+        why=f"this process has the devices {', '.join(map(str, known))}",
         fix=f"pass an index from 0 to {len(local) - 1}, a JAX device of these, or leave it out",
-        anchor="config",
+        anchor="device",
     )
 
 
-def _find_gpu() -> Any:
+def read_properties(device: Any) -> DeviceProperties:
+    """Returns what a device is.
+
+    Args:
+        device: as `find_jax_device` takes it.
+
+    Raises:
+        ConfigError: there is no such device.
+        CudaError: it is a GPU, and the driver's bindings are missing.
+    """
+    jax_device = find_jax_device(device)
+    is_gpu = jax_device.platform == "gpu"
+    return (read_gpu_properties if is_gpu else read_host_properties)(jax_device)
+
+
+def can_access_peer(device: Any, peer: Any) -> bool:
+    """Returns True when programs on a device can use the memory of another.
+
+    Args:
+        device: as `find_jax_device` takes it.
+        peer: another.
+
+    Raises:
+        ConfigError: there is no such device.
+        CudaError: both are GPUs, and the driver's bindings are missing.
+    """
+    first, second = find_jax_device(device), find_jax_device(peer)
+    if first == second or first.platform != second.platform:
+        return False
+    # CPU devices of one process are parts of the same memory.
+    return first.platform == "cpu" or can_gpu_access_peer(first, second)
+
+
+def _find_default() -> Any:
     default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     # It may be a device, the name of a platform, or None.
     is_device = isinstance(default, jax.Device)
-    device = default if is_device else jax.local_devices(backend=default)[0]
+    return default if is_device else jax.local_devices(backend=default)[0]
+
+
+def _find_gpu() -> Any:
+    device = _find_default()
     return device if device.platform == "gpu" else None
 
 

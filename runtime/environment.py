@@ -9,6 +9,7 @@
 | ``TRACEGRAPH_NO_MEMORY_CACHING`` | 0, 1 | every allocation and free goes to the device at once |
 | ``CUBLAS_WORKSPACE_CONFIG`` | not set, ``:SIZE:COUNT``... | most workspace of a matmul or solve |
 | ``PJRT_GPU_ENABLE_ASYNC_DISPATCH`` | not set | XLA's; with 1 no graph can be captured on a GPU |
+| ``CUDA_VISIBLE_DEVICES`` | not set, indices or UUIDs | the GPUs that CUDA sees |
 
 ``CUBLAS_WORKSPACE_CONFIG`` is spelled as for cuBLAS: buffers of SIZE KiB, COUNT of each, as in
 ``:4096:2:16:8``. A matmul, or a solve, may use as many bytes as all of them together.
@@ -105,6 +106,11 @@ def check_dispatch() -> None:
             fix=f"unset {name} before the process starts",
             anchor="config",
         )
+
+
+def read_visible_gpus() -> str | None:
+    """Returns which GPUs CUDA is to see, as CUDA spells it; None for all of them."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def _read_choice(name: str, choices: tuple[str, ...]) -> str:

@@ -2,9 +2,10 @@
 
 JAX has no public way to (a) register another array type, (b) wrap memory that we wrote as an array
 with a given abstract value, (c) build a typed key around key data without computing, (d) find the
-handlers of `jax.ffi` that are registered for a GPU, see Note [Registered handlers]. The tables
-below say for each private name why it is needed. They are the same from JAX 0.10 to 0.12.
-A JAX without one of them is refused when tracegraph is imported, by name.
+handlers of `jax.ffi` that are registered for a GPU, see Note [Registered handlers], (e) tell if JAX
+has opened its backends. The tables below say for each private name why it is needed. They are the
+same from JAX 0.10 to 0.12. A JAX without one of them is refused when tracegraph is imported, by
+name.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ PRIVATE_NAMES = {
     "jax._src.random.prng.KeyTy": "the dtype of typed keys",
     "jax._src.config.config_states": "a thread's settings; no public call copies them",
     "jax._src.config.config_ext": "what a setting holds that a thread has not set",
+    "jax._src.xla_bridge.backends_are_initialized": "any public call would open the backends",
     "jaxlib.xla_client.custom_call_targets": "the handlers of the CPU, which has no plugin",
     "jaxlib.xla_client.xla_platform_names": "how a platform is called where handlers are kept",
     "jaxlib.xla_client._custom_callback": "handlers that wait for their plugin",
@@ -86,6 +88,9 @@ find_cpu_targets: Callable[[str], dict[str, Any]] = _private["custom_call_target
 platform_names: dict[str, str] = _private["xla_platform_names"]
 waiting_targets: dict[str, list[Any]] = _private["_custom_callback"]
 waiting_types: dict[str, list[Any]] = _private["_custom_type_id"]
+
+# True once JAX has opened its backends, and with them CUDA, in this process.
+has_backends: Callable[[], bool] = _private["backends_are_initialized"]
 
 T = TypeVar("T")
 

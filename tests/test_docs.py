@@ -79,6 +79,18 @@ def test_blocks_of_memory_run(folder: pathlib.Path) -> None:
     assert "result" in run_blocks(DOCS / "memory.md"), "the last block defines it"
 
 
+def test_blocks_of_devices_run(folder: pathlib.Path) -> None:
+    assert run_blocks(DOCS / "devices.md")["double"].cache_info().captures >= 1
+
+
+def test_every_name_for_devices_is_explained() -> None:
+    words = set(re.findall(r"[A-Za-z_]+", (DOCS / "devices.md").read_text()))
+    modules = ("tracegraph.devices.current", "tracegraph.devices.properties")
+    names = [n for n in tg.__all__ if getattr(getattr(tg, n), "__module__", "") in modules]
+    assert len(names) == 11
+    assert [name for name in names if name not in words] == []
+
+
 def test_blocks_of_memory_snapshots_run(folder: pathlib.Path) -> None:
     run_blocks(DOCS / "memory_snapshots.md")
     assert (folder / "memory.pickle").stat().st_size > 100

@@ -2,7 +2,8 @@
 
 `tg.capture` is the decorator; what it returns is a `tg.GraphedFunction`. `tg.memory` is the memory
 of graphs, `tg.backends` the precision of matmuls and convolutions. `tg.Stream` and `tg.Event` order
-work inside a capture. All errors are of the type `tg.TracegraphError`.
+work inside a capture. `tg.device` and the other names for devices are PyTorch's, for the devices of
+JAX. All errors are of the type `tg.TracegraphError`.
 
 Example:
     >>> import jax.numpy as jnp
@@ -31,6 +32,21 @@ if not (_package / "runtime").is_dir() and (_house / "runtime").is_dir():
 from tracegraph import backends, memory
 from tracegraph.cache_info import CacheInfo
 from tracegraph.decorator import capture
+from tracegraph.devices.current import (
+    current_device,
+    device,
+    device_count,
+    device_of,
+    is_available,
+    set_device,
+)
+from tracegraph.devices.properties import (
+    can_device_access_peer,
+    get_arch_list,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+)
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import (
@@ -79,11 +95,22 @@ __all__ = [
     "UnsupportedError",
     "VerificationError",
     "backends",
+    "can_device_access_peer",
     "capture",
+    "current_device",
     "current_stream",
     "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "get_arch_list",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
     "graph_pool_handle",
+    "is_available",
     "memory",
+    "set_device",
     "set_stream",
     "stream",
     "synchronize",

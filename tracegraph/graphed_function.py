@@ -358,9 +358,9 @@ class GraphedFunction(Generic[P, R]):
     def _join_objects(self) -> ObjectCalls:
         with self._lock:
             if self._objects is None:
-                self._objects = ObjectCalls(
-                    self._function, self._options, self.pool(), GraphedFunction
-                )
+                self._objects = ObjectCalls(self._function, self._options, GraphedFunction)
+                # One pool per device, whichever of the two has graphs there.
+                self._objects.captured._pool = self._pool
             return self._objects
 
     def _call_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -479,7 +479,7 @@ class GraphedFunction(Generic[P, R]):
     def _make_pipeline(self, prepared: PreparedCall, progress: Progress) -> CapturePipeline:
         return CapturePipeline(prepared, self._device, self._pool, progress)
 
-    # Devices are looked for at the first use, not when a module with a decorator is imported.
-    @functools.cached_property
+    # JAX's default device, which is a part of every signature, so that each has a graph of its own.
+    @property
     def _device(self) -> Device:
         return find_device(is_checking=read_check_replay())

@@ -53,6 +53,22 @@ class FakeStreams(FakeMemory):
         self._enter("count_resident_threads", needs_context=True)
         return 132 * 2048
 
+    def read_attribute(self, ordinal: int, name: str) -> int:
+        self._enter("read_attribute", ordinal, name)
+        return {"COMPUTE_CAPABILITY_MAJOR": 9, "WARP_SIZE": 32, "PCI_BUS_ID": 0x65}.get(name, 0)
+
+    def read_total_bytes(self, ordinal: int) -> int:
+        self._enter("read_total_bytes", ordinal)
+        return 139 << 30
+
+    def read_uuid(self, ordinal: int) -> bytes:
+        self._enter("read_uuid", ordinal)
+        return bytes(range(16))
+
+    def can_access_peer(self, ordinal: int, peer: int) -> bool:
+        self._enter("can_access_peer", ordinal, peer)
+        return ordinal != peer
+
     def synchronize_context(self) -> None:
         self._enter("synchronize_context", needs_context=True)
         check(not self._captures, "synchronize_context while a stream is captured")

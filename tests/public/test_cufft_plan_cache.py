@@ -84,7 +84,7 @@ def test_the_device_uses_the_cache_that_users_see(device: CudaOnHost) -> None:
 def test_a_device_that_does_not_exist(index: Any) -> None:
     with pytest.raises(tg.ConfigError) as raised:
         CACHE[index]
-    match(raised.value, "`device` is", "argument `device`", "tracegraph manages memory on", "pass")
+    match(raised.value, "`device` is", "argument `device`", "this process has the devices", "pass")
 
 
 @pytest.mark.parametrize("value", [-1, "8", 1.0, None, True])

@@ -24,6 +24,9 @@ NAMES = {
         capture GraphedFunction CacheInfo graph_pool_handle PoolId
         Array
         Stream Event stream current_stream default_stream set_stream synchronize
+        is_available device_count current_device set_device device device_of
+        get_device_properties get_device_name get_device_capability can_device_access_peer
+        get_arch_list
         backends memory
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
         StaleOutputError OutOfMemoryError CudaError ConfigError InternalError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
@@ -22,7 +23,8 @@ class FunctionPool:
         self._pool_id = pool_id
         # Held from now on, even if the captures that share it go.
         self._shared = find_pool(pool_id) if pool_id is not None else None
-        self._joined: PrivatePool | None = None
+        # One per device that the function is called on; a pool with an id is of one device.
+        self._joined: dict[Any, PrivatePool] = {}
         self._is_shared = pool_id is not None
         # Signatures may be captured at the same time.
         self._lock = threading.Lock()
@@ -37,10 +39,11 @@ class FunctionPool:
             TracegraphError: the pool is one of another device, or has lost its last user.
         """
         with self._lock:
-            if self._joined is None:
+            joined = self._joined.get(device.jax_device)
+            if joined is None:
                 pool_id = self._pool_id if self._pool_id is not None else new_pool_id()
-                self._joined = join_pool(pool_id, device.allocator)
-            return self._joined
+                joined = self._joined[device.jax_device] = join_pool(pool_id, device.allocator)
+            return joined
 
     def share(self, device: Device) -> PoolId:
         """Returns the id for other functions, which may join from now on."""
@@ -54,4 +57,4 @@ class FunctionPool:
 
     def leave(self) -> None:
         """Drops the pool; the next call of `join` joins it again, or a new one."""
-        self._joined = None
+        self._joined = {}

@@ -174,13 +174,20 @@ def _make_sharing_violation(first: ArgumentLeaf, second: ArgumentLeaf) -> Violat
 
 
 def _make_device_violation(leaf: ArgumentLeaf, device: Any) -> Violation:
-    devices = ", ".join(sorted(str(held) for held in leaf.value.devices()))
+    devices, local = leaf.value.devices(), jax.local_devices()
+    indices = [local.index(held) for held in devices if held in local]
+    there = (
+        f", or call it in `with tg.device({indices[0]}):`"
+        if len(devices) == 1 == len(indices)
+        else ""
+    )
     return Violation(
         "other-device",
-        f"{leaf.path} is on another device: wanted {device}, got {devices}",
+        f"{leaf.path} is on another device: wanted {device}, "
+        f"got {', '.join(sorted(map(str, devices)))}",
         f"{locate_caller()}, {leaf.path}",
-        "a graph's buffers and kernels belong to one device",
-        "move it first: jax.device_put(x, device)",
+        "a graph's buffers and kernels belong to one device, the current one of the call",
+        f"move it first: jax.device_put(x, device){there}",
     )
 
 

@@ -32,7 +32,6 @@ from tracegraph.objects.graph_objects import (
 from tracegraph.objects.object_watch import ObjectWatch
 from tracegraph.objects.state_holder import StateHolder
 from tracegraph.options import Options
-from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.tracing.signature import name_positions
 
 STATE = "nnx_state"
@@ -112,7 +111,6 @@ class ObjectCalls:
     Args:
         function: the user's function.
         options: how it is captured.
-        pool: of its graphs.
         capture: from a function and the keywords of `capture` to a captured function.
 
     Attributes:
@@ -123,12 +121,11 @@ class ObjectCalls:
         self,
         function: Callable[..., Any],
         options: Options,
-        pool: PoolId,
         capture: Callable[[Callable[..., Any], dict[str, Any]], Any],
     ) -> None:
         self._function = function
         given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-        given |= {"donate_argnames": options.donate_argnames | {STATE}, "pool": pool}
+        given |= {"donate_argnames": options.donate_argnames | {STATE}}
         self.captured = capture(_make_pure(function), given)
         self._state = StateHolder()
         self._repeat: Repeat | None = None

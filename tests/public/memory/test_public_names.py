@@ -215,7 +215,7 @@ def test_wrong_devices_are_named(name: str, wrong: Any) -> None:
         DEVICE_CALLS[name](wrong)
     assert raised.value.what == f"`device` is {wrong!r}"
     assert raised.value.where == "argument `device`"
-    known = raised.value.why.removeprefix("tracegraph manages memory on ").split(", ")
+    known = raised.value.why.removeprefix("this process has the devices ").split(", ")
     assert known == sorted(set(known))
 
 

@@ -143,8 +143,8 @@ def test_array_on_another_device():
         f"argument 0 `x` is on another device: wanted other:0, got {DEVICE}\n"
         + PLACE
         + "argument 0 `x`\n"
-        "  why:   a graph's buffers and kernels belong to one device\n"
-        "  fix:   move it first: jax.device_put(x, device)"
+        "  why:   a graph's buffers and kernels belong to one device, the current one of the call\n"
+        "  fix:   move it first: jax.device_put(x, device), or call it in `with tg.device(0):`"
         "          python -m tracegraph error other-device"
     )
 

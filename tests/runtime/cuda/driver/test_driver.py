@@ -189,6 +189,7 @@ def test_parameters_are_aligned_and_can_be_rewritten() -> None:
 
 EDGES = [(0x40, Port.COMPLETE), (0x41, Port.LAUNCH_ORDER)]
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "read_attribute": (0, "WARP_SIZE"),
     "add_child_node": (1, EDGES, 2),
     "add_conditional_node": (1, EDGES[:1], Condition(3, Construct.SWITCH, 2), 4),
     "add_copy_node": (1, EDGES, CopyRange(1, 2, 3), 4),

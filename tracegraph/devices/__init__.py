@@ -1,0 +1,1 @@
+"""What the public names for devices do: the current device, properties, telemetry."""
