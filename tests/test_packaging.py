@@ -166,7 +166,7 @@ def test_wheel_is_named_unlike_the_package_of_others(wheel: pathlib.Path) -> Non
         written = email.message_from_bytes(archive.read(path))
     assert written["Name"] == "tracegraph-jax"
     extras = set(written.get_all("Provides-Extra", ()))
-    assert extras == {"cuda12", "cuda13", "plots", "test", "dev"}
+    assert extras == {"cuda12", "cuda13", "plots", "telemetry", "test", "dev"}
 
 
 def find_wrong_installs(text: str) -> list[str]:

@@ -47,6 +47,14 @@ from tracegraph.devices.properties import (
     get_device_name,
     get_device_properties,
 )
+from tracegraph.devices.telemetry import (
+    clock_rate,
+    list_gpu_processes,
+    memory_usage,
+    power_draw,
+    temperature,
+    utilization,
+)
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import (
@@ -97,6 +105,7 @@ __all__ = [
     "backends",
     "can_device_access_peer",
     "capture",
+    "clock_rate",
     "current_device",
     "current_stream",
     "default_stream",
@@ -109,11 +118,16 @@ __all__ = [
     "get_device_properties",
     "graph_pool_handle",
     "is_available",
+    "list_gpu_processes",
     "memory",
+    "memory_usage",
+    "power_draw",
     "set_device",
     "set_stream",
     "stream",
     "synchronize",
+    "temperature",
+    "utilization",
 ]
 
 

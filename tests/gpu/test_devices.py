@@ -62,14 +62,27 @@ def test_a_gpu_is_described(gpu):
     assert tg.get_arch_list() == [f"sm_{found.major}{found.minor}"]
 
 
+def test_telemetry():
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+    for _ in range(50):
+        jnp.ones((2048, 2048)) @ jnp.ones((2048, 2048))
+    assert 0 <= tg.utilization() <= 100
+    assert 0 <= tg.memory_usage() <= 100
+    assert 0 < tg.temperature() < 120
+    assert tg.power_draw() > 1000
+    assert tg.clock_rate() > 100
+    assert tg.list_gpu_processes().startswith("GPU:0\n")
+
+
 def test_a_capture_on_the_second_gpu(two_gpus):
     second = two_gpus[1]
     step = tg.capture(lambda w, x: (w * 0.5 + x @ x, w.sum()), donate_argnums=0)
     x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    w = jnp.zeros(())
     for device in (0, 1, 0, 1):
         with tg.device(device):
-            w = jnp.zeros((4, 4))
-            for _ in range(3):
+            w, total = step(jnp.zeros((4, 4)), x)
+            for _ in range(2):
                 w, total = step(w, x)
             assert w.devices() == total.devices() == {two_gpus[device]}
         np.testing.assert_allclose(w, 1.75 * (x @ x), rtol=1e-6)

@@ -27,6 +27,7 @@ NAMES = {
         is_available device_count current_device set_device device device_of
         get_device_properties get_device_name get_device_capability can_device_access_peer
         get_arch_list
+        utilization memory_usage temperature power_draw clock_rate list_gpu_processes
         backends memory
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
         StaleOutputError OutOfMemoryError CudaError ConfigError InternalError

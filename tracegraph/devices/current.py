@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.runtime.default_device import find_jax_device
@@ -133,7 +134,7 @@ def device_of(array: jax.Array) -> Iterator[None]:
 
 
 def _find_only_device(array: Any) -> Any:
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, Tracer):
         # It has no device before the program runs; the capture is of the current one.
         return find_jax_device()
     if not isinstance(array, jax.Array):
