@@ -66,12 +66,13 @@ def find_any_device(device: Any = None) -> Device:
     return HostDevice(jax_device, is_checking=is_checking)
 
 
-def find_jax_device(device: Any = None) -> Any:
+def find_jax_device(device: Any = None, argument: str = "device") -> Any:
     """Returns the JAX device that a user names.
 
     Args:
         device: a JAX device, the index of one of JAX's local devices, or None for the current one:
             JAX's default device in this thread.
+        argument: what an error calls it.
 
     Raises:
         ConfigError: there is no such device, or it is neither a CPU nor a GPU.
@@ -85,8 +86,8 @@ def find_jax_device(device: Any = None) -> Any:
     if found in known and found.platform in ("cpu", "gpu"):
         return found
     raise ConfigError(
-        f"`device` is {device!r}",
-        where="argument `device`",
+        f"`{argument}` is {device!r}",
+        where=f"argument `{argument}`",
         why=f"this process has the devices {', '.join(map(str, known))}",
         fix=f"pass an index from 0 to {len(local) - 1}, a JAX device of these, or leave it out",
         anchor="device",
@@ -119,7 +120,7 @@ def can_access_peer(device: Any, peer: Any) -> bool:
         ConfigError: there is no such device.
         CudaError: both are GPUs, and the driver's bindings are missing.
     """
-    first, second = find_jax_device(device), find_jax_device(peer)
+    first, second = find_jax_device(device), find_jax_device(peer, "peer_device")
     if first == second or first.platform != second.platform:
         return False
     # CPU devices of one process are parts of the same memory.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import pathlib
 import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
 import tracegraph as tg
@@ -81,6 +83,20 @@ def test_blocks_of_memory_run(folder: pathlib.Path) -> None:
 
 def test_blocks_of_devices_run(folder: pathlib.Path) -> None:
     assert run_blocks(DOCS / "devices.md")["double"].cache_info().captures >= 1
+
+
+def test_blocks_of_comm_run(folder: pathlib.Path) -> None:
+    captured = run_blocks(DOCS / "comm.md")["step"]
+    assert captured.cache_info().captures == len(tg.comm.broadcast(np.ones(1)))
+
+
+def test_the_table_of_comm_is_complete() -> None:
+    rows = list_rows((DOCS / "comm.md").read_text(), "| Function | What it returns |")
+    written = {row[0].strip("`").split("(")[0]: row[0] for row in rows}
+    assert sorted(written) == tg.comm.__all__
+    for name, row in written.items():
+        parameters = inspect.signature(getattr(tg.comm, name)).parameters
+        assert re.findall(r"(\w+)(?:=[^,)]+)?[,)]", row) == list(parameters)
 
 
 def test_every_name_for_devices_is_explained() -> None:

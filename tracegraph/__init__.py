@@ -3,7 +3,7 @@
 `tg.capture` is the decorator; what it returns is a `tg.GraphedFunction`. `tg.memory` is the memory
 of graphs, `tg.backends` the precision of matmuls and convolutions. `tg.Stream` and `tg.Event` order
 work inside a capture. `tg.device` and the other names for devices are PyTorch's, for the devices of
-JAX. All errors are of the type `tg.TracegraphError`.
+JAX; `tg.comm` moves arrays between them. All errors are of the type `tg.TracegraphError`.
 
 Example:
     >>> import jax.numpy as jnp
@@ -29,7 +29,7 @@ if not (_package / "runtime").is_dir() and (_house / "runtime").is_dir():
     # In a checkout `lowering/` and `runtime/` stand beside this folder; in a wheel they are in it.
     __path__.append(str(_house))
 
-from tracegraph import backends, memory
+from tracegraph import backends, comm, memory
 from tracegraph.cache_info import CacheInfo
 from tracegraph.decorator import capture
 from tracegraph.devices.current import (
@@ -106,6 +106,7 @@ __all__ = [
     "can_device_access_peer",
     "capture",
     "clock_rate",
+    "comm",
     "current_device",
     "current_stream",
     "default_stream",

@@ -65,7 +65,7 @@ def test_a_gpu_is_described(gpu):
 def test_telemetry():
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
     for _ in range(50):
-        jnp.ones((2048, 2048)) @ jnp.ones((2048, 2048))
+        jnp.matmul(jnp.ones((2048, 2048)), jnp.ones((2048, 2048)))
     assert 0 <= tg.utilization() <= 100
     assert 0 <= tg.memory_usage() <= 100
     assert 0 < tg.temperature() < 120

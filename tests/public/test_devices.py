@@ -197,7 +197,7 @@ def thread_default() -> Iterator[None]:
         tg.get_device_properties,
         tg.get_device_name,
         tg.get_device_capability,
-        lambda i: tg.can_device_access_peer(0, i),
+        lambda i: tg.can_device_access_peer(i, 0),
     ],
     ids=["set_device", "device", "properties", "name", "capability", "peer"],
 )
@@ -214,6 +214,11 @@ def test_a_device_that_does_not_exist(call: Callable[[Any], Any], index: Any) ->
         "          python -m tracegraph error device"
     )
     assert tg.current_device() == 0
+
+
+def test_a_peer_that_does_not_exist() -> None:
+    with pytest.raises(tg.ConfigError, match="argument `peer_device`"):
+        tg.can_device_access_peer(0, 64)
 
 
 def test_the_host_device_is_described() -> None:

@@ -28,7 +28,7 @@ NAMES = {
         get_device_properties get_device_name get_device_capability can_device_access_peer
         get_arch_list
         utilization memory_usage temperature power_draw clock_rate list_gpu_processes
-        backends memory
+        backends comm memory
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
         StaleOutputError OutOfMemoryError CudaError ConfigError InternalError
         RecaptureWarning
@@ -47,13 +47,21 @@ NAMES = {
         host_memory_stats reset_peak_host_memory_stats reset_accumulated_host_memory_stats
     """,
     "tracegraph.backends": "cudnn cufft_plan_cache matmul",
+    "tracegraph.comm": """
+        broadcast broadcast_coalesced reduce_add reduce_add_coalesced scatter gather
+    """,
 }
-FACES = {"tracegraph": tg, "tracegraph.memory": tg.memory, "tracegraph.backends": tg.backends}
+FACES = {
+    "tracegraph": tg,
+    "tracegraph.memory": tg.memory,
+    "tracegraph.backends": tg.backends,
+    "tracegraph.comm": tg.comm,
+}
 PUBLIC = {
     f"{face}.{name}": getattr(FACES[face], name)
     for face, names in NAMES.items()
     for name in names.split()
-    if name not in ("backends", "memory")
+    if f"tracegraph.{name}" not in FACES
 }
 
 
@@ -85,9 +93,10 @@ def test_a_star_imports_the_public_names(face: str) -> None:
     assert set(namespace) - {"__builtins__"} == set(NAMES[face].split())
 
 
-def test_nothing_in_memory_has_to_be_hidden() -> None:
-    names = {name for name in vars(tg.memory) if not name.startswith("__")}
-    assert names == set(NAMES["tracegraph.memory"].split())
+@pytest.mark.parametrize("face", ["tracegraph.memory", "tracegraph.comm"])
+def test_nothing_has_to_be_hidden(face: str) -> None:
+    names = {name for name in vars(FACES[face]) if not name.startswith("__")}
+    assert names == set(NAMES[face].split())
 
 
 def test_modules_are_reached_by_name_all_the_same() -> None:

@@ -121,7 +121,7 @@ def _open_nvml(call: str, device: Any) -> Iterator[tuple[Any, Any]]:
         raise CudaError(
             f"NVML cannot tell: {error}",
             where=f"{locate_caller()}, {call}() of {find_jax_device(device)}",
-            why=f"NVML raised {type(error).__name__}; not every GPU, driver and container tells all",
+            why=f"NVML raised {type(error).__name__}; not every GPU, driver or container tells all",
             fix="see what this one tells: nvidia-smi -q",
             anchor="nvml",
         ) from error
