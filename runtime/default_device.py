@@ -15,7 +15,7 @@ from tracegraph.runtime.ffi.recorder import record_registrations
 from tracegraph.runtime.host.device import HostDevice, find_host_device
 from tracegraph.runtime.host.properties import read_properties as read_host_properties
 from tracegraph.runtime.late_import import import_late
-from tracegraph.runtime.stream import StreamBackend, register_backend
+from tracegraph.runtime.stream_backend import StreamBackend, register_backend
 
 if TYPE_CHECKING:
     from tracegraph.runtime.cuda.device import CudaDevice
@@ -139,7 +139,10 @@ def _find_gpu() -> Any:
     return device if device.platform == "gpu" else None
 
 
-def _find_streams() -> StreamBackend | None:
+def _find_streams(device: Any) -> StreamBackend | None:
+    named = None if device is None else _find_jax_device(device)
+    if named is not None:
+        return find_cuda_device(named).streams if named.platform == "gpu" else None
     gpu = _find_gpu()
     return None if gpu is None else find_cuda_device(gpu).streams
 

@@ -3,6 +3,7 @@
 | Variable | Values (default first) | Meaning |
 |---|---|---|
 | ``TRACEGRAPH_CHECK_REPLAY`` | 0, 1 | host device: poison dead memory, vary the order of streams |
+| ``TRACEGRAPH_LAUNCH_BLOCKING`` | 0, 1 | each replay waits for its work and raises its errors |
 | ``TRACEGRAPH_PROGRESS`` | auto, 0, 1 | progress of captures over one second; 1: also in a file |
 | ``TRACEGRAPH_EXPLAIN_RECAPTURES`` | 0, 1 | log why a function is captured anew |
 | ``TRACEGRAPH_ALLOC_CONF`` | not set, ``option:value``,... | see ``runtime/memory/config.py`` |
@@ -29,6 +30,11 @@ KIB = 1024
 def read_check_replay() -> bool:
     """Returns True when replays on the host device run in checking mode."""
     return _read_choice("TRACEGRAPH_CHECK_REPLAY", ("0", "1")) == "1"
+
+
+def read_launch_blocking() -> bool:
+    """Returns True when replays of new graphs wait until their work is done."""
+    return _read_choice("TRACEGRAPH_LAUNCH_BLOCKING", ("0", "1")) == "1"
 
 
 def read_progress() -> str:

@@ -10,79 +10,46 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
-from tracegraph.runtime.errors import CaptureError, ReplayError
+from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.handles import Handle
-from tracegraph.runtime.jax_interop import make_mark
+from tracegraph.runtime.stream_backend import StreamBackend, find_backend, require_backend
+from tracegraph.runtime.stream_capture import (
+    check_not_in_capture,
+    is_member,
+    is_tracing,
+    leave_record,
+    leave_wait,
+    thread_state,
+)
+from tracegraph.runtime.stream_errors import (
+    make_interprocess_error,
+    make_no_time_error,
+    make_priority_error,
+    make_two_clocks_error,
+)
 
 SCOPE_PREFIX = "tg_stream_"
 
-_leave_record = make_mark("tg_record")
-_leave_wait = make_mark("tg_wait")
 _numbers = itertools.count(1)
 _event_numbers = itertools.count(1)
-
-
-class StreamBackend(Protocol):
-    """The streams and events of a device that runs work asynchronously."""
-
-    def synchronize(self, stream: Stream) -> None:
-        """Blocks the host until the stream's work is done."""
-        ...
-
-    def query(self, stream: Stream) -> bool:
-        """True when the stream's work is done."""
-        ...
-
-    def record(self, event: Event, stream: Stream) -> None:
-        """Records the event behind the stream's current work."""
-        ...
-
-    def wait(self, event: Event, stream: Stream) -> None:
-        """Makes later work of the stream wait for the event."""
-        ...
-
-    def query_event(self, event: Event) -> bool:
-        """True when the work before the event is done."""
-        ...
-
-    def synchronize_event(self, event: Event) -> None:
-        """Blocks the host until the work before the event is done."""
-        ...
-
-    def measure(self, start: Event, end: Event) -> float:
-        """Returns the milliseconds between two recorded events, once both are done."""
-        ...
-
-    def synchronize_device(self) -> None:
-        """Blocks the host until all work on the device is done."""
-        ...
-
-
-_finders: list[Callable[[], StreamBackend | None]] = []
-
-
-def register_backend(find: Callable[[], StreamBackend | None]) -> None:
-    """Sets how the backend of the device in use is found; None is the host."""
-    _finders[:] = [find]
-
-
-def _find_backend() -> StreamBackend | None:
-    return _finders[0]() if _finders else None
 
 
 class Stream(Handle):
     """A queue of device work that runs in order, concurrently with other streams.
 
     Args:
-        device: the JAX device; None is the default one.
-        priority: lower numbers are served first on a device with priorities.
+        device: a JAX device or the index of a local one; None is the one that captures use.
+        priority: lower numbers are served first, see `priority_range`; one outside of the range
+            counts as the nearest inside.
+
+    Raises:
+        ConfigError: there is no such device, or the priority is no int.
 
     Example:
         >>> side = tg.Stream()
@@ -99,12 +66,69 @@ class Stream(Handle):
     """
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise make_priority_error(priority)
+        if device is not None:
+            find_backend(device)
         self.device = device
         self.priority = priority
         self.number = next(_numbers)
+        # Of a stream that the user brought.
+        self.given_handle = 0
 
     def __repr__(self) -> str:
         return f"Stream(number={self.number}, priority={self.priority})"
+
+    @staticmethod
+    def priority_range(device: Any = None) -> tuple[int, int]:
+        """Returns the least and the greatest priority; the greatest is the lower number.
+
+        Args:
+            device: a JAX device, an index, or None for the one that captures use.
+
+        Example:
+            >>> tg.Stream.priority_range()  # the host has no priorities
+            (0, 0)
+        """
+        backend = find_backend(device)
+        return (0, 0) if backend is None else backend.read_priority_range()
+
+    @property
+    def cuda_stream(self) -> int:
+        """The driver's handle of this stream, as an int; it lives as long as the process.
+
+        Raises:
+            ConfigError: the device is the host, which has no driver's streams.
+            CaptureError: a function is being captured on this thread.
+        """
+        check_not_in_capture(
+            "Stream.cuda_stream", "work enqueued on a handle runs now and would not be in the graph"
+        )
+        return require_backend(self.device, "Stream.cuda_stream").find_handle(self)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Returns the version of the protocol, 0, and `cuda_stream`, for other libraries."""
+        return 0, self.cuda_stream
+
+    def is_capturing(self) -> bool:
+        """Returns True where this thread captures a function, and this stream takes part.
+
+        The capturing stream does, and every stream that has waited for one that does.
+
+        Example:
+            >>> side, seen = tg.Stream(), []
+            >>> @tg.capture
+            ... def step(x):
+            ...     seen.append(side.is_capturing())
+            ...     side.wait_stream(tg.current_stream())
+            ...     seen.append(side.is_capturing())
+            ...     return x + 1
+            >>> print(step(jnp.ones(2)))
+            [2. 2.]
+            >>> seen[:2], side.is_capturing()
+            ([False, True], False)
+        """
+        return is_member(self.number)
 
     def wait_stream(self, other: Stream) -> None:
         """Makes later work of this stream wait for all work enqueued on another so far.
@@ -141,8 +165,8 @@ class Stream(Handle):
         Raises:
             CaptureError: a function is being captured on this thread.
         """
-        _check_not_in_capture("Stream.query")
-        backend = _find_backend()
+        check_not_in_capture("Stream.query")
+        backend = find_backend(self.device)
         return backend is None or backend.query(self)
 
     def synchronize(self) -> None:
@@ -151,8 +175,8 @@ class Stream(Handle):
         Raises:
             CaptureError: a function is being captured on this thread.
         """
-        _check_not_in_capture("Stream.synchronize")
-        backend = _find_backend()
+        check_not_in_capture("Stream.synchronize")
+        backend = find_backend(self.device)
         if backend is not None:
             backend.synchronize(self)
 
@@ -163,6 +187,7 @@ class Event(Handle):
     Args:
         enable_timing: record the time, for `elapsed_time`.
         blocking: whether a waiting host thread sleeps; the host device never waits.
+        interprocess: must be False.
 
     Attributes:
         handle: of the driver's event, 0 before it is recorded on a GPU.
@@ -177,12 +202,21 @@ class Event(Handle):
         True
     """
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
+        if interprocess:
+            raise make_interprocess_error()
         self.enable_timing = enable_timing
         self.blocking = blocking
         self.number = next(_event_numbers)
         self.handle = 0
+        # Where it was recorded last; None for the host.
+        self._backend: StreamBackend | None = None
         self._recorded_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Event(number={self.number}, enable_timing={self.enable_timing})"
 
     def record(self, stream: Stream | None = None) -> None:
         """Records this event behind the work enqueued on a stream so far.
@@ -192,11 +226,15 @@ class Event(Handle):
         """
         target = stream if stream is not None else current_stream()
         if is_tracing():
-            _leave_record(target.number, self.number)
+            leave_record(target.number, self.number)
             return
-        backend = _find_backend()
+        backend = find_backend(target.device)
         if backend is not None:
+            if backend is not self._backend:
+                # An event of the driver is of one device.
+                self.handle = 0
             backend.record(self, target)
+        self._backend = backend
         self._recorded_at = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -207,10 +245,10 @@ class Event(Handle):
         """
         target = stream if stream is not None else current_stream()
         if is_tracing():
-            _leave_wait(target.number, self.number)
+            leave_wait(target.number, self.number)
             return
-        backend = _find_backend()
-        if backend is not None:
+        backend = find_backend(target.device)
+        if backend is not None and self._backend is not None:
             backend.wait(self, target)
 
     def query(self) -> bool:
@@ -219,9 +257,8 @@ class Event(Handle):
         Raises:
             CaptureError: a function is being captured on this thread.
         """
-        _check_not_in_capture("Event.query")
-        backend = _find_backend()
-        return backend is None or backend.query_event(self)
+        check_not_in_capture("Event.query")
+        return self._backend is None or self._backend.query_event(self)
 
     def synchronize(self) -> None:
         """Blocks the host until the work before the event is done.
@@ -229,10 +266,9 @@ class Event(Handle):
         Raises:
             CaptureError: a function is being captured on this thread.
         """
-        _check_not_in_capture("Event.synchronize")
-        backend = _find_backend()
-        if backend is not None:
-            backend.synchronize_event(self)
+        check_not_in_capture("Event.synchronize")
+        if self._backend is not None:
+            self._backend.synchronize_event(self)
 
     def elapsed_time(self, end: Event) -> float:
         """Returns the milliseconds between this event and a later one.
@@ -241,38 +277,24 @@ class Event(Handle):
             end: the later event.
 
         Raises:
-            ReplayError: one of the two has no time: not recorded, or without ``enable_timing``.
+            ReplayError: one of the two has no time: not recorded, or without ``enable_timing``; or
+                they were recorded on two devices.
             CaptureError: a function is being captured on this thread.
         """
-        _check_not_in_capture("Event.elapsed_time")
+        check_not_in_capture("Event.elapsed_time")
         for name, event in (("start", self), ("end", end)):
             if event._recorded_at is None or not event.enable_timing:
-                raise ReplayError(
-                    f"the {name} event has no time",
-                    where="Event.elapsed_time",
-                    why="an event takes the time only with enable_timing=True and once recorded",
-                    fix="create it as Event(enable_timing=True) and call record()",
-                    anchor="event-time",
-                )
-        backend = _find_backend()
-        if backend is not None:
-            return backend.measure(self, end)
+                raise make_no_time_error(name)
+        if self._backend is not end._backend:
+            raise make_two_clocks_error()
+        if self._backend is not None:
+            return self._backend.measure(self, end)
         assert self._recorded_at is not None
         assert end._recorded_at is not None
         return (end._recorded_at - self._recorded_at) * 1e3
 
 
-class ThreadState(threading.local):
-    """The current stream of a thread, and the capture that is tracing on it."""
-
-    def __init__(self) -> None:
-        self.streams: list[Stream] = []
-        self.tracing: list[str] = []
-        self.memos: list[dict[Any, Any]] = []
-
-
 _default_stream = Stream()
-thread_state = ThreadState()
 
 
 def default_stream() -> Stream:
@@ -287,6 +309,11 @@ def current_stream() -> Stream:
     `stream` or `set_stream` has chosen another.
     """
     return thread_state.streams[-1] if thread_state.streams else _default_stream
+
+
+def is_current_stream_capturing() -> bool:
+    """Returns True inside of a function that this thread captures; touches no device."""
+    return current_stream().is_capturing()
 
 
 def set_stream(s: Stream) -> None:
@@ -352,44 +379,8 @@ def synchronize() -> None:
     Raises:
         CaptureError: a function is being captured on this thread.
     """
-    _check_not_in_capture("synchronize")
+    check_not_in_capture("synchronize")
     jax.effects_barrier()
-    backend = _find_backend()
+    backend = find_backend()
     if backend is not None:
         backend.synchronize_device()
-
-
-@contextlib.contextmanager
-def tracing(name: str, capturing_stream: Stream) -> Iterator[None]:
-    """Marks this thread as tracing a capture, with its stream as the current one."""
-    thread_state.tracing.append(name)
-    thread_state.memos.append({})
-    thread_state.streams.append(capturing_stream)
-    try:
-        yield
-    finally:
-        thread_state.streams.pop()
-        thread_state.memos.pop()
-        thread_state.tracing.pop()
-
-
-def is_tracing() -> bool:
-    """True while this thread traces a function for capture."""
-    return bool(thread_state.tracing)
-
-
-def read_trace_memo() -> dict[Any, Any] | None:
-    """Returns what is kept until the trace of this thread's capture ends; None outside of one."""
-    return thread_state.memos[-1] if thread_state.memos else None
-
-
-def _check_not_in_capture(call: str) -> None:
-    if not is_tracing():
-        return
-    raise CaptureError(
-        f"{call} is called while `{thread_state.tracing[-1]}` is being captured",
-        where=f"capture of `{thread_state.tracing[-1]}`",
-        why="the host cannot wait for work that is only being recorded",
-        fix="call it before or after the captured function",
-        anchor="synchronize",
-    )

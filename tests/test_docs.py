@@ -117,6 +117,22 @@ def test_blocks_of_explain_run(folder: pathlib.Path) -> None:
     assert names["report"].startswith("`step` is captured (")
 
 
+def test_blocks_of_streams_run(folder: pathlib.Path) -> None:
+    names = run_blocks(DOCS / "streams.md")
+    assert names["start"].elapsed_time(names["end"]) > 0
+
+
+def test_the_table_of_streams_names_what_there_is() -> None:
+    text = (DOCS / "streams.md").read_text()
+    rows = list_rows(text, "| `torch.cuda` | tracegraph |")
+    for row, kind in ((rows[0], tg.Stream), (rows[1], tg.Event)):
+        for name in re.findall(r"`\.(\w+)`", row[0]):
+            assert hasattr(kind, name), f"{kind.__name__}.{name}"
+    (functions,) = [row for row in rows if row[0].startswith("`stream`")]
+    for name in re.findall(r"`(\w+)`", functions[0]):
+        assert hasattr(tg, name), name
+
+
 def test_the_tables_of_explain_are_complete(folder: pathlib.Path) -> None:
     text = (DOCS / "explain.md").read_text()
     parts = [row[0].strip("`") for row in list_rows(text, "| Part | What it is |")]

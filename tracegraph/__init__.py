@@ -70,6 +70,7 @@ from tracegraph.runtime.errors import (
     UnsupportedError,
     VerificationError,
 )
+from tracegraph.runtime.external_stream import ExternalStream
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.private_pool import graph_pool_handle
 from tracegraph.runtime.stream import (
@@ -77,6 +78,7 @@ from tracegraph.runtime.stream import (
     Stream,
     current_stream,
     default_stream,
+    is_current_stream_capturing,
     set_stream,
     stream,
     synchronize,
@@ -91,6 +93,7 @@ __all__ = [
     "ConfigError",
     "CudaError",
     "Event",
+    "ExternalStream",
     "GraphedFunction",
     "InternalError",
     "OutOfMemoryError",
@@ -119,6 +122,7 @@ __all__ = [
     "get_device_properties",
     "graph_pool_handle",
     "is_available",
+    "is_current_stream_capturing",
     "list_gpu_processes",
     "memory",
     "memory_usage",

@@ -21,7 +21,7 @@ from tracegraph.runtime.cuda.driver.driver import CudaDriver, load_driver
 from tracegraph.runtime.cuda.graphs.builder import ErrorPlace, Library, label_node
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
-from tracegraph.runtime.cuda.graphs.stages import CudaStage, EagerStage
+from tracegraph.runtime.cuda.graphs.stages import BlockingStage, CudaStage, EagerStage
 from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream
 from tracegraph.runtime.cuda.libraries.cublas import BlasCalls, CuBlas, count_workspace_bytes
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
@@ -36,7 +36,7 @@ from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
 from tracegraph.runtime.cudnn_calls import CudnnCall
-from tracegraph.runtime.environment import check_dispatch
+from tracegraph.runtime.environment import check_dispatch, read_launch_blocking
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
     MAX_PATCHED_NODES,
@@ -163,6 +163,8 @@ class CudaDevice:
             # Every port is renewed before the first stage, whichever stage writes it.
             renewed = tuple(ports.values()) if index == min(graphs) else ()
             stages.insert(index, CudaStage(graph, renewed, order))
+        if read_launch_blocking():
+            stages = [BlockingStage(stage, order, definition.name) for stage in stages]
         return Instance(tuple(stages), {name: port.hand_out for name, port in ports.items()})
 
     def _prepare_calls(

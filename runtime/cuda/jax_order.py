@@ -42,6 +42,7 @@ from jax.experimental import buffer_callback
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.stream import Stream, default_stream
+from tracegraph.runtime.stream_backend import check_device
 
 _is_ready = ArrayImpl.is_ready
 
@@ -84,12 +85,19 @@ class JaxOrder:
             self.thread.has_context = True
 
     def find_stream(self, stream: Stream) -> int:
-        """Returns the driver's handle of a user's stream; it lives as long as the process."""
+        """Returns the driver's handle of a user's stream.
+
+        One that is made here lives as long as the process.
+
+        Raises:
+            ConfigError: the stream is of another device.
+        """
         if stream is default_stream():
             return self.stream
         with self._lock, self.use_context():
             if stream.number not in self._side_streams:
-                handle = self.driver.create_stream(stream.priority)
+                check_device(stream, self.primary)
+                handle = stream.given_handle or self.driver.create_stream(stream.priority)
                 self._side_streams[stream.number] = handle
             return self._side_streams[stream.number]
 

@@ -1,11 +1,24 @@
-"""CudaStreams: the user's streams and events as those of the driver."""
+"""CudaStreams: the user's streams and events as those of the driver.
+
+Note [Handles from outside]. The driver reads what a handle points at, and a wrong one ends the
+process. So the address is looked at first, by a system call that fails where there is no memory.
+What does point into memory is the driver's to judge; a handle of a destroyed stream may pass.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import weakref
 
 from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.stream import Event, Stream
+from tracegraph.runtime.stream_errors import make_handle_error
+
+# The driver's own names of default streams are 0, 1 and 2.
+FIRST_HANDLE = 3
+_HANDLE_BYTES = 8
 
 
 class CudaStreams:
@@ -17,6 +30,36 @@ class CudaStreams:
 
     def __init__(self, order: JaxOrder) -> None:
         self._order, self._driver = order, order.driver
+
+    @property
+    def context(self) -> int:
+        """The driver's context of this GPU."""
+        return self._order.primary
+
+    def find_handle(self, stream: Stream) -> int:
+        """Returns the driver's handle of a stream, which is made at its first use."""
+        return self._order.find_stream(stream)
+
+    def check_handle(self, handle: int) -> None:
+        """Refuses what is no stream of this GPU, see Note [Handles from outside]."""
+        if 0 <= handle < FIRST_HANDLE:
+            why = "CUDA's default streams wait for streams of others; a graph's work must not"
+            raise make_handle_error(handle, why)
+        if not is_readable(handle):
+            raise make_handle_error(handle, "there is no memory of this process at its address")
+        try:
+            with self._order.use_context():
+                context = self._driver.find_context(handle)
+        except CudaError as error:
+            raise make_handle_error(handle, f"the driver says: {error.what}") from error
+        if context != self._order.primary:
+            why = "it is a stream of another GPU, or of a context that JAX does not use"
+            raise make_handle_error(handle, why)
+
+    def read_priority_range(self) -> tuple[int, int]:
+        """Returns the least and the greatest priority."""
+        with self._order.use_context():
+            return self._driver.read_priority_range()
 
     def synchronize(self, stream: Stream) -> None:
         """Blocks the host until the stream's work is done."""
@@ -52,6 +95,7 @@ class CudaStreams:
 
     def measure(self, start: Event, end: Event) -> float:
         """Returns the milliseconds between two recorded events, when both are over."""
+        self._driver.synchronize_event(start.handle)
         self._driver.synchronize_event(end.handle)
         return self._driver.elapsed_ms(start.handle, end.handle)
 
@@ -59,3 +103,19 @@ class CudaStreams:
         """Blocks the host until all work on the GPU is done."""
         with self._order.use_context():
             self._driver.synchronize_context()
+
+
+def is_readable(address: int) -> bool:
+    """True when there is readable memory at an address of this process."""
+    if not 0 < address < 1 << 63 or address % _HANDLE_BYTES:
+        return False
+    reader, writer = os.pipe()
+    try:
+        # The kernel refuses to read where there is nothing; the process goes on.
+        os.write(writer, (ctypes.c_char * _HANDLE_BYTES).from_address(address))
+    except OSError:
+        return False
+    finally:
+        os.close(reader)
+        os.close(writer)
+    return True

@@ -12,11 +12,12 @@ import numpy as np
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.cudnn_calls import CudnnCall
-from tracegraph.runtime.environment import read_alloc_conf
+from tracegraph.runtime.environment import read_alloc_conf, read_launch_blocking
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_registration_problem
 from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
+from tracegraph.runtime.host.blocking import make_blocking
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckingGraph
 from tracegraph.runtime.host.graph import (
@@ -117,6 +118,8 @@ class HostDevice:
         fresh: Sequence[str],
     ) -> Instance:
         """Binds every stage to the buffers."""
+        if read_launch_blocking():
+            definition = make_blocking(definition)
         if self._is_checking:
             indices = range(len(definition.stages))
             return Instance(tuple(CheckingGraph(definition, i, buffers) for i in indices))

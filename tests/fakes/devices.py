@@ -13,7 +13,7 @@ import pytest
 import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.regions_as_kernels import capture_for_gpu
-from tracegraph.runtime import allocators, default_device, stream
+from tracegraph.runtime import allocators, default_device, stream_backend
 from tracegraph.runtime.host import device as host_device
 from tracegraph.runtime.host.device import HostDevice
 
@@ -54,7 +54,7 @@ def use_device(monkeypatch: pytest.MonkeyPatch, kind: str) -> CudaOnHost | None:
     monkeypatch.setenv("TRACEGRAPH_ALLOC_CONF", PROVIDERS[kind])
     device = capture_for_gpu(monkeypatch)
     monkeypatch.setattr(default_device, "find_device", lambda *, is_checking: device)
-    monkeypatch.setattr(stream, "_finders", [lambda: device.streams])
+    monkeypatch.setattr(stream_backend, "_finders", [lambda _: device.streams])
     assert device.allocator.provider.name == kind
     return device
 

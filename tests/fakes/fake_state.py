@@ -104,6 +104,7 @@ class FakeState:
         functions: symbol of each kernel, by handle.
         kernels: for ``moves_bytes``: what runs a kernel, by symbol; takes its parameters.
         values: of the handles of conditional nodes.
+        foreign_streams: contexts of the streams that other libraries made, by handle.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class FakeState:
         self.executables: dict[int, FakeExecutable] = {}
         self.functions: dict[int, str] = {}
         self.values: dict[int, int] = {}
+        self.foreign_streams: dict[int, int] = {}
         self.kernels: dict[str, Callable[[tuple[bytes, ...]], None]] = make_kernels(self.values)
         # Which conditional nodes' graphs are whose.
         self._inner_graphs: dict[int, int] = {}

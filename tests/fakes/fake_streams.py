@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from tests.fakes.fake_memory import FakeMemory
-from tests.fakes.fake_state import check
+from tests.fakes.fake_state import DEFAULT_STREAMS, check
+from tracegraph.runtime.cuda.driver.calls import make_call_error
 
 
 class FakeStreams(FakeMemory):
@@ -79,6 +80,14 @@ class FakeStreams(FakeMemory):
     def destroy_stream(self, stream: int) -> None:
         check(stream not in self._captures, "destroy_stream of a stream that is captured")
         self._destroy("stream", "destroy_stream", stream)
+
+    def find_context(self, stream: int) -> int:
+        self._enter("find_context", stream)
+        check(stream not in DEFAULT_STREAMS, "the context of a default stream")
+        if stream not in self.foreign_streams:
+            where = f"cuStreamGetCtx({stream:#x})"
+            raise make_call_error("CUDA_ERROR_INVALID_HANDLE", "cuStreamGetCtx", where, "no stream")
+        return self.foreign_streams[stream]
 
     def query_stream(self, stream: int) -> bool:
         self._enter("query_stream", stream)

@@ -22,7 +22,8 @@ from tracegraph.runtime.host.device import HostDevice
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.static_buffer import StaticBuffer
-from tracegraph.runtime.stream import Stream, thread_state
+from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.stream_capture import thread_state
 
 # What one stage computes, in each way that a device has for it.
 HOST_STAGES = {

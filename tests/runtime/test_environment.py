@@ -17,6 +17,7 @@ from tracegraph.runtime.environment import (
     read_alloc_conf,
     read_check_replay,
     read_cublas_workspace_bytes,
+    read_launch_blocking,
     read_no_memory_caching,
     read_progress,
 )
@@ -32,6 +33,8 @@ jax.config.update("jax_platforms", "cpu")
         ("TRACEGRAPH_CHECK_REPLAY", None, read_check_replay, False),
         ("TRACEGRAPH_CHECK_REPLAY", "0", read_check_replay, False),
         ("TRACEGRAPH_CHECK_REPLAY", "1", read_check_replay, True),
+        ("TRACEGRAPH_LAUNCH_BLOCKING", None, read_launch_blocking, False),
+        ("TRACEGRAPH_LAUNCH_BLOCKING", "1", read_launch_blocking, True),
         ("TRACEGRAPH_PROGRESS", None, read_progress, "auto"),
         ("TRACEGRAPH_PROGRESS", "auto", read_progress, "auto"),
         ("TRACEGRAPH_PROGRESS", "0", read_progress, "0"),
@@ -70,6 +73,7 @@ def test_values(
     ("name", "read", "allowed"),
     [
         ("TRACEGRAPH_CHECK_REPLAY", read_check_replay, "0, 1"),
+        ("TRACEGRAPH_LAUNCH_BLOCKING", read_launch_blocking, "0, 1"),
         ("TRACEGRAPH_PROGRESS", read_progress, "auto, 0, 1"),
         ("TRACEGRAPH_NO_MEMORY_CACHING", read_no_memory_caching, "0, 1"),
     ],

@@ -13,19 +13,20 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tracegraph.runtime.errors import CaptureError, ReplayError
+from tracegraph.runtime.errors import CaptureError, ConfigError, ReplayError, UnsupportedError
+from tracegraph.runtime.external_stream import ExternalStream
 from tracegraph.runtime.stream import (
     Event,
     Stream,
     current_stream,
     default_stream,
+    is_current_stream_capturing,
     is_tracing,
-    read_trace_memo,
     set_stream,
     stream,
     synchronize,
-    tracing,
 )
+from tracegraph.runtime.stream_capture import read_trace_memo, tracing
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -91,9 +92,97 @@ def test_streams_and_events_are_numbered_apart():
     assert len({Event().number for _ in range(10)}) == 10
 
 
-def test_text_of_a_stream():
-    side = Stream(priority=-1)
+def test_texts():
+    side, event = Stream(priority=-1), Event(enable_timing=True)
     assert repr(side) == f"Stream(number={side.number}, priority=-1)"
+    assert repr(event) == f"Event(number={event.number}, enable_timing=True)"
+
+
+@pytest.mark.parametrize("priority", [0.5, "high", None, True])
+def test_a_priority_is_an_int(priority: Any):
+    with pytest.raises(ConfigError) as raised:
+        Stream(priority=priority)
+    assert raised.value.what == f"`priority` is {priority!r}"
+    assert "priority_range()" in raised.value.fix
+
+
+def test_the_host_has_one_priority():
+    assert Stream.priority_range() == Stream.priority_range(jax.devices("cpu")[0]) == (0, 0)
+
+
+@pytest.mark.parametrize("device", [99, -1, "gpu", True])
+def test_a_stream_of_no_device(device: Any):
+    for make in (lambda: Stream(device), lambda: Stream.priority_range(device)):
+        with pytest.raises(ConfigError) as raised:
+            make()
+        assert raised.value.what == f"`device` is {device!r}"
+
+
+def test_an_event_is_of_one_process():
+    with pytest.raises(UnsupportedError) as raised:
+        Event(interprocess=True)
+    assert raised.value.anchor == "interprocess-event"
+    assert "`interprocess`" in raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("Stream.cuda_stream", lambda: Stream().cuda_stream),
+        ("Stream.cuda_stream", lambda: default_stream().__cuda_stream__()),
+        ("ExternalStream", lambda: ExternalStream(0x7000_0000)),
+        ("ExternalStream", lambda: ExternalStream(0x7000_0000, jax.devices("cpu")[0])),
+    ],
+)
+def test_the_host_has_no_handles(name: str, use: Callable[[], Any]):
+    with pytest.raises(ConfigError) as raised:
+        use()
+    assert raised.value.what == f"`{name}` is used on the host device"
+    assert raised.value.anchor == "stream-handle"
+
+
+def test_streams_that_take_part_in_a_capture():
+    early, late, apart, event = Stream(), Stream(), Stream(), Event()
+    assert not is_current_stream_capturing()
+    event.record(apart)
+    with tracing("step", Stream()):
+        assert is_current_stream_capturing()
+        main = current_stream()
+        early.wait_event(event)
+        apart.wait_stream(late)
+        assert not (early.is_capturing())
+        assert not (late.is_capturing())
+        assert not (apart.is_capturing())
+        early.wait_stream(main)
+        late.wait_stream(early)
+        assert main.is_capturing()
+        assert early.is_capturing()
+        assert late.is_capturing()
+        assert not apart.is_capturing()
+        with stream(apart):
+            assert not is_current_stream_capturing()
+        # Recorded again where it is not in the capture, an event no longer brings a stream in.
+        event.record(main)
+        event.record(apart)
+        other = Stream()
+        other.wait_event(event)
+        assert not other.is_capturing()
+        with tracing("inner", Stream()):
+            assert not main.is_capturing()
+        assert main.is_capturing()
+    assert not (main.is_capturing())
+    assert not (early.is_capturing())
+    assert not (is_current_stream_capturing())
+
+
+def test_another_thread_does_not_capture():
+    seen: list[bool] = []
+    with tracing("step", Stream()):
+        main = current_stream()
+        thread = threading.Thread(target=lambda: seen.append(main.is_capturing()))
+        thread.start()
+        thread.join()
+    assert seen == [False]
 
 
 def test_outside_a_capture_work_is_done_in_order():
@@ -185,6 +274,7 @@ def in_capture(action: Callable[[], Any]) -> CaptureError:
         ("Event.synchronize", lambda: Event().synchronize()),
         ("Event.query", lambda: Event().query()),
         ("Event.elapsed_time", lambda: Event().elapsed_time(Event())),
+        ("Stream.cuda_stream", lambda: Stream().cuda_stream),
     ],
 )
 def test_the_host_cannot_wait_in_a_capture(call: str, action: Callable[[], Any]):

@@ -217,7 +217,13 @@ class CapturedGraph:
         self._uncounted += self._clock.generation - generation
         self.replay.restore(is_state_lost=was_begun and is_changed)
         self._forget()
-        arrays = [a for a in jax.tree_util.tree_leaves(args) if isinstance(a, jax.Array)]
+        # Leaves of the state were here when the call began; the failed launch may have taken them.
+        state = list(self.replay.shown.leaves.values()) if self.replay.shown else []
+        arrays = [
+            leaf
+            for leaf in jax.tree_util.tree_leaves(args)
+            if isinstance(leaf, jax.Array) and not any(leaf is each for each in state)
+        ]
         return isinstance(error, RuntimeError | ValueError) and not all(map(self._is_here, arrays))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -22,6 +22,7 @@ import numpy as np
 from tracegraph.jax_internals import make_function
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.runtime.array import Array
+from tracegraph.runtime.environment import read_launch_blocking
 from tracegraph.runtime.jax_interop import to_plain, unwrap_key
 from tracegraph.runtime.residence import Donation
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -183,7 +184,12 @@ class JitCall:
 
     def _make_run(self) -> Callable[..., Any]:
         """Returns what `jax.jit` compiles, see Note [Other signatures under jit]."""
-        return jax.jit(_make_flat(make_function(self._jaxpr)), donate_argnums=self._donated)
+        run = jax.jit(_make_flat(make_function(self._jaxpr)), donate_argnums=self._donated)
+        return _make_blocking(run) if read_launch_blocking() else run
+
+
+def _make_blocking(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *values: jax.block_until_ready(function(*values))
 
 
 def _make_flat(function: Callable[..., Any]) -> Callable[..., Any]:

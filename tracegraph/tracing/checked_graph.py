@@ -32,7 +32,7 @@ from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, Rewritten, re
 from tracegraph.passes.resolve_donation import ResolveDonation
 from tracegraph.precision.flags import find_flags
 from tracegraph.runtime.errors import CaptureError
-from tracegraph.runtime.stream import tracing
+from tracegraph.runtime.stream_capture import tracing
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.static_leaves import find_changed_results
 from tracegraph.tracing.trace import JaxTrace, Traced, build_traced, trace_jaxpr

@@ -20,7 +20,8 @@ from typing import Any
 import jax
 
 from tracegraph.options import Options
-from tracegraph.runtime.stream import current_stream, read_trace_memo
+from tracegraph.runtime.stream import current_stream
+from tracegraph.runtime.stream_capture import read_trace_memo
 from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 

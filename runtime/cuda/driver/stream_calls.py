@@ -25,6 +25,10 @@ class StreamCalls(DriverCalls):
         """True when all work of a stream is done."""
         return self._is_done("cuStreamQuery", stream)
 
+    def find_context(self, stream: int) -> int:
+        """Returns the context that a stream belongs to."""
+        return int(self._call("cuStreamGetCtx", stream))
+
     def synchronize_stream(self, stream: int) -> None:
         """Blocks the host until all work of a stream is done."""
         self._call("cuStreamSynchronize", stream)

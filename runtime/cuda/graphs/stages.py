@@ -6,12 +6,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from tracegraph.runtime.cuda.buffer import CudaBuffer
+from tracegraph.runtime.cuda.graphs.builder import ErrorPlace
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.results import ResultPort
-from tracegraph.runtime.graph import Stage
+from tracegraph.runtime.graph import ExecutableGraph, Stage
 from tracegraph.runtime.nodes import CallNode
-from tracegraph.runtime.stream import current_stream, default_stream, thread_state
+from tracegraph.runtime.stream import current_stream, default_stream
+from tracegraph.runtime.stream_capture import thread_state
 
 
 class CudaStage:
@@ -66,6 +68,32 @@ def _launch_beside(graph: CudaGraph, order: JaxOrder) -> None:
     side = order.find_stream(current_stream())
     with order.beside(side):
         graph.launcher(side)()
+
+
+class BlockingStage:
+    """A stage whose launch returns when its work is done, so that an error is its own.
+
+    Args:
+        stage: any other.
+        order: of JAX's work and ours.
+        name: of the captured function, for errors.
+    """
+
+    def __init__(self, stage: ExecutableGraph, order: JaxOrder, name: str) -> None:
+        self.stage = stage
+        self._order, self._name = order, name
+
+    def launch(self) -> None:
+        """Launches the stage between two waits of the host.
+
+        Raises:
+            CudaError: the work of this stage failed, or work before it; the place says which.
+        """
+        with ErrorPlace(f"work before the call of `{self._name}`"):
+            self._order.synchronize()
+        with ErrorPlace(f"call of `{self._name}`"):
+            self.stage.launch()
+            self._order.synchronize()
 
 
 class EagerStage:

@@ -10,26 +10,26 @@ import numpy as np
 import pytest
 
 from tests.fakes.cuda_on_host import STREAM, CudaOnHost, make_device
-from tracegraph.runtime import stream as stream_module
-from tracegraph.runtime.errors import CudaError
+from tracegraph.runtime import stream_backend
+from tracegraph.runtime.errors import CudaError, ReplayError
 from tracegraph.runtime.stream import (
     Event,
     Stream,
     current_stream,
     default_stream,
-    register_backend,
     stream,
     synchronize,
 )
+from tracegraph.runtime.stream_backend import register_backend
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnHost]:
     device = make_device(monkeypatch, is_deferred=True)
-    before = list(stream_module._finders)
-    register_backend(lambda: device.streams)
+    before = list(stream_backend._finders)
+    register_backend(lambda _: device.streams)
     yield device
-    stream_module._finders[:] = before
+    stream_backend._finders[:] = before
 
 
 def fill(device: CudaOnHost, array: np.ndarray, value: int, on: Stream) -> None:
@@ -116,6 +116,55 @@ def test_the_time_between_two_events(device: CudaOnHost) -> None:
     assert [c.arguments for c in device.driver.calls if c.name == "elapsed_ms"] == [
         (start.handle, end.handle)
     ]
+
+
+def test_the_time_waits_for_both_events(device: CudaOnHost) -> None:
+    start, end = Event(enable_timing=True), Event(enable_timing=True)
+    start.record(Stream())
+    end.record()
+    start.elapsed_time(end)
+    waited = [c.arguments for c in device.driver.calls if c.name == "synchronize_event"]
+    assert waited == [(start.handle,), (end.handle,)]
+
+
+def test_an_event_of_the_host_is_over_on_a_gpu(device: CudaOnHost) -> None:
+    event = Event(enable_timing=True)
+    register_backend(lambda _: None)
+    event.record()
+    register_backend(lambda _: device.streams)
+    event.wait(Stream())
+    assert event.query()
+    later = Event(enable_timing=True)
+    later.record()
+    with pytest.raises(ReplayError, match="recorded on two devices"):
+        event.elapsed_time(later)
+
+
+def test_an_event_that_changes_its_device_gets_a_handle_there(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, event = make_device(monkeypatch), Event()
+    event.record()
+    first = event.handle
+    other.context.order.primary = other.driver.retain_primary_context(1)
+    register_backend(lambda _: other.streams)
+    event.record()
+    assert device.driver.live_handles()[first] == "event"
+    assert other.driver.live_handles()[event.handle] == "event"
+    del event
+    gc.collect()
+    assert first not in device.driver.live_handles()
+
+
+def test_priorities_are_those_of_the_gpu(device: CudaOnHost) -> None:
+    assert Stream.priority_range() == (0, -5)
+
+
+def test_the_protocol_gives_the_handle(device: CudaOnHost) -> None:
+    side = Stream()
+    assert default_stream().cuda_stream == STREAM
+    assert side.__cuda_stream__() == (0, side.cuda_stream)
+    assert side.cuda_stream == device.context.order.find_stream(side)
 
 
 def test_a_refused_event_is_not_there(device: CudaOnHost) -> None:

@@ -49,6 +49,7 @@ def test_every_method_says_what_it_does() -> None:
         ("synchronize_context", (), "cuCtxSynchronize", (), (), None),
         ("create_stream", (-5,), "cuStreamCreateWithPriority", (7,), (1, -5), 7),
         ("destroy_stream", (7,), "cuStreamDestroy", (), (7,), None),
+        ("find_context", (7,), "cuStreamGetCtx", (0xC0,), (7,), 0xC0),
         ("query_stream", (7,), "cuStreamQuery", (), (7,), True),
         ("synchronize_stream", (7,), "cuStreamSynchronize", (), (7,), None),
         ("wait_event", (7, 9), "cuStreamWaitEvent", (), (7, 9, 0), None),

@@ -1,0 +1,119 @@
+"""The capture that a thread is tracing: its current stream, and the streams that take part."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.jax_interop import make_mark
+
+# Of the class in ``stream.py``, which imports this file.
+Stream: TypeAlias = Any
+
+_leave_record = make_mark("tg_record")
+_leave_wait = make_mark("tg_wait")
+
+
+class ThreadState(threading.local):
+    """The current stream of a thread, and the capture that is tracing on it."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self.tracing: list[str] = []
+        self.memos: list[dict[Any, Any]] = []
+        self.members: list[Members] = []
+
+
+thread_state = ThreadState()
+
+
+class Members:
+    """The streams that take part in a capture, and the events recorded on them, by number.
+
+    Args:
+        capturing_stream: the stream that the capture begins on.
+    """
+
+    def __init__(self, capturing_stream: Stream) -> None:
+        self.streams, self.events = {capturing_stream.number}, set[int]()
+
+    def record(self, stream: int, event: int) -> None:
+        """Follows a record: the event is in the capture if the stream is."""
+        if stream in self.streams:
+            self.events.add(event)
+        else:
+            self.events.discard(event)
+
+    def wait(self, stream: int, event: int) -> None:
+        """Follows a wait: the stream joins the capture with an event of it."""
+        if event in self.events:
+            self.streams.add(stream)
+
+
+@contextlib.contextmanager
+def tracing(name: str, capturing_stream: Stream) -> Iterator[None]:
+    """Marks this thread as tracing a capture, with its stream as the current one."""
+    thread_state.tracing.append(name)
+    thread_state.memos.append({})
+    thread_state.members.append(Members(capturing_stream))
+    thread_state.streams.append(capturing_stream)
+    try:
+        yield
+    finally:
+        thread_state.streams.pop()
+        thread_state.members.pop()
+        thread_state.memos.pop()
+        thread_state.tracing.pop()
+
+
+def is_tracing() -> bool:
+    """True while this thread traces a function for capture."""
+    return bool(thread_state.tracing)
+
+
+def read_trace_memo() -> dict[Any, Any] | None:
+    """Returns what is kept until the trace of this thread's capture ends; None outside of one."""
+    return thread_state.memos[-1] if thread_state.memos else None
+
+
+def leave_record(stream: int, event: int) -> None:
+    """Leaves the mark of a record in the traced program."""
+    _leave_record(stream, event)
+    thread_state.members[-1].record(stream, event)
+
+
+def leave_wait(stream: int, event: int) -> None:
+    """Leaves the mark of a wait in the traced program."""
+    _leave_wait(stream, event)
+    thread_state.members[-1].wait(stream, event)
+
+
+def is_member(stream: int) -> bool:
+    """True for a stream that takes part in the capture that this thread traces."""
+    return bool(thread_state.members) and stream in thread_state.members[-1].streams
+
+
+def check_not_in_capture(
+    call: str, why: str = "the host cannot wait for work that is only being recorded"
+) -> None:
+    """Refuses a call while this thread traces a function.
+
+    Args:
+        call: as the user wrote it.
+        why: it cannot be made there.
+
+    Raises:
+        CaptureError: a function is being captured.
+    """
+    if not is_tracing():
+        return
+    raise CaptureError(
+        f"{call} is called while `{thread_state.tracing[-1]}` is being captured",
+        where=f"capture of `{thread_state.tracing[-1]}`",
+        why=why,
+        fix="call it before or after the captured function",
+        anchor="synchronize",
+    )

@@ -1,0 +1,72 @@
+"""The errors of streams and events that are made or used wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracegraph.runtime.errors import ConfigError, ReplayError, UnsupportedError
+
+
+def make_priority_error(priority: Any) -> ConfigError:
+    """Returns the error for a priority that is no int."""
+    return ConfigError(
+        f"`priority` is {priority!r}",
+        where="argument `priority` of tg.Stream",
+        why="a priority is an int, lower numbers are served first",
+        fix="pass 0, or a number of tg.Stream.priority_range()",
+        anchor="config",
+    )
+
+
+def make_interprocess_error() -> UnsupportedError:
+    """Returns the error for an event that several processes are to share."""
+    return UnsupportedError(
+        "an event for several processes is asked for",
+        where="Event(interprocess=True)",
+        why="the memory of graphs and JAX's arrays belong to one process, as its events do",
+        fix="leave `interprocess` out, and let the process that computes wait for its work",
+        anchor="interprocess-event",
+    )
+
+
+def make_no_time_error(name: str) -> ReplayError:
+    """Returns the error for a time between events of which one has none.
+
+    Args:
+        name: of that one, ``start`` or ``end``.
+    """
+    return ReplayError(
+        f"the {name} event has no time",
+        where="Event.elapsed_time",
+        why="an event takes the time only with enable_timing=True and once recorded",
+        fix="create it as Event(enable_timing=True) and call record()",
+        anchor="event-time",
+    )
+
+
+def make_two_clocks_error() -> ReplayError:
+    """Returns the error for a time between events of two devices."""
+    return ReplayError(
+        "the two events were recorded on two devices",
+        where="Event.elapsed_time",
+        why="each device has a clock of its own",
+        fix="record both on streams of one device",
+        anchor="event-time",
+    )
+
+
+def make_handle_error(stream: Any, why: str) -> ConfigError:
+    """Returns the error for what is no stream of the driver.
+
+    Args:
+        stream: what the user passed.
+        why: one fact about it.
+    """
+    shown = hex(stream) if type(stream) is int else repr(stream)
+    return ConfigError(
+        f"{shown} is no stream",
+        where="argument `stream` of tg.ExternalStream",
+        why=why,
+        fix="pass the stream object of the library, or its handle, while the stream is alive",
+        anchor="stream-handle",
+    )
