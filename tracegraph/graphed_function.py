@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import pathlib
 import threading
 import types
 from collections.abc import Callable
@@ -24,6 +26,8 @@ from tracegraph.capturing.pipeline import Capture, CapturePipeline
 from tracegraph.capturing.progress import Progress
 from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
 from tracegraph.constraints.mismatch import make_refusal_error
+from tracegraph.graph_pictures.dump import describe_graph, find_drawer
+from tracegraph.graph_pictures.records import GraphData
 from tracegraph.jax_internals import (
     InvalidFloatSignal,
     drop_unit_axes,
@@ -275,6 +279,60 @@ class GraphedFunction(Generic[P, R]):
             pipeline = self._make_pipeline(prepared, progress)
             report = explain_capture(prepared, self._device, pipeline, kept, recapture)
         return report.show(",".join(parts))
+
+    @hides_own_frames
+    def get_graph_data(self, *args: Any, **kwargs: Any) -> GraphData:
+        """Returns the nodes, edges and buffers of a call's graph as records; nothing is launched.
+
+        A graph that is captured already is read as it is; else the function is traced and compiled
+        for this alone. It holds no memory of the device and no executable.
+
+        Args:
+            *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
+            **kwargs: the same.
+
+        Raises:
+            CaptureError: the function cannot be captured; all reasons are named.
+
+        Example:
+            >>> double = tg.capture(lambda x: x * 2, name="double")
+            >>> data = double.get_graph_data(jnp.zeros(3))
+            >>> [node.kind for node in data.nodes], data.critical_path()
+            (['call'], (0,))
+        """
+        target, args, kwargs = self._find_target(args, kwargs)
+        if target is not self:
+            return target.get_graph_data(*args, **kwargs)
+        prepared = self._prepare(args, kwargs)
+        with self._lock:
+            kept = self._find_capture(prepared, args, kwargs)
+        capture = kept.graph if kept is not None else self.lower(*args, **kwargs)
+        return describe_graph(capture.checked, capture.lowered)
+
+    @hides_own_frames
+    def debug_dump(self, path: str | os.PathLike[str], /, *args: Any, **kwargs: Any) -> None:
+        """Writes a call's graph as a file: a picture, or DOT text for Graphviz.
+
+        The picture has one row per level, nodes that may run side by side beside each other, and
+        the critical path in red. It needs no other file and no program but a browser.
+
+        Args:
+            path: ends in ``.svg`` or ``.dot``; a file of this name is replaced.
+            *args: arrays, or `jax.ShapeDtypeStruct` where only the type matters.
+            **kwargs: the same.
+
+        Raises:
+            CaptureError: the function cannot be captured; all reasons are named.
+            ConfigError: the path ends in something else.
+
+        Example:
+            >>> tg.capture(lambda x: x * 2).debug_dump(path.with_suffix(".svg"), jnp.zeros(3))
+            >>> path.with_suffix(".svg").read_text()[:5]
+            '<svg '
+        """
+        draw = find_drawer(path)
+        text = draw(self.get_graph_data(*args, **kwargs))
+        pathlib.Path(path).write_text(text, encoding="utf-8")
 
     def cache_info(self) -> CacheInfo:
         """Returns the counts of hits and misses, and of the signatures that are kept."""

@@ -17,7 +17,7 @@ from tracegraph.lowering.xla.allow_list import check_listed, check_schema
 from tracegraph.lowering.xla.atomics import find_float_atomics
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.ffi_call import CheckCall
-from tracegraph.lowering.xla.origins import index_computations, index_origins
+from tracegraph.lowering.xla.origins import Origins, index_computations, index_origins
 from tracegraph.lowering.xla.program import Allocation, XlaProgram
 from tracegraph.lowering.xla.refusal import Refusal, make_refused_error
 from tracegraph.lowering.xla.schema import load_schema
@@ -101,6 +101,20 @@ def read_program(
     """
     executable = read_executable(serialized, load_schema())
     return decode_executable(executable, name=name, check_call=check_call, plan_call=plan_call)
+
+
+def read_origins(executable: Any) -> Origins:
+    """Returns where the instructions of a compiled program come from.
+
+    Args:
+        executable: a ``jax.stages.Compiled`` for a GPU.
+
+    Raises:
+        UnsupportedError: there is no CUDA plugin whose programs can be read.
+    """
+    serialized = executable.runtime_executable().serialize()
+    program: Any = read_executable(serialized, load_schema())
+    return index_origins(program.hlo_module_with_config.hlo_module)
 
 
 def _check_program(program: Any) -> None:

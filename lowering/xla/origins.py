@@ -37,6 +37,17 @@ class Origins:
         line = locate_lines(self._walk_frames(metadata.stack_frame_id))
         return ", ".join(part for part in (line, metadata.op_name, f"HLO `{name}`") if part)
 
+    def find_line(self, name: str) -> str:
+        """Returns the user's line of an instruction, as ``train.py:41 in step``; empty for none.
+
+        Args:
+            name: of the instruction.
+        """
+        instruction = self.instructions.get(name)
+        if instruction is None:
+            return ""
+        return locate_lines(self._walk_frames(instruction.metadata.stack_frame_id)) or ""
+
     def find_path(self, name: str) -> str:
         """Returns JAX's path of an instruction, as ``jit(step)/sort``; empty for none.
 

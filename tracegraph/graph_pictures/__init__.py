@@ -1,0 +1,1 @@
+"""A captured graph as records, as DOT text and as a picture."""
