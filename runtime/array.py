@@ -33,6 +33,7 @@ from tracegraph.runtime.jax_interop import (
     register_array_type,
     to_plain,
 )
+from tracegraph.runtime.live_buffers import LiveBuffer
 from tracegraph.runtime.residence import Donation, Residence
 from tracegraph.runtime.source_lines import locate_stack
 from tracegraph.runtime.static_buffer import (
@@ -50,6 +51,7 @@ PlainArray: TypeAlias = jax.Array
 # A class attribute of an Enum is slow to look up, and `settle` runs once per result and replay.
 _FRESH, _RESIDENT = ArrayState.FRESH, ArrayState.RESIDENT
 _SETTLED, _DELETED = ArrayState.SETTLED, ArrayState.DELETED
+_LIVE = ArrayState.LIVE
 
 
 class Array(jax.Array):
@@ -58,7 +60,7 @@ class Array(jax.Array):
     Args:
         buffer: holds the value.
         generation: number of the replay that made it.
-        state: FRESH, RESIDENT or STATIC.
+        state: FRESH, RESIDENT, STATIC, or LIVE for a `LiveBuffer`.
         residence: what a RESIDENT array shares with the other leaves of its set; without it the
             array is a set of its own.
     """
@@ -193,12 +195,15 @@ class Array(jax.Array):
 
         Raises:
             StaleOutputError: a later replay has overwritten a static output.
-            ReplayError: the array was donated to a captured function.
+            ReplayError: the array was donated to a captured function, or its graph was never
+                replayed.
             RuntimeError: the array was donated to `jax.jit`, or deleted.
         """
         buffer = self._buffer
         if buffer is None:
             return self._read_settled()
+        if self._state is _LIVE:
+            return cast(LiveBuffer, buffer).read()
         if self._is_taken():
             self._check_if_deleted()
         self.wait()
@@ -422,6 +427,8 @@ register_array_type(Array, Array.jax)
 def _check_generation(buffer: ReadableBuffer, array: Array) -> None:
     """Raises when a later replay has overwritten the array's value."""
     made, now = array._generation, buffer.clock.generation
+    if array._state is _LIVE:
+        return
     if array._state is _RESIDENT:
         if array._is_taken():
             array._check_if_deleted()

@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tracegraph.runtime.errors import ConfigError, InternalError, ReplayError, StaleOutputError
+from tracegraph.runtime.errors import (
+    CaptureError,
+    ConfigError,
+    InternalError,
+    ReplayError,
+    StaleOutputError,
+)
 from tracegraph.runtime.residence import Donation
 from tracegraph.runtime.source_lines import locate_stack
 
@@ -73,6 +79,33 @@ def make_mismatch_error(name: str, wanted: str, got: str) -> ReplayError:
         where=f"copy_ at {locate_stack(sys._getframe())}, argument 0 `src`",
         why="a static buffer has a fixed shape and dtype; nothing is broadcast or converted",
         fix="convert it first, as with `src.astype(dtype).reshape(shape)`",
+        anchor="array-copy",
+    )
+
+
+def make_unreplayed_error(described: str, problem: str) -> ReplayError:
+    """Returns the error of reading what a recorded block made, where there is no value.
+
+    Args:
+        described: the array, as ``float32[4]``.
+        problem: why there is none.
+    """
+    return ReplayError(
+        f"this {described} has no value: {problem}",
+        where=f"read at {locate_stack(sys._getframe())}",
+        why="work inside `with tg.graph(g)` is recorded, not run; a replay computes the values",
+        fix="call `g.replay()` before the value is read",
+        anchor="unreplayed-output",
+    )
+
+
+def make_recorded_copy_error() -> CaptureError:
+    """Returns the error of `copy_` inside a block that is recorded."""
+    return CaptureError(
+        "`copy_` is called inside a block that is recorded",
+        where=f"copy_ at {locate_stack(sys._getframe())}",
+        why="the host writes a static input between replays; that write would not be replayed",
+        fix="call it before `g.replay()`; inside the block compute a new array instead",
         anchor="array-copy",
     )
 

@@ -6,6 +6,8 @@ Note [States of an Array].
     RESIDENT ----detach---------------> SETTLED      shows the buffer until then, or until the next
                                                      replay takes it, see Note [Leaf sets]
     STATIC                                           readable until the next replay
+    LIVE                                             shows the buffer, whatever wrote it last; in
+                                                     a recorded block it stands for the buffer
     any ----consume, delete-----------> DELETED      every read raises, as after donation
 """
 
@@ -20,5 +22,6 @@ class ArrayState(enum.Enum):
     FRESH = "fresh"
     RESIDENT = "resident"
     STATIC = "static"
+    LIVE = "live"
     SETTLED = "settled"
     DELETED = "deleted"

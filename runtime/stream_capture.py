@@ -56,6 +56,8 @@ class Members:
 @contextlib.contextmanager
 def tracing(name: str, capturing_stream: Stream) -> Iterator[None]:
     """Marks this thread as tracing a capture, with its stream as the current one."""
+    # Not just popped: what is recorded may end inside another with-block than it began in.
+    previous = list(thread_state.streams)
     thread_state.tracing.append(name)
     thread_state.memos.append({})
     thread_state.members.append(Members(capturing_stream))
@@ -63,7 +65,7 @@ def tracing(name: str, capturing_stream: Stream) -> Iterator[None]:
     try:
         yield
     finally:
-        thread_state.streams.pop()
+        thread_state.streams[:] = previous
         thread_state.members.pop()
         thread_state.memos.pop()
         thread_state.tracing.pop()

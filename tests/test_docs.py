@@ -133,6 +133,10 @@ def test_the_table_of_streams_names_what_there_is() -> None:
         assert hasattr(tg, name), name
 
 
+def test_blocks_of_raw_graph_run(folder: pathlib.Path) -> None:
+    assert "end" in run_blocks(DOCS / "raw_graph.md"), "the last block defines it"
+
+
 def test_the_tables_of_explain_are_complete(folder: pathlib.Path) -> None:
     text = (DOCS / "explain.md").read_text()
     parts = [row[0].strip("`") for row in list_rows(text, "| Part | What it is |")]

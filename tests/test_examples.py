@@ -24,6 +24,7 @@ EXPECTED = {
     "04_inference": ["23 requests", "hits=23, misses=3"],
     "05_partial": ['mode="partial"', "length  32.0"],
     "06_reading_an_error": ["  where: ", "  why:   ", "  fix:   ", "repaired: "],
+    "07_raw_graph": ["<CUDAGraph captured>", "batch 2: loss "],
 }
 
 

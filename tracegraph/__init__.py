@@ -1,8 +1,8 @@
 """CUDA graphs for JAX: capture a function once, replay it with one launch.
 
-`tg.capture` is the decorator; what it returns is a `tg.GraphedFunction`. `tg.memory` is the memory
-of graphs, `tg.backends` the precision of matmuls and convolutions. `tg.Stream` and `tg.Event` order
-work inside a capture. `tg.device` and the other names for devices are PyTorch's, for the devices of
+`tg.capture` is the decorator; what it returns is a `tg.GraphedFunction`. `tg.CUDAGraph` records a
+with-block, as in PyTorch. `tg.memory` is the memory of graphs, `tg.backends` the precision of
+matmuls and convolutions. `tg.Stream` and `tg.Event` order work inside a capture. `tg.device` and the other names for devices are PyTorch's, for the devices of
 JAX; `tg.comm` moves arrays between them. All errors are of the type `tg.TracegraphError`.
 
 Example:
@@ -56,6 +56,8 @@ from tracegraph.devices.telemetry import (
     utilization,
 )
 from tracegraph.graphed_function import GraphedFunction
+from tracegraph.recording.cuda_graph import CUDAGraph
+from tracegraph.recording.graph_block import graph
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import (
     CaptureError,
@@ -73,6 +75,7 @@ from tracegraph.runtime.errors import (
 from tracegraph.runtime.external_stream import ExternalStream
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.private_pool import graph_pool_handle
+from tracegraph.runtime.recorder import is_current_stream_capturing
 from tracegraph.runtime.stream import (
     Event,
     Stream,
@@ -83,11 +86,13 @@ from tracegraph.runtime.stream import (
     stream,
     synchronize,
 )
+from tracegraph.static_inputs import static_input
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Array",
+    "CUDAGraph",
     "CacheInfo",
     "CaptureError",
     "ConfigError",
@@ -120,6 +125,7 @@ __all__ = [
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "graph",
     "graph_pool_handle",
     "is_available",
     "is_current_stream_capturing",
@@ -129,6 +135,7 @@ __all__ = [
     "power_draw",
     "set_device",
     "set_stream",
+    "static_input",
     "stream",
     "synchronize",
     "temperature",

@@ -5,7 +5,11 @@ refused when tracegraph is imported, by name. Members of exported classes are us
 not documented: ``dtype._impl`` of a typed key's dtype, because ``jax.random.key_impl`` wants an
 array; ``Primitive.get_bind_params``, ``Primitive.abstract_eval``, ``JaxprEqn.ctx`` and its
 ``manager``, without which an op cannot be bound again as JAX's own evaluation of a jaxpr binds it;
-``Jaxpr.replace`` and ``JaxprEqn.replace``, because a jaxpr that is built anew loses its effects.
+``Jaxpr.replace`` and ``JaxprEqn.replace``, because a jaxpr that is built anew loses its effects;
+``Jaxpr.debug_info``, and a trace's ``frame.invars``, ``to_jaxpr``, ``invalidate``, to end a trace
+that no function of JAX has begun.
+
+This file is past 400 lines because it is the one door.
 """
 
 from __future__ import annotations
@@ -37,7 +41,9 @@ PRIVATE_NAMES = {
     "jax._src.core.ShapedArray": "the type of an array's abstract value",
     "jax._src.core.eval_trace": "what computes an op at once; see `trace_state`",
     "jax._src.core.extend_axis_env_nd": "the axis names that the body of a `shard_map` may use",
+    "jax._src.core.set_current_trace": "what ops go to between two lines, not within a function",
     "jax._src.core.trace_state_strong_ref": "whether this thread traces, at every call",
+    "jax._src.interpreters.partial_eval.DynamicJaxprTrace": "what records ops as `jax.jit` does",
     "jax._src.source_info_util": "the user's line of an equation, and the line of an op bound anew",
     "jax._src.traceback_util": "hides the frames of a library in tracebacks",
 }
@@ -120,6 +126,8 @@ list_setting_names: Any = _private["trace_context_names"]
 # What JAX does with an op in this thread: it computes it when `trace_state.value` is `eval_trace`.
 trace_state: Any = _private["trace_state_strong_ref"]
 eval_trace: Any = _private["eval_trace"]
+# What records ops as a jaxpr. `tracegraph/recording/recorded_trace.py` says what it overrides.
+JaxprTrace: Any = _private["DynamicJaxprTrace"]
 
 
 def embeds_arrays() -> bool:
@@ -210,6 +218,35 @@ def replace_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     replaced = inner.replace(eqns=list(equations))
     return replaced if isinstance(jaxpr, extend_core.Jaxpr) else jaxpr.replace(jaxpr=replaced)
+
+
+@contextlib.contextmanager
+def send_ops_to(trace: Any) -> Iterator[None]:
+    """Makes a trace record every op of this thread, with scopes that begin anew."""
+    with _source_info_util.reset_name_stack(), _private["set_current_trace"](trace):
+        yield
+
+
+@functools.cache
+def make_debug_info() -> Any:
+    """Returns JAX's words for a program without a function; made where nothing is traced."""
+    return jax.make_jaxpr(lambda: ())().jaxpr.debug_info
+
+
+def close_trace(trace: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    """Returns what a trace recorded as a closed jaxpr, and makes the trace drop it.
+
+    Args:
+        trace: a `JaxprTrace` that no op is sent to any more.
+        inputs: of its tracers, those that are inputs, in order.
+        outputs: of its tracers, the results.
+    """
+    trace.frame.invars = [tracer.val for tracer in inputs]
+    source = _source_info_util.current()
+    jaxpr, arrays = trace.to_jaxpr(list(outputs), make_debug_info(), source)
+    trace.invalidate()
+    close: Any = _JAXPRS[1]
+    return close(jaxpr, arrays)
 
 
 def make_function(jaxpr: Any) -> Any:

@@ -15,6 +15,8 @@ from tracegraph.user_memory.mem_pool import MemPool
 
 MODES = ("whole", "partial")
 OUTPUTS = ("fresh", "static")
+# Of recorded blocks; no option of `capture`.
+LIVE_OUTPUTS = "live"
 STATIC_LEAVES = ("auto", "refuse")
 CONTROL_FLOW = ("allow", "refuse")
 PREFERENCES = ("auto", "graph")
@@ -87,31 +89,12 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
             _raise_option_error(
                 f"{keyword}={given[keyword]!r} is unknown", where, f"they are {_join(words)}"
             )
-    pool = given["pool"].id if isinstance(given["pool"], MemPool) else given["pool"]
-    if pool is not None and not isinstance(pool, PoolId):
-        _raise_option_error(
-            "pool= is not a pool",
-            where,
-            "a pool is what `pool()` of a captured function, `tg.graph_pool_handle()` and "
-            "`tg.memory.MemPool()` give",
-        )
-    stream = given["stream"] if given["stream"] is not None else Stream()
+    pool = _read_pool(given["pool"], where)
     if given["name"] is not None and not isinstance(given["name"], str):
         _raise_option_error(
             f"name={given['name']!r} is not a text", where, "the name appears in messages"
         )
-    if not isinstance(stream, Stream):
-        _raise_option_error(
-            "stream= is not a tg.Stream", where, "work is captured on a stream of tracegraph"
-        )
-    if stream is default_stream():
-        raise CaptureError(
-            "the capture is asked for on the default stream",
-            where=where,
-            why="JAX's own work is on the default stream and would be captured with it",
-            fix="leave stream= out, or pass a stream made by tg.Stream()",
-            anchor="default-stream",
-        )
+    stream = _read_stream(given["stream"], where)
     parameters = _read_parameters(function)
     statics = _resolve(parameters, given, "static", where)
     donated = _resolve(parameters, given, "donate", where)
@@ -132,6 +115,64 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         control_flow=given["control_flow"],
         prefer=given["prefer"],
     )
+
+
+def make_block_options(where: str, *, pool: Any, stream: Any) -> Options:
+    """Returns the options of a block that is recorded.
+
+    Args:
+        where: the line that opens it.
+        pool: as of `capture`.
+        stream: as of `capture`.
+
+    Raises:
+        ConfigError: one of them is not allowed.
+        CaptureError: the capturing stream is the default stream.
+    """
+    return Options(
+        static_argnums=frozenset(),
+        static_argnames=frozenset(),
+        donate_argnums=frozenset(),
+        donate_argnames=frozenset(),
+        mode="whole",
+        outputs=LIVE_OUTPUTS,
+        pool=_read_pool(pool, where),
+        stream=_read_stream(stream, where),
+        verify=True,
+        name="graph",
+        static_leaves="refuse",
+        control_flow="allow",
+        prefer="graph",
+    )
+
+
+def _read_pool(given: Any, where: str) -> PoolId | None:
+    pool = given.id if isinstance(given, MemPool) else given
+    if pool is not None and not isinstance(pool, PoolId):
+        _raise_option_error(
+            "pool= is not a pool",
+            where,
+            "a pool is what `pool()` of a captured function, `tg.graph_pool_handle()` and "
+            "`tg.memory.MemPool()` give",
+        )
+    return pool
+
+
+def _read_stream(given: Any, where: str) -> Stream:
+    stream = given if given is not None else Stream()
+    if not isinstance(stream, Stream):
+        _raise_option_error(
+            "stream= is not a tg.Stream", where, "work is captured on a stream of tracegraph"
+        )
+    if stream is default_stream():
+        raise CaptureError(
+            "the capture is asked for on the default stream",
+            where=where,
+            why="JAX's own work is on the default stream and would be captured with it",
+            fix="leave stream= out, or pass a stream made by tg.Stream()",
+            anchor="default-stream",
+        )
+    return stream
 
 
 def _raise_option_error(what: str, where: str, why: str) -> NoReturn:

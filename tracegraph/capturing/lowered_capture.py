@@ -77,7 +77,7 @@ class LoweredCapture(Stage):
         Raises:
             OutOfMemoryError: the pool cannot hold the arena.
         """
-        state = ArrayState.STATIC if self.prepared.options.outputs == "static" else ArrayState.FRESH
+        state = ArrayState(self.prepared.options.outputs)
         replay = Replay(self.lowered.definition, self.device, self.pool.join(self.device), state)
         if replay.is_whole:
             return CapturedGraph(self.prepared, self.checked, self.lowered, replay)

@@ -1,0 +1,44 @@
+"""Which program this thread records; the front end sets it, arrays that live on ask it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+from tracegraph.runtime.stream import is_tracing
+
+
+class Recorder(Protocol):
+    """A program that is being recorded."""
+
+    def read_live(self, buffer: Any) -> Any:
+        """Returns what stands for a live value in the program.
+
+        Args:
+            buffer: a `LiveBuffer`; the program reads what it holds at each replay.
+        """
+        ...
+
+
+class RecorderState(threading.local):
+    """The program that this thread records.
+
+    Attributes:
+        recorder: None outside of a block that is recorded.
+    """
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+
+
+recorder_state = RecorderState()
+
+
+def is_current_stream_capturing() -> bool:
+    """Returns True while this thread records a block or traces a function for capture.
+
+    Example:
+        >>> tg.is_current_stream_capturing()
+        False
+    """
+    return is_tracing()

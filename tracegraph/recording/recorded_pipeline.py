@@ -1,0 +1,130 @@
+"""RecordedPipeline: the pipeline of captures for a block that was recorded.
+
+From the trace on, all is as for a captured function. A block cannot be run a second time, so there
+is no second trace to compare with; the passes are verified all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.capturing.pipeline import CapturePipeline
+from tracegraph.capturing.progress import Progress
+from tracegraph.constraints.meshes import check_context_mesh
+from tracegraph.ir.graph import Origin
+from tracegraph.jax_internals import make_function
+from tracegraph.options import Options
+from tracegraph.precision.apply_flags import apply_flags
+from tracegraph.precision.flags import find_flags
+from tracegraph.recording.recording import RecordedBlock
+from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.jax_interop import to_immutable
+from tracegraph.runtime.live_buffers import GraphOutput
+from tracegraph.tracing.checked_graph import FirstTrace
+from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
+from tracegraph.tracing.trace import JaxTrace
+from tracegraph.user_memory.live_plans import watch_plan
+
+
+class RecordedPipeline(CapturePipeline):
+    """The phases of the capture of a block.
+
+    Args:
+        block: what was recorded.
+        where: the line that opened the block.
+        prepared: the call that stands for a replay.
+        device: that it is captured for.
+        pool: that the memory of the graph comes from.
+        progress: is notified of each phase.
+    """
+
+    # Constructed once per block.
+    def __init__(
+        self,
+        block: RecordedBlock,
+        where: str,
+        prepared: PreparedCall,
+        device: Device,
+        pool: FunctionPool,
+        progress: Progress,
+    ) -> None:
+        super().__init__(prepared, device, pool, progress)
+        self._block, self._where = block, where
+
+    def trace(self) -> JaxTrace:
+        """Returns what was recorded."""
+        self._progress.enter("trace")
+        check_context_mesh(self._prepared.options.name, self._device.jax_device)
+        jaxpr = apply_flags(self._block.jaxpr, find_flags(self._prepared.signature.settings))
+        out_tree = jax.tree_util.tree_structure((0,) * len(self._block.outputs))
+        name = self._prepared.options.name
+        return JaxTrace(jaxpr, out_tree, make_function(jaxpr), name, Origin(self._where))
+
+    def finish_checks(self, first: FirstTrace) -> None:
+        """Verifies what the passes made."""
+        first.rewritten.verify()
+
+
+def capture_block(
+    block: RecordedBlock, options: Options, where: str, device: Device, pool: FunctionPool
+) -> CapturedGraph:
+    """Captures what was recorded and gives the block's arrays their buffers.
+
+    Args:
+        block: what was recorded.
+        options: of the capture.
+        where: the line that opened the block.
+        device: that the graph is for.
+        pool: that its memory comes from.
+
+    Raises:
+        CaptureError: the block cannot be captured; all reasons are named.
+        UnsupportedError: XLA's program holds what no graph holds.
+        VerificationError: the new graph differs from its reference.
+        OutOfMemoryError: the pool cannot hold the graph.
+    """
+    arguments = (block.fixed, *map(_find_sample, block.live))
+    prepared = prepare_call(
+        _make_stand_in(block),
+        options,
+        arguments,
+        {},
+        device=device.jax_device,
+        has_values=True,
+    )
+    with Progress(f"capturing `{options.name}`") as progress:
+        pipeline = RecordedPipeline(block, where, prepared, device, pool, progress)
+        graph = pipeline.capture(_announce_nothing).graph
+    watch_plan(graph.lowered.plan, graph.replay)
+    buffers, names = graph.replay.buffers, graph.replay.definition.outputs
+    for output, name in zip(block.outputs, names, strict=True):
+        output.bind(buffers[name])
+    return graph
+
+
+def _make_stand_in(block: RecordedBlock) -> Callable[..., Any]:
+    """Returns the function that a replay would call: messages name its arguments."""
+    run = make_function(block.jaxpr)
+
+    def replay(fixed: tuple[Any, ...], *live: Any) -> Any:
+        return run(*fixed, *live)
+
+    return replay
+
+
+def _find_sample(buffer: Any) -> Any:
+    """Returns a value of the type of an input; that of another graph may have none yet."""
+    if isinstance(buffer, GraphOutput):
+        aval = buffer.aval
+        return to_immutable(np.zeros(aval.shape, aval.dtype), aval, buffer.jax_device)
+    return buffer.memory
+
+
+def _announce_nothing(graph: CapturedGraph) -> None:
+    """No other call waits for the graph of a block."""

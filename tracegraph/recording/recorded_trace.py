@@ -1,0 +1,150 @@
+"""RecordedTrace: the ops of a with-block go into a jaxpr, and the user gets arrays for them.
+
+Note [Recording]. `jax.jit` calls a function, so that its tracers die with the call. A with-block
+has no end of a call: what it makes must be readable long after, by the same names. So JAX's own
+trace records the ops, unchanged, but what it returns to the block is wrapped: a LIVE `Array`, which
+stands for its tracer as long as the block lasts and for a static output afterwards. JAX asks such
+an array for its value before it binds an op, and gets the tracer. Inside of `jax.jit`, `jax.grad`
+and their like all is as ever: only the results of the block's own ops are wrapped.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+
+from tracegraph.jax_internals import JaxprTrace, is_array_aval, is_key_dtype, send_ops_to
+from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray, make_aval, unwrap_key, wrap_key
+from tracegraph.runtime.live_buffers import GraphOutput
+
+
+class RecordedTrace(JaxprTrace):
+    """Records the ops of a with-block, see Note [Recording].
+
+    Overrides what a block's own ops go through (``process_...``, ``stage_value``), to wrap the
+    results, and what takes values of outside in (``to_jaxpr_tracer``, ``new_const``), to make
+    arrays inputs of the program and not constants of it.
+
+    Args:
+        debug_info: JAX's words for a program without a function.
+        jax_device: that the program is for.
+
+    Attributes:
+        fixed: plain arrays of outside that were read, each with its tracer.
+        live: buffers of LIVE arrays of outside that were read, each with its tracer.
+        has_ops: True once an op was recorded.
+    """
+
+    def __init__(self, debug_info: Any, jax_device: Any) -> None:
+        super().__init__(debug_info)
+        self.fixed: dict[int, tuple[Any, Any]] = {}
+        self.live: dict[int, tuple[Any, Any]] = {}
+        self.has_ops = False
+        self._jax_device = jax_device
+        self._made: list[tuple[weakref.ref[Array], GraphOutput]] = []
+        # By the identity of its key data, which it holds.
+        self._keys: dict[int, tuple[Any, Any]] = {}
+        self._wraps = True
+
+    def take_made(self) -> list[tuple[weakref.ref[Array], GraphOutput]]:
+        """Returns the arrays that the block has made, in order, and drops them."""
+        made, self._made = self._made, []
+        self._keys.clear()
+        return made
+
+    def read_live(self, buffer: Any) -> Any:
+        """Returns the tracer of a LIVE array: of this block, or of outside; then it is an input."""
+        made = buffer.find_recorded(self) if isinstance(buffer, GraphOutput) else None
+        if made is not None:
+            return made
+        if id(buffer) not in self.live:
+            self.live[id(buffer)] = buffer, self._add_input(buffer.aval)
+        return self.live[id(buffer)][1]
+
+    # What JAX calls.
+
+    def process_primitive(self, *args: Any, **kwargs: Any) -> Any:
+        """Records an op."""
+        return self._wrap(super().process_primitive(*args, **kwargs))
+
+    def process_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Records a call."""
+        return self._wrap(super().process_call(*args, **kwargs))
+
+    def process_custom_jvp_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Records a call with a derivative of its own."""
+        return self._wrap(super().process_custom_jvp_call(*args, **kwargs))
+
+    def process_custom_vjp_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Records a call with a derivative of its own."""
+        return self._wrap(super().process_custom_vjp_call(*args, **kwargs))
+
+    def stage_value(self, val: Any) -> Any:
+        """Takes a value in."""
+        return self._wrap(super().stage_value(val))
+
+    def to_jaxpr_tracer(self, x: Any, source_info: Any) -> Any:
+        """Returns the tracer of an operand."""
+        base = unwrap_key(x)
+        if type(base) is not Array or base.state is not ArrayState.LIVE:
+            return super().to_jaxpr_tracer(x, source_info)
+        data = base.jax()
+        if base is x:
+            return data
+        if id(data) in self._keys:
+            return self._keys[id(data)][1]
+        return self._bind(lambda: jax.random.wrap_key_data(data, impl=jax.random.key_impl(x)))
+
+    def new_const(self, c: Any, source_info: Any, aval: Any = None) -> Any:
+        """Takes a value of outside in: an array becomes an input, anything else a constant."""
+        if type(c) is not ArrayImpl and type(c) is not PRNGKeyArray:
+            return super().new_const(c, source_info, aval)
+        if id(c) not in self.fixed:
+            self.fixed[id(c)] = c, self._add_input(jax.typeof(c))
+        return self.fixed[id(c)][1]
+
+    def _add_input(self, aval: Any) -> Any:
+        return self.new_arg(aval, None)
+
+    def _bind(self, compute: Callable[[], Any]) -> Any:
+        """Records ops of our own, whose results are not wrapped."""
+        self._wraps = False
+        try:
+            with send_ops_to(self):
+                return compute()
+        finally:
+            self._wraps = True
+
+    def _wrap(self, results: Any) -> Any:
+        self.has_ops = True
+        if not self._wraps:
+            return results
+        if isinstance(results, list | tuple):
+            return type(results)([self._wrap_one(each) for each in results])
+        return self._wrap_one(results)
+
+    def _wrap_one(self, value: Any) -> Any:
+        """Returns the array for a tracer; tokens, references and the like stay what they are."""
+        aval: Any = value.aval if isinstance(value, jax.core.Tracer) else None
+        if not is_array_aval(aval):
+            return value
+        if is_key_dtype(aval.dtype):
+            data = self._bind(lambda: jax.random.key_data(value))
+            self._keys[id(data)] = data, value
+            return wrap_key(aval.dtype, self._make_array(data))
+        return self._make_array(value) if isinstance(aval.dtype, np.dtype) else value
+
+    def _make_array(self, tracer: Any) -> Array:
+        aval = tracer.aval
+        physical = make_aval(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        name = f"output {len(self._made)}"
+        buffer = GraphOutput(self, tracer, physical, self._jax_device, name)
+        array = Array(buffer, 0, ArrayState.LIVE)
+        self._made.append((weakref.ref(array), buffer))
+        return array

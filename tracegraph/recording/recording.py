@@ -1,0 +1,92 @@
+"""Recording: a block of this thread, from the line that opens it to the one that closes it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from typing import Any
+
+from tracegraph.jax_internals import close_trace, make_debug_info, send_ops_to
+from tracegraph.recording.recorded_trace import RecordedTrace
+from tracegraph.runtime.jax_interop import find_sharding
+from tracegraph.runtime.live_buffers import GraphOutput
+from tracegraph.runtime.recorder import recorder_state
+from tracegraph.runtime.stream import Stream, tracing
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedBlock:
+    """What a block did.
+
+    Attributes:
+        jaxpr: closed; its inputs are ``fixed`` and then ``live``, its results are ``outputs``.
+        fixed: the plain arrays of outside that it reads.
+        live: the buffers of LIVE arrays of outside that it reads.
+        outputs: what it made and what is still held.
+        has_ops: True if it did anything at all.
+    """
+
+    jaxpr: Any
+    fixed: tuple[Any, ...]
+    live: tuple[Any, ...]
+    outputs: tuple[GraphOutput, ...]
+    has_ops: bool
+
+
+class Recording:
+    """A block that is being recorded.
+
+    Args:
+        name: of its graph.
+        stream: the capturing stream.
+        jax_device: that the graph is for.
+
+    Attributes:
+        thread: that records.
+        stream: as given.
+    """
+
+    def __init__(self, name: str, stream: Stream, jax_device: Any) -> None:
+        # Outside of the trace: both compute.
+        find_sharding(jax_device)
+        self._trace = RecordedTrace(make_debug_info(), jax_device)
+        self._exits = contextlib.ExitStack()
+        self.thread = threading.get_ident()
+        self.stream = stream
+        self._exits.enter_context(tracing(name, stream))
+        self._exits.enter_context(send_ops_to(self._trace))
+        recorder_state.recorder = self._trace
+
+    def leave(self) -> None:
+        """Ends the recording: from here on the thread computes again. May be called twice."""
+        if recorder_state.recorder is self._trace:
+            recorder_state.recorder = None
+        self._exits.close()
+
+    def finish(self) -> RecordedBlock:
+        """Returns what was recorded; the arrays that the block made have no value yet."""
+        trace, made = self._trace, self._trace.take_made()
+        outputs = tuple(buffer for array, buffer in made if array() is not None)
+        fixed, live = [*trace.fixed.values()], [*trace.live.values()]
+        jaxpr = close_trace(
+            trace,
+            [tracer for _, tracer in (*fixed, *live)],
+            [buffer.find_recorded(trace) for buffer in outputs],
+        )
+        for buffer in outputs:
+            buffer.stop_recording()
+        return RecordedBlock(
+            jaxpr,
+            tuple(array for array, _ in fixed),
+            tuple(buffer for buffer, _ in live),
+            outputs,
+            trace.has_ops,
+        )
+
+    def abandon(self) -> None:
+        """Drops what was recorded; the arrays that the block made never get a value."""
+        for _, buffer in self._trace.take_made():
+            buffer.stop_recording()
+            buffer.abandon()
+        self._trace.invalidate()
