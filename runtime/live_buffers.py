@@ -17,7 +17,7 @@ import numpy as np
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array_errors import make_recorded_copy_error, make_unreplayed_error
 from tracegraph.runtime.graph import ReplayClock
-from tracegraph.runtime.jax_interop import make_aval
+from tracegraph.runtime.jax_interop import is_default_device, make_aval
 from tracegraph.runtime.recorder import Recorder, recorder_state
 from tracegraph.runtime.static_buffer import (
     DeviceContext,
@@ -37,6 +37,11 @@ class LiveBuffer(ReadableBuffer, Protocol):
     def write(self, value: Any) -> None:
         """Copies an array of the same shape and dtype into the buffer."""
         ...
+
+
+def place(array: jax.Array, jax_device: Any) -> jax.Array:
+    """Returns a plain array on a device, committed to it only where `Array` would be."""
+    return array if is_default_device(jax_device) else jax.device_put(array, jax_device)
 
 
 class StaticInput:
@@ -92,7 +97,7 @@ class StaticInput:
         """
         if recorder_state.recorder is not None:
             raise make_recorded_copy_error()
-        self._value = jax.device_put(jnp.array(value, self.aval.dtype), self.jax_device)
+        self._value = place(jnp.array(value, self.aval.dtype), self.jax_device)
 
 
 class GraphOutput:
@@ -101,7 +106,7 @@ class GraphOutput:
     Args:
         recorder: of the block.
         value: what stands for it in the block.
-        aval: JAX's abstract value of it.
+        aval: JAX's abstract value of it, in the block.
         jax_device: that the graph is for.
         name: what messages call it.
     """
@@ -133,7 +138,7 @@ class GraphOutput:
 
     def bind(self, buffer: StaticBuffer) -> None:
         """Makes it show a buffer of the new graph, from the next replay on."""
-        self._buffer, self._first = buffer, buffer.clock.generation
+        self._buffer, self._first, self.aval = buffer, buffer.clock.generation, buffer.aval
         self._problem = "its graph has not been replayed yet"
 
     def abandon(self) -> None:

@@ -13,7 +13,7 @@ from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.errors import CaptureError, ConfigError
-from tracegraph.runtime.live_buffers import StaticInput
+from tracegraph.runtime.live_buffers import StaticInput, place
 from tracegraph.runtime.recorder import recorder_state
 
 
@@ -49,7 +49,7 @@ def static_input(shape_or_array: Any, dtype: Any = None) -> Array:
         )
     value = _make_value(shape_or_array, dtype)
     device = find_device(is_checking=read_check_replay()).jax_device
-    return Array(StaticInput(jax.device_put(value, device), device), 0, ArrayState.LIVE)
+    return Array(StaticInput(place(value, device), device), 0, ArrayState.LIVE)
 
 
 def _make_value(given: Any, dtype: Any) -> jax.Array:

@@ -20,7 +20,7 @@ import numpy as np
 
 from tracegraph.jax_internals import JaxprTrace, is_array_aval, is_key_dtype, send_ops_to
 from tracegraph.runtime.array import Array, ArrayState
-from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray, make_aval, unwrap_key, wrap_key
+from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray, unwrap_key, wrap_key
 from tracegraph.runtime.live_buffers import GraphOutput
 
 
@@ -141,10 +141,8 @@ class RecordedTrace(JaxprTrace):
         return self._make_array(value) if isinstance(aval.dtype, np.dtype) else value
 
     def _make_array(self, tracer: Any) -> Array:
-        aval = tracer.aval
-        physical = make_aval(aval.shape, aval.dtype, weak_type=aval.weak_type)
         name = f"output {len(self._made)}"
-        buffer = GraphOutput(self, tracer, physical, self._jax_device, name)
+        buffer = GraphOutput(self, tracer, tracer.aval, self._jax_device, name)
         array = Array(buffer, 0, ArrayState.LIVE)
         self._made.append((weakref.ref(array), buffer))
         return array
