@@ -140,7 +140,7 @@ def _find_gpu() -> Any:
 
 
 def _find_streams(device: Any) -> StreamBackend | None:
-    named = None if device is None else _find_jax_device(device)
+    named = None if device is None else find_jax_device(device)
     if named is not None:
         return find_cuda_device(named).streams if named.platform == "gpu" else None
     gpu = _find_gpu()

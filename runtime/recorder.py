@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
-from tracegraph.runtime.stream import is_tracing
-
 
 class Recorder(Protocol):
     """A program that is being recorded."""
@@ -32,13 +30,3 @@ class RecorderState(threading.local):
 
 
 recorder_state = RecorderState()
-
-
-def is_current_stream_capturing() -> bool:
-    """Returns True while this thread records a block or traces a function for capture.
-
-    Example:
-        >>> tg.is_current_stream_capturing()
-        False
-    """
-    return is_tracing()

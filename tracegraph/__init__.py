@@ -2,8 +2,9 @@
 
 `tg.capture` is the decorator; what it returns is a `tg.GraphedFunction`. `tg.CUDAGraph` records a
 with-block, as in PyTorch. `tg.memory` is the memory of graphs, `tg.backends` the precision of
-matmuls and convolutions. `tg.Stream` and `tg.Event` order work inside a capture. `tg.device` and the other names for devices are PyTorch's, for the devices of
-JAX; `tg.comm` moves arrays between them. All errors are of the type `tg.TracegraphError`.
+matmuls and convolutions. `tg.Stream` and `tg.Event` order work inside a capture. `tg.device` and
+the other names for devices are PyTorch's, for the devices of JAX; `tg.comm` moves arrays between
+them. All errors are of the type `tg.TracegraphError`.
 
 Example:
     >>> import jax.numpy as jnp
@@ -75,7 +76,6 @@ from tracegraph.runtime.errors import (
 from tracegraph.runtime.external_stream import ExternalStream
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.private_pool import graph_pool_handle
-from tracegraph.runtime.recorder import is_current_stream_capturing
 from tracegraph.runtime.stream import (
     Event,
     Stream,

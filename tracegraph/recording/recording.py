@@ -12,7 +12,8 @@ from tracegraph.recording.recorded_trace import RecordedTrace
 from tracegraph.runtime.jax_interop import find_sharding
 from tracegraph.runtime.live_buffers import GraphOutput
 from tracegraph.runtime.recorder import recorder_state
-from tracegraph.runtime.stream import Stream, tracing
+from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.stream_capture import tracing
 
 
 @dataclasses.dataclass(frozen=True)

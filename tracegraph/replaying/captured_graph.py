@@ -29,10 +29,6 @@ from tracegraph.tracing.signature import is_leaf_tree
 MISS: Any = object()
 
 
-def _build_nothing() -> None:
-    """Builds the result of a recorded block, whose arrays show the buffers themselves."""
-
-
 class CapturedGraph:
     """The replay of one signature with its argument slots and its results.
 
@@ -103,7 +99,8 @@ class CapturedGraph:
         results = ResultBuilder(replay, checked.out_tree, avals, self._donations)
         self._build_result, self._rotation = results.build, results.rotation
         if self._options.outputs == LIVE_OUTPUTS:
-            self._build_result = _build_nothing
+            # The arrays of a recorded block show the buffers themselves.
+            self._build_result = lambda: None
         elif is_checking_floats():
             self._build_result = check_results(results.build, self.name)
         # Only arrays given one by one: a tree must be flattened, which is the slots' work.
