@@ -374,6 +374,9 @@ class GraphedFunction(Generic[P, R]):
     def pool(self) -> PoolId:
         """Returns the id of the private pool; another capture shares it by ``pool=``.
 
+        A function that was called on several devices has a pool on each: it is that of the current
+        device, if there is one.
+
         Example:
             >>> first = tg.capture(jnp.sin)
             >>> second = tg.capture(jnp.cos, pool=first.pool())
@@ -400,8 +403,8 @@ class GraphedFunction(Generic[P, R]):
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes that the private pool holds from the device."""
-        return self._pool.join(self._device).reserved_bytes
+        """Bytes that the private pool holds, on every device that the function was called on."""
+        return self._pool.count_bytes()
 
     def _find_target(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

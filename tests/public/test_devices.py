@@ -97,6 +97,10 @@ assert double.cache_info().captures == 2, double.cache_info()
 with tg.device(0):
     check(plain, first)
 assert double.cache_info().captures == 2
+# The pool is that of the current device, if it has one.
+with tg.device(1):
+    pool = double.pool()
+assert pool != double.pool() and double.pool_bytes == sum(map(tg.memory.memory_reserved, (0, 1)))
 bytes_of = tg.memory.memory_allocated
 assert bytes_of(0) > 0 and bytes_of(1) > 0
 before = bytes_of(0)
@@ -107,6 +111,10 @@ with tg.device(1):
         w, total = step(w, plain)
     assert w.devices() == total.devices() == {second} and float(total) == 6.0
 assert bytes_of(0) == before
+# So a function that was only called on the second one need not be asked there.
+pool, nbytes = step.pool(), step.pool_bytes
+with tg.device(1):
+    assert (step.pool(), step.pool_bytes) == (pool, nbytes) and nbytes > 0
 
 # Operands on two devices: both ways out are named, and both work.
 add = tg.capture(lambda x, y: x + y, name="add")

@@ -11,7 +11,7 @@ from tracegraph.runtime.memory.private_pool import PrivatePool, find_pool, join_
 
 
 class FunctionPool:
-    """The private pool of one captured function.
+    """The private pool of one captured function: one on each device that it is called on.
 
     A function that was never captured, or whose tracing failed, is no user of a pool.
 
@@ -30,7 +30,7 @@ class FunctionPool:
         self._lock = threading.Lock()
 
     def join(self, device: Device) -> PrivatePool:
-        """Returns the pool; the first call joins it.
+        """Returns the pool of a device; the first call joins it.
 
         Args:
             device: that the graphs are on.
@@ -46,9 +46,19 @@ class FunctionPool:
             return joined
 
     def share(self, device: Device) -> PoolId:
-        """Returns the id for other functions, which may join from now on."""
+        """Returns the id for other functions, which may join from now on.
+
+        Args:
+            device: whose pool it is to be; one of another device counts where it has none yet.
+        """
         self._is_shared = True
-        return self.join(device).pool_id
+        joined = dict(self._joined)
+        pool = joined.get(device.jax_device) or next(iter(joined.values()), None)
+        return (pool or self.join(device)).pool_id
+
+    def count_bytes(self) -> int:
+        """Returns how many bytes the pools of all devices hold."""
+        return sum(pool.reserved_bytes for pool in dict(self._joined).values())
 
     def leave_unshared(self) -> None:
         """Drops a pool that no other function can have joined."""
