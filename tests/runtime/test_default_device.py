@@ -80,3 +80,10 @@ def test_without_a_driver_the_error_says_so(gpu: Gpu, monkeypatch: pytest.Monkey
         find_device(is_checking=False)
     with pytest.raises(CudaError, match="no driver"):
         Stream().synchronize()
+
+
+def test_the_streams_of_a_device_that_is_named(gpu: Gpu) -> None:
+    cpu = jax.local_devices(backend="cpu")[0]
+    assert Stream(device=cpu, priority=-3).query()
+    assert Stream(device=0, priority=-7).query()
+    assert not Stream(device=0, priority=-3).query()
