@@ -8,44 +8,44 @@ the time. One look at everything takes 0.1 s and more in a process with JAX: as 
 capture does after XLA. It is paused for such steps only, which last for fractions of a second. Of
 the user's code only eager parts and handlers run in them, and what other threads leave behind is
 collected as soon as they are over.
+
+The collector is on again whatever ends the step, an interrupt too: a `try` in the function itself,
+since one in a generator is left where an interrupt comes between it and the `with`. Nothing is
+counted: of two threads, the one that turned the collector off turns it on.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import gc
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
-_lock = threading.Lock()
-_holders = 0
-_was_enabled = False
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
-@contextlib.contextmanager
-def hold_collector() -> Iterator[None]:
-    """Pauses the collector in the body, for all threads; may be nested.
+def hold_collector(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Makes a function pause the collector while it runs, for all threads.
 
     A collector that is off stays off.
 
+    Args:
+        function: the step.
+
     Example:
-        >>> with hold_collector():
-        ...     gc.isenabled()
+        >>> hold_collector(gc.isenabled)()
         False
     """
-    _change(1)
-    try:
-        yield
-    finally:
-        _change(-1)
 
-
-def _change(count: int) -> None:
-    global _holders, _was_enabled
-    with _lock:
-        if _holders == 0:
-            _was_enabled = gc.isenabled()
+    @functools.wraps(function)
+    def held(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        was_enabled = gc.isenabled()
+        try:
             gc.disable()
-        _holders += count
-        if _holders == 0 and _was_enabled:
-            gc.enable()
+            return function(*args, **kwargs)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    return held

@@ -127,7 +127,7 @@ def prepare_reading() -> None:
         load_schema()
 
 
-@hold_collector()
+@hold_collector
 def plan_program(
     regions: Sequence[RegionSteps], order: Sequence[tuple[int, int]], frame: DeviceProgram
 ) -> tuple[DeviceProgram, MemoryPlan]:
@@ -252,7 +252,7 @@ def _make_joined_error(errors: Sequence[UnsupportedError]) -> UnsupportedError:
     return first
 
 
-@hold_collector()
+@hold_collector
 def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
     program = read_program(
         executable.runtime_executable().serialize(),

@@ -94,8 +94,7 @@ def lower_request(request: CaptureRequest, compiler: Compiler) -> Lowered:
     if compiler.target.takes_kernels:
         compiled = compile_for_gpu(request, compiler)
         compiler.target.prepare_arena(compiled.plan.arena_size)
-        with hold_collector():
-            definition = build_graph(compiled.program, compiled.plan)
+        definition = hold_collector(build_graph)(compiled.program, compiled.plan)
         return Lowered(
             compiled.program,
             compiled.plan,

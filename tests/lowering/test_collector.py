@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-import threading
-from collections.abc import Iterator
+import pathlib
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.fuzz.stepping import step_through
+from tracegraph.lowering import collector
 from tracegraph.lowering.collector import hold_collector
-
-SECONDS = 240.0
 
 
 @pytest.fixture(autouse=True)
@@ -20,51 +20,53 @@ def is_put_back() -> Iterator[None]:
     assert gc.isenabled()
 
 
+@hold_collector
+def look() -> bool:
+    return gc.isenabled()
+
+
 def test_it_is_off_inside_and_on_afterwards():
-    with hold_collector():
-        assert not gc.isenabled()
-        with hold_collector():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
+    assert [look(), look()] == [False, False]
+
+
+def test_it_stays_off_until_the_outer_one_ends():
+    assert hold_collector(lambda: (look(), gc.isenabled()))() == (False, False)
 
 
 def test_it_is_on_after_an_error():
-    with pytest.raises(ZeroDivisionError), hold_collector():
+    @hold_collector
+    def fail() -> None:
         raise ZeroDivisionError
 
-
-def test_a_function_can_be_held():
-    @hold_collector()
-    def look() -> bool:
-        return gc.isenabled()
-
-    assert [look(), look()] == [False, False]
-    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        fail()
 
 
 def test_one_that_is_off_stays_off():
     gc.disable()
     try:
-        with hold_collector():
-            assert not gc.isenabled()
+        assert not look()
         assert not gc.isenabled()
     finally:
         gc.enable()
 
 
-def test_the_last_of_several_threads_puts_it_back():
-    is_held, may_end = threading.Event(), threading.Event()
+def count_left_off(function: Callable[[], object]) -> int:
+    """Interrupts a function at each of its points; returns after how many the collector is off."""
+    left_off = 0
+    for _ in step_through(pathlib.Path(collector.__file__).parent, lambda: function):
+        left_off += not gc.isenabled()
+        gc.enable()
+    return left_off
 
-    def hold() -> None:
-        with hold_collector():
-            is_held.set()
-            assert may_end.wait(SECONDS)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert is_held.wait(SECONDS)
-    with hold_collector():
-        pass
-    assert not gc.isenabled()
-    may_end.set()
-    thread.join()
+def test_an_interrupt_leaves_it_on():
+    assert count_left_off(look) == 0
+
+
+def test_one_that_an_interrupt_leaves_off_is_found():
+    # Compiled as a part of the folder that is stepped through.
+    body = "gc.disable()\n    try:\n        look()\n    finally:\n        gc.enable()"
+    space = {"gc": gc, "look": look}
+    exec(compile(f"def hold():\n    {body}", collector.__file__, "exec"), space)
+    assert count_left_off(space["hold"]) > 0

@@ -62,7 +62,7 @@ def lower_checked(
     return first.checked, lower_request(request, compiler)
 
 
-@hold_collector()
+@hold_collector
 def make_request(
     prepared: PreparedCall,
     checked: CheckedGraph,

@@ -70,17 +70,13 @@ class LoweredCapture(Stage):
             self.prepared.drop_values(), self.checked, self.lowered, self.device, graph
         )
 
+    @hold_collector
     def instantiate(self) -> CapturedGraph:
         """Allocates the arena and returns the graph; it is called like the function.
 
         Raises:
             OutOfMemoryError: the pool cannot hold the arena.
         """
-        # Not as a decorator: its frame would be taken for the user's line of the allocation.
-        with hold_collector():
-            return self._instantiate()
-
-    def _instantiate(self) -> CapturedGraph:
         state = ArrayState(self.prepared.options.outputs)
         replay = Replay(self.lowered.definition, self.device, self.pool.join(self.device), state)
         if replay.is_whole:

@@ -106,7 +106,7 @@ def trace_call(prepared: PreparedCall, *, is_repeated: bool = False) -> JaxTrace
             raise translated from None
 
 
-@hold_collector()
+@hold_collector
 def check_trace(prepared: PreparedCall, trace: JaxTrace) -> FirstTrace:
     """Builds the graph of a trace, optimises it and checks what one trace shows.
 

@@ -110,7 +110,7 @@ def trace_jaxpr(
     return JaxTrace(jaxpr, traced.out_tree, bind, name, origin)
 
 
-@hold_collector()
+@hold_collector
 def build_traced(trace: JaxTrace, *, capturing_stream: int | None = None) -> Traced:
     """Returns the graph of a trace, its inputs in the order of the leaves that were traced.
 

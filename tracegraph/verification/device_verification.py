@@ -31,7 +31,7 @@ from tracegraph.verification.reference_run import run_reference
 from tracegraph.verification.report import VerificationReport, judge_differences
 
 
-@hold_collector()
+@hold_collector
 def verify_on_device(
     comparison: MemoryComparison,
     captured: CapturedGraph,
