@@ -27,6 +27,7 @@ from tracegraph.runtime.array_errors import (
 )
 from tracegraph.runtime.array_forwarding import forward_names
 from tracegraph.runtime.array_state import ArrayState
+from tracegraph.runtime.free_lock import ask_if_free
 from tracegraph.runtime.jax_interop import (
     find_sharding,
     is_default_device,
@@ -317,13 +318,8 @@ class Array(jax.Array):
         if buffer is None:
             waiting = self._snapshot if self._plain is None else self._plain
             return waiting is None or isinstance(waiting, np.ndarray) or waiting.is_ready()
-        lock, context = buffer.clock.lock, buffer.context
-        if not lock.acquire(blocking=False):
-            return False
-        try:
-            return context is None or context.is_idle()
-        finally:
-            lock.release()
+        context = buffer.context
+        return ask_if_free(buffer.clock.lock, lambda: context is None or context.is_idle())
 
     # What is known without reading.
 

@@ -114,7 +114,7 @@ class CachingAllocator:
     @property
     def statistics(self) -> Statistics:
         """What was done so far, with the blocks that finalisers have returned."""
-        with self._used.guarding():
+        with self.lock, self._used:
             return self._store.statistics
 
     @property
@@ -181,7 +181,7 @@ class CachingAllocator:
         frames = self.history.capture_frames() if self.history.is_enabled else None
         block = None
         try:
-            with self._used.guarding():
+            with self.lock, self._used:
                 self._uses.advance(stream)
                 size_class = self.pools.find(pool_id).exact
                 size = round_exact(nbytes)
@@ -239,7 +239,7 @@ class CachingAllocator:
         Raises:
             TracegraphError: there is no such pool.
         """
-        with self._used.guarding():
+        with self.lock, self._used:
             return self.pools.count_bytes(pool_id)
 
     def find_block(self, address: int) -> Block:
@@ -267,7 +267,7 @@ class CachingAllocator:
                 private pool, only the latter.
         """
         frames = self.history.capture_free_frames() if self.history.is_enabled else None
-        with self._used.guarding():
+        with self.lock, self._used:
             if pool_id is None:
                 self._search.release_cached(frames, keeps_default=bool(self.pools.routes))
                 return
@@ -320,7 +320,7 @@ class CachingAllocator:
         Raises:
             TracegraphError: there is no such pool, or it has no users.
         """
-        with self._used.guarding():
+        with self.lock, self._used:
             return take_checkpoint(self._store, self.pools.find_used(pool_id))
 
     def set_checkpoint(
@@ -337,7 +337,7 @@ class CachingAllocator:
             TracegraphError: segments of the checkpoint are not in the pool any more, or a
                 stale block is not live.
         """
-        with self._used.guarding():
+        with self.lock, self._used:
             pool, lost = self.pools.find_used(pool_id), tuple(stale)
             before = frozenset(self._used.list_live(pool_id))
             try:
@@ -354,5 +354,5 @@ class CachingAllocator:
         Args:
             pool_id: only the segments of this private pool; None for those of all pools.
         """
-        with self._used.guarding():
+        with self.lock, self._used:
             return describe_segments(self._store, pool_id)

@@ -101,7 +101,7 @@ class DirectAllocator:
     @property
     def statistics(self) -> Statistics:
         """What was done so far; nothing but zeros unless the allocator counts."""
-        with self._used.guarding():
+        with self.lock, self._used:
             return self._store.statistics if self._counts else Statistics()
 
     @property
@@ -131,7 +131,7 @@ class DirectAllocator:
         """
         block = None
         try:
-            with self._used.guarding():
+            with self.lock, self._used:
                 self._uses.advance(stream)
                 pool = self.pools.choose(stream)
                 size_class = pool.small if nbytes <= SMALL_BYTES else pool.large
@@ -155,7 +155,7 @@ class DirectAllocator:
         """
         block = None
         try:
-            with self._used.guarding():
+            with self.lock, self._used:
                 self._uses.advance(stream)
                 block = self._allocate(self.pools.find(pool_id).exact, nbytes, stream)
         except BaseException:
@@ -170,7 +170,7 @@ class DirectAllocator:
             TracegraphError: the block is not in use in this allocator.
         """
         frames = self.history.capture_free_frames() if self.history.is_enabled else None
-        with self._used.guarding():
+        with self.lock, self._used:
             self._used.free(block, frames)
 
     def free_later(self, block: Block) -> None:
@@ -199,7 +199,7 @@ class DirectAllocator:
         Raises:
             TracegraphError: there is no such pool.
         """
-        with self._used.guarding():
+        with self.lock, self._used:
             return self.pools.count_bytes(pool_id)
 
     def find_block(self, address: int) -> Block:
@@ -220,7 +220,7 @@ class DirectAllocator:
 
     def empty_cache(self) -> None:
         """Releases what other streams have finished with, and empties the provider's own cache."""
-        with self._used.guarding():
+        with self.lock, self._used:
             self._uses.advance(0)
             for pool in self.pools.freeable:
                 release_freeable(self._store, pool)
@@ -233,7 +233,7 @@ class DirectAllocator:
         Args:
             pool_id: only the segments of this private pool; None for those of all pools.
         """
-        with self._used.guarding():
+        with self.lock, self._used:
             return describe_segments(self._store, pool_id)
 
     def _allocate(self, size_class: SizeClass, nbytes: int, stream: int) -> Block:

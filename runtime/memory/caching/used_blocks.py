@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tracegraph.runtime.errors import TracegraphError
@@ -56,7 +55,9 @@ class UsedBlocks:
     Note [Finalisers]. A finaliser may run inside any call, also inside the allocator's own, in the
     same thread. So it must not change anything there and then: it calls `free_later` or
     `release_pool_later`, which only note it, unless the allocator is idle at that moment. The
-    next call of the allocator does what was noted, in its order.
+    next call of the allocator does what was noted, in its order. Each rare call is
+    ``with lock, used``, both spelled out: the lock is entered and left in C, while an interrupt
+    may come inside of an `__enter__` in Python that has taken it, and leave it held.
 
     An interrupt may come in a finaliser, too. Python then drops what the finaliser had still to do,
     and `weakref.finalize` is one in Python. So the callback of an owner is `append` of the queue
@@ -135,7 +136,7 @@ class UsedBlocks:
         Raises:
             TracegraphError: there is none.
         """
-        with self.guarding():
+        with self._store.lock, self:
             block = self._active.get(address)
             if block is None or not block.is_allocated:
                 raise _make_address_error(address, self._store.device)
@@ -196,16 +197,18 @@ class UsedBlocks:
             if not isinstance(noted, PoolId):
                 self.noted.popleft()
 
-    @contextlib.contextmanager
-    def guarding(self) -> Iterator[None]:
-        """Holds the allocator's lock, and has an interrupt repaired; for calls that are rare."""
-        with self._store.lock:
-            try:
-                self.drain()
-                yield
-            except BaseException as error:
-                self.note_interrupt(error)
-                raise
+    def __enter__(self) -> None:
+        """Begins a call, under the allocator's lock; an interrupt in it is repaired."""
+        try:
+            self.drain()
+        except BaseException as error:
+            self.note_interrupt(error)
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Ends the call."""
+        if error is not None:
+            self.note_interrupt(error)
 
     def note_interrupt(self, error: BaseException) -> None:
         """Has the next call repair what an exception may have left half done.

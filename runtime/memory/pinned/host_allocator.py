@@ -14,11 +14,10 @@ block is kept until the private pool of that capture is released.
 from __future__ import annotations
 
 import collections
-import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
 from tracegraph.runtime.memory.config import AllocatorConfig
@@ -40,6 +39,25 @@ from tracegraph.runtime.memory.providers.segment import Segment
 
 _allocators: weakref.WeakSet[CachingHostAllocator] = weakref.WeakSet()
 _allocators_lock = threading.Lock()
+
+
+class _Mending:
+    """Has the next call repair what an interrupt leaves half done; used under the lock.
+
+    Args:
+        freed: what the next call looks at first.
+    """
+
+    def __init__(self, freed: collections.deque[HostBlock | None]) -> None:
+        self._freed = freed
+
+    def __enter__(self) -> None:
+        """Begins a call."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Ends it."""
+        if error is not None and not isinstance(error, TracegraphError):
+            self._freed.appendleft(None)
 
 
 class CachingHostAllocator:
@@ -80,6 +98,7 @@ class CachingHostAllocator:
         self._map = self._pools.map
         # None for an interrupt: the records are repaired.
         self._freed: collections.deque[HostBlock | None] = collections.deque()
+        self._mending = _Mending(self._freed)
         self._surplus: collections.deque[HostBlock] = collections.deque()
         # Not re-entrant: what a finaliser does inside `allocate` must not find it free.
         self._lock = threading.Lock()
@@ -135,7 +154,7 @@ class CachingHostAllocator:
             raise make_pin_error(f"cannot pin {nbytes:,} bytes", "an array has zero bytes or more")
         size, block = self._round_size(nbytes), None
         try:
-            with self._guarding():
+            with self._lock, self._mending:
                 self._reclaim()
                 pool = self._pools.find_capturing(stream) or self._pools.common
                 block = self._take(pool, size)
@@ -158,7 +177,7 @@ class CachingHostAllocator:
         Raises:
             InternalError: the block was freed before, or is not of this allocator.
         """
-        with self._guarding():
+        with self._lock, self._mending:
             if not block.is_allocated or self._map.blocks.get(block.address) is not block:
                 raise make_pin_error(
                     f"cannot free the pinned block at {block.address:#x}: it is not in use",
@@ -184,7 +203,7 @@ class CachingHostAllocator:
             block: in use.
             stream: that the copy was put on.
         """
-        with self._guarding():
+        with self._lock, self._mending:
             pool = self._pools.find_capturing(stream)
             if pool is not None and pool.pool_id is not None:
                 pool.kept.add(block)
@@ -205,14 +224,14 @@ class CachingHostAllocator:
 
     def find_block(self, address: int) -> HostBlock | None:
         """Returns the block in use that an address lies in, None if there is none."""
-        with self._guarding():
+        with self._lock, self._mending:
             self._drain()
             block = self._map.find(address)
             return block if block is not None and block.is_allocated else None
 
     def empty_cache(self) -> None:
         """Releases what is not in use; private pools of living graphs keep theirs."""
-        with self._guarding():
+        with self._lock, self._mending:
             self._reclaim()
             for block in self._pools.common.take_all():
                 self._discard(block)
@@ -221,7 +240,7 @@ class CachingHostAllocator:
 
     def poll(self) -> None:
         """Makes blocks whose copies are over free again; every `allocate` does so too."""
-        with self._guarding():
+        with self._lock, self._mending:
             self._reclaim()
         if self._surplus:
             self._release_surplus()
@@ -236,12 +255,12 @@ class CachingHostAllocator:
         Raises:
             InternalError: a capture to this pool is under way.
         """
-        with self._guarding():
+        with self._lock, self._mending:
             self._pools.begin(pool_id, matches)
 
     def end_allocate_to_pool(self, pool_id: PoolId) -> None:
         """Ends a capture; its pool stays until it is released."""
-        with self._guarding():
+        with self._lock, self._mending:
             self._pools.end(pool_id)
 
     def release_pool(self, pool_id: PoolId) -> None:
@@ -249,7 +268,7 @@ class CachingHostAllocator:
 
         No replay of a graph of the pool may be running or follow.
         """
-        with self._guarding():
+        with self._lock, self._mending:
             for block in self._pools.release(pool_id):
                 self._free(block)
         if self._surplus:
@@ -306,7 +325,7 @@ class CachingHostAllocator:
         block = None
         try:
             block = HostBlock(segment, pool)
-            with self._guarding():
+            with self._lock, self._mending:
                 self._map.add(block)
                 self.statistics.count_block(size)
                 self._mark_allocated(block)
@@ -334,7 +353,7 @@ class CachingHostAllocator:
 
     def _relieve(self, size: int, pool: HostPool) -> HostBlock | None:
         """Waits for the pending copies; returns a block that fits, or empties the cache."""
-        with self._guarding():
+        with self._lock, self._mending:
             if not self._pools.is_any_capturing:
                 self._pending.synchronize()
             self._reclaim()
@@ -361,18 +380,6 @@ class CachingHostAllocator:
             elif block.is_allocated:
                 self._free(block)
             self._freed.popleft()
-
-    @contextlib.contextmanager
-    def _guarding(self) -> Iterator[None]:
-        """Holds the lock, and has the next call repair what an interrupt left half done."""
-        with self._lock:
-            try:
-                yield
-            except TracegraphError:
-                raise
-            except BaseException:
-                self._freed.appendleft(None)
-                raise
 
     def _free(self, block: HostBlock) -> None:
         block.is_allocated = False
