@@ -231,7 +231,7 @@ class Array(jax.Array):
         return self.jax().unsafe_buffer_pointer() if buffer is None else buffer.address
 
     def copy_(self, src: Any) -> Array:
-        """Writes an array into the static buffer.
+        """Writes an array into the static buffer; in a block that is recorded, at each replay.
 
         Args:
             src: a JAX or NumPy array of the same shape and dtype.
@@ -241,6 +241,7 @@ class Array(jax.Array):
 
         Raises:
             ReplayError: the value is immutable, or shape or dtype differ.
+            CaptureError: it was made in the block that is recorded.
         """
         self._check_if_deleted()
         buffer = self._buffer

@@ -102,10 +102,10 @@ def make_unreplayed_error(described: str, problem: str) -> ReplayError:
 def make_recorded_copy_error() -> CaptureError:
     """Returns the error of `copy_` inside a block that is recorded."""
     return CaptureError(
-        "`copy_` is called inside a block that is recorded",
+        "`copy_` writes what a block has made, inside of a block that is recorded",
         where=f"copy_ at {locate_stack(sys._getframe())}",
-        why="the host writes a static input between replays; that write would not be replayed",
-        fix="call it before `g.replay()`; inside the block compute a new array instead",
+        why="a graph writes its outputs itself; only a static input keeps what is copied into it",
+        fix="compute a new array instead, or copy into a tg.static_input",
         anchor="array-copy",
     )
 

@@ -39,65 +39,105 @@ class LiveBuffer(ReadableBuffer, Protocol):
         ...
 
 
+class ResidentLeaf(Protocol):
+    """An `Array` in the state RESIDENT, which is made above this module."""
+
+    def jax(self) -> jax.Array:
+        """Returns the value as a plain array."""
+        ...
+
+    def data_ptr(self) -> int:
+        """Returns the address of the static buffer."""
+        ...
+
+    def copy_(self, src: Any) -> Any:
+        """Writes an array into the static buffer."""
+        ...
+
+
 def place(array: jax.Array, jax_device: Any) -> jax.Array:
     """Returns a plain array on a device, committed to it only where `Array` would be."""
     return array if is_default_device(jax_device) else jax.device_put(array, jax_device)
 
 
 class StaticInput:
-    """An input that is filled between replays; it belongs to no graph.
+    """An input that is filled between replays, or by a graph; it belongs to no graph.
 
     The value is a plain immutable array, another one after each write: a graph reads it where it
-    is, without a copy of its own.
+    is, without a copy of its own. Once a graph has written it, it is the leaf of a donated input
+    that lives in that graph: Note [Leaf sets].
 
     Args:
         value: the first value, which no one else holds.
         jax_device: where it is.
     """
 
-    __slots__ = ("_value", "aval", "clock", "jax_device", "name")
+    __slots__ = ("_clock", "aval", "jax_device", "leaf", "name", "value")
     arena: Arena | None = None
     context: DeviceContext | None = None
 
     def __init__(self, value: jax.Array, jax_device: Any) -> None:
-        self._value, self.jax_device = value, jax_device
+        self.value: Any = value
+        self.jax_device = jax_device
+        # The value, if it lives in a graph.
+        self.leaf: ResidentLeaf | None = None
         self.aval = make_aval(value.shape, value.dtype)
         self.name = "static input"
-        self.clock = ReplayClock()
+        self._clock = ReplayClock()
+
+    @property
+    def clock(self) -> ReplayClock:
+        """Its lock is held while the value is read or written."""
+        return self._clock
 
     @property
     def address(self) -> int:
         """Address of the first byte, until the next write."""
-        return self._value.unsafe_buffer_pointer()
+        leaf = self.leaf
+        return self.value.unsafe_buffer_pointer() if leaf is None else leaf.data_ptr()
 
     @property
-    def memory(self) -> jax.Array:
-        """The plain array that holds the value."""
-        return self._value
+    def memory(self) -> Any:
+        """The plain array that holds the value; None while it lives in a graph."""
+        return self.value if self.leaf is None else None
 
     @property
     def view(self) -> Any:
         """The value, to be copied."""
-        return np.asarray(self._value) if self.jax_device.platform == "cpu" else self._value
+        value = self._find_plain()
+        return np.asarray(value) if self.jax_device.platform == "cpu" else value
 
     def snapshot(self) -> np.ndarray[Any, Any]:
         """Returns a private copy of the value."""
-        return np.array(self._value)
+        return np.array(self._find_plain())
 
     def read(self) -> Any:
         """Returns the value, or what stands for it where this thread records."""
         recorder = recorder_state.recorder
-        return self._value if recorder is None else recorder.read_live(self)
+        return self._find_plain() if recorder is None else recorder.read_live(self)
 
     def write(self, value: Any) -> None:
-        """Takes a copy of an array of the same shape and dtype.
-
-        Raises:
-            CaptureError: this thread records.
+        """Takes a copy of an array of the same shape and dtype; where this thread records, it is
+        taken in each replay.
         """
         if recorder_state.recorder is not None:
-            raise make_recorded_copy_error()
-        self._value = place(jnp.array(value, self.aval.dtype), self.jax_device)
+            recorder_state.recorder.write_live(self, value)
+        elif self.leaf is not None:
+            self.leaf.copy_(value)
+        else:
+            self.value = place(jnp.array(value, self.aval.dtype), self.jax_device)
+
+    def take(self, leaf: ResidentLeaf) -> None:
+        """Takes the leaf that a replay has written."""
+        self.leaf, self.value = leaf, None
+
+    def give(self) -> Any:
+        """Returns the value for a graph that will write it: its leaf, or a copy of its own."""
+        return jnp.array(self.value) if self.leaf is None else self.leaf
+
+    def _find_plain(self) -> Any:
+        leaf = self.leaf
+        return self.value if leaf is None else leaf.jax()
 
 
 class GraphOutput:

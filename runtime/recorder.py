@@ -17,6 +17,15 @@ class Recorder(Protocol):
         """
         ...
 
+    def write_live(self, buffer: Any, value: Any) -> None:
+        """Makes the program write a live value.
+
+        Args:
+            buffer: a `LiveBuffer`; it holds the result after each replay.
+            value: an array of its shape and dtype, or what stands for one in the program.
+        """
+        ...
+
 
 class RecorderState(threading.local):
     """The program that this thread records.

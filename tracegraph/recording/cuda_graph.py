@@ -28,6 +28,7 @@ from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
+from tracegraph.runtime.live_buffers import StaticInput
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream, current_stream, is_tracing
 from tracegraph.user_memory.mem_pool import MemPool
@@ -66,8 +67,9 @@ class CUDAGraph:
         self._device: Device | None = None
         self._pool: FunctionPool | None = None
         self._captured: Any = None
-        # One tuple of the plain arrays, then each live one; None while there is no graph.
+        # One tuple of the plain arrays, one of the state, then each other live array.
         self._arguments: tuple[Any, ...] | None = None
+        self._state: tuple[StaticInput, ...] = ()
 
     def __repr__(self) -> str:
         state = "recording" if self._recording is not None else "empty"
@@ -167,7 +169,7 @@ class CUDAGraph:
         assert options is not None
         assert device is not None
         assert pool is not None
-        if not block.outputs:
+        if not block.outputs and not block.state:
             warnings.warn(
                 "the CUDA graph is empty: its block made no array that is still held "
                 f"(at {self._where})",
@@ -183,7 +185,8 @@ class CUDAGraph:
                 output.abandon()
             raise
         live = [Array(buffer, 0, ArrayState.LIVE) for buffer in block.live]
-        self._arguments = (block.fixed, *live)
+        self._state = block.state
+        self._arguments = (block.fixed, (), *live)
 
     def replay(self) -> None:
         """Runs everything that was recorded, on what the static inputs hold now.
@@ -197,8 +200,31 @@ class CUDAGraph:
         if self._captured is None or trace_state.value is not eval_trace:
             self._explain_replay()
             return
-        if self._captured.try_call(self._arguments, _NO_KEYWORDS, True) is MISS:
+        if self._state:
+            self._replay_state()
+        elif self._captured.try_call(self._arguments, _NO_KEYWORDS, True) is MISS:
             raise make_deleted_error()
+
+    def _replay_state(self) -> None:
+        """Replays a graph that writes static inputs: they are donated and come back."""
+        with self._lock:
+            given = self._arguments
+            if given is None:
+                raise make_empty_error()
+            fixed, state, *live = given
+            inputs = self._state
+            # As it came back, the tuple is recognised as a whole.
+            if len(state) != len(inputs) or not all(
+                each.leaf is leaf for each, leaf in zip(inputs, state, strict=True)
+            ):
+                state = tuple(each.give() for each in inputs)
+            arguments = (fixed, state, *live)
+            result = self._captured.try_call(arguments, _NO_KEYWORDS, True)
+            if result is MISS:
+                raise make_deleted_error()
+            for each, leaf in zip(inputs, result, strict=True):
+                each.take(leaf)
+            self._arguments = (fixed, result, *live)
 
     def _explain_replay(self) -> None:
         if self._recording is not None:
@@ -219,6 +245,7 @@ class CUDAGraph:
             if self._recording is not None:
                 raise make_underway_error("reset")
             self._captured = self._arguments = self._pool = None
+            self._state = ()
 
     @hides_own_frames
     def pool(self) -> PoolId:

@@ -6,6 +6,7 @@ is no second trace to compare with; the passes are verified all the same.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,9 @@ from tracegraph.tracing.checked_graph import FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.tracing.trace import JaxTrace
 from tracegraph.user_memory.live_plans import watch_plan
+
+# Its position among the arguments of the call that stands for a replay.
+STATE_ARGUMENT = 1
 
 
 class RecordedPipeline(CapturePipeline):
@@ -62,7 +66,8 @@ class RecordedPipeline(CapturePipeline):
         self._progress.enter("trace")
         check_context_mesh(self._prepared.options.name, self._device.jax_device)
         jaxpr = apply_flags(self._block.jaxpr, find_flags(self._prepared.signature.settings))
-        out_tree = jax.tree_util.tree_structure((0,) * len(self._block.outputs))
+        results = (self._block.state, (0,) * len(self._block.outputs))
+        out_tree = jax.tree_util.tree_structure(results)
         name = self._prepared.options.name
         return JaxTrace(jaxpr, out_tree, make_function(jaxpr), name, Origin(self._where))
 
@@ -89,7 +94,10 @@ def capture_block(
         VerificationError: the new graph differs from its reference.
         OutOfMemoryError: the pool cannot hold the graph.
     """
-    arguments = (block.fixed, *map(_find_sample, block.live))
+    state = tuple(_find_sample(buffer) for buffer in block.state)
+    arguments = (block.fixed, state, *map(_find_sample, block.live))
+    if state:
+        options = dataclasses.replace(options, donate_argnums=frozenset({STATE_ARGUMENT}))
     prepared = prepare_call(
         _make_stand_in(block),
         options,
@@ -103,7 +111,7 @@ def capture_block(
         graph = pipeline.capture(_announce_nothing).graph
     watch_plan(graph.lowered.plan, graph.replay)
     buffers, names = graph.replay.buffers, graph.replay.definition.outputs
-    for output, name in zip(block.outputs, names, strict=True):
+    for output, name in zip(block.outputs, names[len(state) :], strict=True):
         output.bind(buffers[name])
     return graph
 
@@ -112,8 +120,8 @@ def _make_stand_in(block: RecordedBlock) -> Callable[..., Any]:
     """Returns the function that a replay would call: messages name its arguments."""
     run = make_function(block.jaxpr)
 
-    def replay(fixed: tuple[Any, ...], *live: Any) -> Any:
-        return run(*fixed, *live)
+    def replay(fixed: tuple[Any, ...], state: tuple[Any, ...], *live: Any) -> Any:
+        return run(*fixed, *state, *live)
 
     return replay
 
@@ -123,7 +131,7 @@ def _find_sample(buffer: Any) -> Any:
     if isinstance(buffer, GraphOutput):
         aval = buffer.aval
         return to_immutable(np.zeros(aval.shape, aval.dtype), aval, buffer.jax_device)
-    return buffer.memory
+    return buffer.read()
 
 
 def _announce_nothing(graph: CapturedGraph) -> None:

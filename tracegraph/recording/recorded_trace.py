@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 
 from tracegraph.jax_internals import JaxprTrace, is_array_aval, is_key_dtype, send_ops_to
@@ -38,6 +39,7 @@ class RecordedTrace(JaxprTrace):
     Attributes:
         fixed: plain arrays of outside that were read, each with its tracer.
         live: buffers of LIVE arrays of outside that were read, each with its tracer.
+        written: the tracers of those that were written, by the identity of the buffer.
         has_ops: True once an op was recorded.
     """
 
@@ -45,6 +47,7 @@ class RecordedTrace(JaxprTrace):
         super().__init__(debug_info)
         self.fixed: dict[int, tuple[Any, Any]] = {}
         self.live: dict[int, tuple[Any, Any]] = {}
+        self.written: dict[int, Any] = {}
         self.has_ops = False
         self._jax_device = jax_device
         self._made: list[tuple[weakref.ref[Array], GraphOutput]] = []
@@ -65,7 +68,14 @@ class RecordedTrace(JaxprTrace):
             return made
         if id(buffer) not in self.live:
             self.live[id(buffer)] = buffer, self._add_input(buffer.aval)
-        return self.live[id(buffer)][1]
+        return self.written.get(id(buffer), self.live[id(buffer)][1])
+
+    def write_live(self, buffer: Any, value: Any) -> None:
+        """Records that a LIVE array of outside gets another value: `read_live` returns that one."""
+        self.read_live(buffer)
+        # A copy: no other result of the block is the same value.
+        self.written[id(buffer)] = self._bind(lambda: jnp.array(value, buffer.aval.dtype))
+        self.has_ops = True
 
     # What JAX calls.
 

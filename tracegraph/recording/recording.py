@@ -10,7 +10,7 @@ from typing import Any
 from tracegraph.jax_internals import close_trace, make_debug_info, send_ops_to
 from tracegraph.recording.recorded_trace import RecordedTrace
 from tracegraph.runtime.jax_interop import find_sharding
-from tracegraph.runtime.live_buffers import GraphOutput
+from tracegraph.runtime.live_buffers import GraphOutput, StaticInput
 from tracegraph.runtime.recorder import recorder_state
 from tracegraph.runtime.stream import Stream
 from tracegraph.runtime.stream_capture import tracing
@@ -21,15 +21,17 @@ class RecordedBlock:
     """What a block did.
 
     Attributes:
-        jaxpr: closed; its inputs are ``fixed`` and then ``live``, its results are ``outputs``.
+        jaxpr: closed; from ``fixed``, ``state`` and ``live`` to ``state`` and ``outputs``.
         fixed: the plain arrays of outside that it reads.
-        live: the buffers of LIVE arrays of outside that it reads.
+        state: the static inputs that it writes.
+        live: the buffers of other LIVE arrays of outside that it reads.
         outputs: what it made and what is still held.
         has_ops: True if it did anything at all.
     """
 
     jaxpr: Any
     fixed: tuple[Any, ...]
+    state: tuple[StaticInput, ...]
     live: tuple[Any, ...]
     outputs: tuple[GraphOutput, ...]
     has_ops: bool
@@ -69,17 +71,20 @@ class Recording:
         """Returns what was recorded; the arrays that the block made have no value yet."""
         trace, made = self._trace, self._trace.take_made()
         outputs = tuple(buffer for array, buffer in made if array() is not None)
-        fixed, live = [*trace.fixed.values()], [*trace.live.values()]
+        fixed = [*trace.fixed.values()]
+        state = [trace.live.pop(key) for key in trace.written]
+        live = [*trace.live.values()]
         jaxpr = close_trace(
             trace,
-            [tracer for _, tracer in (*fixed, *live)],
-            [buffer.find_recorded(trace) for buffer in outputs],
+            [tracer for _, tracer in (*fixed, *state, *live)],
+            [*trace.written.values(), *(buffer.find_recorded(trace) for buffer in outputs)],
         )
         for buffer in outputs:
             buffer.stop_recording()
         return RecordedBlock(
             jaxpr,
             tuple(array for array, _ in fixed),
+            tuple(buffer for buffer, _ in state),
             tuple(buffer for buffer, _ in live),
             outputs,
             trace.has_ops,

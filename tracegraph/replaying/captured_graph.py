@@ -96,12 +96,15 @@ class CapturedGraph:
         avals = [operand.aval for operand in checked.graph.outputs]
         inputs = zip(replay.definition.inputs, prepared.names, strict=False)
         self._donations = {buffer: Donation(self.name, argument) for buffer, argument in inputs}
-        results = ResultBuilder(replay, checked.out_tree, avals, self._donations)
+        tree = checked.out_tree
+        is_live = self._options.outputs == LIVE_OUTPUTS
+        if is_live:
+            # The others are shown by arrays of the block, which are there already.
+            tree, _ = tree.children()
+            avals = avals[: tree.num_leaves]
+        results = ResultBuilder(replay, tree, avals, self._donations)
         self._build_result, self._rotation = results.build, results.rotation
-        if self._options.outputs == LIVE_OUTPUTS:
-            # The arrays of a recorded block show the buffers themselves.
-            self._build_result = lambda: None
-        elif is_checking_floats():
+        if is_checking_floats() and not is_live:
             self._build_result = check_results(results.build, self.name)
         # Only arrays given one by one: a tree must be flattened, which is the slots' work.
         self.lock_free_call: Callable[..., Any] | None = None
