@@ -21,8 +21,7 @@ import tracegraph as tg
 # The whole surface. A name that is not built yet is absent.
 NAMES = {
     "tracegraph": """
-        capture GraphedFunction CacheInfo CUDAGraph graph static_input
-        is_current_stream_capturing graph_pool_handle PoolId
+        capture GraphedFunction CacheInfo CUDAGraph graph static_input graph_pool_handle PoolId
         Array
         Stream Event stream current_stream default_stream set_stream synchronize
         is_available device_count current_device set_device device device_of

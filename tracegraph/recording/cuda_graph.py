@@ -30,7 +30,8 @@ from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.live_buffers import StaticInput
 from tracegraph.runtime.memory.pool_id import PoolId
-from tracegraph.runtime.stream import Stream, current_stream, is_tracing
+from tracegraph.runtime.stream import Stream, current_stream
+from tracegraph.runtime.stream_capture import is_tracing
 from tracegraph.user_memory.mem_pool import MemPool
 
 _NO_KEYWORDS: dict[str, Any] = {}

@@ -101,8 +101,7 @@ class CapturedGraph:
         if is_live:
             # The others are shown by arrays of the block, which are there already.
             tree, _ = tree.children()
-            avals = avals[: tree.num_leaves]
-        results = ResultBuilder(replay, tree, avals, self._donations)
+        results = ResultBuilder(replay, tree, avals[: tree.num_leaves], self._donations)
         self._build_result, self._rotation = results.build, results.rotation
         if is_checking_floats() and not is_live:
             self._build_result = check_results(results.build, self.name)
