@@ -29,7 +29,7 @@ NAMES = {
         get_arch_list
         utilization memory_usage temperature power_draw clock_rate list_gpu_processes
         backends comm memory
-        ExternalStream
+        ExternalStream is_current_stream_capturing
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
         StaleOutputError OutOfMemoryError CudaError ConfigError InternalError
         RecaptureWarning
