@@ -6,7 +6,7 @@ thread, and an interrupt inside of JAX can leave that in disorder.
 
 By hand, with as many as wanted:
 
-    python -m tests.fuzz.interrupts --replays 20000 --captures 300 --seed 1
+    python -m tests.fuzz.interrupts --replays 20000 --captures 300 --steps 300 --seed 1
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
 import logging
 import random
@@ -31,6 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import tracegraph as tg
+from tests.fuzz.stepping import Stepper
+from tests.paths import ROOT
 from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.providers.host import HostProvider
@@ -39,6 +42,7 @@ WATCHDOG_SECONDS = 240.0
 _SIZE = 4
 # As many calls are in one attempt, so that nearly each lasts longer than its delay.
 _CALLS = 100
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 @dataclasses.dataclass
@@ -239,6 +243,22 @@ class Subjects:
         np.testing.assert_array_equal(found, np.full(_SIZE, 8.0))
         np.testing.assert_array_equal(self.outer(self.x), np.full(_SIZE, 10.0))
 
+    def list_locks(self) -> list[tuple[str, Any]]:
+        """Returns the locks of the functions, of their graphs and of our modules, with names."""
+        locks = []
+        for name in ("train", "mix", "infer", "inner", "outer"):
+            function = getattr(self, name)
+            locks.append((name, function._lock))
+            for capture in function._cache.list_latest():
+                locks.append((f"a graph of {name}", capture.graph.lock))
+                allocator = capture.graph.replay.arena._allocator
+                locks.append((f"the allocator of {name}", allocator.lock))
+        for name, module in sorted(sys.modules.items()):
+            if name.startswith("tracegraph."):
+                found = [pair for pair in vars(module).items() if isinstance(pair[1], _LOCKS)]
+                locks += [(f"{name}.{word}", lock) for word, lock in found]
+        return locks
+
     def make_replays(self) -> list[Callable[[], None]]:
         """Returns loops of calls: of donated state, plain arrays, new dicts, one in another.
 
@@ -276,6 +296,18 @@ class Subjects:
         captured(state, self.x)
 
 
+def check_locks(locks: Sequence[tuple[str, Any]]) -> None:
+    """Raises WatchdogError if a lock is held.
+
+    For a thread that is older than those that were interrupted: a new one may have the number of
+    one that has ended, and then has its locks.
+    """
+    for name, lock in locks:
+        if not lock.acquire(timeout=WATCHDOG_SECONDS):
+            raise WatchdogError(f"the lock of {name} is held: {lock}")
+        lock.release()
+
+
 def interrupt_allocations(count: int, rng: random.Random, counts: Counts) -> None:
     """Interrupts allocations; after each, another thread can have the allocator's lock."""
     for _ in range(count):
@@ -291,9 +323,11 @@ def interrupt_allocations(count: int, rng: random.Random, counts: Counts) -> Non
 
 def interrupt_replays(subjects: Subjects, count: int, rng: random.Random, counts: Counts) -> None:
     """Interrupts replays; now and then the functions are called again and compared."""
+    locks = subjects.list_locks()
     for number in range(count):
         replays = subjects.make_replays()
         attempt(replays[number % len(replays)], rng.uniform(0, 3e-4), counts)
+        check_locks(locks)
         if number % 50 == 0:
             run_in_thread(subjects.check)
     run_in_thread(subjects.check)
@@ -304,10 +338,44 @@ def interrupt_captures(subjects: Subjects, count: int, rng: random.Random, count
     begin = time.perf_counter()
     subjects.capture()
     seconds = time.perf_counter() - begin
+    locks = subjects.list_locks()
     for _ in range(count):
         attempt(subjects.capture, rng.uniform(0, seconds), counts)
+        check_locks(locks)
     run_in_thread(subjects.capture)
     run_in_thread(subjects.check)
+
+
+def step_captures(subjects: Subjects, count: int, first: float = 0.5) -> Iterator[Stepper]:
+    """Interrupts captures at points that lie evenly between the first and the last.
+
+    Args:
+        subjects: whose functions are right afterwards, as is a new one.
+        count: of captures.
+        first: the first point, from 0 to 1 in steps between two.
+
+    Yields:
+        After each: where it was.
+    """
+    counter, locks = Stepper(ROOT), subjects.list_locks()
+    run_in_thread(lambda: counter.run(subjects.capture))
+    for number in range(count):
+        stepper = Stepper(ROOT, int(counter.points * (number + first) / count))
+        # A thread of its own: see above.
+        run_in_thread(functools.partial(_run_interrupted, stepper, subjects.capture))
+        check_locks(locks)
+        yield stepper
+    run_in_thread(subjects.capture)
+    run_in_thread(subjects.check)
+
+
+def _run_interrupted(stepper: Stepper, action: Callable[[], Any]) -> None:
+    """Runs an action that is interrupted; JAX makes an error of its own of some interrupts."""
+    try:
+        stepper.run(action)
+    except Exception as error:
+        if "KeyboardInterrupt" not in str(error):
+            raise
 
 
 def count_pool_bytes() -> int:
@@ -321,6 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Interrupts calls of captured functions.")
     parser.add_argument("--replays", type=int, default=20000)
     parser.add_argument("--captures", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     rng, counts, subjects = random.Random(options.seed), Counts(), Subjects()
@@ -328,6 +397,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with watching(counts):
         interrupt_replays(subjects, options.replays, rng, counts)
         interrupt_captures(subjects, options.captures, rng, counts)
+        for stepper in step_captures(subjects, options.steps, rng.random()):
+            print(f"interrupted at {stepper.place}")
         left = count_pool_bytes() - before
     print(f"{counts.interrupted} of {counts.attempts} attempts were interrupted")
     print(f"{left} bytes are left in pools")
