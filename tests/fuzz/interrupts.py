@@ -89,33 +89,32 @@ def attempt(action: Callable[[], Any], delay: float, counts: Counts) -> None:
     thread.start()
     counts.attempts += 1
     thread.join(delay)
-    while thread.is_alive() and not _interrupt(thread.ident or 0):
-        thread.join(1e-4)
+    if thread.is_alive():
+        _interrupt(thread.ident or 0)
     thread.join(WATCHDOG_SECONDS)
     if thread.is_alive():
         raise WatchdogError(_describe_waiting(thread))
 
 
-def _interrupt(identity: int) -> bool:
-    """Interrupts a thread, unless it is starting another one; says whether it did.
+def _interrupt(identity: int) -> None:
+    """Interrupts a thread, but not while it starts another one.
 
     Up to Python 3.11 a thread that has not begun yet has the number of the one that starts it, and
     gets the interrupt in its place. It dies without a word, and the other waits for it for ever.
     """
-    interval = sys.getswitchinterval()
-    # No other thread runs between the look and the interrupt.
-    sys.setswitchinterval(100)
-    try:
-        frame = sys._current_frames().get(identity)
-        while frame is not None:
-            if frame.f_code is threading.Thread.start.__code__:
-                return False
-            frame = frame.f_back
-        error = ctypes.py_object(KeyboardInterrupt)
+    error = ctypes.py_object(KeyboardInterrupt)
+    with _starting:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(identity), error)
-        return True
-    finally:
-        sys.setswitchinterval(interval)
+
+
+_starting = threading.Lock()
+_start = threading.Thread.start
+
+
+def _start_alone(thread: threading.Thread) -> None:
+    """Starts a thread while nothing is interrupted."""
+    with _starting:
+        _start(thread)
 
 
 def run_in_thread(action: Callable[[], Any]) -> None:
@@ -176,9 +175,11 @@ def watching(counts: Counts) -> Iterator[None]:
     # Else a thread runs for 5 ms before another can interrupt it.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
+    threading.Thread.start = _start_alone  # type: ignore[method-assign]
     try:
         yield
     finally:
+        threading.Thread.start = _start  # type: ignore[method-assign]
         sys.setswitchinterval(interval)
         sys.unraisablehook, threading.excepthook = hook, thread_hook
         logger.disabled = False
