@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from tests.fuzz import interrupts
-from tests.fuzz.interrupts import Counts, Subjects, count_pool_bytes, watching
+from tests.fuzz.interrupted_functions import Subjects
+from tests.fuzz.interrupts import Counts, count_pool_bytes, watching
 
 REPLAYS = 2000
 CAPTURES = 8
