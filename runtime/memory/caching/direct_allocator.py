@@ -184,7 +184,7 @@ class DirectAllocator:
 
         Args:
             owner: the object.
-            items: what it gives back; it may get more until then.
+            items: the blocks and pools that it holds when it goes; it may add some until then.
             kept: what else must live until then.
         """
         self._used.give_back_with(owner, items, (self, kept))

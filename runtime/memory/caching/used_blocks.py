@@ -32,7 +32,7 @@ class _Owner(weakref.ref[object]):
     """An object that gives blocks or uses of pools back when it goes.
 
     Attributes:
-        items: what it gives back; it may still get more.
+        items: the blocks and pools that it holds when it goes; it may add some until then.
         kept: what must live until it is given back.
         drain: what gives it back at once if the allocator is idle.
     """
@@ -158,7 +158,7 @@ class UsedBlocks:
 
         Args:
             owner: the object.
-            items: what it gives back; it may get more until then.
+            items: the blocks and pools that it holds when it goes; it may add some until then.
             kept: what keeps the allocator, and all else that must live until then.
         """
         # Of two callbacks the one made last comes first: it is noted, then done.
