@@ -33,8 +33,18 @@ def find_obstacle() -> str:
 
 
 @pytest.fixture(scope="session")
-def gpu() -> Any:
+def turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The turns of this process on the GPU; each ends with the test in which it was taken."""
+    taken = sharing.Turns(sharing.find_shared_folder(tmp_path_factory))
+    request.config.stash[TURNS] = taken
+    return taken
+
+
+@pytest.fixture(scope="session")
+def gpu(turns: sharing.Turns) -> Any:
     """The JAX device that the graphs are made for."""
+    # JAX takes memory when it starts: not while a test of another process counts all bytes.
+    turns.take(alone=False)
     obstacle = find_obstacle()
     if obstacle:
         pytest.skip(obstacle)
@@ -64,12 +74,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def held_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+def held_gpu(request: pytest.FixtureRequest, turns: sharing.Turns) -> None:
     """A turn on the GPU, alone for the tests that use `alone_on_gpu`."""
-    stash = request.config.stash
-    if TURNS not in stash:
-        stash[TURNS] = sharing.Turns(sharing.find_shared_folder(tmp_path_factory))
-    stash[TURNS].take(alone=is_alone(request.node))
+    turns.take(alone=is_alone(request.node))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,7 +18,7 @@ FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
 SHARED = 0.6
 LIMIT_S = 600.0
 PAUSE_S = 0.02
-WORKERS = 6
+WORKERS = 8
 
 
 def share_memory(environment: MutableMapping[str, str]) -> None:

@@ -7,7 +7,6 @@ return the same address at each step, with the same statistics, history and bloc
 
 import importlib.metadata
 import importlib.util
-import pathlib
 
 import pytest
 
@@ -44,22 +43,29 @@ def find_obstacle():
 
 
 @pytest.fixture(scope="module")
-def traces(gpu, tmp_path_factory):
+def traces(gpu, turns, tmp_path_factory):
     obstacle = find_obstacle()
     if obstacle:
         pytest.skip(obstacle)
-    shared = sharing.find_shared_folder(tmp_path_factory)
-    folder = shared / "traces_of_torch"
-    # Recorded once for all workers, and alone: blocked streams are recognised by time.
-    with sharing.hold_gpu(shared, alone=True):
-        if not folder.exists():
-            fresh: pathlib.Path = tmp_path_factory.mktemp("traces")
-            ran = run_python(["-c", PROGRAM, fresh], timeout_s=TIMEOUT_S, variables=VARIABLES)
-            assert ran.returncode == 0, ran.stdout + ran.stderr
-            fresh.rename(folder)
+    folder = sharing.find_shared_folder(tmp_path_factory) / "traces_of_torch"
+    if not folder.exists():
+        # Recorded once for all workers, and alone: blocked streams are recognised by time.
+        turns.take(alone=True)
+        record(folder, tmp_path_factory.mktemp("traces"))
     return {trace.name: trace for path in folder.iterdir() for trace in read_traces(path)}
 
 
+def record(folder, fresh):
+    """Writes the traces, unless another worker did while this one waited for its turn."""
+    if folder.exists():
+        return
+    ran = run_python(["-c", PROGRAM, fresh], timeout_s=TIMEOUT_S, variables=VARIABLES)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    fresh.rename(folder)
+
+
+# Among the first ones of a run, for it records the traces, so that the other workers wait once.
+@pytest.mark.usefixtures("alone_on_gpu")
 def test_the_random_traces_are_what_they_should_be(traces):
     assert len(LIVE) == 20
     for name in LIVE:

@@ -37,7 +37,11 @@ def test_copies_pieces_and_sums(gpus):
 
 
 def test_coalesced(gpus):
-    arrays = [jnp.full((n, 3), n, dtype) for n in range(1, 30) for dtype in ("f4", "bf16", "i4")]
+    arrays = [
+        jnp.full((n, 3), n, dtype)
+        for n in range(1, 30)
+        for dtype in ("float32", "bfloat16", "int32")
+    ]
     rows = tg.comm.broadcast_coalesced(arrays, gpus, buffer_size=1000)
     sums = tg.comm.reduce_add_coalesced(rows, gpus[1], buffer_size=1000)
     for index, array in enumerate(arrays):

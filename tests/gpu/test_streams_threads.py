@@ -178,7 +178,9 @@ step(jnp.ones(4))
 seen = []
 
 def call_back(a):
-    seen.append(float(step(jax.device_put(np.asarray(a), gpu))[0]))
+    # JAX runs callbacks with the CPU as the default device.
+    with tg.device_of(on_gpu := jax.device_put(np.asarray(a), gpu)):
+        seen.append(float(step(on_gpu)[0]))
     return np.asarray(a)
 
 @jax.jit
