@@ -2,6 +2,9 @@
 
 Each is one function with its arguments, at a size for a GPU and at one that a CPU compiles in
 seconds. Parameters come from fixed seeds, so that two processes start from the same numbers.
+
+Longer than other files: scripts import it from its folder and tests from the checkout, so it can
+import no neighbour.
 """
 
 from __future__ import annotations
