@@ -18,6 +18,7 @@ import contextlib
 import functools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -175,11 +176,15 @@ def describe_scope(context: EquationContext) -> str:
     return str(context.name_stack)
 
 
+def read_frames(context: EquationContext) -> Iterator[tuple[CodeType, int]]:
+    """Yields code and instruction of each frame of an equation, the innermost first."""
+    if context.traceback is not None:
+        yield from zip(*context.traceback.raw_frames(), strict=True)
+
+
 def list_lines(context: EquationContext) -> Iterator[Line]:
     """Yields the lines that an equation comes from, the innermost first; JAX's own among them."""
-    if context.traceback is None:
-        return
-    for code, instruction in zip(*context.traceback.raw_frames(), strict=True):
+    for code, instruction in read_frames(context):
         frame = _source_info_util.raw_frame_to_frame(code, instruction)
         yield Line(frame.file_name, frame.start_line, frame.function_name)
 

@@ -3,16 +3,33 @@
 Each stream has a clock: how far into every stream its work is ordered after. An event is a copy of
 the clock of the stream it was recorded on; a wait takes the later of the two, stream by stream. A
 value is ready on a stream when the stream's clock has reached the op that made it.
+
+Note [Backward passes]
+A backward op runs on the stream of its forward op, as in PyTorch. Inside of a backward pass the
+streams wait for one another by themselves, and for the forward ops. To what is around it, the pass
+is work of the stream that it is called on: its first gradients must be ready there, and the
+gradients that it returns are made there. So what a forward op made or read is not judged where the
+backward pass reads it; all else is.
 """
 
 from __future__ import annotations
 
-from tracegraph.constraints.dependence import iterate_ops, list_subgraphs
-from tracegraph.constraints.violation import Violation, locate_op
-from tracegraph.ir.graph import STREAM_MARKS, Graph, Op, Value
+import dataclasses
 
-CAPTURING_STREAM = 0
-_BACKWARD_SCOPE = "transpose("
+from tracegraph.constraints.dependence import iterate_ops, list_subgraphs
+from tracegraph.constraints.stream_violations import (
+    CAPTURING_STREAM,
+    make_backward_violation,
+    make_body_violation,
+    make_event_violation,
+    make_fork_violation,
+    make_join_violation,
+    make_use_violation,
+)
+from tracegraph.constraints.violation import Violation
+from tracegraph.ir.graph import BACKWARD_SCOPE, STREAM_MARKS, Graph, Op, Value
+
+_FORWARD_SCOPE = "jvp("
 # Their bodies run many times, or not at all.
 _WITH_BODIES = frozenset({"cond", "scan", "while"})
 
@@ -24,11 +41,11 @@ def check_streams(graph: Graph) -> list[Violation]:
         graph: with calls inlined; ops inside a subgraph run where the op that holds them runs.
 
     Returns:
-        The violations, each with its op. Ops of the backward pass are ordered by autograd.
+        The violations, each with its op.
     """
     if not graph.has_streams:
         return []
-    walk = _StreamWalk(graph.name)
+    walk = _StreamWalk(graph)
     for op in graph.ops:
         walk.visit(op)
     walk.check_joins()
@@ -53,50 +70,76 @@ def find_body_violation(op: Op, graph_name: str) -> Violation | None:
     for body in list_subgraphs(op):
         for inner in iterate_ops(body):
             if inner.name in STREAM_MARKS or inner.origin.stream != op.origin.stream:
-                return _make_body_violation(op, inner, graph_name)
+                return make_body_violation(op, inner, graph_name)
     return None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    """Where and when a value is ready: the stream, its time, and the op that makes the value."""
+
+    stream: int
+    tick: int
+    op: Op
+
+
 class _StreamWalk:
-    def __init__(self, name: str) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.violations: list[Violation] = []
-        self._name = name
+        self._name = graph.name
         self._clocks: dict[int, dict[int, int]] = {CAPTURING_STREAM: {CAPTURING_STREAM: 0}}
         self._events: dict[int, dict[int, int]] = {}
-        self._made: dict[int, tuple[int, int]] = {}
-        self._last: dict[int, tuple[int, Op]] = {}
+        self._made: dict[int, _Maker] = {}
+        # What forward ops made and read, see Note [Backward passes].
+        self._saved: set[int] = set()
+        self._last: dict[int, _Maker] = {}
+        self._waited: set[int] = set()
+        self._first_waits = _find_first(graph, "tg_wait", "stream")
+        self._first_records = _find_first(graph, "tg_record", "event")
 
     def visit(self, op: Op) -> None:
         if op.name == "tg_record":
             self._record(op)
         elif op.name == "tg_wait":
             self._wait(op)
-        # In the backward pass autograd orders the streams itself, as it does at its end.
-        elif _BACKWARD_SCOPE not in op.origin.scope:
+        else:
             self._run(op)
 
     def check_joins(self) -> None:
-        for stream, (tick, op) in self._last.items():
-            if self._clocks[CAPTURING_STREAM].get(stream, -1) < tick:
-                self.violations.append(_make_join_violation(op, stream, self._name))
+        for stream, last in self._last.items():
+            if self._clocks[CAPTURING_STREAM].get(stream, -1) < last.tick:
+                fork = self._first_waits.get(stream)
+                self.violations.append(make_join_violation(last.op, stream, fork, self._name))
 
     def _run(self, op: Op) -> None:
-        stream = op.origin.stream
+        caller = op.origin.backward_on
+        stream = op.origin.stream if caller is None else caller
         tick = self._advance(op, stream)
-        clock = self._clocks[stream]
-        for value in _list_values(op):
-            self._use(op, value, clock)
-        self._made.update({id(result): (stream, tick) for result in op.results})
+        if caller is not None:
+            self._check_fork(op, op.origin.stream)
+        clock, values = self._clocks[stream], _list_values(op)
+        for value in values:
+            if caller is None or id(value) not in self._saved:
+                self._use(op, value, stream, clock)
+        maker = _Maker(stream, tick, op)
+        self._made.update({id(result): maker for result in op.results})
+        if _FORWARD_SCOPE in op.origin.scope.partition(BACKWARD_SCOPE)[0]:
+            self._saved.update(map(id, (*values, *op.results)))
         if stream != CAPTURING_STREAM:
-            self._last[stream] = (tick, op)
+            self._last[stream] = maker
 
-    def _use(self, op: Op, value: Value, clock: dict[int, int]) -> None:
-        # Inputs, constants and everything made by the backward pass are ready everywhere.
-        stream, tick = self._made.get(id(value), (CAPTURING_STREAM, 0))
-        if clock.get(stream, -1) >= tick:
+    def _use(self, op: Op, value: Value, stream: int, clock: dict[int, int]) -> None:
+        # Inputs and constants are ready everywhere.
+        maker = self._made.get(id(value))
+        if maker is None or clock.get(maker.stream, -1) >= maker.tick:
             return
-        self.violations.append(_make_use_violation(op, value, stream, self._name))
-        clock[stream] = tick
+        made = maker.stream, maker.op
+        self.violations.append(
+            make_use_violation(op, value, made, self._name)
+            if op.origin.backward_on is None
+            else make_backward_violation(op, value, stream, made, self._name)
+        )
+        clock[maker.stream] = maker.tick
 
     def _record(self, op: Op) -> None:
         stream = op.params["stream"]
@@ -106,85 +149,37 @@ class _StreamWalk:
     def _wait(self, op: Op) -> None:
         stream, event = op.params["stream"], op.params["event"]
         clock = self._clocks.setdefault(stream, {})
+        self._waited.add(stream)
         if event not in self._events:
-            self.violations.append(_make_event_violation(op, stream, event, self._name))
+            late = self._first_records.get(event)
+            self.violations.append(make_event_violation(op, stream, event, late, self._name))
             return
         for other, tick in self._events[event].items():
             clock[other] = max(clock.get(other, -1), tick)
 
     def _advance(self, op: Op, stream: int) -> int:
-        clock = self._clocks.setdefault(stream, {})
+        self._check_fork(op, stream)
+        clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
-        if CAPTURING_STREAM not in clock:
-            self.violations.append(_make_fork_violation(op, stream, self._name))
-            # Reported once: the rest is checked as if the stream had forked here.
-            clock[CAPTURING_STREAM] = self._clocks[CAPTURING_STREAM][CAPTURING_STREAM]
         return clock[stream]
+
+    def _check_fork(self, op: Op, stream: int) -> None:
+        clock = self._clocks.setdefault(stream, {})
+        if CAPTURING_STREAM in clock:
+            return
+        made = [(value, self._made.get(id(value))) for value in _list_values(op)]
+        maker = next(((value, each.op) for value, each in made if each is not None), None)
+        late = None if stream in self._waited else self._first_waits.get(stream)
+        self.violations.append(make_fork_violation(op, stream, maker, late, self._name))
+        # Reported once: the rest is checked as if the stream had forked here.
+        clock[CAPTURING_STREAM] = self._clocks[CAPTURING_STREAM][CAPTURING_STREAM]
 
 
 def _list_values(op: Op) -> list[Value]:
     return [operand for operand in op.operands if isinstance(operand, Value)]
 
 
-def _name_stream(stream: int) -> str:
-    return "the capturing stream" if stream == CAPTURING_STREAM else f"stream {stream}"
-
-
-def _make_use_violation(op: Op, value: Value, made_on: int, graph_name: str) -> Violation:
-    used_on, made = _name_stream(op.origin.stream), _name_stream(made_on)
-    return Violation(
-        "stream-wait",
-        f"`{graph_name}` uses a value of {made} on {used_on} without a wait",
-        locate_op(op),
-        f"%{value.number} was made on {made}, and nothing makes {used_on} wait for it; the two "
-        "run side by side in a CUDA graph",
-        f"write `a.wait_stream(b)` before this line, where a is {used_on} and b is {made}",
-        op,
-    )
-
-
-def _make_fork_violation(op: Op, stream: int, graph_name: str) -> Violation:
-    return Violation(
-        "stream-wait",
-        f"`{graph_name}` works on stream {stream} before the stream has forked",
-        locate_op(op),
-        "a stream belongs to a capture only after it has waited for the capturing stream",
-        f"write `s.wait_stream(tg.current_stream())` before `with tg.stream(s)`, where s is "
-        f"stream {stream}",
-        op,
-    )
-
-
-def _make_event_violation(op: Op, stream: int, event: int, graph_name: str) -> Violation:
-    return Violation(
-        "stream-wait",
-        f"`{graph_name}` makes {_name_stream(stream)} wait for event {event}, which was never "
-        "recorded",
-        locate_op(op),
-        "an event orders nothing until it is recorded, in the same capture and before the wait",
-        f"call `record` on event {event} before this line",
-        op,
-    )
-
-
-def _make_body_violation(op: Op, inner: Op, graph_name: str) -> Violation:
-    return Violation(
-        "stream-in-body",
-        f"`{graph_name}` uses a stream or an event inside the body of a `{op.name}`",
-        locate_op(inner),
-        f"a body runs on the stream of its `{op.name}`, here {_name_stream(op.origin.stream)}, as "
-        "often as its data say; a stream forks and joins once in a capture",
-        f"put the whole `{op.name}` into the `with tg.stream(s)` block",
-        inner,
-    )
-
-
-def _make_join_violation(op: Op, stream: int, graph_name: str) -> Violation:
-    return Violation(
-        "stream-join",
-        f"`{graph_name}` ends while stream {stream} has not joined the capturing stream",
-        locate_op(op),
-        f"this op is the last on stream {stream}, and nothing in the capture waits for it",
-        f"write `tg.current_stream().wait_stream(s)` at the end, where s is stream {stream}",
-        op,
-    )
+def _find_first(graph: Graph, name: str, key: str) -> dict[int, Op]:
+    """Returns the first mark of a kind for each stream or event."""
+    marks = [op for op in graph.ops if op.name == name]
+    return {op.params[key]: op for op in reversed(marks)}

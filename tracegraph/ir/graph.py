@@ -20,6 +20,8 @@ from typing import Any, TypeAlias
 
 # Ops that compute nothing: they record an event on a stream, or make a stream wait for one.
 STREAM_MARKS = frozenset(["tg_record", "tg_wait"])
+# How JAX's name stack shows a backward pass.
+BACKWARD_SCOPE = "transpose("
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,6 +61,8 @@ class Origin:
         source: the user's line, as ``file.py:12 in step``.
         scope: JAX's name stack, as ``transpose(jvp(layer))``.
         stream: number of the stream that the op was traced on; 0 is the capturing stream.
+        backward_on: number of the stream that called the backward pass of the op; None for an op
+            of no backward pass.
         equation_context: JAX's settings when the equation was traced (opaque, bound again with it).
     """
 
@@ -66,6 +70,7 @@ class Origin:
     scope: str = ""
     stream: int = 0
     equation_context: Any = dataclasses.field(default=None, compare=False, repr=False)
+    backward_on: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from tracegraph.ir.graph import Constant, Graph, Op, Origin, Value
 from tracegraph.jax_internals import has_plain_placement, nest_contexts
+from tracegraph.passes.place_backward import place_backward
 from tracegraph.passes.rewrite import Replacements, find_replacement, replace_operands
 
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_closed_call", "core_call", "call"])
@@ -18,7 +19,7 @@ class InlineCalls:
     """Inlines calls, nested ones too; a call with a placement of its own stays.
 
     Ops keep their source line; their scope is the call's, then their own; an op without a stream
-    is on the call's.
+    is on the call's. Then backward ops go to the stream of their forward op.
     """
 
     name: str = "inline-calls"
@@ -30,7 +31,8 @@ class InlineCalls:
         ops = tuple(inliner.inline(graph.ops))
         outputs = tuple(find_replacement(each, inliner.replacements) for each in graph.outputs)
         constants = (*graph.constants, *inliner.constants)
-        return dataclasses.replace(graph, constants=constants, ops=ops, outputs=outputs)
+        flat = dataclasses.replace(graph, constants=constants, ops=ops, outputs=outputs)
+        return place_backward(flat)
 
 
 class _Inliner:
@@ -95,7 +97,9 @@ def _nest_origins(outer: Origin, inner: Origin) -> Origin:
     if context is not None and outer.equation_context is not None:
         context = nest_contexts(outer.equation_context, context)
     scope = "/".join(filter(None, (outer.scope, inner.scope)))
-    return Origin(inner.source, scope, inner.stream or outer.stream, context)
+    stream = inner.stream or outer.stream
+    backward_on = inner.backward_on if outer.backward_on is None else outer.backward_on
+    return Origin(inner.source, scope, stream, context, backward_on)
 
 
 def _list_values(graph: Graph) -> Iterator[Value]:

@@ -13,7 +13,17 @@ from typing import Any
 
 import jax
 
-from tracegraph.ir.graph import STREAM_MARKS, Constant, Graph, Literal, Op, Operand, Origin, Value
+from tracegraph.ir.graph import (
+    BACKWARD_SCOPE,
+    STREAM_MARKS,
+    Constant,
+    Graph,
+    Literal,
+    Op,
+    Operand,
+    Origin,
+    Value,
+)
 from tracegraph.jax_internals import (
     EquationContext,
     describe_scope,
@@ -183,10 +193,10 @@ class _GraphBuilder:
 
     def __init__(self, capturing_stream: int | None) -> None:
         self._capturing_stream = capturing_stream
-        self._built: dict[tuple[int, str, int, str], Graph] = {}
+        self._built: dict[tuple[int, str, int, int | None, str], Graph] = {}
 
     def build(self, closed: Any, name: str, enclosing: Origin) -> Graph:
-        key = (id(closed), name, enclosing.stream, enclosing.source)
+        key = (id(closed), name, enclosing.stream, enclosing.backward_on, enclosing.source)
         if key not in self._built:
             self._built[key] = self._build(closed, name, enclosing)
         return self._built[key]
@@ -243,18 +253,29 @@ class _GraphBuilder:
             source, outer = enclosing.source, enclosing.equation_context
             if outer is not None:
                 context = context._replace(traceback=outer.traceback)
-        return Origin(source, scope, self._find_stream(scope, enclosing.stream), context)
+        stream, backward_on = self._find_streams(scope, enclosing)
+        return Origin(source, scope, stream, context, backward_on)
 
     def _read_params(self, equation: Any) -> Mapping[str, Any]:
         if equation.primitive.name not in STREAM_MARKS:
             return equation.params
         return equation.params | {"stream": self._number(equation.params["stream"])}
 
-    def _find_stream(self, scope: str, enclosing: int) -> int:
+    def _find_streams(self, scope: str, enclosing: Origin) -> tuple[int, int | None]:
+        """Returns an op's own stream, and the one that called its backward pass, if it is of one.
+
+        Inside of the mark of a backward pass, JAX's scope is that of the forward op.
+        """
+        around, mark, inside = scope.partition(BACKWARD_SCOPE)
+        caller = self._find_last(around, enclosing.stream)
+        if not mark:
+            return caller, enclosing.backward_on
+        outermost = caller if enclosing.backward_on is None else enclosing.backward_on
+        return self._find_last(inside, caller), outermost
+
+    def _find_last(self, scope: str, default: int) -> int:
         found = _STREAM_SCOPE.findall(scope)
-        if not found:
-            return enclosing
-        return self._number(int(found[-1]))
+        return self._number(int(found[-1])) if found else default
 
     def _number(self, stream: int) -> int:
         return 0 if stream == self._capturing_stream else stream

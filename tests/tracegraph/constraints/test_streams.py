@@ -25,9 +25,9 @@ class Program:
         self.numbers += 1
         return Value(self.numbers - 1, AVAL)
 
-    def run(self, stream, *operands, scope=""):
+    def run(self, stream, *operands, scope="", backward_on=None):
         result = self.define()
-        self.append("add", (result,), operands, {}, stream, scope)
+        self.append("add", (result,), operands, {}, stream, scope, backward_on)
         return result
 
     def mark(self, name, stream, event):
@@ -38,9 +38,9 @@ class Program:
         self.mark(RECORD, first, event)
         self.mark(WAIT, second, event)
 
-    def append(self, name, results, operands, params, stream, scope):
+    def append(self, name, results, operands, params, stream, scope, backward_on=None):
         source = f"a.py:{len(self.ops) + 1} in step"
-        origin = Origin(source, scope=scope, stream=stream)
+        origin = Origin(source, scope=scope, stream=stream, backward_on=backward_on)
         primitive = types.SimpleNamespace(name=name)
         self.ops.append(Op(results, primitive, operands, params, (), origin))
 
@@ -75,8 +75,8 @@ def test_use_without_a_wait():
     assert str(violation) == (
         "`step` uses a value of stream 3 on the capturing stream without a wait\n"
         "  where: a.py:4 in step, %3 = add %2\n"
-        "  why:   %2 was made on stream 3, and nothing makes the capturing stream wait for it; the "
-        "two run side by side in a CUDA graph\n"
+        "  why:   %2 was made on stream 3 at a.py:3 in step, and nothing makes the capturing "
+        "stream wait for it; the two run side by side in a CUDA graph\n"
         "  fix:   write `a.wait_stream(b)` before this line, where a is the capturing stream and b "
         "is stream 3          python -m tracegraph error stream-wait"
     )
@@ -163,7 +163,8 @@ def test_stream_that_has_not_joined():
     assert str(violation) == (
         "`step` ends while stream 3 has not joined the capturing stream\n"
         "  where: a.py:6 in step, %3 = add %0\n"
-        "  why:   this op is the last on stream 3, and nothing in the capture waits for it\n"
+        "  why:   this op is the last on stream 3, which forked at a.py:2 in step, and nothing in "
+        "the capture waits for it\n"
         "  fix:   write `tg.current_stream().wait_stream(s)` at the end, where s is stream 3"
         "          python -m tracegraph error stream-join"
     )
@@ -178,7 +179,7 @@ def test_wait_for_an_event_that_was_never_recorded():
         "`step` makes the capturing stream wait for event 7, which was never recorded\n"
         "  where: a.py:1 in step, tg_wait\n"
         "  why:   an event orders nothing until it is recorded, in the same capture and before the "
-        "wait\n"
+        "wait; it is recorded later, at a.py:2 in step\n"
         "  fix:   call `record` on event 7 before this line          "
         "python -m tracegraph error stream-wait"
     )
@@ -190,9 +191,47 @@ def test_backward_pass_orders_itself():
     forward = program.run(3, program.input, scope="jvp(tg_stream_3)")
     program.order(3, 0, event=1)
     loss = program.run(0, forward)
-    backward = program.run(3, loss, scope="transpose(jvp(tg_stream_3))")
+    backward = program.run(3, loss, forward, scope="transpose(jvp(tg_stream_3))", backward_on=0)
     program.run(0, backward)
     assert program.check() == ()
+
+
+def test_backward_pass_is_work_of_the_stream_that_calls_it():
+    program = Program()
+    program.order(0, 3, event=0)
+    forward = program.run(0, program.input, scope="jvp()")
+    seed = program.run(0, program.input)
+    backward = program.run(0, seed, forward, scope="tg_stream_3/transpose(jvp())", backward_on=3)
+    program.run(0, backward)
+    program.order(3, 0, event=1)
+    before, after = program.check()
+    assert before.where == "a.py:5 in step, %4 = add %3, %2"
+    assert before.why.startswith("%3 was made on the capturing stream at a.py:4 in step, and")
+    assert after.where == "a.py:6 in step, %5 = add %4"
+    assert after.why.startswith("%4 was made on stream 3 at a.py:5 in step, and")
+
+
+def test_backward_pass_joins_by_the_stream_that_calls_it():
+    program = Program()
+    program.order(0, 3, event=0)
+    program.order(0, 4, event=1)
+    forward = program.run(4, program.input, scope="jvp(tg_stream_4)")
+    program.order(4, 0, event=2)
+    program.run(4, forward, scope="tg_stream_3/transpose(jvp(tg_stream_4))", backward_on=3)
+    (violation,) = program.check()
+    assert violation.what == "`step` ends while stream 3 has not joined the capturing stream"
+
+
+def test_what_is_read_before_a_fork_and_the_wait_that_comes_too_late_are_named():
+    program = Program()
+    made = program.run(0, program.input)
+    program.run(3, made)
+    program.order(0, 3, event=0)
+    program.order(3, 0, event=1)
+    (violation,) = program.check()
+    assert violation.why.endswith(
+        "; this op reads %2, made at a.py:1 in step; its first wait, at a.py:4 in step, comes later"
+    )
 
 
 def test_forward_pass_under_grad_does_not_order_itself():
