@@ -25,6 +25,7 @@ EXPECTED = {
     "05_partial": ['mode="partial"', "length  32.0"],
     "06_reading_an_error": ["  where: ", "  why:   ", "  fix:   ", "repaired: "],
     "07_raw_graph": ["<CUDAGraph captured>", "batch 2: loss "],
+    "08_two_streams": ["2 branches", "stream-wait"],
     "09_shared_pool": ["three functions, one pool: ", "a raw graph in that pool: "],
 }
 

@@ -63,6 +63,44 @@ def test_whole_programs_are_compared_and_timed(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "whole_programs_dry_run.md").read_text() in ran.stdout
 
 
+def test_two_streams_are_compared_with_one(tmp_path: pathlib.Path) -> None:
+    script = str(ROOT / "benchmarks" / "two_streams.py")
+    ran = _run([script], "--dry-run", f"--output={tmp_path}")
+    assert ran.returncode == 0, ran.stderr
+    record = json.loads((tmp_path / "two_streams_dry_run.json").read_text())
+    assert record["branches"] == [1, 2]
+    assert list(record["microseconds"]) == [
+        "tg.capture, 1 stream",
+        "tg.CUDAGraph, 1 stream",
+        "tg.capture, 2 streams",
+        "tg.CUDAGraph, 2 streams",
+    ]
+    one, _, two, _ = record["microseconds"].values()
+    assert record["ratios"]["tg.capture"] == two / one
+    assert (tmp_path / "two_streams_dry_run.md").read_text() in ran.stdout
+
+
+TWO_STREAMS = """
+import json, numpy as np, two_streams
+record = {{"is_dry": False, "size": 8, "length": 3, "branches": [1, 2], "microseconds": {{}},
+           "date": "", "command": "", "device": "", "jax": "", "torch": None,
+           "ratios": {{"tg.capture": {ratio}, "torch.cuda.graph": 0.9}}}}
+print(json.dumps([line for line in two_streams.format_report(record).splitlines()[-2:]]))
+side = two_streams.Side(lambda: 0, lambda: 0, lambda: (np.ones((2, 2)), np.zeros((2, 2))))
+two_streams.check_results({{"odd": side}}, [np.ones((2, 2))] * 2 + [np.eye(2)] * 2, 3)
+"""
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.7, "met"), (0.71, "missed")])
+def test_two_streams_are_judged_and_a_wrong_result_ends_the_run(ratio: float, verdict: str) -> None:
+    ran = _run(["-c", TWO_STREAMS.format(ratio=ratio)])
+    assert ran.returncode == 1
+    assert "a result of odd is off by 1 in norm" in ran.stderr
+    mine, torch = json.loads(ran.stdout)
+    assert mine == f"| tg.capture | {ratio:.2f} | 0.7 | {verdict} |"
+    assert torch == "| torch.cuda.graph | 0.90 |  |  |"
+
+
 def test_first_calls_are_made_in_processes_of_their_own(tmp_path: pathlib.Path) -> None:
     script = str(ROOT / "benchmarks" / "first_call.py")
     choice = ["--case=tiny", "--repeats=1"]
@@ -83,7 +121,7 @@ def test_first_calls_are_made_in_processes_of_their_own(tmp_path: pathlib.Path) 
     assert "| tiny |" in page
 
 
-@pytest.mark.parametrize("name", ["gpu_replay", "first_call"])
+@pytest.mark.parametrize("name", ["gpu_replay", "first_call", "two_streams"])
 def test_without_a_gpu_it_says_so(name: str) -> None:
     ran = _run([str(ROOT / "benchmarks" / f"{name}.py")])
     assert ran.returncode == 1

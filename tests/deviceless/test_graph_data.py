@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import tracegraph as tg
 from tests.deviceless.test_partial import lower
 from tracegraph.graph_pictures.dot import draw_dot
 from tracegraph.graph_pictures.dump import describe_graph
@@ -82,3 +83,37 @@ def test_two_regions_with_instructions_of_one_name(h200: Any) -> None:
     before, after = ([n for n in data.nodes if n.part == number] for number in graphs)
     assert all(f":{first + 1} in cut" in node.where for node in before if node.kernel)
     assert all(f":{first + 2} in cut" in node.where for node in after if node.kernel)
+
+
+def run_chains(x: Any, y: Any, w: Any, v: Any) -> Any:
+    side, main = tg.Stream(), tg.current_stream()
+    side.wait_stream(main)
+    with tg.stream(side):
+        for _ in range(4):
+            x = jnp.tanh(x @ w)
+    for _ in range(4):
+        y = jnp.tanh(y @ v)
+    main.wait_stream(side)
+    return jnp.vdot(x, y)
+
+
+def find_before(data: Any, index: int) -> set[int]:
+    """Returns the nodes that a node comes after, itself included."""
+    firsts = [edge.first for edge in data.edges if edge.second == index]
+    return {index}.union(*(find_before(data, first) for first in firsts))
+
+
+def test_chains_on_two_streams_share_no_node_before_the_join(h200: Any) -> None:
+    square = np.ones((64, 64), np.float32)
+    data = describe_graph(*lower(run_chains, [square] * 4, h200, mode="whole"))
+    first = inspect.getsourcelines(run_chains)[1]
+    # The ends of the chains: what no later node on the same line comes after.
+    ends = [
+        [node.index for node in data.nodes if f":{line} in" in node.where][-1]
+        for line in (first + 5, first + 7)
+    ]
+    left, right = (find_before(data, end) for end in ends)
+    assert min(len(left), len(right)) >= 4
+    assert not left & right
+    last = find_before(data, data.nodes[-1].index)
+    assert left | right < last
