@@ -183,7 +183,7 @@ def _build_graph_node(step: GraphStep, program: DeviceProgram, plan: MemoryPlan)
             why="only a kernel can set the handle of a conditional node",
         )
     bodies = tuple(_build_body(body, program, plan) for body in step.bodies)
-    return ConditionalNode(step.name, step.construct, bodies, setter)
+    return ConditionalNode(step.name, step.construct, bodies, setter, step.turn)
 
 
 def _build_body(steps: Sequence[GraphStep], program: DeviceProgram, plan: MemoryPlan) -> Body:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec
-from tracegraph.runtime.graph_nodes import Construct, DeviceNode
+from tracegraph.runtime.graph_nodes import Construct, DeviceNode, Turn
 from tracegraph.runtime.nodes import BufferUse, Relocate
 
 
@@ -114,6 +114,7 @@ class ConditionalStep:
         first_reads: the byte ranges whose old bytes it may need: read before they are written, or
             kept where a body that would write them does not run. None while that is not known.
         stream: number of the stream it is on.
+        turn: what one turn of a loop does.
     """
 
     name: str
@@ -122,6 +123,7 @@ class ConditionalStep:
     setter: DeviceStep
     first_reads: tuple[BufferUse, ...] | None = None
     stream: int = 0
+    turn: Turn | None = None
 
     @property
     def kind(self) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
@@ -22,6 +22,22 @@ class Construct(enum.Enum):
     IF = "if"  # runs the first body if it is not 0, else the second
     WHILE = "while"  # runs its body as long as it is not 0
     SWITCH = "switch"  # runs the body of that number
+
+
+class Turn(NamedTuple):
+    """What one turn of a loop does.
+
+    Attributes:
+        iterations: how many of XLA's loop.
+        is_guarded: True where the loop may end before the last of them.
+    """
+
+    iterations: int
+    is_guarded: bool = False
+
+    def __str__(self) -> str:
+        guarded = " guarded" * self.is_guarded
+        return f"{self.iterations}{guarded} iteration{'s' * (self.iterations > 1)} per turn"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +65,14 @@ class ConditionalNode:
         bodies: in the order of their numbers.
         setter: the kernel that sets the handle, launched right before the node. What a loop does
             next, its body sets.
+        turn: what one turn of a loop does.
     """
 
     name: str
     construct: Construct
     bodies: tuple[Body, ...]
     setter: KernelNode
+    turn: Turn | None = None
 
     @property
     def kind(self) -> str:

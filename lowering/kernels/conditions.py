@@ -19,7 +19,7 @@ from tracegraph.runtime.nodes import (
 
 COUNTER_BYTES = 4
 
-_SET_CONDITION = """{
+SET_CONDITION = """{
         .param .b64 first;
         .param .b32 second;
         st.param.b64 [first], %handle;
@@ -95,7 +95,7 @@ CONDITIONS = """
     selp.u32      %value, 1, 0, %has_more;
     SET_CONDITION
 }
-\0""".replace("SET_CONDITION", _SET_CONDITION).encode()
+\0""".replace("SET_CONDITION", SET_CONDITION).encode()
 
 _ONE_THREAD = LaunchShape((1, 1, 1), (1, 1, 1))
 

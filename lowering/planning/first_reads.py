@@ -32,7 +32,7 @@ def find_first_reads(
     )
     if first == len(steps):
         return tuple(steps)
-    return *steps[:first], *_follow_back(steps[first:], _Bytes(results))[0]
+    return *steps[:first], *follow_back(steps[first:], ByteSet(results))[0]
 
 
 def find_needed(steps: Sequence[GraphStep]) -> list[BufferUse]:
@@ -41,10 +41,10 @@ def find_needed(steps: Sequence[GraphStep]) -> list[BufferUse]:
     Args:
         steps: in program order; nothing is read after the last one.
     """
-    return _follow_back(steps, _Bytes())[1].list_ranges()
+    return follow_back(steps, ByteSet())[1].list_ranges()
 
 
-def _follow_back(steps: Sequence[GraphStep], live: _Bytes) -> tuple[tuple[GraphStep, ...], _Bytes]:
+def follow_back(steps: Sequence[GraphStep], live: ByteSet) -> tuple[tuple[GraphStep, ...], ByteSet]:
     """Returns the steps, and the bytes that are live before them.
 
     Args:
@@ -69,40 +69,43 @@ def _follow_back(steps: Sequence[GraphStep], live: _Bytes) -> tuple[tuple[GraphS
 
 
 def _follow_bodies(
-    step: ConditionalStep, after: _Bytes
-) -> tuple[tuple[tuple[GraphStep, ...], ...], _Bytes]:
+    step: ConditionalStep, after: ByteSet
+) -> tuple[tuple[tuple[GraphStep, ...], ...], ByteSet]:
     """Returns the bodies, and the bytes that are live before one of them is chosen."""
     if step.construct is not Construct.WHILE:
-        ways = [_follow_back(body, after) for body in step.bodies]
-        live = _Bytes()
+        ways = [follow_back(body, after) for body in step.bodies]
+        live = ByteSet()
         # Without a second body nothing may happen at all.
         is_open = step.construct is Construct.IF and len(step.bodies) == 1
         for before in [*(before for _, before in ways), *([after] if is_open else [])]:
             live.join(before)
         return tuple(body for body, _ in ways), live
     # What another turn reads first, the first turn reads first too: one pass finds it.
-    body, before = _follow_back(step.bodies[0], after)
+    body, before = follow_back(step.bodies[0], after)
     # There may be no turn at all.
     before.join(after)
     return (body,), before
 
 
-class _Bytes:
+class ByteSet:
     """Some bytes of some buffers."""
 
     def __init__(self, uses: Iterable[BufferUse] = ()) -> None:
         self._maps: dict[str, ByteMap[bool]] = {}
         self.add(uses)
 
-    def copy(self) -> _Bytes:
-        copied = _Bytes()
+    def copy(self) -> ByteSet:
+        """Returns an equal set of its own."""
+        copied = ByteSet()
         copied._maps = {name: held.copy() for name, held in self._maps.items()}
         return copied
 
     def add(self, uses: Iterable[BufferUse]) -> None:
+        """Adds the bytes of ranges."""
         self._set(uses, True)
 
     def remove(self, uses: Iterable[BufferUse]) -> None:
+        """Takes the bytes of ranges out."""
         self._set(uses, False)
 
     def meets(self, use: BufferUse) -> bool:
@@ -110,7 +113,17 @@ class _Bytes:
         held = self._maps.get(use.buffer)
         return held is not None and any(held.read(use.offset, use.offset + use.nbytes))
 
-    def join(self, other: _Bytes) -> None:
+    def find_common(self, use: BufferUse) -> list[BufferUse]:
+        """Returns the bytes of a range that are among them, as ranges in ascending order."""
+        held = self._maps.get(use.buffer)
+        ends = (use.offset, use.offset + use.nbytes)
+        cut = [
+            (max(start, ends[0]), min(end, ends[1]), is_in)
+            for start, end, is_in in (held.list_pieces() if held is not None else ())
+        ]
+        return _join([BufferUse(use.buffer, a, b - a) for a, b, is_in in cut if is_in and a < b])
+
+    def join(self, other: ByteSet) -> None:
         """Adds the bytes of another set."""
         self.add(other.list_ranges())
 
@@ -126,3 +139,15 @@ class _Bytes:
     def _set(self, uses: Iterable[BufferUse], value: bool) -> None:
         for name, offset, nbytes in uses:
             self._maps.setdefault(name, ByteMap(False)).replace(offset, offset + nbytes, value)
+
+
+def _join(pieces: Iterable[BufferUse]) -> list[BufferUse]:
+    """Returns ascending ranges of one buffer, those that touch as one."""
+    joined: list[BufferUse] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if last is not None and last.offset + last.nbytes == piece.offset:
+            joined[-1] = last._replace(nbytes=last.nbytes + piece.nbytes)
+        else:
+            joined.append(piece)
+    return joined

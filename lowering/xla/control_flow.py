@@ -11,9 +11,9 @@ Note [Unrolled loops]
 A loop whose trip count XLA knows is unrolled into the graph up to `UNROLLED_NODES` nodes. A longer
 one becomes a WHILE node whose body has as many iterations as `TURN_NODES` nodes allow, so that the
 cost of a turn is shared by them, and what is left of the trip count follows it; see also Note
-[Alternating iterations] in `lowering/planning/alternate_iterations.py`. An unknown trip
-count takes one iteration per turn: to guard a second one costs an IF node, and that is dearer than
-the turn that it would save.
+[Alternating iterations] in `lowering/planning/alternate_iterations.py`. A loop whose trip count is
+unknown is decoded with one iteration per turn; Note [Guarded iterations] in
+`lowering/xla/guard_loops.py` says when it gets more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tracegraph.lowering.kernels.conditions import (
 from tracegraph.lowering.planning.alternate_iterations import alternate_iterations
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
-from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.graph_nodes import Construct, Turn
 
 # Nodes are 0.2 KB of device memory each and take some microseconds to instantiate.
 UNROLLED_NODES = 1024
@@ -62,9 +62,10 @@ def decode_while(message: Any, name: str, scope: Scope, decode: DecodeSequence) 
     inner = scope.open_loop(name, None)
     condition = decode(message.condition_thunk_sequence.thunks, inner)
     body = decode(message.body_thunk_sequence.thunks, inner)
-    again = _rename(condition, "again")
+    again = rename_steps(condition, "again")
     setter = set_flag(f"{name}@condition", flag)
-    loop = ConditionalStep(name, Construct.WHILE, ((*body, *again, setter),), setter)
+    bodies = ((*body, *again, setter),)
+    loop = ConditionalStep(name, Construct.WHILE, bodies, setter, turn=Turn(1))
     return [*condition, loop]
 
 
@@ -77,7 +78,7 @@ def _decode_counted(
 
     def decode_iteration(index: int, *turn: Any) -> list[GraphStep]:
         inner = scope.open_loop(name, Iteration(index, *turn))
-        return _rename(decode(message.body_thunk_sequence.thunks, inner), str(index))
+        return rename_steps(decode(message.body_thunk_sequence.thunks, inner), str(index))
 
     def decode_range(first: int, end: int) -> list[GraphStep]:
         return [step for index in range(first, end) for step in decode_iteration(index)]
@@ -92,7 +93,8 @@ def _decode_counted(
     body = alternate_iterations(iterations, scope.add_temporary)
     body.append(count_turn(f"{name}@turn", counter, turns))
     start = start_turns(f"{name}@start", counter)
-    loop = ConditionalStep(name, Construct.WHILE, (tuple(body),), start)
+    turn = Turn(per_turn)
+    loop = ConditionalStep(name, Construct.WHILE, (tuple(body),), start, turn=turn)
     return [loop, *decode_range(trip_count - rest, trip_count)]
 
 
@@ -148,7 +150,7 @@ def count_nodes(steps: Sequence[GraphStep]) -> int:
     return inner + sum(isinstance(step, ConditionalStep) for step in steps)
 
 
-def _rename(steps: Sequence[GraphStep], label: str) -> list[GraphStep]:
+def rename_steps(steps: Sequence[GraphStep], label: str) -> list[GraphStep]:
     """Returns the steps under names of their own: two of one name are parts of one instruction."""
     return [_rename_step(step, label) for step in steps]
 

@@ -17,6 +17,7 @@ from tracegraph.lowering.xla.allow_list import check_listed, check_schema
 from tracegraph.lowering.xla.atomics import find_float_atomics
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.ffi_call import CheckCall
+from tracegraph.lowering.xla.guard_loops import guard_loops
 from tracegraph.lowering.xla.origins import Origins, index_computations, index_origins
 from tracegraph.lowering.xla.program import Allocation, XlaProgram
 from tracegraph.lowering.xla.refusal import Refusal, make_refused_error
@@ -65,6 +66,7 @@ def decode_executable(
         scope = _make_scope(program, views, check_call, plan_call)
         steps = tuple(decode_sequence(program.thunks, scope, refused))
         if not refused:
+            steps = _guard(steps, outputs, scope)
             own = read_allocations(program, _list_used(steps), frozenset(outputs))
             allocations = (*own, *scope.added)
             _check_writes(allocations, steps, updated)
@@ -142,6 +144,14 @@ def _make_scope(
         plan_call=plan_call,
         cudnn_graphs=program.dnn_compiled_graphs,
     )
+
+
+def _guard(
+    steps: Sequence[GraphStep], outputs: Sequence[str], scope: Scope
+) -> tuple[GraphStep, ...]:
+    """Returns the steps, with several iterations per turn of loops of unknown length."""
+    results = [view for view in scope.views if view is not None and view.buffer in outputs]
+    return guard_loops(steps, results, scope.computations, scope.add_temporary)
 
 
 def _list_used(steps: Sequence[GraphStep]) -> frozenset[str]:
