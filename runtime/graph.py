@@ -173,6 +173,8 @@ def _format_node(node: Node) -> str:
         return f"{text}  {node.target.nbytes:,} bytes, value {node.value}"
     if isinstance(node, CopyNode):
         return f"{text}  {node.target.nbytes:,} bytes"
+    if isinstance(node, ConditionalNode) and node.turn is not None:
+        return f"{text}  {node.turn}"
     return text
 
 

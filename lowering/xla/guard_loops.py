@@ -58,8 +58,12 @@ STATE_BYTES, STATE_PIECES = 1 << 16, 16
 # What all copies of a loop together may add; a node takes some microseconds to instantiate.
 ADDED_NODES = 1024
 
-# Instructions whose kernels do other things than write their results, or are not XLA's.
-_OUTSIDE = {"custom-call", "rng", "rng-get-and-update-state", "infeed", "outfeed"}
+# Instructions whose kernels XLA writes, and which do nothing but write their results.
+_TAME = {"fusion", "copy", "sort", "scatter", "select-and-scatter", "reduce", "broadcast", "iota"}
+_TAME |= {"transpose", "concatenate", "dynamic-slice", "dynamic-update-slice"}
+_TAME_NODES = (KernelNode, CopyNode, FillNode)
+# What makes a fusion of them do more.
+_WILD = {"custom-call", "rng", "rng-get-and-update-state"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,17 +257,14 @@ def _is_tame(step: GraphStep, program: _Program) -> bool:
     if not isinstance(step.node if isinstance(step, DeviceStep) else None, _TAME_NODES):
         return False
     instruction = program.instructions.get(_find_instruction(step.name))
-    if instruction is None:
+    if instruction is None or instruction.opcode not in _TAME:
         return False
     inner = (
         each
         for number in instruction.called_computation_ids
         for each in program.computations.get(number, {}).values()
     )
-    return not any(each.opcode in _OUTSIDE for each in (instruction, *inner))
-
-
-_TAME_NODES = (KernelNode, CopyNode, FillNode)
+    return not any(each.opcode in _WILD for each in inner)
 
 
 def _find_instruction(name: str) -> str:

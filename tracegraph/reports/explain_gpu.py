@@ -7,7 +7,7 @@ from collections import Counter
 from tracegraph.lowering.lower import Lowered
 from tracegraph.options import Options
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.verification.expectation import expect
 from tracegraph.verification.report import VerificationReport
@@ -63,6 +63,22 @@ def count_nodes(lowered: Lowered) -> str:
     )
     # Compiled calls wait for each other as a whole.
     return f"{text}, {programmatic} of them programmatic" if lowered.takes_kernels else text
+
+
+def list_turns(lowered: Lowered) -> list[str]:
+    """Returns a line with how many loops have so many iterations per turn; none without a loop.
+
+    See Note [Unrolled loops] in `lowering/xla/control_flow.py` and Note [Guarded iterations] in
+    `lowering/xla/guard_loops.py`.
+    """
+    turns = Counter(
+        str(node.turn)
+        for stage in lowered.definition.stages
+        for node in list_nested(stage.nodes)
+        if isinstance(node, ConditionalNode) and node.turn is not None
+    )
+    found = [f"{count} with {turn}" for turn, count in turns.items()]
+    return [f"loops: {', '.join(found)}"] if found else []
 
 
 def describe_verification(

@@ -22,7 +22,12 @@ from tracegraph.lowering.planning.short_names import shorten, shorten_names
 from tracegraph.lowering.request import Role
 from tracegraph.lowering.workspaces import measure_workspaces
 from tracegraph.reports.differences import print_value
-from tracegraph.reports.explain_gpu import count_nodes, describe_device, describe_verification
+from tracegraph.reports.explain_gpu import (
+    count_nodes,
+    describe_device,
+    describe_verification,
+    list_turns,
+)
 from tracegraph.reports.recaptures import Recapture
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import CheckedGraph
@@ -66,6 +71,7 @@ def summarise(explained: Explained) -> str:
         *_list_cuts(checked, lowered),
         *_list_comparison(explained),
         f"nodes: {count_nodes(lowered)}",
+        *list_turns(lowered),
         *_list_roles(lowered),
         *_list_largest(checked, lowered),
         *_list_copies(lowered.program),

@@ -175,6 +175,15 @@ def test_what_keeps_one_iteration_per_turn(body: Any, opcodes: dict[str, str]) -
     assert step.turn == Turn(1)
 
 
+def test_a_fusion_with_a_call_inside_keeps_one_iteration_per_turn() -> None:
+    computations = make_instructions()
+    computations[0]["double"].called_computation_ids = (1,)
+    computations[1] = {"inside": SimpleNamespace(opcode="multiply", called_computation_ids=())}
+    assert guard_one(DOUBLE, computations=computations).turn == Turn(5, is_guarded=True)
+    computations[1]["inside"].opcode = "custom-call"
+    assert guard_one(DOUBLE, computations=computations).turn == Turn(1)
+
+
 def test_the_rule_of_cost() -> None:
     sizes = [choose_guarded(size, 1.0) for size in range(1, 60)]
     assert sizes == sorted(sizes, reverse=True)

@@ -1,6 +1,7 @@
 """`explain`: the report of a capture, and of a function that cannot be captured."""
 
 import copy as copying
+import dataclasses
 import pickle
 import re
 import types
@@ -18,10 +19,11 @@ from tracegraph.capturing.pipeline import CapturePipeline
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.workspaces import Workspaces
 from tracegraph.reports import summary
-from tracegraph.reports.explain_gpu import count_nodes
+from tracegraph.reports.explain_gpu import count_nodes, list_turns
 from tracegraph.reports.report import PARTS, Report, read_parts
 from tracegraph.reports.summary import MAX_COLUMNS, MAX_LINES
 from tracegraph.runtime.graph import Stage
+from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Turn
 from tracegraph.tracing import checked_graph
 
 X = jnp.ones((2, 3))
@@ -323,3 +325,22 @@ def test_nodes_are_counted_by_cudas_names_for_them():
     lowered: Any = types.SimpleNamespace(definition=definition, takes_kernels=True)
     wanted = "1 graph: 1 kernel, 1 memcpy, 2 memsets; 2 edges, 0 of them programmatic"
     assert count_nodes(lowered) == wanted
+
+
+def test_loops_are_listed_with_their_iterations_per_turn():
+    setter: Any = kernel("set", "t", "").node
+    turns = [Turn(1), Turn(4, is_guarded=True), Turn(4, is_guarded=True), Turn(25)]
+    inner, *loops = [
+        ConditionalNode(f"loop{index}", Construct.WHILE, (Body((), ()),), setter, turn)
+        for index, turn in enumerate(turns)
+    ]
+    outer = dataclasses.replace(loops[0], bodies=(Body((inner,), ()),))
+    stage = Stage((outer, *loops[1:]), ())
+    lowered: Any = types.SimpleNamespace(definition=types.SimpleNamespace(stages=(stage,)))
+    (line,) = list_turns(lowered)
+    assert line == (
+        "loops: 2 with 4 guarded iterations per turn, 1 with 1 iteration per turn, "
+        "1 with 25 iterations per turn"
+    )
+    lowered.definition.stages = (Stage((setter,), ()),)
+    assert list_turns(lowered) == []

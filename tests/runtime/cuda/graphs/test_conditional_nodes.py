@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,15 +15,18 @@ import pytest
 from tests.fakes.cuda_on_host import CudaOnHost, kernel, make_cuda_replay, make_device, place
 from tests.fakes.definitions import make_copy, make_definition, make_stage, replay_once
 from tests.fakes.fake_driver import FakeDriver
+from tests.fakes.ptx_runner import run_node
+from tracegraph.lowering.device_program import ConditionalStep, DeviceStep
 from tracegraph.lowering.kernels import conditions
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
+from tracegraph.lowering.xla.guard_loops import guard_loops
 from tracegraph.runtime.cuda.graphs.builder import check_constructs
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.errors import CudaError, InternalError, UnsupportedError
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, GraphNode
-from tracegraph.runtime.nodes import BufferUse, KernelNode
+from tracegraph.runtime.nodes import BufferUse, CopyNode, KernelNode
 
 FLAG, COUNTER = BufferUse("flag", 0, 1), BufferUse("counter", 0, 4)
 TYPES = {
@@ -134,6 +139,74 @@ def test_a_loop_until_a_flag_is_0(device: CudaOnHost):
     replay = make_cuda_replay(device, define(make_copy("x", "y"), compare, loop))
     for values, expected in ((X, X * 4), (X + 10, X + 10), (X / 8, X * 4)):
         np.testing.assert_array_equal(run_once(replay, place(values))[0], expected)
+
+
+def add_comparison(device: CudaOnHost, source: str) -> DeviceStep:
+    """Returns the step that sets the flag while all numbers of a buffer are less than 10."""
+
+    def is_small(parameters: tuple[bytes, ...]) -> None:
+        first, target = (int.from_bytes(each, "little") for each in parameters)
+        content = np.frombuffer(device.driver.read_bytes(first, 16), np.float32)
+        ctypes.c_uint8.from_address(target).value = int(content.max() < 10)
+
+    device.driver.kernels["is_small"] = is_small
+    base = kernel("is_small", source, "flag")
+    read = BufferUse(source, 0, 16)
+    node = KernelNode("compare", base.code, base.shape, (read, FLAG), base.written)
+    return DeviceStep(node, (read,), (FLAG,))
+
+
+def make_step(node: KernelNode, reads: str) -> DeviceStep:
+    (written,) = [use for use, is_written in node.uses if is_written]
+    return DeviceStep(node, tuple(BufferUse(name, 0, 16) for name in reads.split()), (written,))
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["in place", "anew"])
+def test_iterations_after_the_end_of_a_loop_leave_nothing(device: CudaOnHost, is_new: bool):
+    """`y` is a state of the loop, updated in place or written anew; `z` is the one before."""
+    compare = add_comparison(device, "y")
+    update = [make_step(kernel("increment", "y", "y"), "y")]
+    if is_new:
+        copied = DeviceStep(
+            CopyNode("back", BufferUse("t", 0, 16), BufferUse("y", 0, 16)),
+            (BufferUse("t", 0, 16),),
+            (BufferUse("y", 0, 16),),
+        )
+        update = [make_step(kernel("increment", "y", "t"), "y"), copied]
+    before = make_step(kernel("double", "y", "z"), "y")
+    setter = conditions.set_flag("again", FLAG)
+    loop = ConditionalStep("loop", Construct.WHILE, ((before, *update, compare, setter),), setter)
+    names = ("double", "increment", "compare", "back")
+    instruction = SimpleNamespace(opcode="fusion", called_computation_ids=())
+    results = [BufferUse("y", 0, 16), BufferUse("z", 0, 16)]
+    sizes: list[int] = []
+
+    def add(nbytes: int) -> BufferUse:
+        sizes.append(nbytes)
+        return BufferUse("kept", 0, nbytes)
+
+    (guarded,) = guard_loops([loop], results, {0: dict.fromkeys(names, instruction)}, add)
+    assert isinstance(guarded, ConditionalStep)
+    assert guarded.turn is not None
+    per_turn = guarded.turn.iterations
+    assert per_turn > 1
+    nodes = [step.node for step in guarded.bodies[0] if isinstance(step, DeviceStep)]
+    for node in nodes:
+        if isinstance(node, KernelNode) and node.code.symbol.startswith(("keep_", "end_")):
+            run = functools.partial(run_node, node, device.driver.values)
+            device.driver.kernels[node.code.symbol] = run
+    assert isinstance(compare.node, KernelNode)
+    node = make_node(Construct.WHILE, [make_body(*nodes)], setter.node)
+    types = {"kept": jax.ShapeDtypeStruct((sizes[0],), np.uint8)}
+    edges = [(index, index + 1) for index in range(3)]
+    stage = make_stage(make_copy("x", "y"), make_copy("x", "z"), compare.node, node, edges=edges)
+    definition = make_definition(stage, inputs="x", outputs="y z", types=TYPES | types)
+    replay = make_cuda_replay(device, definition)
+    for count in range(2 * per_turn + 2):
+        x = np.array([10 - count, -20, -31, -25], np.float32)
+        found, last = run_once(replay, place(x))
+        np.testing.assert_array_equal(found, x + count)
+        np.testing.assert_array_equal(last, 2 * (x + count - 1) if count else x)
 
 
 def test_a_piece_that_moves_with_the_turns(device: CudaOnHost):
