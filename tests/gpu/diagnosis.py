@@ -23,6 +23,7 @@ from jax import lax
 import tracegraph as tg
 from tests.gpu.subprocesses import run_python
 from tracegraph.lowering.kernels import conditions
+from tracegraph.lowering.kernels.guards import end_turn, keep_state
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
 from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.cuda.driver.calls import Port
@@ -62,6 +63,16 @@ def branch(construct: Construct, *bodies: Body) -> ConditionalNode:
     return ConditionalNode("branch", construct, bodies, setter)
 
 
+def guarded_loop(*nodes: Any) -> ConditionalNode:
+    """Returns a loop that ends after the first of two iterations, and puts back `x` as it was."""
+    flags = [FLAG._replace(nbytes=1), FLAG._replace(offset=1, nbytes=1)]
+    keep: Any = keep_state("keep", [(X, Y), (COUNTER, OUTER)]).node
+    end: Any = end_turn("turn", flags, [(X, [Y]), (COUNTER, [OUTER])]).node
+    body = chain(*nodes, keep, FillNode("end", FLAG, 0), end)
+    setter: Any = conditions.set_flag("choose", flags[0]).node
+    return ConditionalNode("loop", Construct.WHILE, (body,), setter)
+
+
 COPY, ZERO = CopyNode("copy", X, Y), FillNode("zero", Y)
 NOTHING = CopyNode("nothing", BufferUse("x", 0, 0), BufferUse("y", 0, 0))
 # Stages made by hand: one kind of node in a body each.
@@ -72,6 +83,7 @@ STAGES: dict[str, Sequence[Node]] = {
     "WHILE: a memcpy": (loop(COPY),),
     "WHILE: a memset": (loop(ZERO),),
     "WHILE: an empty node": (loop(NOTHING),),
+    "WHILE: guarded iterations": (START, FillNode("on", FLAG, 1, 1), guarded_loop(PUT)),
     "WHILE in a WHILE": (loop(loop(PUT), KEEP, counter=OUTER),),
     "IF": (START, branch(Construct.IF, chain(COPY))),
     "IF and ELSE": (START, branch(Construct.IF, chain(COPY), chain(ZERO))),

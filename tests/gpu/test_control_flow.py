@@ -183,3 +183,130 @@ def test_a_donated_stack_is_updated_slice_by_slice():
         stack, last = captured(stack, draw(seed))
         wanted, wanted_last = jax.jit(step)(wanted, draw(seed))
         compare((stack, last), (wanted, wanted_last))
+
+
+def several_arrays(n: Any, x: Any) -> Any:
+    def advance(i: Any, carry: Any) -> Any:
+        a, b, total = carry
+        return jnp.sin(b) * 1.1, a + i, total + a[0]
+
+    return lax.fori_loop(0, n, advance, (x, x * 2, jnp.float32(0)))
+
+
+def slice_by_slice(n: Any, x: Any) -> Any:
+    def advance(carry: Any) -> Any:
+        i, rows, c = carry
+        return i + 1, rows.at[i].set(c * 2), jnp.cos(c)
+
+    # More iterations than rows: indices past the end are moved inside, or dropped.
+    return lax.while_loop(lambda c: c[0] < n, advance, (0, jnp.zeros((4, SIZE)), x))
+
+
+def matrix_by_matrix(n: Any, x: Any) -> Any:
+    weights = jnp.outer(x, x)[:64, :64] / 64
+    return lax.fori_loop(0, n, lambda _, c: jnp.tanh(c @ weights + 0.1), weights)
+
+
+def integers_and_flags(n: Any, x: Any) -> Any:
+    def advance(carry: Any) -> Any:
+        i, bits, is_odd, c = carry
+        # Past the end this divides by 0.
+        return i + 1, bits * 3 + 7 // (n - i), ~is_odd, c + bits[0]
+
+    bits = (x * 100).astype(jnp.int32)
+    return lax.while_loop(lambda c: c[0] < n, advance, (0, bits, jnp.bool_(False), x))
+
+
+def inside_of_scan(n: Any, x: Any) -> Any:
+    def turn(c: Any, i: Any) -> Any:
+        c = lax.fori_loop(0, n + i % 3, lambda _, d: jnp.sin(d) + 0.1, c)
+        return c, c[:4]
+
+    return lax.scan(turn, x, jnp.arange(400))
+
+
+def under_vmap(n: Any, x: Any) -> Any:
+    def search(start: Any) -> Any:
+        return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.1), (start, 1.0))
+
+    return jax.vmap(search)(jnp.arange(SIZE) % 7)
+
+
+@jax.custom_vjp
+def solve(n: Any, a: Any) -> Any:
+    return lax.fori_loop(0, n, lambda _, c: c - (c * c - a) / (2 * c + 1), a + 1)
+
+
+def solve_forward(n: Any, a: Any) -> Any:
+    root = solve(n, a)
+    return root, (n, root)
+
+
+def solve_backward(kept: Any, change: Any) -> Any:
+    n, root = kept
+    return None, lax.fori_loop(0, n, lambda _, c: 0.5 * (c + change / (2 * root + 1)), change)
+
+
+solve.defvjp(solve_forward, solve_backward)
+
+
+def its_gradient(n: Any, x: Any) -> Any:
+    return jax.value_and_grad(lambda a: solve(n, a).sum())(jnp.abs(x) + 1)
+
+
+TO_AN_ARGUMENT = {
+    each.__name__: each
+    for each in (
+        several_arrays,
+        slice_by_slice,
+        matrix_by_matrix,
+        integers_and_flags,
+        inside_of_scan,
+        under_vmap,
+        its_gradient,
+    )
+}
+
+
+def list_turns(captured: Any, *arguments: Any) -> list[Any]:
+    definition = captured.lower(*arguments).lowered.definition
+    nodes = [node for stage in definition.stages for node in list_nested(stage.nodes)]
+    return [node.turn for node in nodes if isinstance(node, ConditionalNode)]
+
+
+@pytest.mark.parametrize("name", TO_AN_ARGUMENT)
+def test_iterations_after_the_end_of_a_loop_leave_nothing(name: str):
+    """A turn has several iterations; the loop may end after any of them, or before the first."""
+    captured: Any = tg.capture(TO_AN_ARGUMENT[name])
+    reference = jax.jit(TO_AN_ARGUMENT[name])
+    x = draw(3)
+    guarded = [turn for turn in list_turns(captured, jnp.int32(1), x) if turn.is_guarded]
+    assert guarded
+    per_turn = max(turn.iterations for turn in guarded)
+    for count in [0, 1, 2, *range(per_turn - 1, per_turn + 2), 2 * per_turn, 3 * per_turn + 1, 1]:
+        for _ in range(2):
+            compare(captured(jnp.int32(count), x), reference(jnp.int32(count), x))
+    assert captured.cache_info().misses == 1
+
+
+def test_a_donated_carry_keeps_its_value_at_the_end_of_the_loop():
+    def step(state: Any, n: Any) -> Any:
+        def advance(carry: Any) -> Any:
+            i, stack = carry
+            return i + 1, stack.at[i % 8].add(stack[(i + 1) % 8] * 0.5)
+
+        return lax.while_loop(lambda c: c[0] < n, advance, (0, state))[1]
+
+    captured: Any = tg.capture(step, donate_argnums=0)
+    state, wanted = jnp.ones((8, SIZE)), jnp.ones((8, SIZE))
+    assert any(turn.is_guarded for turn in list_turns(captured, state, jnp.int32(0)))
+    for count in (3, 0, 1, 2, 4, 5, 6, 8, 40):
+        state = captured(state, jnp.int32(count))
+        wanted = jax.jit(step)(wanted, jnp.int32(count))
+        compare(state, wanted)
+
+
+def test_explain_says_how_many_iterations_a_turn_has():
+    report = str(tg.capture(loop_to_an_argument).explain(draw(0)))
+    (line,) = [each for each in report.splitlines() if each.startswith("loops: ")]
+    assert "guarded iterations per turn" in line
