@@ -144,8 +144,8 @@ def test_the_tables_of_explain_are_complete(folder: pathlib.Path) -> None:
     lines = [row[0].strip("`") for row in list_rows(text, "| Line | What it says |")]
     report = tg.capture(lambda x: x * 2).explain(1.0)
     titles = [line.split(":")[0] for line in report.splitlines() if line[0].isalpha()]
-    # What only some reports have: a GPU, eager parts, an earlier capture, notes.
-    rare = {"device", "calls run", "captured anew", "notes"}
+    # What only some reports have: a GPU, eager parts, an earlier capture, notes, loops.
+    rare = {"device", "calls run", "captured anew", "notes", "loops"}
     assert set(titles) - {"more"} == set(lines[1:]) - rare
 
 

@@ -16,6 +16,7 @@ from tests.deviceless.building import check_built, find_excess_bytes, find_fault
 from tests.deviceless.test_partial import lower
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES
+from tracegraph.reports.explain_gpu import list_turns
 from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
 
 VECTOR = np.linspace(0, 1, 4096, dtype=np.float32)
@@ -98,6 +99,22 @@ def test_control_flow_becomes_conditional_nodes(case: str, h200: Any) -> None:
 def test_a_loop_needs_no_memset_of_what_it_writes_first(h200: Any) -> None:
     (stage,) = lower_case("a long scan", h200).definition.stages
     assert not [node for node in list_nested(stage.nodes) if node.kind == "memset"]
+
+
+@pytest.mark.parametrize("case", ["a loop of unknown length", "a loop to an argument"])
+def test_a_short_loop_of_unknown_length_has_several_iterations_per_turn(
+    case: str, h200: Any
+) -> None:
+    lowered = lower_case(case, h200)
+    nodes = list(list_nested(lowered.definition.stages[0].nodes))
+    (loop,) = [node for node in nodes if isinstance(node, ConditionalNode)]
+    assert loop.turn is not None
+    assert loop.turn.is_guarded
+    assert loop.turn.iterations > 2
+    # What is kept of the state is written before it is read: no memory has to be cleared for it.
+    assert not [node for node in nodes if node.kind == "memset"]
+    (line,) = list_turns(lowered)
+    assert line == f"loops: 1 with {loop.turn}"
 
 
 def test_the_text_of_a_graph_shows_what_is_inside(h200: Any) -> None:
