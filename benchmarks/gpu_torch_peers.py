@@ -252,13 +252,44 @@ class GraphedStep:
                         value.zero_()
 
 
+class GraphedChain:
+    """A chain of small kernels as one CUDA graph, see `raw_graph.py`.
+
+    Args:
+        chain: elements, factor, kernels, static inputs, and whether `copy_` fills the first one
+            before each replay.
+    """
+
+    def __init__(self, chain: tuple[int, float, int, int, bool]) -> None:
+        size, factor, nodes, inputs, is_filled = chain
+        statics = [torch.ones(size, device="cuda") for _ in range(inputs)]
+        values = [torch.full((size,), value, device="cuda") for value in (1.0, 2.0)]
+        self._output = statics[0]
+        self.graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph):
+            for other in statics[1:]:
+                self._output = self._output + other
+            for _ in range(nodes):
+                self._output = self._output * factor
+        turn = 0
+
+        def fill_and_replay() -> None:
+            nonlocal turn
+            turn ^= 1
+            statics[0].copy_(values[turn])
+            self.graph.replay()
+
+        self.advance = fill_and_replay if is_filled else self.graph.replay
+
+
 class Peers:
     """The variants of the case that is being measured."""
 
     def __init__(self) -> None:
         # The precision that JAX has by default on this device.
         torch.set_float32_matmul_precision("high")
-        self._steps: dict[str, GraphedStep] = {}
+        self._steps: dict[str, GraphedStep | GraphedChain] = {}
 
     def describe(self) -> dict[str, str]:
         """Returns the versions that only this process knows."""
@@ -276,8 +307,12 @@ class Peers:
 
     def prepare(self, name: str, count: int) -> list[float]:
         """Captures a variant, and returns the results of its first calls."""
-        self._steps[name] = GraphedStep(self._shape, self._variants[name])
-        return self._steps[name].read_results(count)
+        self._steps[name] = step = GraphedStep(self._shape, self._variants[name])
+        return step.read_results(count)
+
+    def prepare_chain(self, name: str, chain: tuple[int, float, int, int, bool]) -> None:
+        """Captures a chain, see `GraphedChain`."""
+        self._steps[name] = GraphedChain(chain)
 
     def time_total(self, name: str, calls: int) -> float:
         """See `gpu_timing.time_total`."""
