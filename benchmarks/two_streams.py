@@ -257,6 +257,7 @@ def main(argv: Sequence[str]) -> None:
     }
     stem = f"two_streams_{'dry_run' if _DRY_RUN.value else 'gpu'}"
     folder, page = pathlib.Path(_OUTPUT.value), format_report(record)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
     (folder / f"{stem}.md").write_text(page)
     print(page, end="")
