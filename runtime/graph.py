@@ -235,6 +235,11 @@ class ExecutableGraph(Protocol):
         """Enqueues every node once."""
         ...
 
+    @property
+    def handles(self) -> tuple[int, int] | None:
+        """The driver's handles of the graph and the executable graph; None where there are none."""
+        ...
+
 
 class ConsumedBuffer(Protocol):
     """A buffer whose memory a launch consumes, so that a failed launch may lose the value."""

@@ -179,6 +179,11 @@ class GraphOutput:
     def bind(self, buffer: StaticBuffer) -> None:
         """Makes it show a buffer of the new graph, from the next replay on."""
         self._buffer, self._first, self.aval = buffer, buffer.clock.generation, buffer.aval
+        self._plain = None
+        self.await_replay()
+
+    def await_replay(self) -> None:
+        """Says that the capture succeeded, and that there is no value before a replay."""
         self._problem = "its graph has not been replayed yet"
 
     def abandon(self) -> None:

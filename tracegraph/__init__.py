@@ -59,6 +59,15 @@ from tracegraph.devices.telemetry import (
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.recording.cuda_graph import CUDAGraph
 from tracegraph.recording.graph_block import graph
+from tracegraph.recording.graph_exports import export_dot, export_graph_data
+from tracegraph.recording.graph_hooks import (
+    RemovableHandle,
+    register_graph_capture_end_hook,
+    register_graph_capture_start_hook,
+    register_graph_instantiate_hook,
+    register_graph_replay_end_hook,
+    register_graph_replay_start_hook,
+)
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import (
     CaptureError,
@@ -104,6 +113,7 @@ __all__ = [
     "OutOfMemoryError",
     "PoolId",
     "RecaptureWarning",
+    "RemovableHandle",
     "ReplayError",
     "StaleOutputError",
     "Stream",
@@ -121,6 +131,8 @@ __all__ = [
     "device",
     "device_count",
     "device_of",
+    "export_dot",
+    "export_graph_data",
     "get_arch_list",
     "get_device_capability",
     "get_device_name",
@@ -133,6 +145,11 @@ __all__ = [
     "memory",
     "memory_usage",
     "power_draw",
+    "register_graph_capture_end_hook",
+    "register_graph_capture_start_hook",
+    "register_graph_instantiate_hook",
+    "register_graph_replay_end_hook",
+    "register_graph_replay_start_hook",
     "set_device",
     "set_stream",
     "static_input",

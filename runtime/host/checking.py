@@ -31,6 +31,8 @@ class CheckingGraph:
         seed: of the orders; the same seed gives the same sequence of orders.
     """
 
+    handles = None
+
     def __init__(
         self,
         definition: GraphDefinition,

@@ -39,6 +39,8 @@ class HostGraph:
         detours: what does not go through the arena.
     """
 
+    handles = None
+
     def __init__(self, stage: Stage, buffers: Mapping[str, Any], detours: Detours) -> None:
         launches = bind_stage(stage, buffers, detours)
         self.launch = launches[0] if len(launches) == 1 else _chain(launches)

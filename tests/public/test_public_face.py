@@ -30,6 +30,9 @@ NAMES = {
         utilization memory_usage temperature power_draw clock_rate list_gpu_processes
         backends comm memory
         ExternalStream is_current_stream_capturing
+        register_graph_capture_start_hook register_graph_capture_end_hook
+        register_graph_instantiate_hook register_graph_replay_start_hook
+        register_graph_replay_end_hook RemovableHandle export_dot export_graph_data
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
         StaleOutputError OutOfMemoryError CudaError ConfigError InternalError
         RecaptureWarning

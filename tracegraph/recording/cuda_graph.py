@@ -11,6 +11,8 @@ from tracegraph.constraints.frames import hides_own_frames, locate_caller
 from tracegraph.constraints.trace_errors import translate_trace_error
 from tracegraph.jax_internals import eval_trace, trace_state
 from tracegraph.options import Options, make_block_options
+from tracegraph.recording.block_graph import BlockGraph
+from tracegraph.recording.graph_attachments import release_all
 from tracegraph.recording.graph_errors import (
     check_error_mode,
     make_captured_error,
@@ -21,14 +23,18 @@ from tracegraph.recording.graph_errors import (
     make_unbegun_error,
     make_underway_error,
 )
-from tracegraph.recording.recorded_pipeline import capture_block
+from tracegraph.recording.graph_hooks import (
+    CAPTURE_END,
+    CAPTURE_START,
+    INSTANTIATE,
+    REPLAY_END,
+    REPLAY_START,
+)
+from tracegraph.recording.recorded_pipeline import BlockTemplate
 from tracegraph.recording.recording import RecordedBlock, Recording
-from tracegraph.replaying.captured_graph import MISS
-from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.runtime.default_device import find_device
-from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
-from tracegraph.runtime.live_buffers import StaticInput
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream, current_stream
 from tracegraph.runtime.stream_capture import is_tracing
@@ -37,13 +43,17 @@ from tracegraph.user_memory.mem_pool import MemPool
 _NO_KEYWORDS: dict[str, Any] = {}
 
 
-class CUDAGraph:
+class CUDAGraph(BlockGraph):
     """A graph of what a with-block does, replayed by hand; the block is `tg.graph`.
 
     What the block computes is recorded, not run. Arrays of outside that it reads are static inputs:
     a replay reads them where they are. Arrays that it makes, and that are still held when it ends,
     are static outputs: they show what the latest replay wrote. Several threads may capture at once,
     each into a graph of its own.
+
+    Args:
+        keep_graph: keep what was captured, and make it executable in `instantiate`, or in the first
+            replay; not when the capture ends.
 
     Example:
         >>> x = tg.static_input(jnp.zeros(3))
@@ -60,21 +70,14 @@ class CUDAGraph:
         [2. 2. 2.]
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._recording: Recording | None = None
+    def __init__(self, keep_graph: bool = False) -> None:
+        super().__init__(keep_graph)
         self._options: Options | None = None
         self._where = ""
-        self._device: Device | None = None
-        self._pool: FunctionPool | None = None
-        self._captured: Any = None
-        # One tuple of the plain arrays, one of the state, then each other live array.
-        self._arguments: tuple[Any, ...] | None = None
-        self._state: tuple[StaticInput, ...] = ()
 
     def __repr__(self) -> str:
         state = "recording" if self._recording is not None else "empty"
-        return f"<CUDAGraph {'captured' if self._arguments is not None else state}>"
+        return f"<CUDAGraph {'captured' if self._has_graph else state}>"
 
     @hides_own_frames
     def capture_begin(
@@ -116,12 +119,20 @@ class CUDAGraph:
         with self._lock:
             if self._recording is not None:
                 raise make_underway_error("a capture")
-            if self._arguments is not None:
+            if self._has_graph:
                 raise make_captured_error()
             self._device = device = find_device(is_checking=read_check_replay())
             self._pool = FunctionPool(options.pool)
             self._options, self._where = options, where
+            self._attachments.jax_device = device.jax_device
             self._recording = Recording(options.name, options.stream, device.jax_device)
+        try:
+            self._call_hooks(CAPTURE_START)
+        except BaseException as error:
+            translated = self.abandon(error)
+            if translated is not None:
+                raise translated from None
+            raise
 
     @hides_own_frames
     def capture_end(self) -> None:
@@ -146,6 +157,8 @@ class CUDAGraph:
             self._capture(recording.finish())
         finally:
             self._recording = None
+        if not self._keeps:
+            self._call_hooks(INSTANTIATE)
 
     def abandon(self, error: BaseException) -> BaseException | None:
         """Ends the recording of a block that has raised.
@@ -170,24 +183,35 @@ class CUDAGraph:
         assert options is not None
         assert device is not None
         assert pool is not None
-        if not block.outputs and not block.state:
-            warnings.warn(
-                "the CUDA graph is empty: its block made no array that is still held "
-                f"(at {self._where})",
-                UserWarning,
-                stacklevel=5,
-            )
-            self._arguments = ()
-            return
         try:
-            self._captured = capture_block(block, options, self._where, device, pool)
+            if block.outputs or block.state:
+                self._template = BlockTemplate(block, options, self._where, device, pool)
+            else:
+                self._warn_of_nothing()
+            self._block = block
+            self._call_hooks(CAPTURE_END)
+            if not self._keeps:
+                self._make_executable()
+            self._has_graph = True
         except BaseException:
+            self._forget()
             for output in block.outputs:
                 output.abandon()
             raise
-        live = [Array(buffer, 0, ArrayState.LIVE) for buffer in block.live]
-        self._state = block.state
-        self._arguments = (block.fixed, (), *live)
+        if not self._keeps:
+            self._template = None
+        elif self._template is not None:
+            self._template.drop_values()
+        for output in block.outputs:
+            output.await_replay()
+
+    def _warn_of_nothing(self) -> None:
+        warnings.warn(
+            "the CUDA graph is empty: its block made no array that is still held "
+            f"(at {self._where})",
+            UserWarning,
+            stacklevel=6,
+        )
 
     def replay(self) -> None:
         """Runs everything that was recorded, on what the static inputs hold now.
@@ -198,21 +222,43 @@ class CUDAGraph:
             CaptureError: this thread is capturing or tracing.
         """
         # As short as the call of a captured function, see Note [Hot path].
-        if self._captured is None or trace_state.value is not eval_trace:
-            self._explain_replay()
+        ready = self._ready
+        if ready is None or trace_state.value is not eval_trace:
+            self._replay_slowly()
+        elif self._state:
+            self._replay_state()
+        elif ready.try_call(self._arguments, _NO_KEYWORDS, True) is MISS:
+            raise make_deleted_error()
+
+    def _replay_slowly(self) -> None:
+        """Replays for the first time, or with hooks, see Note [Hooks cost nothing]."""
+        self._check_has_graph("replay")
+        captured = self._find_executable()
+        if self._make_ready(captured):
+            self._launch(captured)
+            return
+        self._call_hooks(REPLAY_START)
+        try:
+            self._launch(captured)
+        finally:
+            self._call_hooks(REPLAY_END)
+
+    def _launch(self, captured: CapturedGraph | None) -> None:
+        if captured is None:
+            # The block did nothing.
             return
         if self._state:
             self._replay_state()
-        elif self._captured.try_call(self._arguments, _NO_KEYWORDS, True) is MISS:
+        elif captured.try_call(self._arguments, _NO_KEYWORDS, True) is MISS:
             raise make_deleted_error()
 
     def _replay_state(self) -> None:
         """Replays a graph that writes static inputs: they are donated and come back."""
         with self._lock:
-            given = self._arguments
-            if given is None:
+            captured = self._bound
+            if captured is None:
                 raise make_empty_error()
-            fixed, state, *live = given
+            fixed, state, *live = self._arguments
             inputs = self._state
             # As it came back, the tuple is recognised as a whole.
             if len(state) != len(inputs) or not all(
@@ -220,24 +266,18 @@ class CUDAGraph:
             ):
                 state = tuple(each.give() for each in inputs)
             arguments = (fixed, state, *live)
-            result = self._captured.try_call(arguments, _NO_KEYWORDS, True)
+            result = captured.try_call(arguments, _NO_KEYWORDS, True)
             if result is MISS:
                 raise make_deleted_error()
             for each, leaf in zip(inputs, result, strict=True):
                 each.take(leaf)
             self._arguments = (fixed, result, *live)
 
-    def _explain_replay(self) -> None:
-        if self._recording is not None:
-            raise make_underway_error("replay")
-        if trace_state.value is not eval_trace:
-            raise make_nested_error("replay")
-        if self._arguments is None:
-            raise make_empty_error()
-
     @hides_own_frames
     def reset(self) -> None:
         """Drops the graph: the next capture may begin. What it wrote last can still be read.
+
+        Hooks stay; functions and objects that were registered for the end of the graph go.
 
         Raises:
             CaptureError: the capture has not ended.
@@ -245,27 +285,9 @@ class CUDAGraph:
         with self._lock:
             if self._recording is not None:
                 raise make_underway_error("reset")
-            self._captured = self._arguments = self._pool = None
-            self._state = ()
-
-    @hides_own_frames
-    def pool(self) -> PoolId:
-        """Returns the id of the private pool; other graphs and captured functions share it.
-
-        Raises:
-            ReplayError: nothing was captured, or the graph was reset.
-
-        Example:
-            >>> x, g = tg.static_input((4,)), tg.CUDAGraph()
-            >>> with tg.graph(g):
-            ...     y = x + 1
-            >>> step = tg.capture(lambda x: x * 2, pool=g.pool())
-            >>> step.pool() == g.pool()
-            True
-        """
-        if self._pool is None or self._device is None:
-            raise make_empty_error()
-        return self._pool.share(self._device)
+        release_all(self._attachments)
+        with self._lock:
+            self._forget()
 
 
 def _block() -> None:

@@ -89,6 +89,48 @@ def make_deleted_error() -> ReplayError:
     )
 
 
+def make_unkept_error(call: str) -> CaptureError:
+    """Returns the error of a call that needs what the capture has dropped."""
+    return CaptureError(
+        f"{call} is called on a CUDAGraph that keeps no graph",
+        where=locate_caller(),
+        why="it became executable when its capture ended, and what it was made from was dropped",
+        fix="make it with tg.CUDAGraph(keep_graph=True), before the capture",
+        anchor="graph-order",
+    )
+
+
+def make_uninstantiated_error(call: str) -> ReplayError:
+    """Returns the error of a call that needs an executable graph."""
+    return ReplayError(
+        f"{call} is called before the graph is executable",
+        where=locate_caller(),
+        why="with keep_graph=True it becomes executable in instantiate(), or in the first replay",
+        fix="call `g.instantiate()` first",
+        anchor="graph-order",
+    )
+
+
+def make_handle_error(call: str, *, is_empty: bool) -> ConfigError:
+    """Returns the error of asking for a handle where the driver has no graph.
+
+    Args:
+        call: as the user wrote it.
+        is_empty: True where the block did nothing; otherwise it is for the host device.
+    """
+    return ConfigError(
+        f"{call} is called on a graph that the CUDA driver does not have",
+        where=locate_caller(),
+        why="its block made nothing, so there is nothing to launch"
+        if is_empty
+        else "it is of the host device, where a graph is a row of compiled calls",
+        fix="record something that is kept"
+        if is_empty
+        else "run where JAX computes on a GPU; `g.get_graph_data()` has nodes and edges everywhere",
+        anchor="graph-order",
+    )
+
+
 def check_error_mode(mode: str) -> None:
     """Refuses a word that is no mode of CUDA's; they all mean the same here.
 

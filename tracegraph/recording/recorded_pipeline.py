@@ -76,10 +76,8 @@ class RecordedPipeline(CapturePipeline):
         first.rewritten.verify()
 
 
-def capture_block(
-    block: RecordedBlock, options: Options, where: str, device: Device, pool: FunctionPool
-) -> CapturedGraph:
-    """Captures what was recorded and gives the block's arrays their buffers.
+class BlockTemplate:
+    """What a block was lowered to; executable graphs are made from it.
 
     Args:
         block: what was recorded.
@@ -91,29 +89,66 @@ def capture_block(
     Raises:
         CaptureError: the block cannot be captured; all reasons are named.
         UnsupportedError: XLA's program holds what no graph holds.
-        VerificationError: the new graph differs from its reference.
-        OutOfMemoryError: the pool cannot hold the graph.
     """
-    state = tuple(_find_sample(buffer) for buffer in block.state)
-    arguments = (block.fixed, state, *map(_find_sample, block.live))
-    if state:
-        options = dataclasses.replace(options, donate_argnums=frozenset({STATE_ARGUMENT}))
-    prepared = prepare_call(
-        _make_stand_in(block),
-        options,
-        arguments,
-        {},
-        device=device.jax_device,
-        has_values=True,
-    )
-    with Progress(f"capturing `{options.name}`") as progress:
-        pipeline = RecordedPipeline(block, where, prepared, device, pool, progress)
-        graph = pipeline.capture(_announce_nothing).graph
-    watch_plan(graph.lowered.plan, graph.replay)
+
+    def __init__(
+        self, block: RecordedBlock, options: Options, where: str, device: Device, pool: FunctionPool
+    ) -> None:
+        if block.state:
+            options = dataclasses.replace(options, donate_argnums=frozenset({STATE_ARGUMENT}))
+        self.block = block
+        self._options, self._where, self._device, self._pool = options, where, device, pool
+        prepared = self._prepare()
+        with Progress(f"capturing `{options.name}`") as progress:
+            self.lowered = self._start(prepared, progress).run_to_lowered()
+
+    def drop_values(self) -> None:
+        """Keeps only the types of what the block read of static inputs."""
+        prepared = self.lowered.prepared.drop_values()
+        self.lowered = dataclasses.replace(self.lowered, prepared=prepared)
+
+    def instantiate(self) -> CapturedGraph:
+        """Returns a new executable graph, verified; `bind` makes the block's arrays show it.
+
+        Raises:
+            VerificationError: the new graph differs from its reference.
+            OutOfMemoryError: the pool cannot hold the graph.
+        """
+        lowered = self.lowered
+        if not lowered.prepared.leaves:
+            lowered = dataclasses.replace(lowered, prepared=self._prepare())
+        with Progress(f"instantiating `{self._options.name}`") as progress:
+            pipeline = self._start(lowered.prepared, progress)
+            graph = pipeline.instantiate(lowered)
+            with graph.hold_back():
+                pipeline.verify(graph)
+        watch_plan(graph.lowered.plan, graph.replay)
+        return graph
+
+    def _start(self, prepared: PreparedCall, progress: Progress) -> RecordedPipeline:
+        return RecordedPipeline(
+            self.block, self._where, prepared, self._device, self._pool, progress
+        )
+
+    def _prepare(self) -> PreparedCall:
+        """Returns the call that stands for a replay, with the values of now."""
+        block = self.block
+        state = tuple(_find_sample(buffer) for buffer in block.state)
+        return prepare_call(
+            _make_stand_in(block),
+            self._options,
+            (block.fixed, state, *map(_find_sample, block.live)),
+            {},
+            device=self._device.jax_device,
+            has_values=True,
+        )
+
+
+def bind_outputs(block: RecordedBlock, graph: CapturedGraph) -> None:
+    """Makes the arrays of a block show what a graph writes, from its next replay on."""
     buffers, names = graph.replay.buffers, graph.replay.definition.outputs
-    for output, name in zip(block.outputs, names[len(state) :], strict=True):
+    for output, name in zip(block.outputs, names[len(block.state) :], strict=True):
         output.bind(buffers[name])
-    return graph
 
 
 def _make_stand_in(block: RecordedBlock) -> Callable[..., Any]:
@@ -132,7 +167,3 @@ def _find_sample(buffer: Any) -> Any:
         aval = buffer.aval
         return to_immutable(np.zeros(aval.shape, aval.dtype), aval, buffer.jax_device)
     return buffer.read()
-
-
-def _announce_nothing(graph: CapturedGraph) -> None:
-    """No other call waits for the graph of a block."""

@@ -36,6 +36,11 @@ class CudaStage:
         self.launch_graph = graph.launcher(order.stream)
         self.launch = _make_launch(graph, tuple(ports), order)
 
+    @property
+    def handles(self) -> tuple[int, int]:
+        """The driver's handles of the graph and the executable graph."""
+        return self.graph.handles
+
 
 def _make_launch(
     graph: CudaGraph, ports: tuple[ResultPort, ...], order: JaxOrder
@@ -83,6 +88,11 @@ class BlockingStage:
         self.stage = stage
         self._order, self._name = order, name
 
+    @property
+    def handles(self) -> tuple[int, int] | None:
+        """Those of the stage."""
+        return self.stage.handles
+
     def launch(self) -> None:
         """Launches the stage between two waits of the host.
 
@@ -106,6 +116,8 @@ class EagerStage:
         stage: one call.
         buffers: every buffer of the graph, by name.
     """
+
+    handles = None
 
     def __init__(self, stage: Stage, buffers: Mapping[str, CudaBuffer]) -> None:
         self._calls = [
