@@ -12,6 +12,7 @@ import pytest
 import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.regions_as_kernels import capture_for_gpu
+from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.cuda import buffer
 
 N = 4
@@ -30,6 +31,13 @@ def record(block: Callable[[], Any], **options: Any) -> tuple[tg.CUDAGraph, Any]
     with tg.graph(g, **options):
         made = block()
     return g, made
+
+
+def find_captured(g: tg.CUDAGraph) -> CapturedGraph:
+    """Returns what was made executable last."""
+    captured = g._captured
+    assert captured is not None, f"{g!r} is not executable"
+    return captured
 
 
 def assert_value(array: Any, value: Any) -> None:

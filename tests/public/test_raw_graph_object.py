@@ -18,7 +18,7 @@ import pytest
 
 import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost
-from tests.raw_graphs import N, assert_value, fill, record, use_device
+from tests.raw_graphs import N, assert_value, fill, find_captured, record, use_device
 
 
 @pytest.fixture(params=["host", "cuda"], autouse=True)
@@ -51,7 +51,7 @@ def test_g36_the_nodes_of_a_kept_graph_can_be_listed(device):
         assert "host device" in caught.value.why
     else:
         nodes = device.driver.count_nodes(g.raw_cuda_graph())
-        assert nodes == g._captured.lowered.definition.node_count > 0
+        assert nodes == find_captured(g).lowered.definition.node_count > 0
     g.replay()
     assert_value(y, fill(0))
 
@@ -134,7 +134,7 @@ def test_what_is_instantiated_again_shows_the_old_value_until_its_replay():
     reader.replay()
     assert_value(z, fill(7))
     x.copy_(fill(4))
-    old = weakref.ref(g._captured.replay.arena)
+    old = weakref.ref(find_captured(g).replay.arena)
     g.instantiate()
     assert_value(y, fill(6))
     reader.replay()
@@ -330,7 +330,7 @@ def test_a_kept_graph_goes_with_its_last_name_without_the_collector():
         g, y = keep(lambda: x + 1)
         g.register_replay_start_hook(lambda graph: None)
         g.replay()
-        arena, block = weakref.ref(g._captured.replay.arena), weakref.ref(g._block)
+        arena, block = weakref.ref(find_captured(g).replay.arena), weakref.ref(g._block)
         del g
         assert block() is None
         assert arena() is not None

@@ -16,7 +16,7 @@ import pytest
 
 import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost
-from tests.raw_graphs import N, assert_value, fill, record, use_device
+from tests.raw_graphs import N, assert_value, fill, find_captured, record, use_device
 
 
 @pytest.fixture(params=["host", "cuda"], autouse=True)
@@ -187,7 +187,7 @@ def test_memory_goes_with_the_last_name_without_the_collector():
         g, _ = record(lambda: add(held[0], 1))
         g.replay()
         g.replay()
-        arena = weakref.ref(g._captured.replay.arena)
+        arena = weakref.ref(find_captured(g).replay.arena)
         del g, _
         assert arena() is not None
         held[0].jax()
