@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tracegraph.runtime.jax_interop import ArrayImpl
+from tracegraph.runtime.recorder import recorder_state
 
 # Known from the abstract value, without reading.
 AVAL_PROPERTIES = ("dtype", "ndim", "shape", "size", "weak_type")
@@ -35,7 +36,7 @@ METHODS = (
     *("unsafe_raw_buffer", "var", "view"),
 )
 PROPERTIES = (
-    *("T", "addressable_shards", "at", "device_buffer", "device_buffers", "flat", "format"),
+    *("T", "addressable_shards", "device_buffer", "device_buffers", "flat", "format"),
     *(
         "global_shards",
         "imag",
@@ -66,6 +67,7 @@ def forward_names(array_type: type, read: Callable[[Any], Any]) -> None:
     for name in OPERATORS + PROTOCOLS + METHODS + INTERNAL_METHODS:
         if hasattr(ArrayImpl, name):
             setattr(array_type, name, _forward_method(name, read))
+    array_type.at = _forward_at(read)  # pyright: ignore[reportAttributeAccessIssue]
     for name in PROPERTIES + INTERNAL_PROPERTIES:
         if hasattr(ArrayImpl, name):
             setattr(array_type, name, _forward_property(name, read))
@@ -73,7 +75,9 @@ def forward_names(array_type: type, read: Callable[[Any], Any]) -> None:
 
 def _forward_method(name: str, read: Callable[[Any], Any]) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(read(self), name)(*args, **kwargs)
+        value = read(self)
+        result = getattr(value, name)(*args, **kwargs)
+        return result if result is not value else _keep_value(value)
 
     forward.__name__ = name
     forward.__qualname__ = f"Array.{name}"
@@ -82,4 +86,26 @@ def _forward_method(name: str, read: Callable[[Any], Any]) -> Callable[..., Any]
 
 
 def _forward_property(name: str, read: Callable[[Any], Any]) -> property:
-    return property(lambda self: getattr(read(self), name), doc=getattr(ArrayImpl, name).__doc__)
+    def forward(self: Any) -> Any:
+        value = read(self)
+        result = getattr(value, name)
+        return result if result is not value else _keep_value(value)
+
+    return property(forward, doc=getattr(ArrayImpl, name).__doc__)
+
+
+def _keep_value(value: Any) -> Any:
+    """Returns a value that a method left as it was; in a block that is recorded, as an array."""
+    recorder = recorder_state.recorder
+    return value if recorder is None else recorder.show_value(value)
+
+
+def _forward_at(read: Callable[[Any], Any]) -> property:
+    """Returns the property ``at``; its functions may return the array that they are called on."""
+
+    def forward(self: Any) -> Any:
+        value = read(self)
+        recorder = recorder_state.recorder
+        return value.at if recorder is None else type(value.at)(recorder.show_value(value))
+
+    return property(forward, doc=ArrayImpl.at.__doc__)

@@ -26,6 +26,14 @@ class Recorder(Protocol):
         """
         ...
 
+    def show_value(self, value: Any) -> Any:
+        """Returns an array for what stands for a value in the program; anything else as it is.
+
+        Args:
+            value: what `read_live` has returned.
+        """
+        ...
+
 
 class RecorderState(threading.local):
     """The program that this thread records.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.runtime.errors import CaptureError, ConfigError, ReplayError
 
@@ -75,6 +77,25 @@ def make_other_end_error(what: str) -> CaptureError:
         why="a capture ends where it began: the order of its work is that of one stream",
         fix="call both on one thread and inside the same `with tg.stream(s):`, if there is one",
         anchor="graph-order",
+    )
+
+
+def make_device_error(aval: Any, device: Any, wanted: Any) -> CaptureError:
+    """Returns the error of a block that reads an array of another device.
+
+    Args:
+        aval: of the array.
+        device: that it is on.
+        wanted: that the graph is for.
+    """
+    return CaptureError(
+        f"the block reads an array on another device: {aval.str_short()} on {device}",
+        where=locate_caller(),
+        why=f"a graph is of one device; this one is of {wanted}, the current one "
+        "where its block began",
+        fix="move it first, before the block: jax.device_put(x, device); or capture in "
+        "`with tg.device(i):`",
+        anchor="other-device",
     )
 
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tracegraph.jax_internals import JaxprTrace, is_array_aval, is_key_dtype, send_ops_to
+from tracegraph.recording.graph_errors import make_device_error
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray, unwrap_key, wrap_key
 from tracegraph.runtime.live_buffers import GraphOutput
@@ -67,6 +68,8 @@ class RecordedTrace(JaxprTrace):
         if made is not None:
             return made
         if id(buffer) not in self.live:
+            if buffer.jax_device != self._jax_device:
+                raise make_device_error(buffer.aval, buffer.jax_device, self._jax_device)
             self.live[id(buffer)] = buffer, self._add_input(buffer.aval)
         return self.written.get(id(buffer), self.live[id(buffer)][1])
 
@@ -76,6 +79,10 @@ class RecordedTrace(JaxprTrace):
         # A copy: no other result of the block is the same value.
         self.written[id(buffer)] = self._bind(lambda: jnp.array(value, buffer.aval.dtype))
         self.has_ops = True
+
+    def show_value(self, value: Any) -> Any:
+        """Returns a new array of the block for a tracer; anything else as it is."""
+        return self._wrap(value)
 
     # What JAX calls.
 
@@ -116,8 +123,16 @@ class RecordedTrace(JaxprTrace):
         if type(c) is not ArrayImpl and type(c) is not PRNGKeyArray:
             return super().new_const(c, source_info, aval)
         if id(c) not in self.fixed:
+            self._check_device(c)
             self.fixed[id(c)] = c, self._add_input(jax.typeof(c))
         return self.fixed[id(c)][1]
+
+    def _check_device(self, array: Any) -> None:
+        """Refuses what the user has put on one other device; the rest is checked with the call."""
+        devices = array.devices()
+        if not array.committed or len(devices) != 1 or self._jax_device in devices:
+            return
+        raise make_device_error(jax.typeof(array), *devices, self._jax_device)
 
     def _add_input(self, aval: Any) -> Any:
         return self.new_arg(aval, None)

@@ -1,0 +1,88 @@
+"""What a block of `tg.graph` gets from calls that leave an array as it is: an array of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tracegraph as tg
+from tests.fakes.cuda_on_host import CudaOnHost
+from tests.raw_graphs import N, assert_value, fill, record, use_device
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "astype": lambda v: v.astype(jnp.float32),
+    "reshape": lambda v: v.reshape(N),
+    "T": lambda v: v.T,
+    "real": lambda v: v.real,
+    "getitem": lambda v: v[:],
+    "at_get": lambda v: v.at[()].get(),
+    "squeeze": lambda v: v.squeeze(),
+    "ravel": lambda v: v.ravel(),
+    "conj": lambda v: v.conj(),
+    "asarray": jnp.asarray,
+    "jnp_reshape": lambda v: jnp.reshape(v, (N,)),
+    "broadcast_to": lambda v: jnp.broadcast_to(v, (N,)),
+    "roll": lambda v: jnp.roll(v, 0),
+    "stop_gradient": jax.lax.stop_gradient,
+    "jit": jax.jit(lambda v: v),
+    "vmap": jax.vmap(lambda v: v),
+    "device_put": jax.device_put,
+}
+
+
+@pytest.fixture(params=["host", "cuda"], autouse=True)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CudaOnHost | None:
+    return use_device(request.param, monkeypatch)
+
+
+@pytest.mark.parametrize("source", ["made", "input"])
+def test_the_result_can_be_read_after_a_replay(source):
+    x = tg.static_input((N,))
+
+    def run() -> dict[str, Any]:
+        value = x + 1 if source == "made" else x
+        made = {name: call(value) for name, call in CALLS.items()}
+        assert {type(array) for array in made.values()} == {tg.Array}
+        return made
+
+    g, made = record(run)
+    x.copy_(fill(4))
+    g.replay()
+    for array in made.values():
+        assert_value(array, fill(5 if source == "made" else 4))
+
+
+def test_the_result_is_the_value_of_its_line():
+    x = tg.static_input((N,))
+
+    def run() -> Any:
+        calls = [CALLS[name] for name in ("astype", "T", "getitem", "reshape", "at_get")]
+        before = [call(x) for call in calls]
+        x.copy_(x + 1)
+        return before, [call(x) for call in calls], x.at[0].add(10)
+
+    g, (before, behind, added) = record(run)
+    for step in range(3):
+        g.replay()
+        for old, new in zip(before, behind, strict=True):
+            assert_value(old, fill(step))
+            assert_value(new, fill(step + 1))
+        assert_value(added, fill(step + 1) + jnp.array([10, 0, 0, 0]))
+    x.copy_(fill(9))
+    assert_value(before[0], fill(2))
+
+
+def test_outside_of_a_block_the_result_is_a_plain_array():
+    x = tg.static_input((N,))
+    g, y = record(lambda: x + 1)
+    g.replay()
+    kept = [CALLS[name](y) for name in ("astype", "T", "getitem", "reshape", "at_get")]
+    x.copy_(fill(7))
+    g.replay()
+    for array in kept:
+        assert_value(array, fill(1))
+    assert_value(y, fill(8))
