@@ -4,6 +4,7 @@
 |---|---|---|
 | ``TRACEGRAPH_CHECK_REPLAY`` | 0, 1 | host device: poison dead memory, vary the order of streams |
 | ``TRACEGRAPH_LAUNCH_BLOCKING`` | 0, 1 | each replay waits for its work and raises its errors |
+| ``TRACEGRAPH_NVTX`` | 0, 1 | ranges around captures and replays of new graphs, for profilers |
 | ``TRACEGRAPH_PROGRESS`` | auto, 0, 1 | progress of captures over one second; 1: also in a file |
 | ``TRACEGRAPH_EXPLAIN_RECAPTURES`` | 0, 1 | log why a function is captured anew |
 | ``TRACEGRAPH_ALLOC_CONF`` | not set, ``option:value``,... | see ``runtime/memory/config.py`` |
@@ -35,6 +36,11 @@ def read_check_replay() -> bool:
 def read_launch_blocking() -> bool:
     """Returns True when replays of new graphs wait until their work is done."""
     return _read_choice("TRACEGRAPH_LAUNCH_BLOCKING", ("0", "1")) == "1"
+
+
+def read_nvtx() -> bool:
+    """Returns True when captures, and replays of new graphs, are ranges for profilers."""
+    return _read_choice("TRACEGRAPH_NVTX", ("0", "1")) == "1"
 
 
 def read_progress() -> str:

@@ -28,6 +28,7 @@ from tracegraph.runtime.errors import TracegraphError
 from tracegraph.runtime.graph import GraphDefinition, ReplayClock, Stage
 from tracegraph.runtime.leaf_set import LeafSet
 from tracegraph.runtime.memory.private_pool import PrivatePool
+from tracegraph.runtime.profiler_ranges import mark_call
 from tracegraph.runtime.residence import Donation
 from tracegraph.runtime.static_buffer import StaticBuffer
 
@@ -81,7 +82,8 @@ class Replay:
         self._consumed, self._lock_free_call = instance.consumed, instance.lock_free_call
         self.waits = instance.waits
         # What `launch` does before it counts; a caller on the fast path does both itself.
-        self.launch_stages = _join_launches([stage.launch for stage in self.stages], self.clock)
+        launch = _join_launches([stage.launch for stage in self.stages], self.clock)
+        self.launch_stages = mark_call(launch, f"replay {definition.name}")
 
     def settle(self) -> None:
         """Gives every live result of the last replay a private copy, see Note [Fresh outputs].
@@ -154,7 +156,8 @@ class Replay:
         Such a graph is one call whose inputs are all rebound and whose results all leave the graph.
         It takes the inputs in their order; its one result comes bare, several come as a tuple.
         """
-        return self._lock_free_call
+        call = self._lock_free_call
+        return None if call is None else mark_call(call, f"replay {self.definition.name}")
 
     def copy_outputs(self) -> list[Any]:
         """Returns private copies of all results of the last replay."""

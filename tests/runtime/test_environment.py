@@ -19,6 +19,7 @@ from tracegraph.runtime.environment import (
     read_cublas_workspace_bytes,
     read_launch_blocking,
     read_no_memory_caching,
+    read_nvtx,
     read_progress,
 )
 from tracegraph.runtime.errors import ConfigError
@@ -33,6 +34,8 @@ jax.config.update("jax_platforms", "cpu")
         ("TRACEGRAPH_CHECK_REPLAY", None, read_check_replay, False),
         ("TRACEGRAPH_CHECK_REPLAY", "0", read_check_replay, False),
         ("TRACEGRAPH_CHECK_REPLAY", "1", read_check_replay, True),
+        ("TRACEGRAPH_NVTX", None, read_nvtx, False),
+        ("TRACEGRAPH_NVTX", "1", read_nvtx, True),
         ("TRACEGRAPH_LAUNCH_BLOCKING", None, read_launch_blocking, False),
         ("TRACEGRAPH_LAUNCH_BLOCKING", "1", read_launch_blocking, True),
         ("TRACEGRAPH_PROGRESS", None, read_progress, "auto"),
@@ -74,6 +77,7 @@ def test_values(
     [
         ("TRACEGRAPH_CHECK_REPLAY", read_check_replay, "0, 1"),
         ("TRACEGRAPH_LAUNCH_BLOCKING", read_launch_blocking, "0, 1"),
+        ("TRACEGRAPH_NVTX", read_nvtx, "0, 1"),
         ("TRACEGRAPH_PROGRESS", read_progress, "auto, 0, 1"),
         ("TRACEGRAPH_NO_MEMORY_CACHING", read_no_memory_caching, "0, 1"),
     ],

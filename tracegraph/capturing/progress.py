@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TextIO, TypeGuard
 
 from tracegraph.runtime.environment import read_progress
+from tracegraph.runtime.profiler_ranges import OpenRanges
 
 _DELAY_SECONDS = 1.0
 _PERIOD_SECONDS = 0.5
@@ -42,6 +43,7 @@ class Progress:
         self._thread: threading.Thread | None = None
         self._stream: TextIO | None = None
         self._is_terminal = self._has_written = False
+        self._ranges = OpenRanges()
 
     def enter(self, phase: str, detail: str = "") -> None:
         """Begins a phase; the detail says which part of it."""
@@ -49,8 +51,12 @@ class Progress:
         if self._phase:
             self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._entered
         self._phase, self._detail, self._entered = phase, detail, now
+        self._ranges.end(1)
+        if phase:
+            self._ranges.start(f"{phase} {detail}".rstrip())
 
     def __enter__(self) -> Progress:
+        self._ranges.start(self._title)
         # The same one to the end, even if the traced function replaces `sys.stderr`.
         self._stream = sys.stderr
         if is_shown(self._stream):
@@ -67,6 +73,7 @@ class Progress:
     ) -> None:
         self._done.set()
         self.enter("")
+        self._ranges.end(0)
         if self._thread is not None:
             self._thread.join()
         if self._has_written:

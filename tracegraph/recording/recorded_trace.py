@@ -132,7 +132,8 @@ class RecordedTrace(JaxprTrace):
         devices = array.devices()
         if not array.committed or len(devices) != 1 or self._jax_device in devices:
             return
-        raise make_device_error(jax.typeof(array), *devices, self._jax_device)
+        (device,) = devices
+        raise make_device_error(jax.typeof(array), device, self._jax_device)
 
     def _add_input(self, aval: Any) -> Any:
         return self.new_arg(aval, None)
