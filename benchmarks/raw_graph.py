@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
-from gpu_sides import PeerError, TorchProcess, TorchSide
+from gpu_sides import PeerError, TorchProcess, TorchSide, find_captured
 from gpu_timing import time_each, time_total
 from jax import lax
 from machine import read_driver, read_version
@@ -140,20 +140,13 @@ def make_sides(case: ChainCase) -> dict[str, HostSide]:
     # The same object at each call: a static output shows the latest replay.
     captured, function = (filled, call) if case.is_filled else (bare, bare)
     graph.replay()
+    # Of the captured function; the block is the same program.
+    nodes = find_captured(captured).lowered.definition.node_count
+    advance = fill_and_replay if case.is_filled else graph.replay
     return {
-        MINE: HostSide(
-            fill_and_replay if case.is_filled else graph.replay,
-            output.block_until_ready,
-            lambda: output,
-            count_nodes(graph._captured),
-        ),
-        CAPTURED: HostSide(function, tg.synchronize, lambda: result, count_nodes(captured._latest)),
+        MINE: HostSide(advance, output.block_until_ready, lambda: output, nodes),
+        CAPTURED: HostSide(function, tg.synchronize, lambda: result, nodes),
     }
-
-
-def count_nodes(captured: Any) -> int:
-    """Returns how many nodes a graph has."""
-    return captured.lowered.definition.node_count
 
 
 def measure_case(case: ChainCase, peer: TorchProcess | None, rounds: int) -> dict[str, Any]:

@@ -184,6 +184,10 @@ class Array(jax.Array):
             return buffer.memory
         return self._plain if self._state is _SETTLED else None
 
+    def find_input(self) -> Any:
+        """Returns the buffer that a LIVE array shows; None for every other array."""
+        return self._buffer if self._state is _LIVE else None
+
     # What users call.
 
     @property
@@ -247,9 +251,9 @@ class Array(jax.Array):
         buffer = self._buffer
         if buffer is None or self._state is _FRESH:
             raise make_immutable_error(self.aval.str_short())
-        wanted, got = describe_array(self), describe_array(src)
-        if wanted != got:
-            raise make_mismatch_error(buffer.name, wanted, got)
+        aval = buffer.aval
+        if getattr(src, "shape", None) != aval.shape or getattr(src, "dtype", None) != aval.dtype:
+            raise make_mismatch_error(buffer.name, describe_array(self), describe_array(src))
         value = to_plain(src)
         with buffer.clock.lock:
             _check_generation(buffer, self)

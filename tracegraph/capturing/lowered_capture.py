@@ -11,6 +11,7 @@ from tracegraph.capturing.stage import Stage
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
+from tracegraph.replaying.block_replay import BlockReplay
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.partial_graph import PartialGraph
 from tracegraph.runtime.array import ArrayState
@@ -80,7 +81,8 @@ class LoweredCapture(Stage):
         state = ArrayState(self.prepared.options.outputs)
         replay = Replay(self.lowered.definition, self.device, self.pool.join(self.device), state)
         if replay.is_whole:
-            return CapturedGraph(self.prepared, self.checked, self.lowered, replay)
+            kind = BlockReplay if state is ArrayState.LIVE else CapturedGraph
+            return kind(self.prepared, self.checked, self.lowered, replay)
         again = dataclasses.replace(self, prepared=self.prepared.drop_values())
         # An instance of a graph with eager parts is one, too.
         make_instance: Any = again.instantiate
