@@ -227,13 +227,13 @@ def run_loop(step: ConditionalStep, memory: dict[Any, Any], count: int, seed: in
 
 
 def run_step(step: DeviceStep, memory: dict[Any, Any], count: int) -> None:
-    name, symbol = step.name.partition("@")[0], ""
-    if isinstance(step.node, KernelNode):
-        symbol = step.node.code.symbol
+    node: Any = step.node
+    name = step.name.partition("@")[0]
+    symbol = node.code.symbol if isinstance(node, KernelNode) else ""
     if symbol.startswith("keep_state"):
-        copy_bytes(memory, *step.node.parameters[0::3], *step.node.parameters[1::3])
+        copy_bytes(memory, *node.parameters[0::3], *node.parameters[1::3])
     elif symbol.startswith("end_turn"):
-        run_end(step.node, memory)
+        run_end(node, memory)
     elif symbol == "set_flag":
         memory["handle"] = memory[step.reads[0].buffer, step.reads[0].offset]
     elif name == "count":
