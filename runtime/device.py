@@ -11,7 +11,13 @@ import numpy as np
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
-from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
+from tracegraph.runtime.graph import (
+    ArenaSize,
+    ExecutableGraph,
+    GraphDefinition,
+    Instance,
+    ReplayClock,
+)
 from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
@@ -79,6 +85,34 @@ class MemoryComparison(Protocol):
         ...
 
 
+class GraphExchange(Protocol):
+    """Takes graphs of the driver from other libraries, and gives them graphs of ours."""
+
+    def adopt(self, handle: int, owner: Any) -> ExecutableGraph:
+        """Makes a graph that another library has built executable.
+
+        Args:
+            handle: the driver's, of a ``CUgraph``.
+            owner: holds what the nodes of the graph need; it is held.
+
+        Raises:
+            CudaError: the driver refuses the graph.
+        """
+        ...
+
+    def embed(self, handle: int, graph: int) -> None:
+        """Adds a copy of a graph of ours as one node to a graph of another library.
+
+        Args:
+            handle: the driver's, of the other library's ``CUgraph``.
+            graph: that of ours.
+
+        Raises:
+            CudaError: the driver refuses.
+        """
+        ...
+
+
 class Device(Protocol):
     """Memory, buffers and executable graphs of one device."""
 
@@ -105,6 +139,11 @@ class Device(Protocol):
     @property
     def comparison(self) -> MemoryComparison | None:
         """Compares results where they are; None where the host reads them at once."""
+        ...
+
+    @property
+    def exchange(self) -> GraphExchange | None:
+        """Exchanges graphs of the driver with other libraries; None where there is no driver."""
         ...
 
     def number_stream(self, stream: Stream) -> int:

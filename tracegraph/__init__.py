@@ -57,6 +57,11 @@ from tracegraph.devices.telemetry import (
     utilization,
 )
 from tracegraph.graphed_function import GraphedFunction
+from tracegraph.recording.cuda_core import (
+    ExportedGraph,
+    export_to_cuda_core,
+    import_from_cuda_core,
+)
 from tracegraph.recording.cuda_graph import CUDAGraph
 from tracegraph.recording.graph_block import graph
 from tracegraph.recording.graph_exports import export_dot, export_graph_data
@@ -107,6 +112,7 @@ __all__ = [
     "ConfigError",
     "CudaError",
     "Event",
+    "ExportedGraph",
     "ExternalStream",
     "GraphedFunction",
     "InternalError",
@@ -133,12 +139,14 @@ __all__ = [
     "device_of",
     "export_dot",
     "export_graph_data",
+    "export_to_cuda_core",
     "get_arch_list",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
     "graph",
     "graph_pool_handle",
+    "import_from_cuda_core",
     "is_available",
     "is_current_stream_capturing",
     "list_gpu_processes",

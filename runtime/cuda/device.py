@@ -19,6 +19,7 @@ from tracegraph.runtime.cuda.comparison import CudaComparison
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.driver.driver import CudaDriver, load_driver
 from tracegraph.runtime.cuda.graphs.builder import ErrorPlace, Library, label_node
+from tracegraph.runtime.cuda.graphs.foreign_graph import CudaExchange
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.cuda.graphs.stages import BlockingStage, CudaStage, EagerStage
@@ -73,6 +74,7 @@ class CudaDevice:
         context: what its buffers share.
         streams: those of users.
         comparison: compares results where they are.
+        exchange: takes graphs of other libraries, and gives them ours.
     """
 
     takes_kernels = True
@@ -94,6 +96,7 @@ class CudaDevice:
         self._cudnn = Cudnn(order, self._memory.open)
         self._handlers = HandlerCalls(order, jax_device.local_hardware_id, self._memory.open)
         self.comparison = CudaComparison(self.context, self._kernels)
+        self.exchange = CudaExchange(order)
 
     @property
     def allocator(self) -> Allocator:

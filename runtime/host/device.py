@@ -50,6 +50,8 @@ class HostDevice:
     takes_kernels = False
     comparison = None
 
+    exchange = None
+
     def __init__(self, jax_device: Any, *, is_checking: bool = False) -> None:
         self.jax_device = jax_device
         self._is_checking = is_checking

@@ -215,10 +215,12 @@ class FakeState:
         if isinstance(action, FakeConditional):
             self._run_bodies(action)
         if isinstance(action, tuple):
-            # What a library has enqueued: its work, or a text that stands for it.
+            # What a library has enqueued: its work, or a text that stands for it; or nodes of ours.
             for work in (node.action for node in action):
                 if callable(work):
                     work()
+                else:
+                    FakeState._run(self, work)
 
     def _run_bodies(self, action: FakeConditional) -> None:
         handle, is_loop = action.condition.handle, action.condition.construct is Construct.WHILE

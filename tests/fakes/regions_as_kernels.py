@@ -22,7 +22,7 @@ from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
-from tracegraph.recording import cuda_graph
+from tracegraph.recording import cuda_core, cuda_graph
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode
 from tracegraph.runtime.packing import PACKED_BITS, pack, unpack
@@ -62,7 +62,7 @@ def capture_for_gpu(
 
     monkeypatch.setattr(JaxOrder, "await_array", await_on_host)
     monkeypatch.setattr(compile_gpu, "_compile_to_kernels", compile_to_kernels)
-    for door in (graphed_function, cuda_graph):
+    for door in (graphed_function, cuda_graph, cuda_core):
         monkeypatch.setattr(door, "find_device", lambda is_checking: device)
     return device
 

@@ -33,6 +33,7 @@ NAMES = {
         register_graph_capture_start_hook register_graph_capture_end_hook
         register_graph_instantiate_hook register_graph_replay_start_hook
         register_graph_replay_end_hook RemovableHandle export_dot export_graph_data
+        export_to_cuda_core import_from_cuda_core ExportedGraph
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
         StaleOutputError OutOfMemoryError CudaError ConfigError InternalError
         RecaptureWarning

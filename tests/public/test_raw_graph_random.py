@@ -170,12 +170,15 @@ def test_g22_a_key_costs_its_own_bytes_whatever_the_number_of_graphs(graphs, key
     sizes = {find_captured(g).replay.definition.arena_bytes for g, _ in made}
     assert len(sizes) == 1
     assert sum(k.nbytes for k in inputs) == 8 * keys
-    for g, arrays in made:
+
+    def check(g: tg.CUDAGraph, arrays: list[Any]) -> weakref.ref[Any]:
         g.replay()
         for seed, array in enumerate(arrays):
             assert_value(array, jax.random.bits(jax.random.key(seed), (N,)))
-    arenas = [weakref.ref(find_captured(g).replay.arena) for g, _ in made]
-    del made, g, arrays, array
+        return weakref.ref(find_captured(g).replay.arena)
+
+    arenas = [check(*each) for each in made]
+    made.clear()
     gc.collect()
     assert [arena() for arena in arenas] == [None] * graphs
     assert_value(inputs[0], jax.random.key_data(jax.random.key(0)))

@@ -27,7 +27,7 @@ from tracegraph.recording.recorded_pipeline import BlockTemplate, bind_outputs
 from tracegraph.recording.recording import RecordedBlock, Recording
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.array import Array, ArrayState
-from tracegraph.runtime.device import Device
+from tracegraph.runtime.device import Device, GraphExchange
 from tracegraph.runtime.live_buffers import StaticInput
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream_capture import is_tracing
@@ -249,6 +249,23 @@ class BlockGraph(AttachedGraph):
         """
         self._check_has_graph("raw_cuda_graph_exec")
         return self._find_handles("raw_cuda_graph_exec")[1]
+
+    def find_exported(self, call: str) -> tuple[CapturedGraph, RecordedBlock, GraphExchange, int]:
+        """Returns what an export needs: the executable graph, its block, and the driver's handle.
+
+        Args:
+            call: as the user wrote it.
+
+        Raises:
+            ConfigError: the graph is none of the driver's.
+        """
+        self._check_has_graph(call)
+        captured, block, device = self._find_executable(), self._block, self._device
+        handle, _ = self._find_handles(call)
+        exchange = device.exchange if device is not None else None
+        if captured is None or block is None or exchange is None:
+            raise make_handle_error(call, is_empty=block is not None)
+        return captured, block, exchange, handle
 
     def _find_handles(self, call: str) -> tuple[int, int]:
         captured = self._captured

@@ -132,6 +132,17 @@ def make_uninstantiated_error(call: str) -> ReplayError:
     )
 
 
+def make_poolless_error() -> ReplayError:
+    """Returns the error of asking an imported graph for its pool."""
+    return ReplayError(
+        "this CUDAGraph has no pool",
+        where=locate_caller(),
+        why="it was imported: its memory belongs to those who made it",
+        fix="share the pool of a graph that was captured, or a tg.graph_pool_handle()",
+        anchor="graph-order",
+    )
+
+
 def make_handle_error(call: str, *, is_empty: bool) -> ConfigError:
     """Returns the error of asking for a handle where the driver has no graph.
 

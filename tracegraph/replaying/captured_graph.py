@@ -297,9 +297,9 @@ class CapturedGraph:
         self._replay_leaves(arrays, is_rebound=is_rebound)
         return self.replay.locate_outputs()
 
-    def load_arrays(self, arrays: Sequence[jax.Array]) -> None:
-        """Takes plain arrays as a call would, without a launch; the caller has reserved it."""
-        self._load_leaves(arrays, is_rebound=True)
+    def load_arrays(self, arrays: Sequence[Any], *, is_rebound: bool = True) -> None:
+        """Takes plain arrays, as `replay_arrays` does, without a launch."""
+        self._load_leaves(arrays, is_rebound=is_rebound)
 
     def launch_loaded(self) -> None:
         """Launches what is loaded; it does not count as a call."""

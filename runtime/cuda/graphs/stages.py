@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from tracegraph.runtime.cuda.buffer import CudaBuffer
 from tracegraph.runtime.cuda.graphs.builder import ErrorPlace
-from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.results import ResultPort
 from tracegraph.runtime.graph import ExecutableGraph, Stage
 from tracegraph.runtime.nodes import CallNode
 from tracegraph.runtime.stream import current_stream, default_stream
 from tracegraph.runtime.stream_capture import thread_state
+
+
+class LaunchableGraph(Protocol):
+    """An executable graph of the driver."""
+
+    @property
+    def handles(self) -> tuple[int, int]:
+        """The driver's handles of the graph and the executable graph."""
+        ...
+
+    def launcher(self, stream: int) -> Callable[[], None]:
+        """Returns the function that enqueues every node once on a stream."""
+        ...
 
 
 class CudaStage:
@@ -31,7 +44,9 @@ class CudaStage:
         launch_graph: enqueues the graph on JAX's stream, and does nothing else.
     """
 
-    def __init__(self, graph: CudaGraph, ports: Sequence[ResultPort], order: JaxOrder) -> None:
+    def __init__(
+        self, graph: LaunchableGraph, ports: Sequence[ResultPort], order: JaxOrder
+    ) -> None:
         self.graph = graph
         self.launch_graph = graph.launcher(order.stream)
         self.launch = _make_launch(graph, tuple(ports), order)
@@ -43,7 +58,7 @@ class CudaStage:
 
 
 def _make_launch(
-    graph: CudaGraph, ports: tuple[ResultPort, ...], order: JaxOrder
+    graph: LaunchableGraph, ports: tuple[ResultPort, ...], order: JaxOrder
 ) -> Callable[[], None]:
     launch_graph = graph.launcher(order.stream)
     enter_thread, thread, streams = order.enter_thread, order.thread, thread_state
@@ -69,7 +84,7 @@ def _close_all(ports: tuple[ResultPort, ...]) -> None:
         port.close()
 
 
-def _launch_beside(graph: CudaGraph, order: JaxOrder) -> None:
+def _launch_beside(graph: LaunchableGraph, order: JaxOrder) -> None:
     side = order.find_stream(current_stream())
     with order.beside(side):
         graph.launcher(side)()
