@@ -16,6 +16,7 @@ import numpy as np
 
 from tracegraph.lowering.byte_ranges import check_ranges
 from tracegraph.lowering.device_program import (
+    ConditionalStep,
     Copy,
     DeviceProgram,
     DeviceStep,
@@ -30,7 +31,7 @@ from tracegraph.lowering.planning.split_temporaries import Part, Split, split_al
 from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import InternalError, UnsupportedError
-from tracegraph.runtime.nodes import BufferUse, FillNode
+from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode
 
 BYTE = np.dtype(np.uint8)
 
@@ -44,14 +45,32 @@ class XlaRegion:
             the buffers that hold them.
         program: what XLA wrote.
         in_place: how many of the first inputs are donated; ``program`` may write no others.
+        behind: the bytes of the points that come before it, see `PointSteps`.
     """
 
     region: Region
     program: XlaProgram
     in_place: int = 0
+    behind: tuple[BufferUse, ...] = ()
 
 
-RegionSteps: TypeAlias = XlaRegion | ExecutableCall
+@dataclasses.dataclass(frozen=True)
+class PointSteps:
+    """A point between regions: one step that the device orders by a byte of its own.
+
+    Device work is ordered by the bytes that it shares. So the step reads what the regions before it
+    define and writes its byte, which all steps of the regions behind it read.
+
+    Attributes:
+        step: the event's.
+        buffer: of its byte.
+    """
+
+    step: DeviceStep
+    buffer: BufferSpec
+
+
+RegionSteps: TypeAlias = XlaRegion | ExecutableCall | PointSteps
 
 
 def assemble(
@@ -86,6 +105,9 @@ def assemble(
         first = len(steps)
         if isinstance(region, ExecutableCall):
             steps.append(region)
+        elif isinstance(region, PointSteps):
+            buffers.append(region.buffer)
+            steps.append(region.step)
         else:
             more_buffers, more_steps = _place_region(region, is_whole)
             buffers += more_buffers
@@ -132,7 +154,21 @@ def _place_region(compiled: XlaRegion, is_whole: bool) -> tuple[list[BufferSpec]
     inputs = {spec.name for spec in region.inputs}
     own = [*temporaries, *(spec for spec in region.outputs if spec.name not in inputs)]
     fills = _fill_undefined(own, [*steps, *copies], region)
-    return added, [*fills, *steps, *copies]
+    placed = [*fills, *steps, *copies]
+    return added, [_put_behind(step, compiled.behind) for step in placed]
+
+
+def _put_behind(step: Step, behind: tuple[BufferUse, ...]) -> Step:
+    """Returns the step with the bytes of points among what it reads."""
+    if not behind:
+        return step
+    if isinstance(step, Copy):
+        node = CopyNode(step.name, step.source, step.target)
+        return DeviceStep(node, (*step.reads, *behind), step.writes, step.stream)
+    if isinstance(step, ConditionalStep):
+        return dataclasses.replace(step, first_reads=(*step.reads, *behind))
+    assert isinstance(step, DeviceStep)
+    return dataclasses.replace(step, reads=(*step.reads, *behind))
 
 
 def _name_fixed(region: Region, program: XlaProgram) -> tuple[dict[str, str], list[BufferSpec]]:

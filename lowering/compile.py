@@ -18,6 +18,7 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, OutputSpec, Region, Role
+from tracegraph.runtime.event_nodes import HostEvent
 
 
 def compile_request(
@@ -40,7 +41,11 @@ def compile_request(
     renamed, copies = place_donated_results(request)
     calls: list[Step] = []
     compiled: list[CompiledRegion] = []
-    for region in request.regions:
+    for index, region in enumerate(request.regions):
+        if region.point is not None:
+            host_event = HostEvent(region.point.event, region.point.is_wait)
+            calls.append(make_call(give_inputs(index, request.regions), host_event, renamed))
+            continue
         arranged, count = arrange_in_place(region, request.regions, renamed)
         donated = count if compiler.target.updates_in_place else 0
         executable = compiler.compile(arranged, donated, count=len(request.regions))
@@ -94,6 +99,24 @@ def declared_edges(regions: Sequence[Region]) -> tuple[tuple[int, int], ...]:
         edges += [(index_of[name], index) for name in region.place.waits]
         last_on_stream[region.place.stream] = index
     return tuple(sorted(set(edges)))
+
+
+def give_inputs(index: int, regions: Sequence[Region]) -> Region:
+    """Returns a point that reads what the regions before it define, so that it comes after them.
+
+    Args:
+        index: of the point.
+        regions: all regions of the request.
+    """
+    before = find_before(index, regions)
+    outputs = tuple(spec for region in before for spec in region.outputs)
+    return dataclasses.replace(regions[index], inputs=outputs)
+
+
+def find_before(index: int, regions: Sequence[Region]) -> list[Region]:
+    """Returns the regions that a region is declared to come after, points among them."""
+    ancestors = find_ancestors(len(regions), declared_edges(regions))[index]
+    return [region for other, region in enumerate(regions) if ancestors >> other & 1]
 
 
 def place_donated_results(

@@ -7,19 +7,21 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tracegraph.lowering.assemble import RegionSteps, XlaRegion, assemble
+from tracegraph.lowering.assemble import BYTE, PointSteps, RegionSteps, XlaRegion, assemble
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compile import (
     arrange_in_place,
     declared_edges,
+    find_before,
     frame_program,
+    give_inputs,
     make_call,
     place_donated_results,
 )
 from tracegraph.lowering.compiled_region import CompiledRegion, record_region
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.detach_results import detach_results
-from tracegraph.lowering.device_program import DeviceProgram
+from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.limit_workspaces import limit_workspaces
 from tracegraph.lowering.pack_elements import pack_elements
 from tracegraph.lowering.planning.drop_steps import drop_unread
@@ -40,7 +42,9 @@ from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import ArenaSize
+from tracegraph.runtime.nodes import BufferUse
 
 # By a word of the refusal: the options that make XLA write plain kernels instead.
 PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
@@ -96,7 +100,10 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
     compiled: list[CompiledRegion] = []
     pieces: list[RegionSteps] = []
     refusals: list[UnsupportedError] = []
-    for region in request.regions:
+    for index, region in enumerate(request.regions):
+        if region.point is not None:
+            pieces.append(_place_point(index, request.regions, renamed))
+            continue
         arranged, count = arrange_in_place(region, request.regions, renamed, is_shared=True)
         if not region.place.is_captured:
             function = compiler.compile(arranged)
@@ -114,11 +121,40 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
             continue
         record = record_region(arranged, executable, count, options)
         compiled.append(dataclasses.replace(record, float_atomics=program.float_atomics))
-        pieces.append(XlaRegion(_rename(arranged, renamed), program, count))
+        behind = _find_points(index, request.regions)
+        pieces.append(XlaRegion(_rename(arranged, renamed), program, count, behind))
     if refusals:
         raise _make_joined_error(refusals)
     program, plan = plan_program(pieces, declared_edges(request.regions), frame)
     return CompiledForGpu(program, plan, tuple(compiled))
+
+
+def _place_point(
+    index: int, regions: Sequence[Region], renamed: dict[str, BufferSpec]
+) -> PointSteps:
+    region = _rename(give_inputs(index, regions), renamed)
+    point = region.point
+    assert point is not None
+    own = _name_point(region)
+    reads = [BufferUse(spec.name, 0, spec.nbytes) for spec in region.inputs]
+    step = DeviceStep(
+        EventNode(region.name, point.event, point.is_wait),
+        (*dict.fromkeys(reads), *_find_points(index, regions)),
+        (own,),
+        region.place.stream,
+    )
+    return PointSteps(step, BufferSpec(own.buffer, (own.nbytes,), BYTE))
+
+
+def _find_points(index: int, regions: Sequence[Region]) -> tuple[BufferUse, ...]:
+    """Returns the bytes of the points that a region comes after."""
+    if not any(region.point for region in regions):
+        return ()
+    return tuple(_name_point(each) for each in find_before(index, regions) if each.point)
+
+
+def _name_point(region: Region) -> BufferUse:
+    return BufferUse(f"{region.name}.order", 0, 1)
 
 
 def prepare_reading() -> None:

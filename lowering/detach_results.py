@@ -29,6 +29,7 @@ from tracegraph.lowering.device_program import (
 from tracegraph.lowering.kernels.conditions import COUNTER_BYTES
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
 from tracegraph.lowering.request import BufferSpec
+from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import MAX_PATCHED_NODES
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, Relocate
 
@@ -79,7 +80,8 @@ def _can_be_patched(users: Sequence[Step]) -> bool:
 
 def _is_patchable(step: Step) -> bool:
     if isinstance(step, DeviceStep):
-        return isinstance(step.node, KernelNode | CopyNode | FillNode)
+        # An event has no address.
+        return isinstance(step.node, KernelNode | CopyNode | FillNode | EventNode)
     return isinstance(step, Copy)
 
 

@@ -88,8 +88,21 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
+class EventPoint:
+    """Where each replay records an event of the user's, or waits for one.
+
+    Attributes:
+        event: a `runtime.event.Event`.
+        is_wait: False for a record.
+    """
+
+    event: Any
+    is_wait: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Region:
-    """A maximal run of ops on one stream.
+    """A maximal run of ops on one stream, or a point between two of them.
 
     Attributes:
         name: unique in its request.
@@ -97,6 +110,7 @@ class Region:
         inputs: what it reads.
         outputs: what it defines.
         place: its stream, its waits, and whether it is captured.
+        point: None for a run of ops; a point reads and defines nothing.
     """
 
     name: str
@@ -104,6 +118,7 @@ class Region:
     inputs: tuple[BufferSpec, ...]
     outputs: tuple[BufferSpec, ...]
     place: Place = Place()
+    point: EventPoint | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,19 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
+from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
 
 DeviceNode: TypeAlias = (
-    KernelNode | CopyNode | FillNode | MatmulNode | FfiCallNode | LibraryCallNode | CudnnNode
+    KernelNode
+    | CopyNode
+    | FillNode
+    | MatmulNode
+    | FfiCallNode
+    | LibraryCallNode
+    | CudnnNode
+    | EventNode
 )
 
 

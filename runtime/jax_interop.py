@@ -266,11 +266,12 @@ def unwrap_key(value: Any) -> Any:
     return value._base_array if type(value) is PRNGKeyArray else value
 
 
-def make_mark(name: str) -> Callable[[int, int], None]:
+def make_mark(name: str) -> Callable[[int, Any], None]:
     """Returns a function that leaves a mark, an op without operands and results, in a trace.
 
     Args:
-        name: the primitive's name; its parameters are ``stream`` and ``event``.
+        name: the primitive's name; its parameters are ``stream`` and ``event``,
+            both hashable.
 
     A named scope labels ops but has no place between two of them; only an op has.
     """
@@ -280,7 +281,7 @@ def make_mark(name: str) -> Callable[[int, int], None]:
     primitive.def_abstract_eval(lambda **_: [])
     _private["register_lowering"](primitive, lambda *_, **__: [])
 
-    def leave_mark(stream: int, event: int) -> None:
+    def leave_mark(stream: int, event: Any) -> None:
         primitive.bind(stream=stream, event=event)
 
     return leave_mark

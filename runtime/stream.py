@@ -1,43 +1,34 @@
-"""Streams and events: the order that the user declares, inside a capture and outside.
+"""Streams: the order that the user declares, inside a capture and outside; see ``event.py``, too.
 
-Inside a captured function, `with stream(s)` labels the ops traced in it through JAX's name scopes,
-and `Event.record` and `Event.wait` leave marks in the traced program. Outside, on a GPU, they are
-the driver's streams and events. The host device runs everything in program order, so there a
-record only takes the time, and a wait does nothing.
+Inside a captured function, `with stream(s)` labels the ops traced in it through JAX's name scopes.
+Outside, on a GPU, a stream is the driver's. The host device runs everything in program order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.event import Event
 from tracegraph.runtime.handles import Handle
-from tracegraph.runtime.stream_backend import StreamBackend, find_backend, require_backend
+from tracegraph.runtime.stream_backend import find_backend, require_backend
 from tracegraph.runtime.stream_capture import (
     check_not_in_capture,
+    default_streams,
     is_member,
     is_tracing,
-    leave_record,
-    leave_wait,
     thread_state,
 )
-from tracegraph.runtime.stream_errors import (
-    make_interprocess_error,
-    make_no_time_error,
-    make_priority_error,
-    make_two_clocks_error,
-)
+from tracegraph.runtime.stream_errors import make_priority_error
 
 SCOPE_PREFIX = "tg_stream_"
 
 _numbers = itertools.count(1)
-_event_numbers = itertools.count(1)
 
 
 class Stream(Handle):
@@ -181,120 +172,8 @@ class Stream(Handle):
             backend.synchronize(self)
 
 
-class Event(Handle):
-    """A point in a stream that another stream, or the host, can wait for.
-
-    Args:
-        enable_timing: record the time, for `elapsed_time`.
-        blocking: whether a waiting host thread sleeps; the host device never waits.
-        interprocess: must be False.
-
-    Attributes:
-        handle: of the driver's event, 0 before it is recorded on a GPU.
-
-    Example:
-        >>> start, end = tg.Event(enable_timing=True), tg.Event(enable_timing=True)
-        >>> start.record()
-        >>> y = jnp.ones(3) * 2
-        >>> end.record()
-        >>> end.synchronize()
-        >>> start.elapsed_time(end) > 0
-        True
-    """
-
-    def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> None:
-        if interprocess:
-            raise make_interprocess_error()
-        self.enable_timing = enable_timing
-        self.blocking = blocking
-        self.number = next(_event_numbers)
-        self.handle = 0
-        # Where it was recorded last; None for the host.
-        self._backend: StreamBackend | None = None
-        self._recorded_at: float | None = None
-
-    def __repr__(self) -> str:
-        return f"Event(number={self.number}, enable_timing={self.enable_timing})"
-
-    def record(self, stream: Stream | None = None) -> None:
-        """Records this event behind the work enqueued on a stream so far.
-
-        Args:
-            stream: None for the current one.
-        """
-        target = stream if stream is not None else current_stream()
-        if is_tracing():
-            leave_record(target.number, self.number)
-            return
-        backend = find_backend(target.device)
-        if backend is not None:
-            if backend is not self._backend:
-                # An event of the driver is of one device.
-                self.handle = 0
-            backend.record(self, target)
-        self._backend = backend
-        self._recorded_at = time.perf_counter()
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """Makes later work of a stream wait for this event.
-
-        Args:
-            stream: None for the current one.
-        """
-        target = stream if stream is not None else current_stream()
-        if is_tracing():
-            leave_wait(target.number, self.number)
-            return
-        backend = find_backend(target.device)
-        if backend is not None and self._backend is not None:
-            backend.wait(self, target)
-
-    def query(self) -> bool:
-        """Returns True when the work before the event is done.
-
-        Raises:
-            CaptureError: a function is being captured on this thread.
-        """
-        check_not_in_capture("Event.query")
-        return self._backend is None or self._backend.query_event(self)
-
-    def synchronize(self) -> None:
-        """Blocks the host until the work before the event is done.
-
-        Raises:
-            CaptureError: a function is being captured on this thread.
-        """
-        check_not_in_capture("Event.synchronize")
-        if self._backend is not None:
-            self._backend.synchronize_event(self)
-
-    def elapsed_time(self, end: Event) -> float:
-        """Returns the milliseconds between this event and a later one.
-
-        Args:
-            end: the later event.
-
-        Raises:
-            ReplayError: one of the two has no time: not recorded, or without ``enable_timing``; or
-                they were recorded on two devices.
-            CaptureError: a function is being captured on this thread.
-        """
-        check_not_in_capture("Event.elapsed_time")
-        for name, event in (("start", self), ("end", end)):
-            if event._recorded_at is None or not event.enable_timing:
-                raise make_no_time_error(name)
-        if self._backend is not end._backend:
-            raise make_two_clocks_error()
-        if self._backend is not None:
-            return self._backend.measure(self, end)
-        assert self._recorded_at is not None
-        assert end._recorded_at is not None
-        return (end._recorded_at - self._recorded_at) * 1e3
-
-
 _default_stream = Stream()
+default_streams[:] = [_default_stream]
 
 
 def default_stream() -> Stream:

@@ -15,6 +15,11 @@ Stream: TypeAlias = Any
 
 _leave_record = make_mark("tg_record")
 _leave_wait = make_mark("tg_wait")
+# Their parameter ``event`` is the event itself.
+leave_external_record = make_mark("tg_external_record")
+leave_external_wait = make_mark("tg_external_wait")
+# The one that JAX computes on, once there are streams.
+default_streams: list[Stream] = []
 
 
 class ThreadState(threading.local):

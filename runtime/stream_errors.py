@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracegraph.runtime.errors import ConfigError, ReplayError, UnsupportedError
+from tracegraph.runtime.errors import CaptureError, ConfigError, ReplayError, UnsupportedError
 
 
 def make_priority_error(priority: Any) -> ConfigError:
@@ -41,6 +41,22 @@ def make_no_time_error(name: str) -> ReplayError:
         why="an event takes the time only with enable_timing=True and once recorded",
         fix="create it as Event(enable_timing=True) and call record()",
         anchor="event-time",
+    )
+
+
+def make_captured_event_error(call: str, name: str) -> CaptureError:
+    """Returns the error of a call that needs an event of the device, not one of a capture.
+
+    Args:
+        call: as the user wrote it.
+        name: of the capture in which the event was recorded.
+    """
+    return CaptureError(
+        f"{call} is called for an event that was recorded in a capture",
+        where=f"{call}, event recorded in the capture of `{name}`",
+        why="such an event orders streams inside of the graph, and no replay records it outside",
+        fix="make it tg.Event(external=True), which each replay records, or record another one",
+        anchor="captured-event",
     )
 
 

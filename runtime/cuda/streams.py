@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import weakref
 
+from tracegraph.runtime.cuda.events import make_event
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.stream import Event, Stream
+from tracegraph.runtime.event import Event
+from tracegraph.runtime.stream import Stream
 from tracegraph.runtime.stream_errors import make_handle_error
 
 # The driver's own names of default streams are 0, 1 and 2.
@@ -71,13 +72,9 @@ class CudaStreams:
 
     def record(self, event: Event, stream: Stream) -> None:
         """Marks the end of the stream's work so far."""
-        if not event.handle:
-            with self._order.use_context():
-                event.handle = self._driver.create_event(
-                    timing=event.enable_timing, blocking=event.blocking
-                )
-            weakref.finalize(event, self._driver.destroy_event, event.handle).atexit = False
-        self._driver.record_event(event.handle, self._order.find_stream(stream))
+        with self._order.use_context():
+            handle = make_event(self._driver, event)
+        self._driver.record_event(handle, self._order.find_stream(stream))
 
     def wait(self, event: Event, stream: Stream) -> None:
         """Makes later work of the stream wait for the event; one never recorded is over."""

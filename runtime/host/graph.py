@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tracegraph.runtime.event_nodes import HostEvent
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Node
 from tracegraph.runtime.host.buffer import HostBuffer
@@ -163,9 +164,24 @@ def _bind_node(
         return _bind_copy(node, arguments[0], results[0])
     # The other kinds of node are a GPU's.
     assert isinstance(node, CallNode)
+    if isinstance(node.executable, HostEvent):
+        return _bind_event(node.executable, arguments)
     if is_quick(node, buffers, is_captured=is_captured):
         return _bind_call(node, arguments, results, detours)
     return _bind_isolated_call(node.executable, arguments, results)
+
+
+def _bind_event(event: HostEvent, before: list[Any]) -> Callable[[], None]:
+    """Binds an event behind the calls that wrote some buffers."""
+    # Calls have waited for what is in the arena: a call that is not quick reads it.
+    owned = [buffer for buffer in before if isinstance(buffer, OwnedBuffer)]
+
+    def launch() -> None:
+        for buffer in owned:
+            buffer.wait()
+        event()
+
+    return launch
 
 
 def _bind_copy(node: CopyNode, source: HostBuffer, target: HostBuffer) -> Callable[[], None]:

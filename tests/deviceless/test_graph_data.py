@@ -117,3 +117,27 @@ def test_chains_on_two_streams_share_no_node_before_the_join(h200: Any) -> None:
     assert not left & right
     last = find_before(data, data.nodes[-1].index)
     assert left | right < last
+
+
+def test_external_events_stand_between_the_kernels_of_their_stream(h200: Any) -> None:
+    half, go = tg.Event(external=True), tg.Event(external=True)
+
+    def run_with_events(x: Any, y: Any, w: Any, v: Any) -> Any:
+        half.record()
+        go.wait()
+        return run_chains(x, y, w, v), x
+
+    square = np.ones((64, 64), np.float32)
+    checked, lowered = lower(run_with_events, [square] * 4, h200, mode="whole")
+    data = describe_graph(checked, lowered)
+    (record,) = [node for node in data.nodes if node.kind == "event record"]
+    (wait,) = [node for node in data.nodes if node.kind == "event wait"]
+    first = inspect.getsourcelines(run_with_events)[1]
+    assert f":{first + 1} in run_with_events" in record.where
+    assert f":{first + 2} in run_with_events" in wait.where
+    assert find_before(data, wait.index) == {record.index, wait.index}
+    others = [node for node in data.nodes if node not in (record, wait)]
+    assert len(others) > 8
+    assert all(wait.index in find_before(data, node.index) for node in others)
+    edges = [edge for edge in data.edges if edge.first == wait.index]
+    assert {edge.port for edge in edges} == {"complete"}

@@ -19,6 +19,7 @@ from tests.fakes.fake_state import (
     FakeConditional,
     FakeExecutable,
     FakeNode,
+    FakePass,
     check,
     check_fill,
     list_nodes,
@@ -151,6 +152,20 @@ class FakeDriver(Base):
         self._enter("add_child_node", graph, dependencies, child)
         self._check_live("graph", child)
         return self._add_node(graph, "child", tuple(self.graphs[child].values()), dependencies)
+
+    def add_event_record_node(
+        self, graph: int, dependencies: Sequence[Dependency], event: int
+    ) -> int:
+        self._enter("add_event_record_node", graph, dependencies, event)
+        self._check_live("event", event)
+        return self._add_node(graph, "event", FakePass(event, False), dependencies)
+
+    def add_event_wait_node(
+        self, graph: int, dependencies: Sequence[Dependency], event: int
+    ) -> int:
+        self._enter("add_event_wait_node", graph, dependencies, event)
+        self._check_live("event", event)
+        return self._add_node(graph, "event", FakePass(event, True), dependencies)
 
     def add_empty_node(self, graph: int, dependencies: Sequence[Dependency]) -> int:
         self._enter("add_empty_node", graph, dependencies)

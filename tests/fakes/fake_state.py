@@ -46,7 +46,7 @@ class FakeNode:
     """A node of a graph.
 
     Attributes:
-        kind: ``kernel``, ``copy``, ``fill``, ``child``, ``conditional`` or ``empty``.
+        kind: ``kernel``, ``copy``, ``fill``, ``child``, ``conditional``, ``event`` or ``empty``.
         action: what it does; of a child the nodes of the captured graph.
         dependencies: handles of the nodes before it, and when the node may start.
     """
@@ -74,6 +74,14 @@ class FakeConditional:
             return self.bodies[value] if value < len(self.bodies) else None
         index = 0 if value else 1
         return self.bodies[index] if index < len(self.bodies) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class FakePass:
+    """What an event node does; the order of a launch's nodes is that of their making."""
+
+    event: int
+    is_wait: bool
 
 
 @dataclasses.dataclass(frozen=True)

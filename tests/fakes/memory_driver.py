@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.fakes.fake_driver import FakeDriver
-from tests.fakes.fake_state import check
+from tests.fakes.fake_state import FakePass, check
 from tracegraph.runtime.cuda.driver.calls import KernelLaunch
 
 
@@ -110,7 +110,17 @@ class MemoryDriver(FakeDriver):
         super()._copy(name, target, source, nbytes, stream)
 
     def _run(self, action: Any) -> None:
+        if isinstance(action, FakePass):
+            self._pass(action)
+            return
         self._enqueue(self._thread.stream, functools.partial(super()._run, action))
+
+    def _pass(self, action: FakePass) -> None:
+        stream = self._thread.stream
+        if not action.is_wait:
+            self._marks[action.event] = stream, self._count(stream)
+        elif action.event in self._marks:
+            self._enqueue(stream, functools.partial(self._run_until, *self._marks[action.event]))
 
     def _finish_all(self) -> None:
         for stream in list(self._queues):

@@ -98,6 +98,11 @@ SAFE = [
 ]
 
 
+def run_function(function: Callable[[Any], Any]) -> Any:
+    captured: Any = tg.capture(function)
+    return captured(W)
+
+
 def run_block(function: Callable[[Any], Any]) -> Any:
     graph = tg.CUDAGraph()
     with tg.graph(graph):
@@ -106,7 +111,7 @@ def run_block(function: Callable[[Any], Any]) -> Any:
     return result
 
 
-@pytest.mark.parametrize("run", [lambda f: tg.capture(f)(W), run_block], ids=["function", "block"])
+@pytest.mark.parametrize("run", [run_function, run_block], ids=["function", "block"])
 @pytest.mark.parametrize("example", SAFE, ids=lambda example: example.__name__)
 def test_safe_examples_equal_jit(example: Callable[[Any], Any], run: Callable[..., Any]) -> None:
     np.testing.assert_allclose(run(example), jax.jit(example)(W), rtol=1e-6)
@@ -122,7 +127,7 @@ def list_unsafe() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("run", [lambda f: tg.capture(f)(W), run_block], ids=["function", "block"])
+@pytest.mark.parametrize("run", [run_function, run_block], ids=["function", "block"])
 @pytest.mark.parametrize(("example", "what", "where", "made"), list_unsafe())
 def test_unsafe_examples_name_both_lines_and_the_wait(
     example: Any, what: str, where: int, made: int, run: Callable[..., Any]
@@ -165,7 +170,7 @@ def test_a_backward_op_runs_on_the_stream_of_its_forward_op() -> None:
     assert found["sin"] == found["cos"] == [(SIDE.number, None)]
     assert found["mul"] == [(SIDE.number, other.number)]
     assert set(found["dot_general"]) == {(SIDE.number, None), (SIDE.number, other.number)}
-    np.testing.assert_allclose(tg.capture(forward)(W), jax.jit(forward)(W), rtol=1e-6)
+    np.testing.assert_allclose(run_function(forward), jax.jit(forward)(W), rtol=1e-6)
 
 
 def test_a_line_that_runs_on_two_streams_stays_where_it_is_called() -> None:
@@ -209,7 +214,7 @@ def test_gradients_of_gradients_and_rematerialised_ones() -> None:
     def twice(w: Any) -> Any:
         return jax.grad(lambda w: jnp.sum(jax.grad(loss)(w) ** 2))(w)
 
-    np.testing.assert_allclose(tg.capture(twice)(W), jax.jit(twice)(W), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(run_function(twice), jax.jit(twice)(W), rtol=1e-4, atol=1e-6)
 
 
 def test_a_checker_that_trusts_backward_passes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,5 +228,5 @@ def test_a_checker_that_trusts_backward_passes_is_noticed(monkeypatch: pytest.Mo
     monkeypatch.setattr(streams._StreamWalk, "_use", trust)
     with pytest.raises(pytest.fail.Exception):
         test_unsafe_examples_name_both_lines_and_the_wait(
-            *list_unsafe()[1].values, run=lambda f: tg.capture(f)(W)
+            *list_unsafe()[1].values, run=run_function
         )

@@ -16,8 +16,8 @@ import dataclasses
 from collections.abc import Collection
 
 from tracegraph.constraints.callbacks import has_callback
-from tracegraph.ir.graph import Graph, Op, Operand, Value
-from tracegraph.lowering.request import Place
+from tracegraph.ir.graph import EXTERNAL_MARKS, Graph, Op, Operand, Value
+from tracegraph.lowering.request import EventPoint, Place
 
 CAPTURING_STREAM = 0
 # See Note [Constants in regions].
@@ -39,6 +39,7 @@ class Draft:
         is_compiled: False for an eager region that JAX runs op by op.
         ops: in program order.
         covered: names of all regions that come before it.
+        point: what it is instead of a region: a record of an external event, or a wait for one.
         extra: what it returns besides values of its own, by the name of the result.
         repeated: values of its ops that are not its own, see Note [Constants in regions].
     """
@@ -48,6 +49,7 @@ class Draft:
     is_compiled: bool = True
     ops: list[Op] = dataclasses.field(default_factory=list)
     covered: set[str] = dataclasses.field(default_factory=set)
+    point: EventPoint | None = None
     extra: dict[str, Operand] = dataclasses.field(default_factory=dict)
     repeated: set[Operand] = dataclasses.field(default_factory=set)
 
@@ -79,6 +81,8 @@ class Drafter:
                     self._record(op.params["stream"], op.params["event"])
             elif op.name == "tg_wait":
                 self._wait(op.params["stream"], op.params["event"])
+            elif op.name in EXTERNAL_MARKS:
+                self._add_event(op)
             elif index in uncapturable:
                 self._add_eager(op)
             elif self._is_constant(op):
@@ -117,6 +121,14 @@ class Drafter:
         self._floor = self._start(CAPTURING_STREAM, is_captured=False, is_compiled=is_compiled)
         self._append(self._floor, op)
         self._open.clear()
+
+    def _add_event(self, op: Op) -> None:
+        """Adds a point that nothing before it on its stream may pass, and nothing behind it."""
+        stream = op.params["stream"]
+        self._open.pop(stream, None)
+        point = EventPoint(op.params["event"], is_wait=op.name == "tg_external_wait")
+        self._start(stream, point=point).ops.append(op)
+        del self._open[stream]
 
     def _add(self, op: Op) -> None:
         stream = op.origin.stream
@@ -173,16 +185,24 @@ class Drafter:
                 draft.repeated.add(operand)
                 draft.ops.append(constant)
 
-    def _start(self, stream: int, *, is_captured: bool = True, is_compiled: bool = True) -> Draft:
+    def _start(
+        self,
+        stream: int,
+        *,
+        is_captured: bool = True,
+        is_compiled: bool = True,
+        point: EventPoint | None = None,
+    ) -> Draft:
         previous = self._find_previous(stream)
         self._waits.pop(stream, None)
         # A stream is in order by itself.
         waits = sorted(name for name in previous if self._drafts[name].place.stream != stream)
         draft = Draft(
-            name=f"region{len(self._drafts)}",
+            name=f"{'event' if point else 'region'}{len(self._drafts)}",
             place=Place(stream, tuple(waits), is_captured),
             is_compiled=is_compiled,
             covered=self._close_over(previous),
+            point=point,
         )
         self._drafts[draft.name] = draft
         self._open[stream] = self._last[stream] = draft

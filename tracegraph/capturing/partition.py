@@ -203,7 +203,7 @@ def _emit(
 
 def _find_epilogue(drafts: list[Draft]) -> Draft:
     """Returns the region that returns literals and inputs: the only one, or a new last one."""
-    if len(drafts) == 1 and drafts[0].place.is_captured:
+    if len(drafts) == 1 and drafts[0].place.is_captured and not drafts[0].point:
         return drafts[0]
     if drafts and drafts[-1].name == "epilogue":
         return drafts[-1]
@@ -267,5 +267,6 @@ def _finish(
         ),
         outputs=tuple(describe_buffer(name, operand.aval) for name, operand in returned),
         place=draft.place,
+        point=draft.point,
     )
     return Cut(region, flat)

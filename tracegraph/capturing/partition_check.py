@@ -14,7 +14,7 @@ from typing import NoReturn
 from tracegraph.capturing.drafter import CHEAP_PRIMITIVES
 from tracegraph.capturing.flat_function import FlatFunction
 from tracegraph.constraints.callbacks import has_callback
-from tracegraph.ir.graph import STREAM_MARKS, Graph, Op, Operand, Value
+from tracegraph.ir.graph import EXTERNAL_MARKS, STREAM_MARKS, Graph, Op, Operand, Value
 from tracegraph.ir.printer import print_op, print_operand
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region, Role
 from tracegraph.runtime.errors import InternalError
@@ -163,7 +163,9 @@ class _Check:
             is_constant = not is_eager and _is_constant(op, constants)
             if is_constant:
                 constants.update(op.results)
-            if op.name in STREAM_MARKS:
+            if op.name in EXTERNAL_MARKS:
+                expected = len(found) == 1 and regions[found[0]].point is not None
+            elif op.name in STREAM_MARKS:
                 expected = not found or is_eager
             else:
                 expected = len(found) == 1 or (is_constant and len(found) == len(set(found)))
@@ -174,7 +176,9 @@ class _Check:
                 place = regions[index].place
                 if place.is_captured == is_eager and not is_constant:
                     self.raise_fault(f"{print_op(op)} is on the wrong side of a cut")
-                is_own_stream = op.origin.stream == place.stream
+                is_mark = op.name in STREAM_MARKS
+                stream = op.params["stream"] if is_mark else op.origin.stream
+                is_own_stream = stream == place.stream
                 if place.is_captured and not is_own_stream and not is_constant:
                     self.raise_fault(f"{print_op(op)} is on stream {place.stream}")
 

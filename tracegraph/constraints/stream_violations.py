@@ -110,7 +110,8 @@ def make_event_violation(
         "recorded",
         locate_op(op),
         why,
-        f"call `record` on event {event} before this line",
+        f"call `record` on event {event} before this line; for one that work outside of the graph "
+        "records, make it tg.Event(external=True)",
         op,
     )
 

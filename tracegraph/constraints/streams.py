@@ -27,7 +27,7 @@ from tracegraph.constraints.stream_violations import (
     make_use_violation,
 )
 from tracegraph.constraints.violation import Violation
-from tracegraph.ir.graph import BACKWARD_SCOPE, STREAM_MARKS, Graph, Op, Value
+from tracegraph.ir.graph import BACKWARD_SCOPE, EXTERNAL_MARKS, STREAM_MARKS, Graph, Op, Value
 
 _FORWARD_SCOPE = "jvp("
 # Their bodies run many times, or not at all.
@@ -102,6 +102,8 @@ class _StreamWalk:
             self._record(op)
         elif op.name == "tg_wait":
             self._wait(op)
+        elif op.name in EXTERNAL_MARKS:
+            self._work(op, op.params["stream"])
         else:
             self._run(op)
 
@@ -114,19 +116,23 @@ class _StreamWalk:
     def _run(self, op: Op) -> None:
         caller = op.origin.backward_on
         stream = op.origin.stream if caller is None else caller
-        tick = self._advance(op, stream)
+        maker = self._work(op, stream)
         if caller is not None:
             self._check_fork(op, op.origin.stream)
         clock, values = self._clocks[stream], _list_values(op)
         for value in values:
             if caller is None or id(value) not in self._saved:
                 self._use(op, value, stream, clock)
-        maker = _Maker(stream, tick, op)
         self._made.update({id(result): maker for result in op.results})
         if _FORWARD_SCOPE in op.origin.scope.partition(BACKWARD_SCOPE)[0]:
             self._saved.update(map(id, (*values, *op.results)))
+
+    def _work(self, op: Op, stream: int) -> _Maker:
+        """Takes an op as the stream's latest work."""
+        maker = _Maker(stream, self._advance(op, stream), op)
         if stream != CAPTURING_STREAM:
             self._last[stream] = maker
+        return maker
 
     def _use(self, op: Op, value: Value, stream: int, clock: dict[int, int]) -> None:
         # Inputs and constants are ready everywhere.

@@ -12,6 +12,7 @@ from tracegraph.ir.origins import locate_origin
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.errors import shorten_list
+from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph_nodes import Node
 from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.nodes import CallNode
@@ -64,7 +65,7 @@ class NodeLines:
 
     def find(self, node: Node) -> str:
         """Returns the lines of a node; an empty text where nothing tells."""
-        if isinstance(node, CallNode):
+        if isinstance(node, CallNode | EventNode):
             return self._regions.get(node.name, "")
         # The copies of a loop that is unrolled are numbered.
         name = node.name.partition("@")[0]

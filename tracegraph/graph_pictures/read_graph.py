@@ -13,6 +13,7 @@ from tracegraph.graph_pictures.records import (
     NodeData,
     PartData,
 )
+from tracegraph.runtime.event_nodes import EventNode, HostEvent
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
 from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
@@ -95,7 +96,7 @@ class _Reader:
             NodeData(
                 len(self.nodes),
                 part,
-                node.kind,
+                _name_kind(node),
                 node.name,
                 self._find_node_lines(node),
                 _read_kernel(node),
@@ -106,6 +107,14 @@ class _Reader:
 
     def _take_whole(self, name: str) -> BufferUse:
         return BufferUse(name, 0, self._slots[name].nbytes)
+
+
+def _name_kind(node: Node) -> str:
+    """Returns the kind of a node; an event is one on both devices."""
+    point = node.executable if isinstance(node, CallNode) else None
+    if isinstance(point, HostEvent):
+        return EventNode(node.name, point.event, point.is_wait).kind
+    return node.kind
 
 
 def _list_written(node: Node, slots: Mapping[str, BufferSlot]) -> tuple[BufferUse, ...]:

@@ -18,8 +18,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-# Ops that compute nothing: they record an event on a stream, or make a stream wait for one.
-STREAM_MARKS = frozenset(["tg_record", "tg_wait"])
+# Ops that compute nothing: each replay records an event of the user's, or waits for one.
+EXTERNAL_MARKS = frozenset(["tg_external_record", "tg_external_wait"])
+# The same inside of the capture: they record an event on a stream, or make a stream wait for one.
+STREAM_MARKS = frozenset(["tg_record", "tg_wait"]) | EXTERNAL_MARKS
 # How JAX's name stack shows a backward pass.
 BACKWARD_SCOPE = "transpose("
 

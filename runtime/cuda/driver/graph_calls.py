@@ -154,6 +154,18 @@ class GraphCalls(EdgeCalls):
         """Returns a new node that holds a copy of another graph."""
         return self._add("cuGraphAddChildGraphNode", graph, dependencies, child)
 
+    def add_event_record_node(
+        self, graph: int, dependencies: Sequence[Dependency], event: int
+    ) -> int:
+        """Returns a new node that records an event at each launch."""
+        return self._add("cuGraphAddEventRecordNode", graph, dependencies, event)
+
+    def add_event_wait_node(
+        self, graph: int, dependencies: Sequence[Dependency], event: int
+    ) -> int:
+        """Returns a new node that waits for what was recorded last when the graph is launched."""
+        return self._add("cuGraphAddEventWaitNode", graph, dependencies, event)
+
     def add_empty_node(self, graph: int, dependencies: Sequence[Dependency]) -> int:
         """Returns a new node that does nothing but keep others in order."""
         return self._add("cuGraphAddEmptyNode", graph, dependencies)

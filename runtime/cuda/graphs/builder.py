@@ -22,7 +22,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from tracegraph.runtime.cuda.driver.calls import (
     Condition,
@@ -38,11 +38,14 @@ from tracegraph.runtime.cuda.graphs.edges import check_edges
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.cuda.graphs.node_actions import (
     Action,
+    EventPass,
     LibraryNode,
     make_action,
     make_launch,
 )
 from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError, UnsupportedError
+from tracegraph.runtime.event import Event
+from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
 from tracegraph.runtime.library_nodes import FfiCallNode
@@ -68,6 +71,10 @@ class Library(Protocol):
         ...
 
 
+# What must live as long as a graph.
+Held: TypeAlias = LoadedKernel | Library | Event
+
+
 class GraphBuilder:
     """Builds one graph; what it has made is destroyed again when a step fails."""
 
@@ -79,7 +86,7 @@ class GraphBuilder:
         self.room = 0
         self.handles: list[int] = []
         self.actions: list[Action] = []
-        self.loaded: list[LoadedKernel | Library] = []
+        self.loaded: list[Held] = []
         self.names: dict[int, str] = {}
 
     def build(self, libraries: Mapping[str, Library]) -> tuple[int, int]:
@@ -154,11 +161,21 @@ class GraphBuilder:
             return driver.add_copy_node(graph, waits, action, context), action
         if isinstance(action, FillRange):
             return driver.add_fill_node(graph, waits, action, context), action
+        if isinstance(action, EventPass):
+            return self._add_event(graph, node, waits, action), action
         if isinstance(node, LibraryNode):
             self.loaded.append(capture.find_library(node))
             with capture.run(node, self.locate) as child:
                 return driver.add_child_node(graph, waits, child), action
         return driver.add_empty_node(graph, waits), action
+
+    def _add_event(self, graph: int, node: Node, waits: list[Dependency], action: EventPass) -> int:
+        assert isinstance(node, EventNode)
+        self.loaded.append(node.event)
+        if action.is_wait:
+            return self.driver.add_event_wait_node(graph, waits, action.handle)
+        node.event.pass_by()
+        return self.driver.add_event_record_node(graph, waits, action.handle)
 
     def _add_kernel(
         self, graph: int, node: KernelNode, waits: list[Dependency], condition: int | None

@@ -17,14 +17,16 @@ from tracegraph.runtime.cuda.driver.parameters import KernelPatch
 from tracegraph.runtime.cuda.graphs.builder import (
     ErrorPlace,
     GraphBuilder,
+    Held,
     Library,
     label_node,
 )
-from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
+from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.cuda.graphs.node_actions import (
     Action,
     Child,
     Empty,
+    EventPass,
     is_patchable,
     make_action,
     move_action,
@@ -38,7 +40,11 @@ class _Executable:
     """Owns the handles of a graph; destroys them when graph and launchers are gone."""
 
     def __init__(
-        self, driver: CudaDriver, graph: int, executable: int, held: list[LoadedKernel | Library]
+        self,
+        driver: CudaDriver,
+        graph: int,
+        executable: int,
+        held: list[Held],
     ):
         self.graph, self.executable = graph, executable
         # Kernels and libraries are held until after the graph that uses them.
@@ -213,7 +219,7 @@ class CudaGraph:
             after = make_action(self._driver, node, function, locate)
             if after == before:
                 continue
-            if type(after) is not type(before) or isinstance(after, (Child, Empty)):
+            if type(after) is not type(before) or isinstance(after, (Child, Empty, EventPass)):
                 raise _make_update_error(label_node(self.name, index, node))
             changes.append((index, after))
         return changes
@@ -300,9 +306,7 @@ class CudaGraph:
         self._actions[index] = action
 
 
-def _destroy(
-    driver: CudaDriver, graph: int, executable: int, held: list[LoadedKernel | Library]
-) -> None:
+def _destroy(driver: CudaDriver, graph: int, executable: int, held: list[Held]) -> None:
     try:
         driver.destroy_executable(executable)
     finally:

@@ -7,7 +7,9 @@ from typing import TypeAlias
 
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
+from tracegraph.runtime.cuda.events import make_event
 from tracegraph.runtime.errors import InternalError
+from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph_nodes import ConditionalNode, Node
 from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.nodes import (
@@ -36,7 +38,15 @@ class Empty:
     """Nothing, because no byte would change; the node only keeps others in order."""
 
 
-Action: TypeAlias = KernelLaunch | CopyRange | FillRange | Child | Empty
+@dataclasses.dataclass(frozen=True)
+class EventPass:
+    """A record of an event of the driver's, or a wait for it."""
+
+    handle: int
+    is_wait: bool
+
+
+Action: TypeAlias = KernelLaunch | CopyRange | FillRange | Child | EventPass | Empty
 
 
 def make_action(driver: CudaDriver, node: Node, function: int, locate: Locate) -> Action:
@@ -62,12 +72,14 @@ def make_action(driver: CudaDriver, node: Node, function: int, locate: Locate) -
         return _make_copy(node, locate)
     if isinstance(node, FillNode):
         return _make_fill(node, locate(node.target))
+    if isinstance(node, EventNode):
+        return EventPass(make_event(driver, node.event), node.is_wait)
     if isinstance(node, LibraryNode | ConditionalNode):
         return Child(tuple(locate(use) for use in node.ranges))
     raise InternalError(
         f"a node of kind `{node.kind}` cannot stand in a CUDA graph",
         where=f"{node.kind} {node.name}",
-        why="a CUDA graph holds kernels, copies, fills, library calls, branches and loops",
+        why="a CUDA graph holds kernels, copies, fills, library calls, events, branches and loops",
     )
 
 

@@ -180,7 +180,8 @@ def test_wait_for_an_event_that_was_never_recorded():
         "  where: a.py:1 in step, tg_wait\n"
         "  why:   an event orders nothing until it is recorded, in the same capture and before the "
         "wait; it is recorded later, at a.py:2 in step\n"
-        "  fix:   call `record` on event 7 before this line          "
+        "  fix:   call `record` on event 7 before this line; for one that work outside of the "
+        "graph records, make it tg.Event(external=True)          "
         "python -m tracegraph error stream-wait"
     )
 

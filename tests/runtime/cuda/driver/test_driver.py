@@ -195,6 +195,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "add_conditional_node": (1, EDGES[:1], Condition(3, Construct.SWITCH, 2), 4),
     "add_copy_node": (1, EDGES, CopyRange(1, 2, 3), 4),
     "add_empty_node": (1, EDGES),
+    "add_event_record_node": (1, EDGES, 2),
+    "add_event_wait_node": (1, EDGES, 2),
     "add_fill_node": (1, EDGES, FillRange(1, 2, 4, 3), 4),
     "add_kernel_node": (1, EDGES, LAUNCH),
     "encode_tensor_map": (MAP, 0x1000),

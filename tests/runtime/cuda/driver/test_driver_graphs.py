@@ -127,8 +127,8 @@ def test_a_cluster_is_an_attribute_of_the_node(api: FakeBindings) -> None:
     assert (node, int(attribute), cluster) == (0x71, 4, (2, 1, 1))
 
 
-def test_copy_fill_child_and_empty_nodes(api: FakeBindings) -> None:
-    functions = ["Memcpy", "Memset", "ChildGraph", "Empty"]
+def test_copy_fill_child_event_and_empty_nodes(api: FakeBindings) -> None:
+    functions = ["Memcpy", "Memset", "ChildGraph", "Empty", "EventRecord", "EventWait"]
     api.results |= {f"cuGraphAdd{name}Node": (0x71,) for name in functions}
     driver = CudaDriver(api)
     driver.add_copy_node(0x61, [(0x40, Port.COMPLETE)], CopyRange(0x100, 0x200, 64), 0xC0)
@@ -143,6 +143,10 @@ def test_copy_fill_child_and_empty_nodes(api: FakeBindings) -> None:
     assert (fill.elementSize, fill.width, fill.height) == (4, 16, 1)
     driver.add_child_node(0x61, [], 0x62)
     assert api.take_call("cuGraphAddChildGraphNode") == (0x61, [], 0, 0x62)
+    driver.add_event_record_node(0x61, [], 0x51)
+    assert api.take_call("cuGraphAddEventRecordNode") == (0x61, [], 0, 0x51)
+    driver.add_event_wait_node(0x61, [], 0x51)
+    assert api.take_call("cuGraphAddEventWaitNode") == (0x61, [], 0, 0x51)
     driver.add_empty_node(0x61, [])
     assert api.take_call("cuGraphAddEmptyNode") == (0x61, [], 0)
 
