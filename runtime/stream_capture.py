@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.jax_interop import make_mark
+from tracegraph.runtime.memory.caching.capture_order import CaptureOrder
 
 # Of the class in ``stream.py``, which imports this file.
 Stream: TypeAlias = Any
@@ -29,33 +30,10 @@ class ThreadState(threading.local):
         self.streams: list[Stream] = []
         self.tracing: list[str] = []
         self.memos: list[dict[Any, Any]] = []
-        self.members: list[Members] = []
+        self.orders: list[CaptureOrder] = []
 
 
 thread_state = ThreadState()
-
-
-class Members:
-    """The streams that take part in a capture, and the events recorded on them, by number.
-
-    Args:
-        capturing_stream: the stream that the capture begins on.
-    """
-
-    def __init__(self, capturing_stream: Stream) -> None:
-        self.streams, self.events = {capturing_stream.number}, set[int]()
-
-    def record(self, stream: int, event: int) -> None:
-        """Follows a record: the event is in the capture if the stream is."""
-        if stream in self.streams:
-            self.events.add(event)
-        else:
-            self.events.discard(event)
-
-    def wait(self, stream: int, event: int) -> None:
-        """Follows a wait: the stream joins the capture with an event of it."""
-        if event in self.events:
-            self.streams.add(stream)
 
 
 @contextlib.contextmanager
@@ -65,13 +43,13 @@ def tracing(name: str, capturing_stream: Stream) -> Iterator[None]:
     previous = list(thread_state.streams)
     thread_state.tracing.append(name)
     thread_state.memos.append({})
-    thread_state.members.append(Members(capturing_stream))
+    thread_state.orders.append(CaptureOrder(capturing_stream.number))
     thread_state.streams.append(capturing_stream)
     try:
         yield
     finally:
         thread_state.streams[:] = previous
-        thread_state.members.pop()
+        thread_state.orders.pop()
         thread_state.memos.pop()
         thread_state.tracing.pop()
 
@@ -89,18 +67,25 @@ def read_trace_memo() -> dict[Any, Any] | None:
 def leave_record(stream: int, event: int) -> None:
     """Leaves the mark of a record in the traced program."""
     _leave_record(stream, event)
-    thread_state.members[-1].record(stream, event)
+    order = thread_state.orders[-1]
+    # What is missing is told with its line when all is traced: `constraints.streams`.
+    if order.has_stream(stream):
+        order.record(event, stream)
+    else:
+        order.forget(event)
 
 
 def leave_wait(stream: int, event: int) -> None:
     """Leaves the mark of a wait in the traced program."""
     _leave_wait(stream, event)
-    thread_state.members[-1].wait(stream, event)
+    order = thread_state.orders[-1]
+    if order.has_event(event):
+        order.wait(event, stream)
 
 
 def is_member(stream: int) -> bool:
     """True for a stream that takes part in the capture that this thread traces."""
-    return bool(thread_state.members) and stream in thread_state.members[-1].streams
+    return bool(thread_state.orders) and thread_state.orders[-1].has_stream(stream)
 
 
 def check_not_in_capture(

@@ -1,4 +1,6 @@
-"""CaptureOrder: what runs before what inside one capture, as far as memory reuse must know it.
+"""CaptureOrder: the streams of one capture, and what runs before what on them.
+
+A stream takes part from when it waits for an event of the capture, see `Stream.is_capturing`.
 
 While streams are captured, no event tells whether work is over: nothing runs. But the order
 in which the work will run is known, because it is the graph that is being captured. Bytes that were
@@ -51,6 +53,14 @@ class CaptureOrder:
     def has_stream(self, stream: int) -> bool:
         """Says whether ``stream`` takes part in this capture."""
         return stream in self._terminals
+
+    def has_event(self, event: Hashable) -> bool:
+        """Says whether ``event`` was recorded in this capture."""
+        return event in self._events
+
+    def forget(self, event: Hashable) -> None:
+        """Drops ``event``, because it was recorded again on a stream outside of this capture."""
+        self._events.pop(event, None)
 
     def launch(self, stream: int) -> int:
         """Adds a node to ``stream`` and returns its number.

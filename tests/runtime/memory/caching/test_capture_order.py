@@ -134,6 +134,17 @@ def test_an_event_from_outside_of_the_capture_is_refused() -> None:
     assert not order.has_stream(2)
 
 
+def test_an_event_that_is_forgotten_was_not_recorded() -> None:
+    order = CaptureOrder(1)
+    order.record("event", 1)
+    assert order.has_event("event")
+    order.forget("event")
+    order.forget("event")
+    assert not order.has_event("event")
+    with pytest.raises(CaptureError, match="was not recorded"):
+        order.wait("event", 2)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_random_captures_agree_with_all_paths(seed: int) -> None:
     # The slow way: the ancestors of a stream's terminals, found anew for every question.
