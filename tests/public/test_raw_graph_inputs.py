@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import jax.numpy as jnp
@@ -201,3 +203,17 @@ def test_an_input_refuses_another_shape_or_dtype(wrong):
     with pytest.raises(tg.ReplayError):
         x.copy_(wrong)
     assert_value(x, fill(1))
+
+
+def test_a_graph_holds_no_value_that_was_written_over():
+    x = tg.static_input((N,))
+    g, y = record(lambda: x + 1)
+    x.copy_(fill(1))
+    g.replay()
+    value = weakref.ref(x.jax())
+    g.replay()
+    x.copy_(fill(2))
+    g.replay()
+    gc.collect()
+    assert value() is None
+    assert_value(y, fill(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,17 +24,14 @@ class LoadedInputs:
 
     Attributes:
         arguments: the very tuple.
-        inputs: each static input that it reads, with its value then, and what takes another one.
-        plain: all arrays that were loaded: none may be deleted.
+        inputs: each static input that it reads, a reference to its value then, which holds no
+            memory, and what takes another value.
+        fixed: the other arrays that were loaded.
     """
 
     arguments: tuple[Any, ...]
-    inputs: tuple[tuple[StaticInput, Any, Callable[..., bool]], ...]
-    plain: tuple[Any, ...]
-
-    def is_current(self) -> bool:
-        """True while no static input was written."""
-        return all(static.value is value for static, value, _ in self.inputs)
+    inputs: tuple[tuple[StaticInput, weakref.ref[Any], Callable[..., bool]], ...]
+    fixed: tuple[Any, ...]
 
 
 class BlockReplay(CapturedGraph):
@@ -55,16 +53,16 @@ class BlockReplay(CapturedGraph):
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
         """Replays, as `CapturedGraph.try_call` does; kept short, as Note [Hot path] says."""
         loaded = self._loaded
-        if loaded is None or loaded.arguments is not args or any(map(_is_deleted, loaded.plain)):
+        if loaded is None or loaded.arguments is not args or any(map(_is_deleted, loaded.fixed)):
             return self._load_all(args, kwargs, is_checked)
-        for static, value, _ in loaded.inputs:
-            if static.value is not value:
-                if not self._load_written(loaded):
-                    return self._load_all(args, kwargs, is_checked)
+        # Held until the launch: another thread may write an input meanwhile.
+        values = [static.value for static, _, _ in loaded.inputs]
+        for value, (_, find_loaded, _) in zip(values, loaded.inputs, strict=True):
+            if value is None or value is not find_loaded() or _is_deleted(value):
+                loaded = self._load_written(loaded, values)
                 break
         with self.lock:
-            # Another thread may have been here since.
-            if self._loaded is not None:
+            if loaded is not None and loaded is self._loaded:
                 return self._launch(args)
         return self._load_all(args, kwargs, is_checked)
 
@@ -82,62 +80,65 @@ class BlockReplay(CapturedGraph):
         # A block without state has no results: its arrays show the buffers.
         return ()
 
-    def _load_written(self, loaded: LoadedInputs) -> bool:
-        """Takes the values that were written since; False if each argument must be looked at."""
-        values = [static.value for static, _, _ in loaded.inputs]
+    def _load_written(self, loaded: LoadedInputs, values: list[Any]) -> LoadedInputs | None:
+        """Takes the values that were written since; None if each argument must be looked at."""
         if not all(type(each) is ArrayImpl and not each.is_deleted() for each in values):
-            return False
+            return None
         if self.replay.waits:
             wait_for_arguments(values)
         with self.lock:
             if self._loaded is not loaded:
-                return False
+                return None
             # What is loaded is not known if one of them is refused.
             self._loaded = None
+            inputs = list(loaded.inputs)
             updates: list[Any] = []
-            pairs = zip(loaded.inputs, values, strict=True)
-            written = [(take, new) for (_, old, take), new in pairs if new is not old]
-            if not all(take(value, updates) for take, value in written) or updates:
-                return False
-            pairs = zip(loaded.inputs, values, strict=True)
-            inputs = tuple((static, value, take) for (static, _, take), value in pairs)
-            fixed = loaded.plain[len(values) :]
-            self._loaded = LoadedInputs(loaded.arguments, inputs, (*values, *fixed))
-            return True
+            for i, (static, find_loaded, take) in enumerate(loaded.inputs):
+                if values[i] is not find_loaded():
+                    if not take(values[i], updates) or updates:
+                        return None
+                    inputs[i] = static, weakref.ref(values[i]), take
+            self._loaded = LoadedInputs(loaded.arguments, tuple(inputs), loaded.fixed)
+            return self._loaded
 
     def _load_all(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
         """Replays on arguments that are looked at one by one, and remembers them."""
-        loaded = None if self._donated else self._find_plain(args)
-        if loaded is None:
+        inputs = None if self._donated else self._find_inputs(args)
+        if inputs is None:
             return super().try_call(args, kwargs, is_checked)
-        if any(map(_is_deleted, loaded.plain)):
+        values = [static.value for static, _ in inputs]
+        leaves = jax.tree_util.tree_leaves([each for each in args if type(each) is not Array])
+        fixed = [unwrap_key(leaf) for leaf in leaves]
+        if not all(type(each) is ArrayImpl for each in (*values, *fixed)):
+            return super().try_call(args, kwargs, is_checked)
+        if any(map(_is_deleted, (*values, *fixed))):
             return MISS
         if self.replay.waits:
-            wait_for_arguments(loaded.plain)
+            wait_for_arguments((values, fixed))
         with self.lock:
             self._loaded = None
             result = super().try_call(args, kwargs, is_checked)
-            if result is not MISS and loaded.is_current():
-                self._loaded = loaded
+            pairs = list(zip(inputs, values, strict=True))
+            if result is not MISS and all(static.value is value for (static, _), value in pairs):
+                loaded = tuple(
+                    (static, weakref.ref(value), take) for (static, take), value in pairs
+                )
+                self._loaded = LoadedInputs(args, loaded, tuple(fixed))
         return result
 
-    def _find_plain(self, args: tuple[Any, ...]) -> LoadedInputs | None:
-        """Returns the arrays behind the arguments; None if one of them is not a plain array."""
-        inputs: list[tuple[StaticInput, Any, Callable[..., bool]]] = []
-        fixed: list[Any] = []
+    def _find_inputs(
+        self, args: tuple[Any, ...]
+    ) -> list[tuple[StaticInput, Callable[..., bool]]] | None:
+        """Returns the static inputs among arguments; None if there is another live array."""
+        inputs: list[tuple[StaticInput, Callable[..., bool]]] = []
         for index, _, _, collect in self._collectors:
             value = args[index]
             if type(value) is Array:
                 static = value.find_input()
                 if type(static) is not StaticInput:
                     return None
-                inputs.append((static, static.value, collect))
-            else:
-                fixed += map(unwrap_key, jax.tree_util.tree_leaves(value))
-        plain = (*(value for _, value, _ in inputs), *fixed)
-        if not all(type(each) is ArrayImpl for each in plain):
-            return None
-        return LoadedInputs(args, tuple(inputs), plain)
+                inputs.append((static, collect))
+        return inputs
 
     def _forget(self) -> None:
         super()._forget()
