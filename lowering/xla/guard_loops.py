@@ -8,7 +8,8 @@ itself has made, and must leave nothing behind. So what an iteration writes and 
 loop may read, the loop's *state*, is kept as it was after each iteration but the last:
 
 * a piece that a step of the iteration writes anew is written to a place of the iteration's own, and
-  the next iteration reads it there: this costs nothing,
+  the next iteration reads it there: this costs nothing. If that step is a memcpy, as XLA adds them
+  at the end of a body, it is left out: what it copies is written to that place,
 * every other piece, as an array that is updated in place, is copied, all by one kernel, which runs
   beside the condition.
 
@@ -40,10 +41,10 @@ from typing import Any
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
 from tracegraph.lowering.kernels.guards import end_turn, keep_state
-from tracegraph.lowering.planning.alternate_iterations import join_ranges
 from tracegraph.lowering.planning.first_reads import ByteSet, find_needed, follow_back
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT, align
 from tracegraph.lowering.xla.control_flow import rename_steps
+from tracegraph.lowering.xla.loop_state import Loop, move_iteration, read_loop
 from tracegraph.runtime.graph_nodes import Construct, Turn
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
 
@@ -54,7 +55,6 @@ BYTES_PER_MICROSECOND = 4_000_000
 EXPECTED_ITERATIONS, LONGEST_WASTE = 12, 20.0
 
 MOST_PER_TURN = 8
-STATE_BYTES, STATE_PIECES = 1 << 16, 16
 # What all copies of a loop together may add; a node takes some microseconds to instantiate.
 ADDED_NODES = 1024
 
@@ -64,37 +64,6 @@ _TAME |= {"transpose", "concatenate", "dynamic-slice", "dynamic-update-slice"}
 _TAME_NODES = (KernelNode, CopyNode, FillNode)
 # What makes a fusion of them do more.
 _WILD = {"custom-call", "rng", "rng-get-and-update-state"}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Loop:
-    """A loop that may be guarded.
-
-    Attributes:
-        step: one iteration per turn.
-        flag: whether another iteration follows.
-        state: the pieces of memory that are kept, the flag among them.
-        restored: those of them that a step after the loop may read.
-        anew: by piece the iteration's step that writes it anew, for those that one does.
-        passed: the pieces that an iteration reads as the one before has left them.
-    """
-
-    step: ConditionalStep
-    flag: BufferUse
-    state: tuple[BufferUse, ...]
-    restored: tuple[BufferUse, ...]
-    anew: Mapping[BufferUse, int]
-    passed: frozenset[BufferUse]
-
-    @property
-    def iteration(self) -> tuple[DeviceStep, ...]:
-        """The steps of an iteration and of the condition after it."""
-        return tuple(each for each in self.step.bodies[0][:-1] if isinstance(each, DeviceStep))
-
-    @property
-    def copied(self) -> list[BufferUse]:
-        """The pieces that are copied after each iteration."""
-        return [piece for piece in self.state if piece not in self.anew]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,44 +181,22 @@ def _guard_inside(step: ConditionalStep, live: ByteSet, program: _Program) -> Co
         inner.add(find_needed(step.bodies[0]))
     bodies = tuple(_guard_steps(body, inner, program) for body in step.bodies)
     step = dataclasses.replace(step, bodies=bodies)
-    loop = _read_loop(step, live, program) if _is_open_loop(step) else None
+    if not _is_open_loop(step) or not all(_is_tame(each, program) for each in step.bodies[0][:-1]):
+        return step
+    loop = read_loop(step, live)
     if loop is None:
         return step
     steps = loop.iteration
     nbytes = sum(use.nbytes for each in steps for use in {*each.reads, *each.writes})
-    added = len(steps) + bool(loop.copied)
+    count = len(steps) - len(loop.left_out)
+    added = count + bool(loop.copied)
     most = ADDED_NODES // (added * program.copies[_find_instruction(step.name)]) + 1
     per_turn = choose_guarded(
-        len(steps) * NODE + nbytes / BYTES_PER_MICROSECOND,
+        count * NODE + nbytes / BYTES_PER_MICROSECOND,
         COPY if loop.copied else 0.0,
         min(most, MOST_PER_TURN),
     )
     return _guard_loop(loop, per_turn, program) if per_turn > 1 else step
-
-
-def _read_loop(step: ConditionalStep, live: ByteSet, program: _Program) -> _Loop | None:
-    """Returns what guarding a loop needs to know, or None where it cannot be guarded."""
-    steps = step.bodies[0][:-1]
-    if not all(isinstance(each, DeviceStep) and _is_tame(each, program) for each in steps):
-        return None
-    (flag,) = step.setter.reads
-    written = join_ranges(use for each in steps for use in each.writes)
-    state = [piece for use in written for piece in live.find_common(use)]
-    if not any(use.overlaps(flag) for use in written):
-        return None
-    restored = tuple(state)
-    if flag not in state:
-        if any(piece.overlaps(flag) for piece in state):
-            return None
-        state.append(flag)
-    if len(state) > STATE_PIECES or sum(piece.nbytes for piece in state) > STATE_BYTES:
-        return None
-    device_steps = [each for each in steps if isinstance(each, DeviceStep)]
-    needed = join_ranges(find_needed(steps))
-    passed = frozenset(piece for piece in state if any(map(piece.overlaps, needed)))
-    found = {piece: _find_new_value(device_steps, piece, piece in passed) for piece in state}
-    anew = {piece: index for piece, index in found.items() if index is not None}
-    return _Loop(step, flag, tuple(state), restored, anew, passed)
 
 
 def _is_tame(step: GraphStep, program: _Program) -> bool:
@@ -272,44 +219,7 @@ def _find_instruction(name: str) -> str:
     return name.partition("@")[0]
 
 
-def _find_new_value(steps: Sequence[DeviceStep], piece: BufferUse, is_passed: bool) -> int | None:
-    """Returns the step of an iteration from which on a piece may have another place, or None.
-
-    That step writes all of it and reads none of it. What comes later reads and writes it alone,
-    not together with bytes around it; so does what comes earlier and reads the value that the
-    iteration before has left.
-    """
-    index = max(
-        (
-            index
-            for index, step in enumerate(steps)
-            if piece in step.writes and not any(use.overlaps(piece) for use in step.reads)
-        ),
-        default=None,
-    )
-    if index is None or not all(_is_apart(step, piece) for step in steps[index:]):
-        return None
-    if not is_passed:
-        return index
-    before = steps[:index]
-    if any(use.overlaps(piece) for step in before for use in step.writes):
-        return None
-    return index if all(_is_apart(step, piece) for step in before) else None
-
-
-def _is_apart(step: DeviceStep, piece: BufferUse) -> bool:
-    """True where each range that a step names is in the piece or shares no byte with it."""
-    return all(_contains(piece, use) or not use.overlaps(piece) for use in step.ranges)
-
-
-def _contains(piece: BufferUse, use: BufferUse) -> bool:
-    end = piece.offset + piece.nbytes
-    return (
-        use.buffer == piece.buffer and piece.offset <= use.offset and use.offset + use.nbytes <= end
-    )
-
-
-def _guard_loop(loop: _Loop, per_turn: int, program: _Program) -> ConditionalStep:
+def _guard_loop(loop: Loop, per_turn: int, program: _Program) -> ConditionalStep:
     """Returns the loop with several iterations per turn."""
     own = {piece: piece for piece in loop.state}
     kept = _place_state(loop, per_turn - 1, program)
@@ -318,7 +228,7 @@ def _guard_loop(loop: _Loop, per_turn: int, program: _Program) -> ConditionalSte
     name = loop.step.name
     body: list[GraphStep] = []
     for number, (before, after) in enumerate(itertools.pairwise(places), start=1):
-        moved = _move_iteration(loop, before, after)
+        moved = move_iteration(loop, before, after)
         body += rename_steps(moved, f"guarded.{number}")
         if number < per_turn and loop.copied:
             pairs = [(piece, after[piece]) for piece in loop.copied]
@@ -330,7 +240,7 @@ def _guard_loop(loop: _Loop, per_turn: int, program: _Program) -> ConditionalSte
     return dataclasses.replace(loop.step, bodies=(tuple(body),), turn=turn)
 
 
-def _place_state(loop: _Loop, count: int, program: _Program) -> list[dict[BufferUse, BufferUse]]:
+def _place_state(loop: Loop, count: int, program: _Program) -> list[dict[BufferUse, BufferUse]]:
     """Returns for each iteration but the last where each piece of the state is after it."""
     offsets: dict[BufferUse, int] = {}
     end = 0
@@ -346,27 +256,3 @@ def _place_state(loop: _Loop, count: int, program: _Program) -> list[dict[Buffer
         }
         for index in range(count)
     ]
-
-
-def _move_iteration(
-    loop: _Loop, before: Mapping[BufferUse, BufferUse], after: Mapping[BufferUse, BufferUse]
-) -> list[GraphStep]:
-    """Returns the steps of an iteration whose state is in other places before and after it."""
-
-    def move(step: DeviceStep, index: int) -> DeviceStep:
-        places = {
-            piece: after[piece] if index >= first else before[piece]
-            for piece, first in loop.anew.items()
-            if index >= first or piece in loop.passed
-        }
-
-        def relocate(use: BufferUse) -> BufferUse:
-            for piece, place in places.items():
-                if _contains(piece, use):
-                    offset = place.offset + use.offset - piece.offset
-                    return BufferUse(place.buffer, offset, use.nbytes)
-            return use
-
-        return step.move(relocate)
-
-    return [move(step, index) for index, step in enumerate(loop.iteration)]
