@@ -56,6 +56,8 @@ from tracegraph.devices.telemetry import (
     temperature,
     utilization,
 )
+from tracegraph.graphed_callables.graphed_callable import GraphedCallable, GraphedModule
+from tracegraph.graphed_callables.make import make_graphed_callables
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.recording.cuda_core import (
     ExportedGraph,
@@ -114,7 +116,9 @@ __all__ = [
     "Event",
     "ExportedGraph",
     "ExternalStream",
+    "GraphedCallable",
     "GraphedFunction",
+    "GraphedModule",
     "InternalError",
     "OutOfMemoryError",
     "PoolId",
@@ -150,6 +154,7 @@ __all__ = [
     "is_available",
     "is_current_stream_capturing",
     "list_gpu_processes",
+    "make_graphed_callables",
     "memory",
     "memory_usage",
     "power_draw",

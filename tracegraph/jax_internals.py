@@ -44,6 +44,7 @@ PRIVATE_NAMES = {
     "jax._src.core.extend_axis_env_nd": "the axis names that the body of a `shard_map` may use",
     "jax._src.core.set_current_trace": "what ops go to between two lines, not within a function",
     "jax._src.core.trace_state_strong_ref": "whether this thread traces, at every call",
+    "jax._src.interpreters.ad.LinearizeTrace": "whether ops are linearized for an eager `jax.vjp`",
     "jax._src.interpreters.partial_eval.DynamicJaxprTrace": "what records ops as `jax.jit` does",
     "jax._src.source_info_util": "the user's line of an equation, and the line of an op bound anew",
     "jax._src.traceback_util": "hides the frames of a library in tracebacks",
@@ -127,8 +128,15 @@ list_setting_names: Any = _private["trace_context_names"]
 # What JAX does with an op in this thread: it computes it when `trace_state.value` is `eval_trace`.
 trace_state: Any = _private["trace_state_strong_ref"]
 eval_trace: Any = _private["eval_trace"]
+_LinearizeTrace: Any = _private["LinearizeTrace"]
 # What records ops as a jaxpr. `tracegraph/recording/recorded_trace.py` says what it overrides.
 JaxprTrace: Any = _private["DynamicJaxprTrace"]
+
+
+def is_eager_vjp() -> bool:
+    """True where JAX linearizes ops for `jax.vjp` and computes their primal values at once."""
+    trace = trace_state.value
+    return type(trace) is _LinearizeTrace and trace.is_vjp and trace.parent_trace is eval_trace
 
 
 def embeds_arrays() -> bool:

@@ -18,6 +18,8 @@ def make_mismatch_error(
     names: Sequence[str],
     statics: Sequence[tuple[str, Any]],
     found: PreparedCall,
+    *,
+    other_way: str | None = None,
 ) -> ReplayError:
     """Returns an error that shows wanted and got side by side where they differ.
 
@@ -27,6 +29,7 @@ def make_mismatch_error(
         names: of the leaves of the signature.
         statics: its static values, each with its name.
         found: what it was called with.
+        other_way: to call the function with this signature; None where the function captures anew.
     """
     differences = (
         describe_mismatch(
@@ -34,12 +37,13 @@ def make_mismatch_error(
         ),
         describe_static_mismatch(statics, found.list_static_values()),
     )
+    fix = other_way or f"call `{name}`, which captures anew"
     difference = "; ".join(filter(None, differences)) or "the structure of the arguments"
     return ReplayError(
         f"the graph of `{name}` is called with another signature",
         where=f"{locate_caller()}: {difference}",
         why="a graph has static shapes: its kernels and buffers fit one signature only",
-        fix=f"pass what it was captured with, or call `{name}`, which captures anew",
+        fix=f"pass what it was captured with, or {fix}",
         anchor="signature",
     )
 

@@ -1,0 +1,140 @@
+"""GraphPair: the forward graph of a callable that returns residuals, and its backward graph."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.capturing.pipeline import CapturePipeline
+from tracegraph.capturing.progress import Progress
+from tracegraph.graphed_callables.residuals import BackwardFunction, Pullback
+from tracegraph.jax_internals import drop_unit_axes
+from tracegraph.options import read_options
+from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.runtime.default_device import find_device
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.environment import read_check_replay
+from tracegraph.runtime.memory.pool_id import PoolId
+from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
+from tracegraph.user_memory.live_plans import watch_plan
+
+_GIVEN = {
+    "static_argnums": (),
+    "static_argnames": (),
+    "donate_argnums": (),
+    "donate_argnames": (),
+    "mode": "whole",
+    "outputs": "fresh",
+    "pool": None,
+    "stream": None,
+    "verify": True,
+    "static_leaves": "auto",
+    "control_flow": "allow",
+    "prefer": "graph",
+}
+
+
+class Recipe:
+    """How the graphs of the callables of one call of `tg.make_graphed_callables` are captured.
+
+    Args:
+        pool_id: of the pool to share; None for a new one.
+    """
+
+    def __init__(self, pool_id: PoolId | None) -> None:
+        self._pool = FunctionPool(pool_id)
+        self._graphs: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
+
+    def share_pool(self) -> PoolId:
+        """Returns the id of the pool, which other captures may join from now on."""
+        return self._pool.share(_find_device())
+
+    def leave_empty_pool(self) -> None:
+        """Drops the pool if no graph is in it."""
+        if not self._graphs:
+            self._pool.leave()
+
+    def prepare(
+        self, function: Callable[..., Any], name: str, args: Any, kwargs: Any
+    ) -> PreparedCall:
+        """Binds, checks and flattens a call."""
+        options = read_options(function, {**_GIVEN, "name": name})
+        device = _find_device().jax_device
+        return prepare_call(function, options, args, kwargs, device=device, has_values=True)
+
+    def capture(self, prepared: PreparedCall) -> CapturedGraph:
+        """Captures and verifies a graph."""
+        progress = Progress(f"capturing `{prepared.options.name}`")
+        with drop_unit_axes(prepared.leaves), progress:
+            pipeline = CapturePipeline(prepared, _find_device(), self._pool, progress)
+            graph = pipeline.capture(_ignore).graph
+        watch_plan(graph.lowered.plan, graph.replay)
+        self._graphs.add(graph)
+        return graph
+
+
+class GraphPair:
+    """The forward graph of a callable that returns residuals, and its backward graph.
+
+    The pullbacks that JAX holds refer to it, so that it refers to no callable.
+
+    Args:
+        recipe: of the callable.
+        name: of the callable.
+        forward: the graph.
+        pullback: of the forward function.
+
+    Attributes:
+        backward: the backward graph; None until it is captured.
+    """
+
+    def __init__(
+        self, recipe: Recipe, name: str, forward: CapturedGraph, pullback: Pullback
+    ) -> None:
+        self.forward, self.pullback = forward, pullback
+        self.backward: CapturedGraph | None = None
+        self._recipe = recipe
+        self._function = BackwardFunction(pullback, f"{name}.backward")
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<GraphPair {self.forward.name}>"
+
+    def replay_backward(
+        self, residuals: Sequence[Any], cotangents: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Returns the gradients of the wanted arguments, as fresh arrays."""
+        args = (list(residuals), list(cotangents))
+        if self.backward is None:
+            with self._lock:
+                if self.backward is None:
+                    name = self._function.__name__
+                    prepared = self._recipe.prepare(self._function, name, args, {})
+                    self.backward = self._recipe.capture(prepared)
+        return self.backward(*args)
+
+    def trace_backward(
+        self, residuals: Sequence[Any], cotangents: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Returns the same where a residual or a cotangent is traced."""
+        return self._jitted(list(residuals), list(cotangents))
+
+    # Most pullbacks are called on arrays only.
+    @functools.cached_property
+    def _jitted(self) -> Any:
+        return jax.jit(self._function)
+
+
+def _find_device() -> Device:
+    return find_device(is_checking=read_check_replay())
+
+
+# No other call waits for a capture here.
+def _ignore(_graph: CapturedGraph) -> None:
+    return

@@ -1,0 +1,118 @@
+"""The two primitives by which JAX differentiates a graphed callable.
+
+Note [Differentiation]. An eager `jax.vjp` (and `jax.grad`, `jax.value_and_grad`, `jax.jacrev`,
+which call it) linearizes a function while it computes its primal values at once. A graphed callable
+binds `graphed_call` there, and nowhere else; wherever JAX does anything else, its function is
+called as if it had never been graphed. The rule of `graphed_call` replays the forward graph on the
+values, and binds `graphed_tangent` on its residuals and the tangents. That op is never computed:
+a pullback transposes it, which replays the backward graph. Where the cotangents are traced, as in
+`jax.jacrev`, which maps over them, or under `jax.jit` of a pullback, the backward function is
+traced into what is around it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+
+from tracegraph.graphed_callables.callable_graphs import CallableGraphs
+from tracegraph.graphed_callables.graph_pair import GraphPair
+from tracegraph.jax_internals import eval_trace, trace_state
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a callable whose arguments are being differentiated.
+
+    Attributes:
+        graphs: of the callable.
+        leaves: its flat arguments.
+        tree: of the arguments.
+        traced: the indices of those that JAX differentiates; they are the operands.
+    """
+
+    graphs: CallableGraphs
+    leaves: list[Any]
+    tree: Any
+    traced: tuple[int, ...]
+
+    def fill(self, values: Any) -> list[Any]:
+        """Returns the flat arguments with values for the operands."""
+        leaves = list(self.leaves)
+        for index, value in zip(self.traced, values, strict=True):
+            leaves[index] = value
+        return leaves
+
+
+graphed_call = Primitive("graphed_call")
+graphed_call.multiple_results = True
+graphed_tangent = Primitive("graphed_tangent")
+graphed_tangent.multiple_results = True
+
+
+def call_differentiated(graphs: CallableGraphs, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Calls a callable while an eager `jax.vjp` linearizes what is around it."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    traced = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer))
+    call = Call(graphs, leaves, tree, traced)
+    if not traced:
+        return _call_plainly(call, ())
+    # The tree is known when the rule has run.
+    trees: list[Any] = []
+    results = graphed_call.bind(*[leaves[index] for index in traced], call=call, trees=trees)
+    return jax.tree.unflatten(trees[0], results)
+
+
+def _call_plainly(call: Call, values: Any) -> Any:
+    args, kwargs = jax.tree.unflatten(call.tree, call.fill(values))
+    with jax.ensure_compile_time_eval():
+        return call.graphs.call(args, kwargs)
+
+
+# Where no operand has a tangent.
+@graphed_call.def_impl
+def _compute(*values: Any, call: Call, trees: list[Any]) -> list[Any]:
+    results, tree = jax.tree.flatten(_call_plainly(call, values))
+    trees.append(tree)
+    return results
+
+
+def _differentiate(
+    values: Any, tangents: Any, *, call: Call, trees: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    is_wanted = [type(tangent) is not ad.Zero for tangent in tangents]
+    wanted = tuple(i for i, is_one in zip(call.traced, is_wanted, strict=True) if is_one)
+    with jax.ensure_compile_time_eval():
+        results, residuals, pair = call.graphs.call_forward(call.tree, call.fill(values), wanted)
+    trees.append(pair.pullback.out_tree)
+    operands = [tangent for tangent, is_one in zip(tangents, is_wanted, strict=True) if is_one]
+    types = [jax.typeof(result).to_tangent_aval() for result in results]
+    known = pair.pullback.differentiable
+    moved = graphed_tangent.bind(
+        *residuals, *operands, pair=pair, types=tuple(types[index] for index in known)
+    )
+    found = dict(zip(known, moved, strict=True))
+    return results, [found.get(index, ad.Zero(each)) for index, each in enumerate(types)]
+
+
+@graphed_tangent.def_abstract_eval
+def _find_types(*_operands: Any, types: tuple[Any, ...], **_params: Any) -> list[Any]:
+    return list(types)
+
+
+def _pull_back(cotangents: Any, *operands: Any, pair: GraphPair, **_params: Any) -> list[Any]:
+    residuals = operands[: len(pair.pullback.sources)]
+    given = [ad.instantiate_zeros(each) for each in cotangents]
+    is_eager = trace_state.value is eval_trace and not any(
+        isinstance(each, jax.core.Tracer) for each in (*residuals, *given)
+    )
+    run = pair.replay_backward if is_eager else pair.trace_backward
+    return [*[None] * len(residuals), *run(residuals, given)]
+
+
+ad.primitive_jvps[graphed_call] = _differentiate
+ad.primitive_transposes[graphed_tangent] = _pull_back
