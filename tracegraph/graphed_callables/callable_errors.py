@@ -35,6 +35,17 @@ def make_unused_error(function: Any, name: str, arguments: Sequence[str]) -> Cap
     )
 
 
+def make_structure_error(function: Any) -> CaptureError:
+    """Returns the error of a function that changes the structure of an object."""
+    return CaptureError(
+        "a module's attributes are others after the call than before it",
+        where=locate_function(function),
+        why="a graph updates the arrays of a module; new attributes are no work of a device",
+        fix="make all Variables in the module's constructor, and switch modes before the call",
+        anchor="graphed-callable",
+    )
+
+
 def make_samples_error(what: str, why: str, fix: str) -> ConfigError:
     """Returns the error of arguments of `tg.make_graphed_callables` that do not fit together."""
     return ConfigError(

@@ -11,6 +11,7 @@ import numpy as np
 
 from tracegraph.graphed_callables.callable_errors import make_signature_error
 from tracegraph.graphed_callables.graph_pair import GraphPair, Recipe
+from tracegraph.graphed_callables.object_function import ObjectFunction
 from tracegraph.graphed_callables.residuals import ForwardFunction
 from tracegraph.jax_internals import InvalidFloatSignal, read_settings
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
@@ -30,7 +31,7 @@ class CallableGraphs:
         sample: a call that all others must be like.
 
     Attributes:
-        function: the callable.
+        function: what is captured.
         name: of its graphs.
     """
 
@@ -45,6 +46,17 @@ class CallableGraphs:
         self._plain: dict[Any, CapturedGraph] = {}
         self._pairs: dict[Any, GraphPair] = {}
         self._lock = threading.RLock()
+
+    @property
+    def takes_objects(self) -> bool:
+        """True when the callable takes objects of nnx, and its graphs their arrays."""
+        return isinstance(self.function, ObjectFunction)
+
+    @property
+    def user_function(self) -> Callable[..., Any]:
+        """The callable as the user calls it."""
+        function = self.function
+        return function.function if isinstance(function, ObjectFunction) else function
 
     def count_graphs(self) -> int:
         """Returns how many graphs are captured."""

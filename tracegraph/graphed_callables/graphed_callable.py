@@ -10,6 +10,7 @@ import jax
 
 from tracegraph.constraints.frames import hide_own_frames
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
+from tracegraph.graphed_callables.object_function import split_call
 from tracegraph.graphed_callables.primitives import call_differentiated
 from tracegraph.jax_internals import eval_trace, is_eager_vjp, trace_state
 from tracegraph.runtime.memory.pool_id import PoolId
@@ -144,12 +145,15 @@ def call_graphed(graphs: CallableGraphs, args: tuple[Any, ...], kwargs: dict[str
     # Without jit JAX has other settings; the function is then called op by op, as under `jax.jit`.
     is_graphed = (is_eager or is_eager_vjp()) and not jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
     if not is_graphed:
-        return graphs.function(*args, **kwargs)
+        return graphs.user_function(*args, **kwargs)
+    run = graphs.call if is_eager else functools.partial(call_differentiated, graphs)
     try:
-        args, kwargs = graphs.normalize(args, kwargs)
-        if is_eager:
-            return graphs.call(args, kwargs)
-        return call_differentiated(graphs, args, kwargs)
+        if graphs.takes_objects:
+            split = split_call(args, kwargs)
+            result, changed = run(split.args, {})
+            split.update(changed)
+            return result
+        return run(*graphs.normalize(args, kwargs))
     except Exception as error:
         hide_own_frames(error)
         raise

@@ -13,7 +13,9 @@ from tracegraph.graphed_callables.callable_errors import make_unused_error
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
 from tracegraph.graphed_callables.graph_pair import GraphPair, Recipe
 from tracegraph.graphed_callables.graphed_callable import GraphedCallable, GraphedModule
+from tracegraph.graphed_callables.object_function import ObjectFunction, split_call
 from tracegraph.graphed_callables.residuals import find_unused, is_inexact
+from tracegraph.objects.graph_objects import has_objects
 from tracegraph.tracing.signature import is_leaf_tree
 
 
@@ -42,10 +44,13 @@ class Making:
         is_module = not is_leaf_tree(jax.tree.structure(function))
         if is_module:
             # The function of a module's class takes the module first, as it takes other arguments.
-            args, called = (function, *args), type(function).__call__
+            called: Any = type(function).__call__
+            args = (function, *args)
             name = type(function).__name__
         else:
             called, name = function, getattr(function, "__name__", type(function).__name__)
+        if has_objects((args, kwargs)):
+            called, args, kwargs = ObjectFunction(called), split_call(args, kwargs).args, {}
         graphs = CallableGraphs(called, name, recipe, recipe.prepare(called, name, args, kwargs))
         args, kwargs = graphs.normalize(args, kwargs)
         self._graphs, self._call = graphs, (args, kwargs)
