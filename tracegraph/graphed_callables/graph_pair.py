@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import weakref
@@ -79,10 +80,42 @@ class Recipe:
         return graph
 
 
+class PulledBack:
+    """What the pullbacks of a pair refer to; it holds no graph and no device memory.
+
+    JAX keeps the parameters of ops in caches, long after the ops themselves have gone. So this
+    refers to the pair weakly. A pullback that outlives its pair is computed by `jax.jit`.
+
+    Args:
+        function: the pullback as a function.
+        pair: that has the graph of it.
+    """
+
+    def __init__(self, function: BackwardFunction, pair: GraphPair) -> None:
+        self._function, self._find_pair = function, weakref.ref(pair)
+
+    def __repr__(self) -> str:
+        return f"<PulledBack {self._function.__name__}>"
+
+    def replay(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the gradients of the wanted arguments, as fresh arrays."""
+        pair = self._find_pair()
+        if pair is None:
+            return self.trace(residuals, cotangents)
+        return pair.replay_backward(residuals, cotangents)
+
+    def trace(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the same where a residual or a cotangent is traced."""
+        return self._jitted(list(residuals), list(cotangents))
+
+    # Most pullbacks are replayed only.
+    @functools.cached_property
+    def _jitted(self) -> Any:
+        return jax.jit(self._function)
+
+
 class GraphPair:
     """The forward graph of a callable that returns residuals, and its backward graph.
-
-    The pullbacks that JAX holds refer to it, so that it refers to no callable.
 
     Args:
         recipe: of the callable.
@@ -92,6 +125,7 @@ class GraphPair:
 
     Attributes:
         backward: the backward graph; None until it is captured.
+        pulled_back: what pullbacks refer to.
     """
 
     def __init__(
@@ -100,7 +134,11 @@ class GraphPair:
         self.forward, self.pullback = forward, pullback
         self.backward: CapturedGraph | None = None
         self._recipe = recipe
-        self._function = BackwardFunction(pullback, f"{name}.backward")
+        # Constants are among the residuals, and may be large.
+        self._function = BackwardFunction(
+            dataclasses.replace(pullback, constants=()), f"{name}.backward"
+        )
+        self.pulled_back = PulledBack(self._function, self)
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -109,7 +147,7 @@ class GraphPair:
     def replay_backward(
         self, residuals: Sequence[Any], cotangents: Sequence[Any]
     ) -> tuple[Any, ...]:
-        """Returns the gradients of the wanted arguments, as fresh arrays."""
+        """Returns the gradients of the wanted arguments; captures the graph at the first call."""
         args = (list(residuals), list(cotangents))
         if self.backward is None:
             with self._lock:
@@ -118,17 +156,6 @@ class GraphPair:
                     prepared = self._recipe.prepare(self._function, name, args, {})
                     self.backward = self._recipe.capture(prepared)
         return self.backward(*args)
-
-    def trace_backward(
-        self, residuals: Sequence[Any], cotangents: Sequence[Any]
-    ) -> tuple[Any, ...]:
-        """Returns the same where a residual or a cotangent is traced."""
-        return self._jitted(list(residuals), list(cotangents))
-
-    # Most pullbacks are called on arrays only.
-    @functools.cached_property
-    def _jitted(self) -> Any:
-        return jax.jit(self._function)
 
 
 def _find_device() -> Device:

@@ -20,8 +20,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
-from tracegraph.graphed_callables.graph_pair import GraphPair
-from tracegraph.jax_internals import eval_trace, trace_state
+from tracegraph.graphed_callables.graph_pair import PulledBack
+from tracegraph.jax_internals import compute_at_once, eval_trace, trace_state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ def call_differentiated(graphs: CallableGraphs, args: tuple[Any, ...], kwargs: A
 
 def _call_plainly(call: Call, values: Any) -> Any:
     args, kwargs = jax.tree.unflatten(call.tree, call.fill(values))
-    with jax.ensure_compile_time_eval():
+    with compute_at_once():
         return call.graphs.call(args, kwargs)
 
 
@@ -86,14 +86,14 @@ def _differentiate(
 ) -> tuple[list[Any], list[Any]]:
     is_wanted = [type(tangent) is not ad.Zero for tangent in tangents]
     wanted = tuple(i for i, is_one in zip(call.traced, is_wanted, strict=True) if is_one)
-    with jax.ensure_compile_time_eval():
+    with compute_at_once():
         results, residuals, pair = call.graphs.call_forward(call.tree, call.fill(values), wanted)
     trees.append(pair.pullback.out_tree)
     operands = [tangent for tangent, is_one in zip(tangents, is_wanted, strict=True) if is_one]
     types = [jax.typeof(result).to_tangent_aval() for result in results]
     known = pair.pullback.differentiable
     moved = graphed_tangent.bind(
-        *residuals, *operands, pair=pair, types=tuple(types[index] for index in known)
+        *residuals, *operands, pulled_back=pair.pulled_back, types=tuple(types[i] for i in known)
     )
     found = dict(zip(known, moved, strict=True))
     return results, [found.get(index, ad.Zero(each)) for index, each in enumerate(types)]
@@ -104,13 +104,16 @@ def _find_types(*_operands: Any, types: tuple[Any, ...], **_params: Any) -> list
     return list(types)
 
 
-def _pull_back(cotangents: Any, *operands: Any, pair: GraphPair, **_params: Any) -> list[Any]:
-    residuals = operands[: len(pair.pullback.sources)]
+def _pull_back(
+    cotangents: Any, *operands: Any, pulled_back: PulledBack, **_params: Any
+) -> list[Any]:
+    is_residual = [not ad.is_undefined_primal(operand) for operand in operands]
+    residuals = [each for each, is_one in zip(operands, is_residual, strict=True) if is_one]
     given = [ad.instantiate_zeros(each) for each in cotangents]
     is_eager = trace_state.value is eval_trace and not any(
         isinstance(each, jax.core.Tracer) for each in (*residuals, *given)
     )
-    run = pair.replay_backward if is_eager else pair.trace_backward
+    run = pulled_back.replay if is_eager else pulled_back.trace
     return [*[None] * len(residuals), *run(residuals, given)]
 
 
