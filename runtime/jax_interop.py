@@ -32,6 +32,11 @@ PRIVATE_NAMES = {
     "jax._src.interpreters.pxla.shard_arg_handlers": "puts the arguments of `jax.jit` on devices",
     "jax._src.interpreters.mlir.register_constant_handler": "lowers arrays that are closed over",
     "jax._src.interpreters.mlir.register_lowering": "a mark in a trace lowers to nothing",
+    "jax._src.effects.Effect": "a mark without an effect is dropped with what is unused",
+    "jax._src.effects.lowerable_effects": "the effect of marks may be in a program of `jax.jit`",
+    "jax._src.effects.control_flow_allowed_effects": "and in the body of a loop, to be refused",
+    "jax._src.effects.custom_derivatives_allowed_effects": "and in a function with a derivative",
+    "jax._src.effects.remat_allowed_effects": "and in a function under `jax.checkpoint`",
     "jax._src.interpreters.mlir.get_constant_handler": "how a plain array is lowered there",
     "jaxlib.xla_client.batched_device_put": "host memory to array in 3 us, not 30",
     "jax._src.random.prng.PRNGKeyArray": "typed keys; `wrap_key_data` would read its operand",
@@ -266,6 +271,18 @@ def unwrap_key(value: Any) -> Any:
     return value._base_array if type(value) is PRNGKeyArray else value
 
 
+class StreamOrder(_private["Effect"]):
+    """The effect of a mark: it orders streams."""
+
+    def __str__(self) -> str:
+        return "StreamOrder"
+
+
+_order = StreamOrder()
+for _name in ("lowerable", "control_flow_allowed", "custom_derivatives_allowed", "remat_allowed"):
+    _private[f"{_name}_effects"].add_type(StreamOrder)
+
+
 def make_mark(name: str) -> Callable[[int, Any], None]:
     """Returns a function that leaves a mark, an op without operands and results, in a trace.
 
@@ -273,12 +290,13 @@ def make_mark(name: str) -> Callable[[int, Any], None]:
         name: the primitive's name; its parameters are ``stream`` and ``event``,
             both hashable.
 
-    A named scope labels ops but has no place between two of them; only an op has.
+    A named scope labels ops but has no place between two of them; only an op has. JAX drops an op
+    without results when it differentiates a function under `jax.jit`, unless it has an effect.
     """
     primitive = jax.extend.core.Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(lambda **_: [])
-    primitive.def_abstract_eval(lambda **_: [])
+    primitive.def_effectful_abstract_eval(lambda **_: ([], {_order}))
     _private["register_lowering"](primitive, lambda *_, **__: [])
 
     def leave_mark(stream: int, event: Any) -> None:

@@ -20,6 +20,7 @@ from tracegraph.runtime.stream_backend import find_backend, require_backend
 from tracegraph.runtime.stream_capture import (
     check_not_in_capture,
     default_streams,
+    find_place,
     is_member,
     is_tracing,
     thread_state,
@@ -246,7 +247,7 @@ def stream(s: Stream | None) -> Iterator[None]:
     previous = list(thread_state.streams)
     thread_state.streams.append(s)
     try:
-        with jax.named_scope(f"{SCOPE_PREFIX}{s.number}"):
+        with jax.named_scope(f"{SCOPE_PREFIX}{find_place(s.number)}"):
             yield
     finally:
         thread_state.streams[:] = previous

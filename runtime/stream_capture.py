@@ -17,8 +17,9 @@ Stream: TypeAlias = Any
 _leave_record = make_mark("tg_record")
 _leave_wait = make_mark("tg_wait")
 # Their parameter ``event`` is the event itself.
-leave_external_record = make_mark("tg_external_record")
-leave_external_wait = make_mark("tg_external_wait")
+_leave_external_record = make_mark("tg_external_record")
+_leave_external_wait = make_mark("tg_external_wait")
+CAPTURING_STREAM = 0
 # The one that JAX computes on, once there are streams.
 default_streams: list[Stream] = []
 
@@ -64,9 +65,28 @@ def read_trace_memo() -> dict[Any, Any] | None:
     return thread_state.memos[-1] if thread_state.memos else None
 
 
+def find_place(stream: int) -> int:
+    """Returns the number of a stream in what is traced: 0 for the capturing stream.
+
+    JAX keeps the trace of a function under ``jax.jit``, for captures on other streams, too.
+    """
+    orders = thread_state.orders
+    return CAPTURING_STREAM if orders and stream == orders[-1].streams[0] else stream
+
+
+def leave_external_record(stream: int, event: Any) -> None:
+    """Leaves the mark of a record in the graph."""
+    _leave_external_record(find_place(stream), event)
+
+
+def leave_external_wait(stream: int, event: Any) -> None:
+    """Leaves the mark of a wait in the graph."""
+    _leave_external_wait(find_place(stream), event)
+
+
 def leave_record(stream: int, event: int) -> None:
     """Leaves the mark of a record in the traced program."""
-    _leave_record(stream, event)
+    _leave_record(find_place(stream), event)
     order = thread_state.orders[-1]
     # What is missing is told with its line when all is traced: `constraints.streams`.
     if order.has_stream(stream):
@@ -77,7 +97,7 @@ def leave_record(stream: int, event: int) -> None:
 
 def leave_wait(stream: int, event: int) -> None:
     """Leaves the mark of a wait in the traced program."""
-    _leave_wait(stream, event)
+    _leave_wait(find_place(stream), event)
     order = thread_state.orders[-1]
     if order.has_event(event):
         order.wait(event, stream)

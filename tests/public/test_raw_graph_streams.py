@@ -193,6 +193,29 @@ def test_g39_work_of_every_stream_is_in_the_memory_of_the_graph() -> None:
         assert any(start <= array.data_ptr() < end for start, end in ranges)
 
 
+def test_a_jitted_function_with_streams_is_captured_again_and_again() -> None:
+    side = tg.Stream()
+
+    @jax.jit
+    def branch(x: Any) -> Any:
+        main = tg.current_stream()
+        side.wait_stream(main)
+        with tg.stream(side):
+            left = x * 2
+        with tg.stream(main):
+            right = x * 3
+        main.wait_stream(side)
+        return left + right
+
+    x = tg.static_input(fill(1))
+    for _ in range(2):
+        g, y = record(lambda: branch(x) + 1)
+        g.replay()
+        assert_value(y, np.full(N, 6.0))
+        captured: Any = tg.capture(lambda v: branch(v) + 2)
+        assert_value(captured(fill(1)), np.full(N, 7.0))
+
+
 def test_is_capturing_follows_forks_in_a_block() -> None:
     side, apart = tg.Stream(), tg.Stream()
     g, x = tg.CUDAGraph(), tg.static_input(fill(1))

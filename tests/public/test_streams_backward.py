@@ -203,6 +203,31 @@ def test_streams_inside_of_the_forward_pass_are_those_of_the_backward_pass() -> 
     assert [stream for stream, caller in found["dot_general"] if caller == 0] == [0, SIDE.number]
 
 
+def fork(w: Any) -> Any:
+    SIDE.wait_stream(tg.current_stream())
+    with tg.stream(SIDE):
+        left = jnp.tanh(X @ w)
+    right = jnp.sin(X @ w)
+    tg.current_stream().wait_stream(SIDE)
+    return jnp.sum(left * right)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: jax.grad(jax.jit(f)),
+        lambda f: jax.jit(jax.grad(jax.jit(f))),
+        lambda f: jax.grad(jax.checkpoint(jax.jit(f))),
+        lambda f: lambda w: jax.vmap(jax.jit(f))(jnp.stack([w, w])),
+        lambda f: lambda w: jax.jvp(jax.jit(f), (w,), (w,))[1],
+    ],
+    ids=["grad", "jit", "checkpoint", "vmap", "jvp"],
+)
+def test_transforms_of_jitted_functions_keep_their_waits(transform: Any) -> None:
+    function = transform(fork)
+    np.testing.assert_allclose(run_function(function), function(W), rtol=1e-5)
+
+
 def test_gradients_of_gradients_and_rematerialised_ones() -> None:
     def loss(w: Any) -> Any:
         SIDE.wait_stream(tg.current_stream())
