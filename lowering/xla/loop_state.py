@@ -6,7 +6,6 @@ See Note [Guarded iterations] in `lowering/xla/guard_loops.py`.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
