@@ -59,7 +59,8 @@ def test_g10_events_in_a_graph_take_the_time() -> None:
         around[0].record()
         result = step(X)
         around[1].record()
-        second.synchronize()
+        around[1].synchronize()
+        assert second.query()
         inside = first.elapsed_time(second)
         assert 0 < inside <= around[0].elapsed_time(around[1])
     np.testing.assert_allclose(result, np.sort(np.cumsum(np.tanh(X))), rtol=1e-3, atol=1e-2)
@@ -107,7 +108,7 @@ def test_g41_external_wait_and_record() -> None:
 
 def test_g41_a_raw_graph_waits_too() -> None:
     torch: Any = pytest.importorskip("torch")
-    ready, done = external(), external()
+    ready, done, behind = external(), external(), tg.Event()
     x = tg.static_input(jnp.asarray(X))
     g = tg.CUDAGraph()
     with tg.graph(g):
@@ -121,10 +122,12 @@ def test_g41_a_raw_graph_waits_too() -> None:
     try:
         ready.record(tg.ExternalStream(gates.streams[1].cuda_stream))
         g.replay()
-        assert not done.query()
+        behind.record()
+        assert not behind.query()
     finally:
         gates.open_all()
-    done.synchronize()
+    behind.synchronize()
+    assert done.query()
     np.testing.assert_array_equal(np.asarray(y), X * 2)
 
 
