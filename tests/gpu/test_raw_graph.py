@@ -97,6 +97,7 @@ def test_g03_g12_graphs_on_two_streams_are_both_right():
         assert_value(y, np.full(N, 30 * factor, np.float32))
 
 
+@pytest.mark.usefixtures("alone_on_gpu")
 def test_g08_many_captures_of_a_matmul_take_little_memory():
     w = jnp.ones((256, 256))
     kept = [record(lambda: w @ w)]

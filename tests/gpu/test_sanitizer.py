@@ -11,6 +11,8 @@ from tests.gpu.subprocesses import run_python
 
 pytestmark = pytest.mark.usefixtures("gpu")
 FOUND_FAULTS = 86
+SHARES = 3
+LIMIT_S = 150
 # The tool says so where the GPU is lent to a virtual machine that hides its debugging interface.
 REFUSALS = ("Device not supported", "Unable to find injection library", "not permitted")
 # One allocation of the driver per array: then an access behind an array's end shows.
@@ -33,10 +35,13 @@ def test_small_cases_by_themselves():
         small_cases.run_case(name)
 
 
+NAMES = tuple(small_cases.CASES)
+
+
 @pytest.mark.parametrize(
     ("tool", "names"),
-    # The race checker takes half a minute per case, so that workers may share them.
-    [("memcheck", tuple(small_cases.CASES))]
+    # In parts, so that workers may share them.
+    [("memcheck", NAMES[first::SHARES]) for first in range(SHARES)]
     + [("racecheck", (name,)) for name in ("softmax", "state", "streams")],
 )
 def test_small_cases_under_the_tool(tool, names):
@@ -54,6 +59,7 @@ def test_small_cases_under_the_tool(tool, names):
         ["-m", "tests.gpu.small_cases", *names],
         before=[path, "--tool", tool, *options, "--error-exitcode", str(FOUND_FAULTS)],
         variables=variables,
+        timeout_s=LIMIT_S,
     )
     text = f"{done.stdout}\n{done.stderr}"
     refusal = next((each for each in REFUSALS if each in text), None)
