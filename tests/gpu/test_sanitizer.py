@@ -12,7 +12,7 @@ from tests.gpu.subprocesses import run_python
 pytestmark = pytest.mark.usefixtures("gpu")
 FOUND_FAULTS = 86
 SHARES = 3
-LIMIT_S = 150
+LIMIT_S = "150"
 # The tool says so where the GPU is lent to a virtual machine that hides its debugging interface.
 REFUSALS = ("Device not supported", "Unable to find injection library", "not permitted")
 # One allocation of the driver per array: then an access behind an array's end shows.
@@ -57,9 +57,19 @@ def test_small_cases_under_the_tool(tool, names):
         options += ["--report-api-errors", "no"]
     done = run_python(
         ["-m", "tests.gpu.small_cases", *names],
-        before=[path, "--tool", tool, *options, "--error-exitcode", str(FOUND_FAULTS)],
+        # Ends the tool's children with it, which would hold the pipes.
+        before=[
+            "timeout",
+            "--kill-after=5",
+            LIMIT_S,
+            path,
+            "--tool",
+            tool,
+            *options,
+            "--error-exitcode",
+            str(FOUND_FAULTS),
+        ],
         variables=variables,
-        timeout_s=LIMIT_S,
     )
     text = f"{done.stdout}\n{done.stderr}"
     refusal = next((each for each in REFUSALS if each in text), None)
