@@ -11,6 +11,7 @@ import numpy as np
 
 from tracegraph.graphed_callables.callable_errors import make_signature_error
 from tracegraph.graphed_callables.graph_pair import GraphPair, Recipe
+from tracegraph.graphed_callables.module_function import ModuleFunction
 from tracegraph.graphed_callables.object_function import ObjectFunction
 from tracegraph.graphed_callables.residuals import ForwardFunction
 from tracegraph.jax_internals import InvalidFloatSignal, read_settings
@@ -48,15 +49,11 @@ class CallableGraphs:
         self._lock = threading.RLock()
 
     @property
-    def takes_objects(self) -> bool:
-        """True when the callable takes objects of nnx, and its graphs their arrays."""
-        return isinstance(self.function, ObjectFunction)
-
-    @property
     def user_function(self) -> Callable[..., Any]:
-        """The callable as the user calls it."""
+        """The callable as the user calls it, with a module as its first argument."""
         function = self.function
-        return function.function if isinstance(function, ObjectFunction) else function
+        is_ours = isinstance(function, ObjectFunction | ModuleFunction)
+        return function.function if is_ours else function
 
     def count_graphs(self) -> int:
         """Returns how many graphs are captured."""

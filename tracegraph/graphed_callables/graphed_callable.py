@@ -10,7 +10,8 @@ import jax
 
 from tracegraph.constraints.frames import hide_own_frames
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
-from tracegraph.graphed_callables.object_function import split_call
+from tracegraph.graphed_callables.module_function import ModuleFunction, fix_numbers
+from tracegraph.graphed_callables.object_function import ObjectFunction, split_call
 from tracegraph.graphed_callables.primitives import call_differentiated
 from tracegraph.jax_internals import eval_trace, is_eager_vjp, trace_state
 from tracegraph.runtime.memory.pool_id import PoolId
@@ -148,7 +149,9 @@ def call_graphed(graphs: CallableGraphs, args: tuple[Any, ...], kwargs: dict[str
         return graphs.user_function(*args, **kwargs)
     run = graphs.call if is_eager else functools.partial(call_differentiated, graphs)
     try:
-        if graphs.takes_objects:
+        if isinstance(graphs.function, ModuleFunction):
+            args = (fix_numbers(args[0]), *args[1:])
+        elif isinstance(graphs.function, ObjectFunction):
             split = split_call(args, kwargs)
             result, changed = run(split.args, {})
             split.update(changed)

@@ -13,6 +13,7 @@ from tracegraph.graphed_callables.callable_errors import make_unused_error
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
 from tracegraph.graphed_callables.graph_pair import GraphPair, Recipe
 from tracegraph.graphed_callables.graphed_callable import GraphedCallable, GraphedModule
+from tracegraph.graphed_callables.module_function import ModuleFunction, fix_numbers
 from tracegraph.graphed_callables.object_function import ObjectFunction, split_call
 from tracegraph.graphed_callables.residuals import find_unused, is_inexact
 from tracegraph.objects.graph_objects import has_objects
@@ -42,15 +43,15 @@ class Making:
         self._function = function
         args, kwargs = tuple(args), dict(kwargs)
         is_module = not is_leaf_tree(jax.tree.structure(function))
+        called, name = function, getattr(function, "__name__", type(function).__name__)
         if is_module:
-            # The function of a module's class takes the module first, as it takes other arguments.
-            called: Any = type(function).__call__
+            called, name = ModuleFunction(type(function)), type(function).__name__
             args = (function, *args)
-            name = type(function).__name__
-        else:
-            called, name = function, getattr(function, "__name__", type(function).__name__)
         if has_objects((args, kwargs)):
-            called, args, kwargs = ObjectFunction(called), split_call(args, kwargs).args, {}
+            called = ObjectFunction(called.function if is_module else called)
+            args, kwargs = split_call(args, kwargs).args, {}
+        elif is_module:
+            args = (fix_numbers(function), *args[1:])
         graphs = CallableGraphs(called, name, recipe, recipe.prepare(called, name, args, kwargs))
         args, kwargs = graphs.normalize(args, kwargs)
         self._graphs, self._call = graphs, (args, kwargs)
@@ -64,7 +65,7 @@ class Making:
     def capture_forward(self) -> None:
         """Captures the forward graph for the gradients of all arguments that have one."""
         leaves, tree = jax.tree.flatten(self._call)
-        wanted = [i for i, leaf in enumerate(leaves) if is_array(leaf) and _is_inexact(leaf)]
+        wanted = [i for i, leaf in enumerate(leaves) if _has_gradient(leaf)]
         if not wanted:
             args, kwargs = self._call
             self._graphs.call(args, kwargs)
@@ -94,5 +95,6 @@ class Making:
         self._pair.replay_backward(self._residuals, [jnp.ones_like(each) for each in results])
 
 
-def _is_inexact(leaf: Any) -> bool:
-    return is_inexact(jnp.result_type(leaf))
+def _has_gradient(leaf: Any) -> bool:
+    # A number of Python is rarely differentiated.
+    return is_array(leaf) and hasattr(leaf, "dtype") and is_inexact(leaf.dtype)
