@@ -137,6 +137,10 @@ def test_blocks_of_raw_graph_run(folder: pathlib.Path) -> None:
     assert "end" in run_blocks(DOCS / "raw_graph.md"), "the last block defines it"
 
 
+def test_blocks_of_graphed_callables_run(folder: pathlib.Path) -> None:
+    assert "updated" in run_blocks(DOCS / "graphed_callables.md"), "the last block defines it"
+
+
 def test_the_tables_of_explain_are_complete(folder: pathlib.Path) -> None:
     text = (DOCS / "explain.md").read_text()
     parts = [row[0].strip("`") for row in list_rows(text, "| Part | What it is |")]

@@ -27,6 +27,7 @@ EXPECTED = {
     "07_raw_graph": ["<CUDAGraph captured>", "batch 2: loss "],
     "08_two_streams": ["2 branches", "stream-wait"],
     "09_shared_pool": ["three functions, one pool: ", "a raw graph in that pool: "],
+    "10_graphed_callables": ["ways: [", "equal to jax.jit of each module"],
 }
 
 

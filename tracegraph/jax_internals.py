@@ -133,6 +133,13 @@ _LinearizeTrace: Any = _private["LinearizeTrace"]
 JaxprTrace: Any = _private["DynamicJaxprTrace"]
 
 
+def make_primitive(name: str) -> Any:
+    """Returns a new primitive with a list of results."""
+    primitive = extend_core.Primitive(name)
+    primitive.multiple_results = True
+    return primitive
+
+
 def is_eager_vjp() -> bool:
     """True where JAX linearizes ops for `jax.vjp` and computes their primal values at once."""
     trace = trace_state.value

@@ -22,6 +22,7 @@ import tracegraph as tg
 NAMES = {
     "tracegraph": """
         capture GraphedFunction CacheInfo CUDAGraph graph static_input graph_pool_handle PoolId
+        make_graphed_callables GraphedCallable GraphedModule
         Array
         Stream Event stream current_stream default_stream set_stream synchronize
         is_available device_count current_device set_device device device_of

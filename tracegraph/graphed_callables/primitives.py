@@ -16,12 +16,11 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
 from tracegraph.graphed_callables.graph_pair import PulledBack
-from tracegraph.jax_internals import compute_at_once, eval_trace, trace_state
+from tracegraph.jax_internals import compute_at_once, eval_trace, make_primitive, trace_state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,10 +47,8 @@ class Call:
         return leaves
 
 
-graphed_call = Primitive("graphed_call")
-graphed_call.multiple_results = True
-graphed_tangent = Primitive("graphed_tangent")
-graphed_tangent.multiple_results = True
+graphed_call = make_primitive("graphed_call")
+graphed_tangent = make_primitive("graphed_tangent")
 
 
 def call_differentiated(graphs: CallableGraphs, args: tuple[Any, ...], kwargs: Any) -> Any:
