@@ -66,10 +66,11 @@ class Sizes:
         """Returns inputs and targets."""
         rng = np.random.default_rng(1)
         inputs, _, outputs = self.columns
-        return [
-            tuple(rng.normal(size=(self.batch, n)).astype(np.float32) for n in (inputs, outputs))
-            for _ in range(BATCHES)
-        ]
+
+        def draw(columns: int) -> np.ndarray[Any, Any]:
+            return rng.normal(size=(self.batch, columns)).astype(np.float32)
+
+        return [(draw(inputs), draw(outputs)) for _ in range(BATCHES)]
 
 
 FULL, TINY = Sizes(640, (4096, 2048, 1024)), Sizes(8, (16, 8, 4))

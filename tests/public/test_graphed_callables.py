@@ -34,7 +34,10 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
 def make_weights(seed: int, rows: int, columns: int) -> Weights:
     w, b = jax.random.split(jax.random.key(seed))
     scale = 1 / np.sqrt(rows)
-    return {"w": jax.random.normal(w, (rows, columns)) * scale, "b": jax.random.normal(b, columns)}
+    return {
+        "w": jax.random.normal(w, (rows, columns)) * scale,
+        "b": jax.random.normal(b, (columns,)),
+    }
 
 
 def make_input(seed: int, *shape: int) -> jax.Array:

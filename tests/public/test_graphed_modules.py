@@ -107,13 +107,12 @@ def test_apply_of_linen_in_both_modes():
         y, state = function({**variables, "params": parameters}, X, rngs=rngs)
         return jnp.sum(y**2), state
 
-    for function in (graphed_train, jax.jit(train)):
-        found = jax.value_and_grad(functools.partial(loss, function), has_aux=True)
-        results = found(variables["params"])
-        assert results[0][1]["batch_stats"]["BatchNorm_0"]["mean"].shape == (8,)
-        if function is graphed_train:
-            mine = results
-    assert_close(mine, results)
+    results = [
+        jax.value_and_grad(functools.partial(loss, function), has_aux=True)(variables["params"])
+        for function in (graphed_train, jax.jit(train))
+    ]
+    assert results[0][0][1]["batch_stats"]["BatchNorm_0"]["mean"].shape == (8,)
+    assert_close(*results)
     assert_close(graphed_evaluate(variables, X), evaluate(variables, X))
 
 

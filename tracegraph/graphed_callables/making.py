@@ -45,13 +45,13 @@ class Making:
         is_module = not is_leaf_tree(jax.tree.structure(function))
         called, name = function, getattr(function, "__name__", type(function).__name__)
         if is_module:
-            called, name = ModuleFunction(type(function)), type(function).__name__
+            called, name = type(function).__call__, type(function).__name__
             args = (function, *args)
         if has_objects((args, kwargs)):
-            called = ObjectFunction(called.function if is_module else called)
+            called = ObjectFunction(called)
             args, kwargs = split_call(args, kwargs).args, {}
         elif is_module:
-            args = (fix_numbers(function), *args[1:])
+            called, args = ModuleFunction(called), (fix_numbers(function), *args[1:])
         graphs = CallableGraphs(called, name, recipe, recipe.prepare(called, name, args, kwargs))
         args, kwargs = graphs.normalize(args, kwargs)
         self._graphs, self._call = graphs, (args, kwargs)

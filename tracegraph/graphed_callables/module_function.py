@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,15 +34,15 @@ class ModuleFunction:
     """The function of a module's class, which takes a module whose numbers are fixed.
 
     Args:
-        kind: the class of the module.
+        function: `__call__` of the module's class.
 
     Attributes:
-        function: the same for a module as the user has it.
+        function: the same.
     """
 
-    def __init__(self, kind: type) -> None:
-        self.function: Any = kind.__call__
-        functools.update_wrapper(self, self.function, updated=())
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        functools.update_wrapper(self, function, updated=())
 
     def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the module; it is traced."""

@@ -16,6 +16,7 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.interpreters import ad
 
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
@@ -54,7 +55,7 @@ graphed_tangent = make_primitive("graphed_tangent")
 def call_differentiated(graphs: CallableGraphs, args: tuple[Any, ...], kwargs: Any) -> Any:
     """Calls a callable while an eager `jax.vjp` linearizes what is around it."""
     leaves, tree = jax.tree.flatten((args, kwargs))
-    traced = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer))
+    traced = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer))
     call = Call(graphs, leaves, tree, traced)
     if not traced:
         return _call_plainly(call, ())
@@ -108,7 +109,7 @@ def _pull_back(
     residuals = [each for each, is_one in zip(operands, is_residual, strict=True) if is_one]
     given = [ad.instantiate_zeros(each) for each in cotangents]
     is_eager = trace_state.value is eval_trace and not any(
-        isinstance(each, jax.core.Tracer) for each in (*residuals, *given)
+        isinstance(each, Tracer) for each in (*residuals, *given)
     )
     run = pulled_back.replay if is_eager else pulled_back.trace
     return [*[None] * len(residuals), *run(residuals, given)]

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from tracegraph.ir.graph import Graph, Value
 
@@ -101,7 +102,7 @@ class ForwardFunction:
         for residual in residuals:
             if id(residual) in known:
                 continue
-            is_traced = isinstance(residual, jax.core.Tracer)
+            is_traced = isinstance(residual, Tracer)
             kept = fresh if is_traced else constants
             known[id(residual)] = (FRESH if is_traced else CONSTANT, len(kept))
             kept.append(residual)
