@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import subprocess
 import sys
@@ -78,6 +79,9 @@ def test_a_partial_of_jax_is_a_module():
     gradient = jax.grad(sum_squares)(graphed, X)
     assert isinstance(gradient, tg.GraphedModule)
     assert_close(gradient, jax.grad(sum_squares)(scale, X))
+    again = copy.deepcopy(graphed)
+    assert again._graphs is graphed._graphs
+    assert_close(again(X), graphed(X))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(graphed)]
     assert paths[0].startswith(".module")
 

@@ -48,6 +48,10 @@ class CallableGraphs:
         self._pairs: dict[Any, GraphPair] = {}
         self._lock = threading.RLock()
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> CallableGraphs:
+        # A copy of a module has arrays of its own, and the same graphs.
+        return self
+
     @property
     def user_function(self) -> Callable[..., Any]:
         """The callable as the user calls it, with a module as its first argument."""

@@ -93,6 +93,8 @@ class Making:
             return
         results = [self._results[index] for index in self._pair.pullback.differentiable]
         self._pair.replay_backward(self._residuals, [jnp.ones_like(each) for each in results])
+        # Those of the other callables need the memory.
+        self._residuals, self._results = [], []
 
 
 def _has_gradient(leaf: Any) -> bool:
