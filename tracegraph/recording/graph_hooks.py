@@ -217,11 +217,13 @@ class GraphHooks:
     def _make_ready(self, captured: Any) -> bool:
         """Lets `replay` launch a graph at once; False if there are hooks to be called."""
         with _lock:
-            for moment in (REPLAY_START, REPLAY_END):
-                if _registries[moment] or self._hooks.get(moment):
-                    return False
+            if self._has_hooks(REPLAY_START) or self._has_hooks(REPLAY_END):
+                return False
             self._ready = captured
             return True
+
+    def _has_hooks(self, moment: str) -> bool:
+        return bool(_registries[moment] or self._hooks.get(moment))
 
 
 def register_graph_capture_start_hook(hook: Hook) -> RemovableHandle:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -16,6 +16,9 @@ from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.live_buffers import StaticInput
 
 _is_deleted = ArrayImpl.is_deleted
+
+
+LoadedInput: TypeAlias = tuple[StaticInput, weakref.ref[Any], Callable[..., bool]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +33,7 @@ class LoadedInputs:
     """
 
     arguments: tuple[Any, ...]
-    inputs: tuple[tuple[StaticInput, weakref.ref[Any], Callable[..., bool]], ...]
+    inputs: tuple[LoadedInput, ...]
     fixed: tuple[Any, ...]
 
 
@@ -91,14 +94,9 @@ class BlockReplay(CapturedGraph):
                 return None
             # What is loaded is not known if one of them is refused.
             self._loaded = None
-            inputs = list(loaded.inputs)
-            updates: list[Any] = []
-            for i, (static, find_loaded, take) in enumerate(loaded.inputs):
-                if values[i] is not find_loaded():
-                    if not take(values[i], updates) or updates:
-                        return None
-                    inputs[i] = static, weakref.ref(values[i]), take
-            self._loaded = LoadedInputs(loaded.arguments, tuple(inputs), loaded.fixed)
+            inputs = _take_written(loaded, values)
+            if inputs is not None:
+                self._loaded = LoadedInputs(loaded.arguments, inputs, loaded.fixed)
             return self._loaded
 
     def _load_all(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
@@ -143,3 +141,16 @@ class BlockReplay(CapturedGraph):
     def _forget(self) -> None:
         super()._forget()
         self._loaded = None
+
+
+def _take_written(loaded: LoadedInputs, values: list[Any]) -> tuple[LoadedInput, ...] | None:
+    """Lets the graph take the values that are new; None if it does not take one of them so."""
+    inputs = list(loaded.inputs)
+    updates: list[Any] = []
+    for i, (static, find_loaded, take) in enumerate(loaded.inputs):
+        if values[i] is find_loaded():
+            continue
+        if not take(values[i], updates) or updates:
+            return None
+        inputs[i] = static, weakref.ref(values[i]), take
+    return tuple(inputs)
