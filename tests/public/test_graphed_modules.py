@@ -81,7 +81,6 @@ def test_a_partial_of_jax_is_a_module():
     assert_close(gradient, jax.grad(sum_squares)(scale, X))
     again = copy.deepcopy(graphed)
     assert again._graphs is graphed._graphs
-    assert_close(again(X), graphed(X))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(graphed)]
     assert paths[0].startswith(".module")
 
