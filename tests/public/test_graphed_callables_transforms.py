@@ -78,9 +78,10 @@ def test_elsewhere_the_original_function_is_traced(name):
 
 def test_eager_gradients_are_replays():
     graphed, weights, x = make_layer()
-    before = count_calls(graphed)
+    before, count = count_calls(graphed), graphed._graphs.count_graphs()
     measure_grads(graphed, weights, x, argnums=(0, 1))
     assert count_calls(graphed) == before + 2
+    assert graphed._graphs.count_graphs() == count, "nothing is captured after the samples"
     graphed(weights, x)
     assert count_calls(graphed) == before + 3
     check_grads(graphed, (weights, x), order=1, modes=["rev"], rtol=1e-2, atol=1e-2)
