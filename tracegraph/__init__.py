@@ -30,7 +30,7 @@ if not (_package / "runtime").is_dir() and (_house / "runtime").is_dir():
     # In a checkout `lowering/` and `runtime/` stand beside this folder; in a wheel they are in it.
     __path__.append(str(_house))
 
-from tracegraph import backends, comm, memory
+from tracegraph import backends, comm, memory, random
 from tracegraph.cache_info import CacheInfo
 from tracegraph.decorator import capture
 from tracegraph.devices.current import (
@@ -158,6 +158,7 @@ __all__ = [
     "memory",
     "memory_usage",
     "power_draw",
+    "random",
     "register_graph_capture_end_hook",
     "register_graph_capture_start_hook",
     "register_graph_instantiate_hook",

@@ -38,6 +38,8 @@ from tracegraph.jax_internals import (
 from tracegraph.objects.graph_objects import has_objects
 from tracegraph.objects.object_calls import STATE, ObjectCalls
 from tracegraph.options import Options, read_options
+from tracegraph.randomness.draws import UnboundDrawsSignal
+from tracegraph.randomness.random_calls import RandomCalls, retries_draws
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.float_checks import adapt_donation, raise_float_error
 from tracegraph.replaying.jit_call import JitCall
@@ -92,6 +94,9 @@ class GraphedFunction(Generic[P, R]):
         self._latest: Any = None
         # Once it is called with objects of nnx.
         self._objects: ObjectCalls | None = None
+        # Once it draws keys from generators.
+        self._random: RandomCalls | None = None
+        self._takes_states = False
         self._lock = threading.RLock()
         self._recaptures = RecaptureLog(self._options.name)
         self._underway: dict[Signature, CaptureUnderway] = {}
@@ -190,6 +195,7 @@ class GraphedFunction(Generic[P, R]):
         return f"<GraphedFunction {self._options.name}, {len(self._cache)} signatures>"
 
     @hides_own_frames
+    @retries_draws
     def trace(self, *args: Any, **kwargs: Any) -> CheckedGraph:
         """Returns the traced, checked and optimised graph, which prints as the IR.
 
@@ -214,6 +220,7 @@ class GraphedFunction(Generic[P, R]):
             return trace_and_check(prepared)
 
     @hides_own_frames
+    @retries_draws
     def lower(self, *args: Any, **kwargs: Any) -> LoweredCapture:
         """Returns the compiled and planned capture; takes no memory from the pool.
 
@@ -236,6 +243,7 @@ class GraphedFunction(Generic[P, R]):
             return target._make_pipeline(prepared.drop_values(), progress).run_to_lowered()
 
     @hides_own_frames
+    @retries_draws
     def explain(self, *args: Any, **kwargs: Any) -> Report:
         """Returns a report: what is captured, its cuts, nodes, memory, copies, times and checks.
 
@@ -281,6 +289,7 @@ class GraphedFunction(Generic[P, R]):
         return report.show(",".join(parts))
 
     @hides_own_frames
+    @retries_draws
     def get_graph_data(self, *args: Any, **kwargs: Any) -> GraphData:
         """Returns the nodes, edges and buffers of a call's graph as records; nothing is launched.
 
@@ -338,7 +347,9 @@ class GraphedFunction(Generic[P, R]):
         """Returns the counts of hits and misses, and of the signatures that are kept."""
         with self._lock:
             info = self._cache.read_info()
-            return info if self._objects is None else info.join(self._objects.captured.cache_info())
+            for each in self._list_inner():
+                info = info.join(each.cache_info())
+            return info
 
     def reset(self) -> None:
         """Drops all graphs: the next call captures again. Arrays that they returned stay valid."""
@@ -347,10 +358,9 @@ class GraphedFunction(Generic[P, R]):
             self._latest = None
             self._recaptures.forget()
             self._pool.leave()
-            if self._objects is not None:
-                info = self._objects.captured.cache_info()
-                self._cache.add_counts(info)
-                self._objects = None
+            for each in self._list_inner():
+                self._cache.add_counts(each.cache_info())
+            self._objects = self._random = None
 
     def clear_cache(self) -> None:
         """Does what `reset` does, and drops what JAX traced for calls inside other programs."""
@@ -397,8 +407,8 @@ class GraphedFunction(Generic[P, R]):
         """
         with self._lock:
             latest = next(iter(self._cache.list_latest()), None)
-            if latest is None and self._objects is not None:
-                return dict(self._objects.captured.timings())
+            for each in self._list_inner() if latest is None else ():
+                return each.timings()
         return dict(latest.seconds) if latest is not None else {}
 
     @property
@@ -406,12 +416,19 @@ class GraphedFunction(Generic[P, R]):
         """Bytes that the private pool holds, on every device that the function was called on."""
         return self._pool.count_bytes()
 
+    def _list_inner(self) -> list[GraphedFunction[..., Any]]:
+        """Returns the captured functions that stand for this one in calls of a certain kind."""
+        return [each.captured for each in (self._objects, self._random) if each is not None]
+
     def _find_target(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[GraphedFunction[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Returns what captures a call, and its arguments there: objects of nnx as arrays."""
         if not has_objects((args, kwargs)):
-            return self, args, kwargs
+            random = self._random
+            if random is None:
+                return self, args, kwargs
+            return random.captured, args, random.add_states(kwargs)
         objects = self._join_objects()
         call = objects.split(args, kwargs)
         return objects.captured, call.args, call.kwargs | {STATE: call.state}
@@ -423,6 +440,21 @@ class GraphedFunction(Generic[P, R]):
                 # One pool per device, whichever of the two has graphs there.
                 self._objects.captured._pool = self._pool
             return self._objects
+
+    def _join_random(self, signal: UnboundDrawsSignal, before: RandomCalls | None) -> None:
+        """Makes the states that a call draws from arguments of the function."""
+        if self._takes_states:
+            # The function that the user has captured knows what to do.
+            raise signal
+        with self._lock:
+            if self._random is not before:
+                return
+            states = signal.states if before is None else before.extend(signal)
+            self._random = RandomCalls(self._function, self._options, GraphedFunction, states)
+            self._random.captured._pool = self._pool
+            self._random.captured._takes_states = True
+            if before is not None:
+                self._cache.add_counts(before.captured.cache_info())
 
     def _call_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function as a part of what JAX traces or computes op by op."""
@@ -438,6 +470,16 @@ class GraphedFunction(Generic[P, R]):
             return self._call_inside(args, kwargs)
         if has_objects((args, kwargs)):
             return self._join_objects()(args, kwargs)
+        while True:
+            random = self._random
+            try:
+                call = self._call_plainly if random is None else random
+                return call(args, kwargs)
+            except UnboundDrawsSignal as signal:
+                self._join_random(signal, random)
+
+    def _call_plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the function with arrays, for its own graphs."""
         prepared = self._prepare(args, kwargs, has_values=True)
         captured, is_new = self._find_graph(prepared, args, kwargs)
         result = captured.try_call(args, kwargs, True)

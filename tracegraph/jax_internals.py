@@ -252,6 +252,25 @@ def send_ops_to(trace: Any) -> Iterator[None]:
         yield
 
 
+def run_in(trace: Any) -> contextlib.AbstractContextManager[Any]:
+    """Makes a trace take the ops of this thread, in the scopes that they are in."""
+    return _private["set_current_trace"](trace)
+
+
+def find_base_trace() -> Any:
+    """Returns what takes ops of this thread on values that are neither differentiated nor mapped.
+
+    Derivatives and `jax.vmap` hand such ops on to the trace that they were called in.
+    """
+    trace = trace_state.value
+    while trace is not eval_trace and not isinstance(trace, JaxprTrace):
+        outer = getattr(trace, "parent_trace", None)
+        if outer is None:
+            break
+        trace = outer
+    return trace
+
+
 @functools.cache
 def make_debug_info() -> Any:
     """Returns JAX's words for a program without a function; made where nothing is traced."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from typing import Any
@@ -11,6 +12,8 @@ from tracegraph.constraints.frames import hides_own_frames, locate_caller
 from tracegraph.constraints.trace_errors import translate_trace_error
 from tracegraph.jax_internals import eval_trace, trace_state
 from tracegraph.options import Options, make_block_options
+from tracegraph.randomness.errors import make_generator_error
+from tracegraph.randomness.generator import Generator
 from tracegraph.recording.block_graph import BlockGraph
 from tracegraph.recording.graph_attachments import release_all
 from tracegraph.recording.graph_errors import (
@@ -231,15 +234,17 @@ class CUDAGraph(BlockGraph):
             raise make_deleted_error()
 
     def _replay_slowly(self) -> None:
-        """Replays for the first time, or with hooks, see Note [Hooks cost nothing]."""
+        """Replays for the first time, with hooks, see Note [Hooks cost nothing], or with draws."""
         self._check_has_graph("replay")
         captured = self._find_executable()
-        if self._make_ready(captured):
+        turns = self._block.turns if self._block is not None else None
+        if turns is None and self._make_ready(captured):
             self._launch(captured)
             return
         self._call_hooks(REPLAY_START)
         try:
-            self._launch(captured)
+            with turns.take() if turns is not None else contextlib.nullcontext():
+                self._launch(captured)
         finally:
             self._call_hooks(REPLAY_END)
 
@@ -272,6 +277,33 @@ class CUDAGraph(BlockGraph):
             for each, leaf in zip(inputs, result, strict=True):
                 each.take(leaf)
             self._arguments = (fixed, result, *live)
+
+    @hides_own_frames
+    def register_generator_state(self, generator: Generator) -> None:
+        """Says that the block will draw keys from a generator, as PyTorch wants it said.
+
+        It need not be said: a block may draw from any generator, and each replay advances it.
+
+        Args:
+            generator: a `tg.random.Generator`.
+
+        Raises:
+            CaptureError: the graph holds a capture already.
+            ConfigError: it is no generator.
+
+        Example:
+            >>> g, gen = tg.CUDAGraph(), tg.random.Generator(1)
+            >>> g.register_generator_state(gen)
+            >>> with tg.graph(g):
+            ...     noise = jax.random.normal(gen.next_key(), (2,))
+            >>> g.replay()
+            >>> bool((noise == jax.random.normal(tg.random.Generator(1).next_key(), (2,))).all())
+            True
+        """
+        if not isinstance(generator, Generator):
+            raise make_generator_error(generator)
+        if self._has_graph:
+            raise make_captured_error()
 
     @hides_own_frames
     def reset(self) -> None:

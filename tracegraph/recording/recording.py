@@ -8,6 +8,8 @@ import threading
 from typing import Any
 
 from tracegraph.jax_internals import close_trace, make_debug_info, send_ops_to
+from tracegraph.randomness.draws import noting
+from tracegraph.randomness.recorded_draws import DrawTurns, RecordedDraws
 from tracegraph.recording.recorded_trace import RecordedTrace
 from tracegraph.runtime.jax_interop import find_sharding
 from tracegraph.runtime.live_buffers import GraphOutput, StaticInput
@@ -26,7 +28,7 @@ class RecordedBlock:
         state: the static inputs that it writes.
         live: the buffers of other LIVE arrays of outside that it reads.
         outputs: what it made and what is still held.
-        has_ops: True if it did anything at all.
+        turns: what a replay does for the generators that it draws from; None without any.
     """
 
     jaxpr: Any
@@ -34,7 +36,7 @@ class RecordedBlock:
     state: tuple[StaticInput, ...]
     live: tuple[Any, ...]
     outputs: tuple[GraphOutput, ...]
-    has_ops: bool
+    turns: DrawTurns | None
 
 
 class Recording:
@@ -59,6 +61,8 @@ class Recording:
         self.stream = stream
         self._exits.enter_context(tracing(name, stream))
         self._exits.enter_context(send_ops_to(self._trace))
+        self._draws = RecordedDraws(name, self._trace, jax_device)
+        self._exits.enter_context(noting(self._draws))
         recorder_state.recorder = self._trace
 
     def leave(self) -> None:
@@ -87,7 +91,7 @@ class Recording:
             tuple(buffer for buffer, _ in state),
             tuple(buffer for buffer, _ in live),
             outputs,
-            trace.has_ops,
+            self._draws.make_turns(),
         )
 
     def abandon(self) -> None:

@@ -31,6 +31,7 @@ from tracegraph.lowering.collector import hold_collector
 from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, Rewritten, rewrite_graph
 from tracegraph.passes.resolve_donation import ResolveDonation
 from tracegraph.precision.flags import find_flags
+from tracegraph.randomness.draws import UnboundDraws, UnboundDrawsSignal, enter_trace, noting
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.stream_capture import tracing
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -84,26 +85,31 @@ def trace_call(prepared: PreparedCall, *, is_repeated: bool = False) -> JaxTrace
 
     Raises:
         CaptureError: the function needs what a traced value does not have.
+        UnboundDrawsSignal: it draws keys of generators whose states are no arguments.
         Exception: the user's function raised; the exception passes as it is.
     """
     options = prepared.options
     args, kwargs = prepared.make_abstract_arguments()
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        enter_trace()
         return prepared.apply(args, kwargs)
 
     run.__name__ = run.__qualname__ = options.name
     vars(run)["__wrapped__"] = prepared.function
     printing = watch_print(options.name, is_quiet=is_repeated)
-    with tracing(options.name, options.stream), printing:
+    draws = UnboundDraws(options.name)
+    with tracing(options.name, options.stream), printing, noting(draws):
         try:
             flags = find_flags(prepared.signature.settings)
-            return trace_jaxpr(run, args, kwargs, name=options.name, flags=flags)
+            trace = trace_jaxpr(run, args, kwargs, name=options.name, flags=flags)
         except Exception as error:
             translated = translate_trace_error(error, function=prepared.function, name=options.name)
             if translated is None:
                 raise
             raise translated from None
+    draws.check()
+    return trace
 
 
 @hold_collector
@@ -154,7 +160,7 @@ def _compare_with_moved(prepared: PreparedCall, first: Traced, number: int) -> i
     try:
         with move_sources(prepared.function, number) as watch:
             trace = trace_call(prepared, is_repeated=True)
-    except CaptureError:
+    except (CaptureError, UnboundDrawsSignal):
         raise
     except Exception as error:
         if watch is None or not watch.calls:

@@ -13,6 +13,7 @@ each trace of the outer one and each stream that it is called on. The passes inl
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import jax
 
 from tracegraph.options import Options
+from tracegraph.randomness.errors import TracedDrawError
 from tracegraph.runtime.stream import current_stream
 from tracegraph.runtime.stream_capture import read_trace_memo
 from tracegraph.tracing.static_leaves import wrap_static_leaves
@@ -38,14 +40,16 @@ class InnerCall:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, traced as Note [Inner calls] says."""
-        args, kwargs = self._wrap(args, kwargs)
+        wrapped, named = self._wrap(args, kwargs)
         memo = read_trace_memo()
-        if memo is None:
-            return self._jitted(*args, **kwargs)
         key = (self, current_stream().number)
-        if key not in memo:
+        if memo is not None and key not in memo:
             memo[key] = self._jit()
-        return memo[key](*args, **kwargs)
+        jitted = self._jitted if memo is None else memo[key]
+        # A function that draws keys may do so as a part of what is around it, not in its own trace.
+        with contextlib.suppress(TracedDrawError):
+            return jitted(*wrapped, **named)
+        return self._function(*args, **kwargs)
 
     def eval_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the types of the results of a call."""

@@ -1,0 +1,1 @@
+"""Generators of keys, and how a capture draws from them: docs/design/random.md."""
