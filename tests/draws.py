@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ def list_eager(
     return [np.asarray(function(gen)) for _ in range(count)]
 
 
-def assert_same(found: list[Any], wanted: list[Any]) -> None:
+def assert_same(found: Sequence[Any], wanted: Sequence[Any]) -> None:
     """Compares arrays bit for bit."""
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):

@@ -407,8 +407,9 @@ class GraphedFunction(Generic[P, R]):
         """
         with self._lock:
             latest = next(iter(self._cache.list_latest()), None)
-            for each in self._list_inner() if latest is None else ():
-                return each.timings()
+            inner = self._list_inner() if latest is None else []
+        if inner:
+            return inner[0].timings()
         return dict(latest.seconds) if latest is not None else {}
 
     @property

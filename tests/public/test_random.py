@@ -258,6 +258,32 @@ def test_donated_state_stays_in_the_graph_beside_keys():
     assert len(pointers) == 1
 
 
+def test_objects_of_nnx_are_updated_beside_keys():
+    nnx = pytest.importorskip("flax.nnx", reason="needs flax")
+    gen, total = tg.random.Generator(4), nnx.Variable(jnp.zeros(8))
+
+    def add(total, scale):
+        key = gen.next_key()
+        total.set_value(total.get_value() + scale * sample(key))
+        return sample(key)
+
+    step = tg.capture(add)
+    found = [step(total, 1.0) for _ in range(3)]
+    eager = list_eager(4, 3)
+    assert_same([*found, total.get_value()], [*eager, sum(eager)])
+
+
+def test_types_of_results_are_known_without_a_draw():
+    gen = tg.random.Generator(8)
+    step = tg.capture(lambda x: x + draw(gen))
+    for _ in range(2):
+        assert step.eval_shape(X).shape == (8,)
+        # What was traced for the types has a key that no program may have.
+        with pytest.raises(tg.CaptureError, match="traces on its own"):
+            jax.jit(step)(X)
+    assert_same([step(X)], list_eager(8, 1))
+
+
 def test_reports_show_the_state_as_an_argument():
     gen = tg.random.Generator(8)
     step = tg.capture(lambda x: x + draw(gen), name="step")
@@ -279,7 +305,8 @@ def test_a_generator_and_its_graphs_go_with_their_last_names():
         step()
         block = record(lambda: draw(gen))
         block[0].replay()
-        return step, block, weakref.ref(gen._state), weakref.ref(step._random.captured)
+        (captured,) = step._list_inner()
+        return step, block, weakref.ref(gen._state), weakref.ref(captured)
 
     gc.collect()
     gc.disable()

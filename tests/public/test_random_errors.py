@@ -1,6 +1,7 @@
 """`tg.random` in the wrong place, on several threads, and with faults planted in it."""
 
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,11 +145,12 @@ def test_states_are_what_get_state_returns(state):
 
 def test_only_generators_are_registered():
     g, gen = tg.CUDAGraph(), tg.random.Generator(1)
+    other: Any = 1
     with pytest.raises(tg.ConfigError, match="generator is expected, not int"):
-        g.register_generator_state(1)
+        g.register_generator_state(other)
     with pytest.raises(tg.ConfigError, match="generator is expected"):
-        gen.graphsafe_set_state(None)
-    with pytest.raises(tg.ConfigError, match="generator is expected"), tg.random.fork_rng([1]):
+        gen.graphsafe_set_state(other)
+    with pytest.raises(tg.ConfigError, match="generator is expected"), tg.random.fork_rng([other]):
         pass
     g.register_generator_state(gen)
     with tg.graph(g):

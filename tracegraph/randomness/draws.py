@@ -41,7 +41,7 @@ class Draws:
 
     Args:
         name: of the capture.
-        trace: that ops of the capture go to; None until it is known.
+        trace: that ops of the capture go to; None for any.
         bound: the inputs of states.
         outer: knows what to do for other states; None to read them at once.
 
@@ -157,7 +157,9 @@ def draw_key(state: GeneratorState) -> jax.Array:
         CaptureError: another thread captures with the generator.
     """
     base, draws = find_base_trace(), _thread_state.draws
-    if base is not (eval_trace if draws is None else draws.trace):
+    expected = eval_trace if draws is None else draws.trace
+    # None where types are all that is asked for.
+    if expected is not None and base is not expected:
         raise make_traced_draw_error()
     # A function that is differentiated or mapped draws the key that it would draw otherwise.
     with run_in(base):

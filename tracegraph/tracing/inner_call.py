@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from tracegraph.options import Options
+from tracegraph.randomness.draws import UnboundDraws, noting
 from tracegraph.randomness.errors import TracedDrawError
 from tracegraph.runtime.stream import current_stream
 from tracegraph.runtime.stream_capture import read_trace_memo
@@ -54,7 +55,11 @@ class InnerCall:
     def eval_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the types of the results of a call."""
         args, kwargs = self._wrap(args, kwargs)
-        return self._jitted.eval_shape(*args, **kwargs)
+        with contextlib.suppress(TracedDrawError):
+            return self._jitted.eval_shape(*args, **kwargs)
+        # A trace of its own, which is dropped: it has keys that no program may have.
+        with noting(UnboundDraws(self._options.name)):
+            return self._jit().eval_shape(*args, **kwargs)
 
     def clear(self) -> None:
         """Drops what JAX traced and compiled of it."""
