@@ -41,6 +41,14 @@ def test_a_captured_function_under_jit_gets_no_constant():
         jax.jit(step)(X)
 
 
+def test_a_graphed_callable_takes_keys_as_arguments():
+    gen = tg.random.Generator(0)
+    with pytest.raises(tg.TracegraphError, match="take no generator") as caught:
+        tg.make_graphed_callables(lambda x: x + draw(gen), (X,))
+    assert read_words(caught.value) == ["where", "why", "fix"]
+    assert_same([draw(gen)], list_eager(0, 1))
+
+
 def test_g24_a_failed_capture_leaves_the_state():
     gen = tg.random.Generator(7)
     for body in (lambda: float(draw(gen)[0]), lambda: draw(gen) + jnp.zeros(3)):

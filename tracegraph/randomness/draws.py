@@ -15,24 +15,36 @@ from typing import Any, TypeVar
 
 import jax
 
+from tracegraph.constraints.frames import locate_caller
 from tracegraph.jax_internals import eval_trace, find_base_trace, run_in, trace_state
 from tracegraph.randomness.errors import (
+    ANCHOR,
     make_state_in_capture_error,
     make_traced_draw_error,
     make_two_captures_error,
 )
 from tracegraph.randomness.generator_state import GeneratorState
+from tracegraph.runtime.errors import TracegraphError
 
 
-class UnboundDrawsSignal(Exception):
+class UnboundDrawsSignal(TracegraphError):
     """A function draws from generators whose states are no arguments of it yet.
+
+    A captured function handles it. It is the error of what draws in the function of a graphed
+    callable, which has no argument for a state.
 
     Args:
         states: of the generators.
     """
 
     def __init__(self, states: tuple[GeneratorState, ...]) -> None:
-        super().__init__("generators are drawn from that are no arguments of the function")
+        super().__init__(
+            "next_key() is called in a function whose graphs take no generator",
+            where=locate_caller(),
+            why="its forward and backward graphs read arguments only, so the key would never change",
+            fix="draw the key outside and pass it as an argument",
+            anchor=ANCHOR,
+        )
         self.states = states
 
 
