@@ -41,7 +41,7 @@ class UnboundDrawsSignal(TracegraphError):
         super().__init__(
             "next_key() is called in a function whose graphs take no generator",
             where=locate_caller(),
-            why="its forward and backward graphs read arguments only, so the key would never change",
+            why="its forward and backward graphs read arguments only: the key would never change",
             fix="draw the key outside and pass it as an argument",
             anchor=ANCHOR,
         )
