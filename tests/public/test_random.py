@@ -84,6 +84,30 @@ def test_a_capture_draws_nothing_before_its_replays():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_kept_graph_with_hooks_draws_in_each_of_its_executables(kind, monkeypatch):
+    use_device(kind, monkeypatch)
+    gen, called = tg.random.Generator(1), []
+    g = tg.CUDAGraph(keep_graph=True)
+    with tg.graph(g):
+        y = draw(gen)
+    handle = g.register_replay_end_hook(lambda _: called.append(1))
+    found = []
+    for _ in range(2):
+        g.instantiate()
+        g.replay()
+        found.append(np.array(y))
+    handle.remove()
+    g.replay()
+    assert_same([*found, y, draw(gen)], list_eager(1, 4))
+    assert len(called) == 2
+    g.reset()
+    with tg.graph(g):
+        y = draw(gen)
+    g.replay()
+    assert_same([y], list_eager(1, 5)[4:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_block_that_writes_an_input_draws_keys_too(kind, monkeypatch):
     use_device(kind, monkeypatch)
     gen, total = tg.random.Generator(1), tg.static_input((8,))

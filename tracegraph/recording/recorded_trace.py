@@ -41,7 +41,6 @@ class RecordedTrace(JaxprTrace):
         fixed: plain arrays of outside that were read, each with its tracer.
         live: buffers of LIVE arrays of outside that were read, each with its tracer.
         written: the tracers of those that were written, by the identity of the buffer.
-        has_ops: True once an op was recorded.
     """
 
     def __init__(self, debug_info: Any, jax_device: Any) -> None:
@@ -49,7 +48,6 @@ class RecordedTrace(JaxprTrace):
         self.fixed: dict[int, tuple[Any, Any]] = {}
         self.live: dict[int, tuple[Any, Any]] = {}
         self.written: dict[int, Any] = {}
-        self.has_ops = False
         self._jax_device = jax_device
         self._made: list[tuple[weakref.ref[Array], GraphOutput]] = []
         # By the identity of its key data, which it holds.
@@ -78,7 +76,6 @@ class RecordedTrace(JaxprTrace):
         self.read_live(buffer)
         # A copy: no other result of the block is the same value.
         self.written[id(buffer)] = self._bind(lambda: jnp.array(value, buffer.aval.dtype))
-        self.has_ops = True
 
     def show_value(self, value: Any) -> Any:
         """Returns a new array of the block for a tracer; anything else as it is."""
@@ -148,7 +145,6 @@ class RecordedTrace(JaxprTrace):
             self._wraps = True
 
     def _wrap(self, results: Any) -> Any:
-        self.has_ops = True
         if not self._wraps:
             return results
         if isinstance(results, list | tuple):
