@@ -146,11 +146,6 @@ def is_eager_vjp() -> bool:
     return type(trace) is _LinearizeTrace and trace.is_vjp and trace.parent_trace is eval_trace
 
 
-def compute_at_once() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which ops on arrays are computed, whatever JAX does around it."""
-    return _private["set_current_trace"](eval_trace)
-
-
 def embeds_arrays() -> bool:
     """True where `jax.jit` makes closed-over arrays a part of the program, not inputs of it.
 

@@ -5,7 +5,7 @@ A value that Python computes while a function is traced is frozen in the graph. 
 it only if the two values differ where they are used: ``int(time.time())`` rarely does, nor does
 ``datetime.now().second``, nor the time in float32, whose steps are two minutes. So clocks are moved
 in the second trace, and random sources are others: whatever depends on one of them differs.
-What does not, such as a duration that is printed, is nobody's business. Where a clock was read or a
+What does not differ, such as a duration that is printed, is allowed. Where a clock was read or a
 number was drawn and nothing differs, a few more traces with other moves follow: a coin that is
 thrown for each trace may fall on the same side twice.
 

@@ -21,7 +21,7 @@ from jax.interpreters import ad
 
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
 from tracegraph.graphed_callables.graph_pair import PulledBack
-from tracegraph.jax_internals import compute_at_once, eval_trace, make_primitive, trace_state
+from tracegraph.jax_internals import eval_trace, make_primitive, run_in, trace_state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def call_differentiated(graphs: CallableGraphs, args: tuple[Any, ...], kwargs: A
 
 def _call_plainly(call: Call, values: Any) -> Any:
     args, kwargs = jax.tree.unflatten(call.tree, call.fill(values))
-    with compute_at_once():
+    with run_in(eval_trace):
         return call.graphs.call(args, kwargs)
 
 
@@ -84,7 +84,7 @@ def _differentiate(
 ) -> tuple[list[Any], list[Any]]:
     is_wanted = [type(tangent) is not ad.Zero for tangent in tangents]
     wanted = tuple(i for i, is_one in zip(call.traced, is_wanted, strict=True) if is_one)
-    with compute_at_once():
+    with run_in(eval_trace):
         results, residuals, pair = call.graphs.call_forward(call.tree, call.fill(values), wanted)
     trees.append(pair.pullback.out_tree)
     operands = [tangent for tangent, is_one in zip(tangents, is_wanted, strict=True) if is_one]
