@@ -56,7 +56,8 @@ def run_tree(tree: pathlib.Path, cases: Sequence[str]) -> dict[str, Any]:
         command = [sys.executable, "benchmarks/gpu_replay.py", "--notorch", f"--output={folder}"]
         command += [f"--rounds={_ROUNDS.value}", *(f"--case={case}" for case in cases)]
         command += ["--dry-run"] if _DRY_RUN.value else []
-        environment = os.environ | {"PYTHONPATH": str(tree)}
+        paths = filter(None, [str(tree), os.environ.get("PYTHONPATH")])
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
         (file,) = pathlib.Path(folder).glob("*.json")
         found = json.loads(file.read_text())

@@ -51,10 +51,17 @@ class Role(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """A static input buffer and how it is filled: each replay, once and then resident, or once."""
+    """A static input buffer and how it is filled: each replay, once and then resident, or once.
+
+    Attributes:
+        buffer: holds it.
+        role: how it is filled.
+        is_kept: False where no value is needed between two replays, as each fills it again.
+    """
 
     buffer: BufferSpec
     role: Role
+    is_kept: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +72,13 @@ class OutputSpec:
         buffer: holds it.
         alias: name of the donated input that it updates; None if it updates none.
         is_static: True where each replay writes it to the same place.
+        is_kept: False where it is taken out before another graph of the pool is replayed.
     """
 
     buffer: BufferSpec
     alias: str | None = None
     is_static: bool = False
+    is_kept: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,6 +62,11 @@ class Arena:
         return tuple((block.address, nbytes) for block, nbytes in parts if nbytes)
 
     @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the memory that its scratch is in, which may be that of a larger graph."""
+        return self._scratch.nbytes if self.size.scratch_bytes else 0
+
+    @property
     def provider(self) -> Provider:
         """Where its memory comes from."""
         return self.block.size_class.provider or self._allocator.provider

@@ -14,6 +14,7 @@ import threading
 from typing import Any, TypeAlias, cast
 
 import jax
+import jax.core
 import numpy as np
 
 from tracegraph.runtime.array_errors import (
@@ -23,6 +24,7 @@ from tracegraph.runtime.array_errors import (
     make_mismatch_error,
     make_stale_error,
     make_stream_error,
+    make_traced_copy_error,
     make_unsettled_error,
 )
 from tracegraph.runtime.array_forwarding import forward_names
@@ -35,6 +37,7 @@ from tracegraph.runtime.jax_interop import (
     to_plain,
 )
 from tracegraph.runtime.live_buffers import LiveBuffer
+from tracegraph.runtime.recorder import recorder_state
 from tracegraph.runtime.residence import Donation, Residence
 from tracegraph.runtime.source_lines import locate_stack
 from tracegraph.runtime.static_buffer import (
@@ -245,7 +248,7 @@ class Array(jax.Array):
 
         Raises:
             ReplayError: the value is immutable, or shape or dtype differ.
-            CaptureError: it was made in the block that is recorded.
+            CaptureError: it was made in the block that is recorded, or ``src`` in a trace.
         """
         self._check_if_deleted()
         buffer = self._buffer
@@ -255,6 +258,8 @@ class Array(jax.Array):
         if getattr(src, "shape", None) != aval.shape or getattr(src, "dtype", None) != aval.dtype:
             raise make_mismatch_error(buffer.name, describe_array(self), describe_array(src))
         value = to_plain(src)
+        if isinstance(value, jax.core.Tracer) and recorder_state.recorder is None:
+            raise make_traced_copy_error(aval.str_short())
         with buffer.clock.lock:
             _check_generation(buffer, self)
             # Only FRESH values are in memory that nothing writes.

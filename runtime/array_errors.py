@@ -110,6 +110,21 @@ def make_recorded_copy_error() -> CaptureError:
     )
 
 
+def make_traced_copy_error(shown: str) -> CaptureError:
+    """Returns the error of `copy_` inside a function that is traced.
+
+    Args:
+        shown: what is copied.
+    """
+    return CaptureError(
+        f"`copy_` is given {shown}, which a traced function computes",
+        where=f"copy_ at {locate_stack(sys._getframe())}",
+        why="a trace has no values yet, and the array would keep what stands for one",
+        fix="return the value and copy it after the call, or record a `tg.graph` block",
+        anchor="array-copy",
+    )
+
+
 def make_stream_error(stream: object) -> ConfigError:
     """Returns the error of `record_stream` with something else."""
     return ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -19,8 +20,10 @@ from tracegraph.runtime.graph import (
     ReplayClock,
 )
 from tracegraph.runtime.library_calls import LibraryCall
+from tracegraph.runtime.live_buffers import InputWriter
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
+from tracegraph.runtime.node_timer import NodeTimer, TimedGraph
 from tracegraph.runtime.static_buffer import StaticBuffer
 from tracegraph.runtime.stream import Stream
 
@@ -146,6 +149,11 @@ class Device(Protocol):
         """Exchanges graphs of the driver with other libraries; None where there is no driver."""
         ...
 
+    @property
+    def input_writer(self) -> InputWriter | None:
+        """Writes static inputs where they are; None where each write makes another array."""
+        ...
+
     def number_stream(self, stream: Stream) -> int:
         """Returns the allocator's number of a stream; 0 is the one that JAX computes on."""
         ...
@@ -212,5 +220,13 @@ class Device(Protocol):
             buffers: what `bind_buffers` returned for it.
             fresh: results that users get as immutable values; the device may give them memory of
                 their own, so that nothing needs to be copied when they are returned.
+        """
+        ...
+
+    def open_timer(self, graph: TimedGraph) -> contextlib.AbstractContextManager[NodeTimer]:
+        """Returns a block in which the nodes of a graph are timed, see `NodeTimer`.
+
+        Args:
+            graph: an instance that is there for this only.
         """
         ...

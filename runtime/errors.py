@@ -136,12 +136,20 @@ class StaleOutputError(ReplayError):
     """A static output was read after a later replay had overwritten it."""
 
 
+class InvalidFloatError(ReplayError, FloatingPointError):
+    """A replay has made a NaN or an infinity, and ``debug_nans=True`` looks for these."""
+
+
 class OutOfMemoryError(TracegraphError):
     """The pool has too little memory for the memory plan."""
 
 
 class CudaError(TracegraphError):
     """A CUDA driver call failed."""
+
+
+class SavedFileError(TracegraphError):
+    """A saved file cannot be read or written, or does not fit this machine or this program."""
 
 
 class ConfigError(TracegraphError):

@@ -8,6 +8,9 @@ reference, and `copy_` into a static input reaches every graph that reads it.
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -18,6 +21,7 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array_errors import make_recorded_copy_error, make_unreplayed_error
 from tracegraph.runtime.graph import ReplayClock
 from tracegraph.runtime.jax_interop import ArrayImpl, is_default_device, make_aval
+from tracegraph.runtime.packing import is_packable
 from tracegraph.runtime.recorder import Recorder, recorder_state
 from tracegraph.runtime.static_buffer import (
     DeviceContext,
@@ -55,10 +59,48 @@ class ResidentLeaf(Protocol):
         ...
 
 
+class InputWriter(DeviceContext, Protocol):
+    """Writes the memory of plain arrays, in the order of JAX's work on their device."""
+
+    def overwrite(self, array: Any, value: Any) -> bool:
+        """Enqueues a copy of a value into the memory of a plain array; False if it has none.
+
+        Args:
+            array: on the device, where nothing but graphs reads it.
+            value: an array of the same shape and dtype, on any device or of NumPy.
+        """
+        ...
+
+
+class InputReader(Protocol):
+    """What a graph has loaded."""
+
+    # The values, held for the launches that read them; None once they have to be looked at again.
+    values: tuple[Any, ...] | None
+
+
+class StateLeaves:
+    """The leaves of all static inputs that live in one graph.
+
+    Attributes:
+        leaves: as the latest replay returned them.
+        is_whole: False once one of the inputs lives elsewhere.
+    """
+
+    __slots__ = ("is_whole", "leaves")
+
+    def __init__(self, leaves: Sequence[ResidentLeaf]) -> None:
+        self.leaves, self.is_whole = leaves, True
+
+
 @jax.jit
 def _copy_array(array: Any) -> Any:
     """Returns a new array of a strong type: compiled, a copy costs a quarter of `jnp.array`'s."""
     return jnp.array(array, array.dtype)
+
+
+# A finaliser may drop a graph.
+_readers_lock = threading.RLock()
 
 
 def place(array: jax.Array, jax_device: Any) -> jax.Array:
@@ -69,26 +111,62 @@ def place(array: jax.Array, jax_device: Any) -> jax.Array:
 class StaticInput:
     """An input that is filled between replays, or by a graph; it belongs to no graph.
 
-    The value is a plain immutable array, another one after each write: a graph reads it where it
-    is, without a copy of its own. Once a graph has written it, it is the leaf of a donated input
-    that lives in that graph: Note [Leaf sets].
+    The value is a plain array, and a graph reads it where it is, without a copy of its own. Once a
+    graph has written it, it is the leaf of a donated input that lives in that graph: Note [Leaf
+    sets].
+
+    Note [Writing an input]. A plain array that was read is somebody's immutable value, so the next
+    write makes another array. One that only graphs have read is written where it is, on a device
+    that has a writer: one copy on the stream that JAX computes on, behind the replays that still
+    read the old value and ahead of the next ones. XLA knows nothing of that copy. So what is read
+    afterwards is the array itself if the stream is idle, else a private copy, which XLA makes on
+    that stream and defines. Graphs that have loaded the value are told when there is another array,
+    when the array may be deleted by who has read it, and, if they took a copy, of each write. A
+    replay that was told nothing looks at no input.
 
     Args:
         value: the first value, which no one else holds.
         jax_device: where it is.
+        writer: of the device; without one each write makes another array.
+
+    Attributes:
+        value: the plain array; None while it lives in a graph.
+        is_shared: True once the plain array was given to the user.
+        is_copied: True once a graph has copied the value, and does not read it where it is.
     """
 
-    __slots__ = ("_clock", "aval", "jax_device", "leaf", "name", "value")
+    __slots__ = (
+        "_clock",
+        "_home",
+        "_is_pending",
+        "_readers",
+        "_writer",
+        "aval",
+        "context",
+        "is_copied",
+        "is_shared",
+        "jax_device",
+        "name",
+        "value",
+    )
     arena: Arena | None = None
-    context: DeviceContext | None = None
 
-    def __init__(self, value: jax.Array, jax_device: Any) -> None:
+    def __init__(
+        self, value: jax.Array, jax_device: Any, writer: InputWriter | None = None
+    ) -> None:
         self.value: Any = value
         self.jax_device = jax_device
-        # The value, if it lives in a graph.
-        self.leaf: ResidentLeaf | None = None
         self.aval = make_aval(value.shape, value.dtype)
         self.name = "static input"
+        self.is_shared = self.is_copied = False
+        self.context: DeviceContext | None = writer
+        # XLA converts elements of less than a byte where it copies them.
+        self._writer = None if is_packable(self.aval.dtype) else writer
+        # Whether a copy that XLA does not know may be on its way.
+        self._is_pending = False
+        # If it lives in a graph: the leaves that it is one of, and which one.
+        self._home: tuple[StateLeaves, int] | None = None
+        self._readers: list[weakref.ref[InputReader]] = []
         self._clock = ReplayClock()
 
     @property
@@ -97,21 +175,29 @@ class StaticInput:
         return self._clock
 
     @property
+    def leaf(self) -> ResidentLeaf | None:
+        """The value, if it lives in a graph."""
+        home = self._home
+        return None if home is None else home[0].leaves[home[1]]
+
+    @property
     def address(self) -> int:
-        """Address of the first byte, until the next write."""
+        """Address of the first byte, until the next write of a value that was read."""
         leaf = self.leaf
         return self.value.unsafe_buffer_pointer() if leaf is None else leaf.data_ptr()
 
     @property
     def memory(self) -> Any:
         """The plain array that holds the value; None while it lives in a graph."""
-        return self.value if self.leaf is None else None
+        return self.value if self._home is None else None
 
     @property
     def view(self) -> Any:
         """The value, to be copied."""
-        value = self._find_plain()
-        return np.asarray(value) if self.jax_device.platform == "cpu" else value
+        if self.jax_device.platform == "cpu":
+            return np.asarray(self._find_plain())
+        leaf = self.leaf
+        return self.value if leaf is None else leaf.jax()
 
     def snapshot(self) -> np.ndarray[Any, Any]:
         """Returns a private copy of the value."""
@@ -128,24 +214,65 @@ class StaticInput:
         """
         if recorder_state.recorder is not None:
             recorder_state.recorder.write_live(self, value)
-        elif self.leaf is not None:
-            self.leaf.copy_(value)
-        else:
+            return
+        leaf = self.leaf
+        if leaf is not None:
+            leaf.copy_(value)
+        elif not self._overwrite(value):
             is_plain = type(value) is ArrayImpl
             copy = _copy_array(value) if is_plain else jnp.array(value, self.aval.dtype)
             self.value = place(copy, self.jax_device)
+            self.is_shared = self._is_pending = False
+            self._tell_readers()
 
-    def take(self, leaf: ResidentLeaf) -> None:
-        """Takes the leaf that a replay has written."""
-        self.leaf, self.value = leaf, None
+    def enter(self, state: StateLeaves, index: int) -> None:
+        """Lives in a graph from now on, which has written it."""
+        if self._home is not None:
+            self._home[0].is_whole = False
+        self._home, self.value = (state, index), None
+        self._tell_readers()
 
     def give(self) -> Any:
         """Returns the value for a graph that will write it: its leaf, or a copy of its own."""
-        return jnp.array(self.value) if self.leaf is None else self.leaf
+        leaf = self.leaf
+        return jnp.array(self.value) if leaf is None else leaf
+
+    def add_reader(self, reader: InputReader) -> None:
+        """Tells a graph from now on that it has to look at the value again."""
+        with _readers_lock:
+            self._readers = [*_list_alive(self._readers), weakref.ref(reader)]
+
+    def _tell_readers(self) -> None:
+        for reference in self._readers:
+            reader = reference()
+            if reader is not None:
+                reader.values = None
+
+    def _overwrite(self, value: Any) -> bool:
+        """Writes the value where it is; False if that must not or cannot be."""
+        if self._writer is None or self.is_shared:
+            return False
+        self._is_pending = True
+        try:
+            return self._writer.overwrite(self.value, value)
+        finally:
+            # After the write: a graph that copies the value earlier is told, and copies again.
+            if self.is_copied:
+                self._tell_readers()
 
     def _find_plain(self) -> Any:
         leaf = self.leaf
-        return self.value if leaf is None else leaf.jax()
+        if leaf is not None:
+            return leaf.jax()
+        with self._clock.lock:
+            if self._is_pending and self._writer is not None:
+                if not self._writer.is_idle():
+                    return _copy_array(self.value)
+                self._is_pending = False
+            if not self.is_shared:
+                self.is_shared = True
+                self._tell_readers()
+            return self.value
 
 
 class GraphOutput:
@@ -267,3 +394,7 @@ class GraphOutput:
         if buffer is None or buffer.clock.generation == self._first:
             raise make_unreplayed_error(self.aval.str_short(), self._problem)
         return buffer
+
+
+def _list_alive(references: Iterable[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
+    return [each for each in references if each() is not None]

@@ -96,6 +96,14 @@ class Replay:
                 array.settle()
         self.pending.clear()
 
+    def detach_results(self) -> None:
+        """Gives every live result and leaf of the last replay a private copy."""
+        self.settle()
+        if self.shown is not None:
+            for name in list(self.shown.leaves):
+                self.shown.detach(name)
+            self.shown = None
+
     def load(self, updates: Sequence[tuple[int, Any]]) -> None:
         """Copies values into static inputs; all are read before any buffer is written.
 

@@ -104,6 +104,17 @@ class StaticBuffer(ReadableBuffer, Protocol):
         """Copies an array of the same shape and dtype into the buffer."""
         ...
 
+    def reads(self, array: Any, /) -> bool:
+        """True while the graph reads a plain array that it took where the array is."""
+        ...
+
+    def read_at(self, address: int, /) -> bool:
+        """Has the graph read the input at an address of its device; False if it must be copied.
+
+        What is there must not change before the graph is launched, or be freed before it has run.
+        """
+        ...
+
     def make_writer(self) -> Callable[[Any], None]:
         """Returns what takes a plain JAX array of the same type on this device, as fast as can be.
 

@@ -260,7 +260,10 @@ def synchronize() -> None:
         CaptureError: a function is being captured on this thread.
     """
     check_not_in_capture("synchronize")
-    jax.effects_barrier()
-    backend = find_backend()
-    if backend is not None:
-        backend.synchronize_device()
+    try:
+        # Raises the error of a callback that failed, again at each call, as JAX does it.
+        jax.effects_barrier()
+    finally:
+        backend = find_backend()
+        if backend is not None:
+            backend.synchronize_device()

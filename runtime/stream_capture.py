@@ -55,6 +55,18 @@ def tracing(name: str, capturing_stream: Stream) -> Iterator[None]:
         thread_state.tracing.pop()
 
 
+@contextlib.contextmanager
+def suspended_tracing() -> Iterator[None]:
+    """Marks this thread as tracing nothing for a while, on the default stream."""
+    state = vars(thread_state)
+    held = dict(state)
+    state.update({name: [] for name in held})
+    try:
+        yield
+    finally:
+        state.update(held)
+
+
 def is_tracing() -> bool:
     """True while this thread traces a function for capture."""
     return bool(thread_state.tracing)

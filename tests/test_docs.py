@@ -117,6 +117,10 @@ def test_blocks_of_explain_run(folder: pathlib.Path) -> None:
     assert names["report"].startswith("`step` is captured (")
 
 
+def test_blocks_of_profile_run(folder: pathlib.Path) -> None:
+    assert "longest" in run_blocks(DOCS / "profile.md"), "the last block defines it"
+
+
 def test_blocks_of_streams_run(folder: pathlib.Path) -> None:
     names = run_blocks(DOCS / "streams.md")
     assert names["start"].elapsed_time(names["end"]) > 0
@@ -141,6 +145,18 @@ def test_blocks_of_graphed_callables_run(folder: pathlib.Path) -> None:
     assert "updated" in run_blocks(DOCS / "graphed_callables.md"), "the last block defines it"
 
 
+def test_amp_blocks_run() -> None:
+    assert "train_clipped" in run_blocks(DOCS / "amp.md"), "the last function"
+
+
+def test_the_probes_page_runs():
+    assert "first" in run_blocks(DOCS / "probes.md"), "the last block defines it"
+
+
+def test_blocks_of_buckets_run(folder: pathlib.Path) -> None:
+    assert "mean" in run_blocks(DOCS / "buckets.md"), "a block defines it"
+
+
 def test_the_tables_of_explain_are_complete(folder: pathlib.Path) -> None:
     text = (DOCS / "explain.md").read_text()
     parts = [row[0].strip("`") for row in list_rows(text, "| Part | What it is |")]
@@ -148,8 +164,8 @@ def test_the_tables_of_explain_are_complete(folder: pathlib.Path) -> None:
     lines = [row[0].strip("`") for row in list_rows(text, "| Line | What it says |")]
     report = tg.capture(lambda x: x * 2).explain(1.0)
     titles = [line.split(":")[0] for line in report.splitlines() if line[0].isalpha()]
-    # What only some reports have: a GPU, eager parts, an earlier capture, notes, loops.
-    rare = {"device", "calls run", "captured anew", "notes", "loops"}
+    # What only some reports have: a GPU, eager parts, an earlier capture, gradients, notes, loops.
+    rare = {"device", "calls run", "captured anew", "gradients", "notes", "loops"}
     assert set(titles) - {"more"} == set(lines[1:]) - rare
 
 

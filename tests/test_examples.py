@@ -28,6 +28,9 @@ EXPECTED = {
     "08_two_streams": ["2 branches", "stream-wait"],
     "09_shared_pool": ["three functions, one pool: ", "a raw graph in that pool: "],
     "10_graphed_callables": ["ways: [", "equal to jax.jit of each module"],
+    "11_mixed_precision": ["bfloat16: loss ", "float16:  loss ", " 4 steps skipped", "one graph"],
+    "12_data_parallel": ["4 devices, loss ", "all-reduce"],
+    "13_buckets": ["40 batches, ", "released: 0 bytes", "lets padding into its results"],
 }
 
 

@@ -30,7 +30,9 @@ if not (_package / "runtime").is_dir() and (_house / "runtime").is_dir():
     # In a checkout `lowering/` and `runtime/` stand beside this folder; in a wheel they are in it.
     __path__.append(str(_house))
 
-from tracegraph import backends, comm, memory, random
+from tracegraph import amp, backends, comm, memory, random
+from tracegraph.buckets.bucketed_function import BucketedFunction, BucketInfo
+from tracegraph.buckets.size_scope import bucket_size
 from tracegraph.cache_info import CacheInfo
 from tracegraph.decorator import capture
 from tracegraph.devices.current import (
@@ -59,6 +61,7 @@ from tracegraph.devices.telemetry import (
 from tracegraph.graphed_callables.graphed_callable import GraphedCallable, GraphedModule
 from tracegraph.graphed_callables.make import make_graphed_callables
 from tracegraph.graphed_function import GraphedFunction
+from tracegraph.probing.probe import probe
 from tracegraph.recording.cuda_core import (
     ExportedGraph,
     export_to_cuda_core,
@@ -81,6 +84,7 @@ from tracegraph.runtime.errors import (
     ConfigError,
     CudaError,
     InternalError,
+    InvalidFloatError,
     OutOfMemoryError,
     RecaptureWarning,
     ReplayError,
@@ -108,6 +112,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array",
+    "BucketInfo",
+    "BucketedFunction",
     "CUDAGraph",
     "CacheInfo",
     "CaptureError",
@@ -120,6 +126,7 @@ __all__ = [
     "GraphedFunction",
     "GraphedModule",
     "InternalError",
+    "InvalidFloatError",
     "OutOfMemoryError",
     "PoolId",
     "RecaptureWarning",
@@ -130,7 +137,9 @@ __all__ = [
     "TracegraphError",
     "UnsupportedError",
     "VerificationError",
+    "amp",
     "backends",
+    "bucket_size",
     "can_device_access_peer",
     "capture",
     "clock_rate",
@@ -158,6 +167,7 @@ __all__ = [
     "memory",
     "memory_usage",
     "power_draw",
+    "probe",
     "random",
     "register_graph_capture_end_hook",
     "register_graph_capture_start_hook",

@@ -8,6 +8,8 @@ from typing import NamedTuple
 class CacheInfo(NamedTuple):
     """Counts of a captured function's calls and signatures; `tg.GraphedFunction.cache_info` has it.
 
+    A forward graph and its backward graph, captured under an eager `jax.grad`, count as one.
+
     Attributes:
         hits: calls that replayed an existing graph.
         misses: calls that captured a new one.

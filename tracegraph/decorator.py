@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
+from tracegraph.buckets.bucket_sizes import Buckets
+from tracegraph.buckets.bucketed_function import BucketedFunction
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.runtime.errors import ConfigError
 from tracegraph.runtime.memory.pool_id import PoolId
@@ -33,6 +35,9 @@ def capture(
     static_leaves: Literal["auto", "refuse"] = "auto",
     control_flow: Literal["allow", "refuse"] = "allow",
     prefer: Literal["auto", "graph"] = "auto",
+    buckets: Buckets | None = None,
+    debug_nans: bool = False,
+    warm: bool = True,
 ) -> GraphedFunction[P, R]: ...
 @overload
 def capture(
@@ -51,6 +56,9 @@ def capture(
     static_leaves: Literal["auto", "refuse"] = "auto",
     control_flow: Literal["allow", "refuse"] = "allow",
     prefer: Literal["auto", "graph"] = "auto",
+    buckets: Buckets | None = None,
+    debug_nans: bool = False,
+    warm: bool = True,
 ) -> Callable[[Callable[P, R]], GraphedFunction[P, R]]: ...
 def capture(
     fn: Callable[..., Any] | None = None,
@@ -68,12 +76,17 @@ def capture(
     static_leaves: Literal["auto", "refuse"] = "auto",
     control_flow: Literal["allow", "refuse"] = "allow",
     prefer: Literal["auto", "graph"] = "auto",
+    buckets: Buckets | None = None,
+    debug_nans: bool = False,
+    warm: bool = True,
     **unknown: Any,
 ) -> GraphedFunction[..., Any] | Callable[[Callable[..., Any]], GraphedFunction[..., Any]]:
     """Makes a function replayable: captured at its first call, replayed from then on.
 
     Use it as a decorator, with options or without, or call it with a function. Each signature
-    (shapes, dtypes, trees and static arguments) is captured once.
+    (shapes, dtypes, trees and static arguments) is captured once. Where an eager `jax.grad` or
+    `jax.vjp` differentiates a call, a forward and a backward graph are replayed; in other programs
+    of JAX the function is traced.
 
     Args:
         fn: takes and returns trees of arrays and static leaves. Left out, a decorator is returned.
@@ -85,7 +98,7 @@ def capture(
             that was passed is deleted: use what the call returned. One position or several.
         donate_argnames: the same by name.
         mode: ``"whole"`` raises for what a graph cannot hold; ``"partial"`` runs it eagerly between
-            two graphs.
+            two graphs, and lets Python read values between them: ``if`` on an array, ``.item()``.
         outputs: ``"fresh"`` results keep their value for ever; ``"static"`` ones are the graph's
             own buffers and become stale with the next call.
         pool: a private pool to share: ``pool()`` of another captured function, a
@@ -100,6 +113,15 @@ def capture(
             ``"refuse"`` holds every replay to one path, as graphs of PyTorch are held to theirs.
         prefer: in partial mode, what runs where a part is eager: ``"auto"`` the faster one of the
             graph and `jax.jit`, as timed when it is captured; ``"graph"`` always the graph.
+        buckets: sizes that arguments are padded to, as ``{"x": {0: (1, 2, 4, 8)}}`` for axis 0 of
+            the argument ``x``: one graph per size serves every size up to it. What is padded must
+            not reach a result, which is checked.
+        debug_nans: True checks the results of each replay, which waits for the device. For one with
+            a NaN or an infinity the call raises `InvalidFloatError`, which names the first op that
+            made it. Nothing is donated meanwhile, and a part that is eager runs once more then.
+        warm: True captures at the first call of a signature, which waits for it. False is for
+            services: calls run as `jax.jit` while the capture is made in a thread beside, and then
+            switch over to the graph; `wait_until_captured` waits for that.
         **unknown: options that do not exist; they raise.
 
     Returns:
@@ -143,8 +165,12 @@ def capture(
         "static_leaves": static_leaves,
         "control_flow": control_flow,
         "prefer": prefer,
+        "debug_nans": debug_nans,
+        "warm": warm,
         **unknown,
     }
+    if buckets is not None:
+        given["buckets"] = buckets
     if fn is None:
         return functools.partial(_capture, given=given)
     return _capture(fn, given=given)
@@ -159,4 +185,4 @@ def _capture(fn: Callable[P, R], *, given: dict[str, Any]) -> GraphedFunction[P,
             fix="write @tg.capture above the function, or tg.capture(function)",
             anchor="unknown-option",
         )
-    return GraphedFunction(fn, given)
+    return (BucketedFunction if "buckets" in given else GraphedFunction)(fn, given)

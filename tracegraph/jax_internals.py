@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as extend_core
+from jax.interpreters import ad
 
 from tracegraph.runtime.jax_interop import load_private
 from tracegraph.runtime.own_folders import OWN_FOLDERS
@@ -38,13 +39,20 @@ PRIVATE_NAMES = {
     "jax._src.config.remove_size_one_mesh_axis_from_type": "types as if nothing were sharded",
     "jax._src.config.trace_context": "the settings under which `jax.jit` keeps programs apart",
     "jax._src.config.trace_context_names": "what these settings are called",
+    "jax._src.distributed.global_state": "what processes tell each other without a collective",
+    "jax._src.effects.control_flow_allowed_effects": "a loop takes known effects only",
+    "jax._src.effects.custom_derivatives_allowed_effects": "so do custom derivatives",
+    "jax._src.effects.remat_allowed_effects": "and `jax.checkpoint`",
     "jax._src.core.NamedAxisEffect": "an effect that moves no data",
     "jax._src.core.ShapedArray": "the type of an array's abstract value",
+    "jax._src.core.Trace": "the base of what takes ops; see `mixed_precision/region_trace.py`",
     "jax._src.core.eval_trace": "what computes an op at once; see `trace_state`",
     "jax._src.core.extend_axis_env_nd": "the axis names that the body of a `shard_map` may use",
     "jax._src.core.set_current_trace": "what ops go to between two lines, not within a function",
     "jax._src.core.trace_state_strong_ref": "whether this thread traces, at every call",
     "jax._src.interpreters.ad.LinearizeTrace": "whether ops are linearized for an eager `jax.vjp`",
+    "jax._src.interpreters.ad.fallback_linearize_rule": "what a rule for `jax.vjp` is to return",
+    "jax._src.interpreters.ad.primitive_linearizations": "such rules; see `define_linearization`",
     "jax._src.interpreters.partial_eval.DynamicJaxprTrace": "what records ops as `jax.jit` does",
     "jax._src.source_info_util": "the user's line of an equation, and the line of an op bound anew",
     "jax._src.traceback_util": "hides the frames of a library in tracebacks",
@@ -131,6 +139,8 @@ eval_trace: Any = _private["eval_trace"]
 _LinearizeTrace: Any = _private["LinearizeTrace"]
 # What records ops as a jaxpr. `tracegraph/recording/recorded_trace.py` says what it overrides.
 JaxprTrace: Any = _private["DynamicJaxprTrace"]
+# The base of all traces: what an op goes through before it is computed or recorded.
+BaseTrace: Any = _private["Trace"]
 
 
 def make_primitive(name: str) -> Any:
@@ -138,6 +148,59 @@ def make_primitive(name: str) -> Any:
     primitive = extend_core.Primitive(name)
     primitive.multiple_results = True
     return primitive
+
+
+def define_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Registers how JAX linearizes a primitive for `jax.vjp`, beside its rule for `jax.jvp`.
+
+    With the latter alone JAX traces the tangents of each op into a jaxpr, which it evaluates once:
+    correct, and slower than most small ops. So it is where this JAX has another form of rules.
+
+    Args:
+        primitive: with a list of results.
+        rule: from which operands have tangents, the operands and the parameters to the results,
+            which of them have tangents, and a function from all tangents to those of the results.
+    """
+    form = _count_rule_results()
+
+    def linearize(
+        _is_vjp: bool, has_tangent: Sequence[bool], *values: Any, **params: Any
+    ) -> tuple[Any, ...]:
+        results, has_moved, move = rule(has_tangent, *values, **params)
+        if form == 4:  # Until JAX 0.10.
+            return results, has_moved, (), lambda _residuals, *tangents: move(tangents)
+        return results, has_moved, (), None, lambda _residuals, _more, *tangents: move(tangents)
+
+    if form in (4, 5):
+        _private["primitive_linearizations"][primitive] = linearize
+
+
+@functools.cache
+def _count_rule_results() -> int:
+    """Returns how many things a rule of JAX returns, as JAX's own one does for a new primitive."""
+    primitive = make_primitive("linearized_identity")
+    ad.primitive_jvps[primitive] = lambda values, tangents: (list(values), list(tangents))
+    try:
+        return len(_private["fallback_linearize_rule"](primitive, True, [True], np.float32(0)))
+    finally:
+        del ad.primitive_jvps[primitive]
+
+
+def make_effect(name: str) -> Any:
+    """Returns an effect of ours: an op that has it stays, though its results are not used."""
+    kind = type(name, (extend_core.Effect,), {"__str__": lambda _self: name})
+    return kind()
+
+
+def allow_effect(kind: type) -> None:
+    """Lets JAX trace loops, custom derivatives and checkpoints with ops of this effect in them."""
+    for place in ("control_flow", "custom_derivatives", "remat"):
+        _private[f"{place}_allowed_effects"].add_type(kind)
+
+
+def find_key_value_store() -> Any:
+    """Returns the store of `jax.distributed`; None in a program of one process."""
+    return _private["global_state"].client
 
 
 def is_eager_vjp() -> bool:
@@ -202,6 +265,11 @@ def list_lines(context: EquationContext) -> Iterator[Line]:
     for code, instruction in read_frames(context):
         frame = _source_info_util.raw_frame_to_frame(code, instruction)
         yield Line(frame.file_name, frame.start_line, frame.function_name)
+
+
+def describe_current_scope() -> str:
+    """Returns the name stack that an op of this thread gets now, as text."""
+    return str(_source_info_util.current_name_stack())
 
 
 def describe_source(context: EquationContext) -> str | None:
@@ -288,6 +356,51 @@ def close_trace(trace: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> An
     return close(jaxpr, arrays)
 
 
+@functools.cache
+def _find_precision(setting: Any) -> Any:
+    del setting  # What the answer depends on.
+    one = jax.ShapeDtypeStruct((1, 1), np.float32)
+    (equation,) = open_jaxpr(jax.make_jaxpr(jax.lax.dot)(one, one))[0].eqns
+    return equation.params["precision"]
+
+
+def find_open_precision() -> Any:
+    """Returns the precision that JAX's settings give a matmul that names none."""
+    return _find_precision(getattr(jax.config, "jax_default_matmul_precision", None))
+
+
+@functools.cache
+def list_primitive_names() -> frozenset[str]:
+    """Returns the names of JAX's primitives."""
+    found = vars(extend_core.primitives).values()
+    return frozenset(each.name for each in found if isinstance(each, extend_core.Primitive))
+
+
+def call_jaxpr(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+    """Computes what a closed jaxpr says, op by op, where the ops of this thread go."""
+    return extend_core.jaxpr_as_fun(jaxpr)(*operands)
+
+
+def infer_dtypes(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """Returns the dtypes that JAX gives the results of an op."""
+    avals = [jax.typeof(operand) for operand in operands]
+    results, _ = primitive.abstract_eval(*avals, **params)
+    return [each.dtype for each in (results if primitive.multiple_results else [results])]
+
+
+def enclose(function: Any, around: Any, *args: Any) -> Any:
+    """Returns a function, or JAX's record of one, that is called by another function.
+
+    Args:
+        function: as a trace is given it.
+        around: called as ``around(function, *args, ...)``; of a module, since JAX compares records.
+        *args: hashable.
+    """
+    if hasattr(function, "wrap"):
+        return function.wrap(around, args, None)
+    return functools.partial(around, function, *args)
+
+
 def make_function(jaxpr: Any) -> Any:
     """Returns the function that a closed jaxpr describes, which is traced at most once per type."""
     return jax.jit(extend_core.jaxpr_as_fun(jaxpr))
@@ -344,6 +457,27 @@ def bind_op(op: Equation, operands: Sequence[Any]) -> list[Any]:
     return list(results) if op.primitive.multiple_results else [results]
 
 
+def bind_equation(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Binds an equation of a jaxpr on arrays or tracers, as JAX's evaluation of a jaxpr does."""
+    with hold_equation(equation):
+        params = equation.primitive.get_bind_params(dict(equation.params))
+        results = equation.primitive.bind(*operands, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+@contextlib.contextmanager
+def hold_equation(equation: Any) -> Iterator[None]:
+    """Puts line, scope and settings of an equation in force."""
+    with contextlib.ExitStack() as stack:
+        _enter_context(stack, equation_context(equation))
+        yield
+
+
+def make_open(closed: Any) -> Any:
+    """Returns a closed jaxpr that closes over no array as an open one."""
+    return closed if isinstance(closed, extend_core.Jaxpr) else closed.jaxpr
+
+
 def infer_results(op: Equation) -> tuple[Any, ...] | None:
     """Returns the abstract values that JAX gives the op's results, None where it has no rule."""
     if not _has_rule(op.primitive):
@@ -382,7 +516,11 @@ def drop_unit_axes(leaves: Sequence[Any]) -> contextlib.AbstractContextManager[N
     Args:
         leaves: the arguments of a call; other calls are traced with the settings as they are.
     """
-    is_named = any(not jax.typeof(leaf).sharding.mesh.empty for leaf in leaves if _has_mesh(leaf))
+    named = [leaf for leaf in leaves if _has_mesh(leaf)]
+    if any(leaf.sharding.num_devices > 1 for leaf in named):
+        # A call over several devices: the function sees the types that it has under `jax.jit`.
+        return _UNCHANGED
+    is_named = any(not jax.typeof(leaf).sharding.mesh.empty for leaf in named)
     return _private["remove_size_one_mesh_axis_from_type"](True) if is_named else _UNCHANGED
 
 
@@ -409,6 +547,16 @@ def has_plain_placement(op: Equation) -> bool:
     has_sharding = any(isinstance(each, jax.sharding.Sharding) for each in shardings)
     has_layout = any(each is not None for each in layouts)
     return not (has_sharding or has_layout or op.params.get("compiler_options_kvs"))
+
+
+def make_array_aval(shape: Sequence[int], dtype: Any, *, weak_type: bool) -> Any:
+    """Returns the abstract value of an array on one device."""
+    return _ShapedArray(tuple(shape), dtype, weak_type=weak_type)
+
+
+def eval_op_by_op(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+    """Computes a closed jaxpr as JAX computes what no `jax.jit` is around."""
+    return extend_core.jaxpr_as_fun(jaxpr)(*values)
 
 
 def is_key_dtype(dtype: Any) -> bool:

@@ -42,6 +42,8 @@ class Options:
     static_leaves: str
     control_flow: str
     prefer: str
+    debug_nans: bool
+    warm: bool
 
     @property
     def takes_static_leaves(self) -> bool:
@@ -89,6 +91,11 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
             _raise_option_error(
                 f"{keyword}={given[keyword]!r} is unknown", where, f"they are {_join(words)}"
             )
+    if not isinstance(given["debug_nans"], bool):
+        _raise_option_error(
+            f"debug_nans={given['debug_nans']!r} is unknown", where, "it is True or False"
+        )
+    _check_warm(given, where)
     pool = _read_pool(given["pool"], where)
     if given["name"] is not None and not isinstance(given["name"], str):
         _raise_option_error(
@@ -114,6 +121,8 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         static_leaves=given["static_leaves"],
         control_flow=given["control_flow"],
         prefer=given["prefer"],
+        debug_nans=given["debug_nans"],
+        warm=given["warm"],
     )
 
 
@@ -143,7 +152,29 @@ def make_block_options(where: str, *, pool: Any, stream: Any) -> Options:
         static_leaves="refuse",
         control_flow="allow",
         prefer="graph",
+        debug_nans=False,
+        warm=True,
     )
+
+
+def _check_warm(given: dict[str, Any], where: str) -> None:
+    """Refuses what a call that runs as `jax.jit` cannot do."""
+    if not isinstance(given["warm"], bool):
+        _raise_option_error(f"warm={given['warm']!r} is unknown", where, "it is True or False")
+    if given["warm"]:
+        return
+    for keyword, default, why in (
+        ("outputs", "fresh", "static results are the graph's own buffers"),
+        ("debug_nans", False, "it looks at the results of replays"),
+    ):
+        if given[keyword] != default:
+            raise ConfigError(
+                f"{keyword}={given[keyword]!r} is given with warm=False",
+                where=f"{where}, tg.capture",
+                why=f"{why}, and the first calls have no graph yet",
+                fix=f"leave warm=False out, or {keyword}=",
+                anchor="lazy-capture",
+            )
 
 
 def _read_pool(given: Any, where: str) -> PoolId | None:

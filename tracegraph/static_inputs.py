@@ -48,8 +48,9 @@ def static_input(shape_or_array: Any, dtype: Any = None) -> Array:
             anchor="graph-order",
         )
     value = _make_value(shape_or_array, dtype)
-    device = find_device(is_checking=read_check_replay()).jax_device
-    return Array(StaticInput(place(value, device), device), 0, ArrayState.LIVE)
+    device = find_device(is_checking=read_check_replay())
+    value = place(value, device.jax_device)
+    return Array(StaticInput(value, device.jax_device, device.input_writer), 0, ArrayState.LIVE)
 
 
 def _make_value(given: Any, dtype: Any) -> jax.Array:

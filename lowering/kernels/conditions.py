@@ -19,6 +19,9 @@ from tracegraph.runtime.nodes import (
 
 COUNTER_BYTES = 4
 
+# By these a kernel of our own is told from others; every GPU takes it.
+FIRST_LINES = b"// tracegraph\n.version 7.8\n.target sm_70\n"
+
 SET_CONDITION = """{
         .param .b64 first;
         .param .b32 second;
@@ -28,9 +31,7 @@ SET_CONDITION = """{
     }
     ret;"""
 
-CONDITIONS = """
-.version 7.8
-.target sm_70
+_CONDITIONS = """
 .address_size 64
 
 .extern .func cudaGraphSetConditional(.param .b64 handle, .param .b32 value);
@@ -95,7 +96,8 @@ CONDITIONS = """
     selp.u32      %value, 1, 0, %has_more;
     SET_CONDITION
 }
-\0""".replace("SET_CONDITION", SET_CONDITION).encode()
+\0""".replace("SET_CONDITION", SET_CONDITION)
+CONDITIONS = FIRST_LINES + _CONDITIONS.encode()
 
 _ONE_THREAD = LaunchShape((1, 1, 1), (1, 1, 1))
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from tracegraph.lowering.device_program import DeviceStep
-from tracegraph.lowering.kernels.conditions import SET_CONDITION
+from tracegraph.lowering.kernels.conditions import FIRST_LINES, SET_CONDITION
 from tracegraph.runtime.nodes import (
     BufferUse,
     ConditionHandle,
@@ -30,8 +30,6 @@ _WORDS = {
 }
 
 _KERNEL = """
-.version 7.8
-.target sm_70
 .address_size 64
 
 .extern .func cudaGraphSetConditional(.param .b64 handle, .param .b32 value);
@@ -202,7 +200,7 @@ def _write_each(template: str, numbers: range) -> str:
 def _make_code(symbol: str, declared: Sequence[str], body: Sequence[str]) -> KernelCode:
     parameters = ", ".join(f".param .u64 {name}" for name in declared)
     text = _KERNEL.format(symbol=symbol, parameters=parameters, body="\n".join(body))
-    return KernelCode(symbol, f"{text}\0".encode())
+    return KernelCode(symbol, FIRST_LINES + f"{text}\0".encode())
 
 
 def _make_shape(sizes: Sequence[int], pieces: Sequence[BufferUse]) -> LaunchShape:

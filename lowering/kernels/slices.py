@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.lowering.device_program import DeviceStep, Step
+from tracegraph.lowering.kernels.conditions import FIRST_LINES
 from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 
 THREADS = 256
@@ -79,14 +80,11 @@ END:
 }}
 """
 
-COPY_SLICE = (
-    ".version 7.0\n.target sm_70\n.address_size 64\n"
-    + "".join(
-        _TEMPLATE.format(nbytes=nbytes, type=kind, register=register)
-        for nbytes, (kind, register) in _WORDS.items()
-    )
-    + "\0"
-).encode()
+_SLICES = [
+    _TEMPLATE.format(nbytes=nbytes, type=kind, register=register)
+    for nbytes, (kind, register) in _WORDS.items()
+]
+COPY_SLICE = FIRST_LINES + "".join([".address_size 64\n", *_SLICES, "\0"]).encode()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +117,50 @@ class MovingUse:
         """
         offset = min(max(self.first + turn * self.step, 0), self.last)
         return BufferUse(self.whole.buffer, self.whole.offset + offset, self.nbytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """What a step of `copy_slice` does; see there."""
+
+    name: str
+    source: MovingUse
+    target: MovingUse
+    counter: BufferUse
+
+    @property
+    def is_read(self) -> bool:
+        """True where the copy has one place, and what it is of moves."""
+        return bool(self.source.step) and self.target.nbytes == self.target.whole.nbytes
+
+
+def read_slice(step: Step) -> Slice | None:
+    """Returns what a step of `copy_slice` does, or None for any other step.
+
+    Example:
+        >>> piece = MovingUse(BufferUse("a", 0, 64), 16, 16, 32)
+        >>> place = MovingUse(BufferUse("b", 0, 16), 16, 0)
+        >>> step = copy_slice("copy", piece, place, BufferUse("c", 0, 4))
+        >>> read_slice(step) == Slice("copy", piece, place, BufferUse("c", 0, 4))
+        True
+    """
+    node = step.node if isinstance(step, DeviceStep) else None
+    if not isinstance(node, KernelNode) or node.code.cubin is not COPY_SLICE:
+        return None
+    source, target, counter, *packed = node.parameters
+    assert isinstance(source, BufferUse)
+    assert isinstance(target, BufferUse)
+    assert isinstance(counter, BufferUse)
+    numbers = [
+        int.from_bytes(each, "little", signed=True) for each in packed if isinstance(each, bytes)
+    ]
+    _, from_first, from_step, from_last, to_first, to_step, to_last = numbers
+    return Slice(
+        node.name,
+        MovingUse(source, source.nbytes - from_last, from_first, from_step),
+        MovingUse(target, target.nbytes - to_last, to_first, to_step),
+        counter,
+    )
 
 
 def copy_slice(name: str, source: MovingUse, target: MovingUse, counter: BufferUse) -> DeviceStep:

@@ -42,8 +42,9 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
     """Returns the lifetime of every buffer of a program, in the order of ``program.buffers``.
 
     Static inputs (copied, donated and constant) and constants of compiled programs live during all
-    steps, outputs from their first write to the last step; they are kept between replays. All
-    others are temporaries, which live from their first write to their last use.
+    steps, outputs from their first write to the last step; they are kept between replays,
+    unless their spec says otherwise. All others are temporaries, which live from their first write
+    to their last use.
 
     Args:
         program: the steps in program order and the order that streams declare.
@@ -55,6 +56,7 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
     uses, first_writes = _collect_uses(program)
     inputs = {spec.buffer.name for spec in program.inputs}
     outputs = {spec.buffer.name for spec in program.outputs}
+    passing = {spec.buffer.name for spec in (*program.inputs, *program.outputs) if not spec.is_kept}
     _verify_buffers(program, inputs | outputs | uses.keys())
     ends = _find_ends(find_ancestors(len(program.steps), program.edges))
     final = max(len(program.steps) - 1, 0)
@@ -63,17 +65,17 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
         name, nbytes = buffer.name, buffer.nbytes
         # A constant of a compiled program is filled once, before the first replay.
         if name in inputs or buffer.content is not None:
-            lifetimes.append(Lifetime(name, nbytes, 0, final, is_kept=True))
+            lifetimes.append(Lifetime(name, nbytes, 0, final, is_kept=name not in passing))
             continue
         if not nbytes:
-            lifetimes.append(Lifetime(name, 0, 0, final, is_kept=name in outputs))
+            lifetimes.append(Lifetime(name, 0, 0, final, is_kept=name in outputs - passing))
             continue
         if name not in first_writes or uses[name][0] < first_writes[name]:
             raise _make_program_error(
                 f"no step writes buffer `{name}` before it is read", program.name
             )
         last = final if name in outputs else max(map(ends.__getitem__, uses[name]))
-        is_kept = name in outputs
+        is_kept = name in outputs - passing
         lifetimes.append(Lifetime(name, nbytes, first_writes[name], last, is_kept))
     return tuple(lifetimes)
 

@@ -114,9 +114,10 @@ ALLOWED: dict[str, Fields] = {
         "kernel_spec block_dims thread_dims cluster_dim shared_memory_bytes", name=_LABEL
     ),
     "stream_executor.KernelLoaderSpecProto": _fields(
-        "cubin arity kernel_name kernel_args_packing_spec"
+        "cubin ptx arity kernel_name kernel_args_packing_spec"
     ),
     "stream_executor.CudaCubinProto": _fields("data"),
+    "stream_executor.CudaPtxProto": _fields("data"),
     "stream_executor.KernelArgsPackingSpecProto": _fields("kernel_arguments"),
     "stream_executor.KernelArgPackingSpecProto": _fields("relocations data"),
     "stream_executor.KernelArgPackingRelocationProto": _fields("kind argument_index"),

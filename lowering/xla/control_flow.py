@@ -36,6 +36,7 @@ from tracegraph.lowering.kernels.conditions import (
     start_turns,
 )
 from tracegraph.lowering.planning.alternate_iterations import alternate_iterations
+from tracegraph.lowering.xla.gather_slices import gather_slices
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
 from tracegraph.runtime.graph_nodes import Construct, Turn
@@ -83,14 +84,15 @@ def _decode_counted(
     def decode_range(first: int, end: int) -> list[GraphStep]:
         return [step for index in range(first, end) for step in decode_iteration(index)]
 
-    size = max(count_nodes(decode_range(0, min(trip_count, 1))), 1)
-    per_turn = choose_per_turn(trip_count, size)
+    first = decode_range(0, min(trip_count, 1))
+    per_turn = choose_per_turn(trip_count, max(count_nodes(first), 1))
     if per_turn == trip_count:
-        return decode_range(0, trip_count)
+        return [*first, *decode_range(1, trip_count)]
     turns, rest = divmod(trip_count, per_turn)
     counter = scope.add_temporary(COUNTER_BYTES)
     iterations = [decode_iteration(index, per_turn, counter) for index in range(per_turn)]
-    body = alternate_iterations(iterations, scope.add_temporary)
+    gathered = gather_slices(iterations, turns, scope.add_temporary)
+    body = alternate_iterations(gathered, scope.add_temporary)
     body.append(count_turn(f"{name}@turn", counter, turns))
     start = start_turns(f"{name}@start", counter)
     turn = Turn(per_turn)

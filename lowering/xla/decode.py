@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.device_program import GraphStep, list_device_steps
+from tracegraph.lowering.kernels.waits import add_waits
 from tracegraph.lowering.xla.allocations import (
     read_allocations,
     read_outputs,
@@ -66,7 +67,7 @@ def decode_executable(
         scope = _make_scope(program, views, check_call, plan_call)
         steps = tuple(decode_sequence(program.thunks, scope, refused))
         if not refused:
-            steps = _guard(steps, outputs, scope)
+            steps = add_waits(_guard(steps, outputs, scope))
             own = read_allocations(program, _list_used(steps), frozenset(outputs))
             allocations = (*own, *scope.added)
             _check_writes(allocations, steps, updated)

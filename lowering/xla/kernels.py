@@ -65,7 +65,7 @@ def decode_custom_kernel(thunk: Any, name: str, scope: Scope) -> list[DeviceStep
     """Returns the steps of a ``CustomKernelThunkProto``: memsets of zeroed outputs, a kernel.
 
     Raises:
-        Refusal: it has no cubin, or its description does not hold together.
+        Refusal: it has neither cubin nor PTX, or its description does not hold together.
     """
     uses = [scope.find_shaped_use(piece) for piece in thunk.args]
     # Layers repeat kernels, so most descriptions have been read before; equal bytes are equal.
@@ -102,8 +102,17 @@ def _read_launch(kernel: Any, count: int, scope: Scope) -> Launch:
         _read_shared_bytes(kernel.shared_memory_bytes),
     )
     spec = kernel.kernel_spec
-    code = scope.intern_code(spec.kernel_name, spec.cubin.data)
+    code = scope.intern_code(spec.kernel_name, _read_image(spec))
     return Launch(code, shape, _read_packing(spec, count))
+
+
+def _read_image(spec: Any) -> bytes:
+    """Returns a cubin, or the PTX of a kernel that a user wrote: the driver takes both."""
+    if not spec.HasField("ptx"):
+        return spec.cubin.data
+    text = spec.ptx.data.encode().rstrip(b"\0")
+    # The driver reads PTX up to a NUL.
+    return text and text + b"\0"
 
 
 def _make_steps(

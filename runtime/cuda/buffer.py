@@ -20,7 +20,6 @@ from tracegraph.runtime.jax_interop import (
     is_row_major,
     make_aval,
     to_plain,
-    to_row_major,
 )
 from tracegraph.runtime.packing import pack
 
@@ -156,12 +155,23 @@ class CudaBuffer:
             return
         value = to_plain(value)
         if isinstance(value, jax.Array) and value.devices() == {self.jax_device}:
-            value = to_row_major(value)
-            self.context.order.await_array(value)
-            self.context.copy(self.address, _get_pointer(value), self.nbytes)
+            self.context.copy_array(value, self.address, self.nbytes)
             return
         host = np.ascontiguousarray(np.asarray(value, dtype=self.dtype))
         self.context.stage(pack(host) if self._is_packed else host, self.address)
+
+    def reads(self, array: Any) -> bool:
+        """True while the graph reads a plain array that it took where the array is."""
+        return self.is_unread or self._bound == _get_pointer(array)
+
+    def read_at(self, address: int, /) -> bool:
+        """Has the graph read the input at an address, see Note [Rebinding on a GPU]."""
+        if self.is_unread:
+            return True
+        if not self.patchers or address % ALIGNMENT or self._is_packed:
+            return False
+        self._rebind(address)
+        return True
 
     def make_writer(self) -> Callable[[Any], None]:
         """Returns what takes a plain JAX array on this device, see Note [Rebinding on a GPU]."""

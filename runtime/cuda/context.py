@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.memory.held_memory import HeldMemory
 from tracegraph.runtime.cuda.memory.pinned_pages import find_pinned_allocator
 from tracegraph.runtime.cuda.memory.staging import Staging
+from tracegraph.runtime.jax_interop import ArrayImpl, to_row_major
 from tracegraph.runtime.stream import Stream
+
+_get_pointer = ArrayImpl.unsafe_buffer_pointer
 
 
 class CudaContext:
@@ -43,6 +47,29 @@ class CudaContext:
     def hold(self, array: Any, memory: Any, stream: Stream) -> None:
         """Keeps memory of JAX's own for a stream of the user, see `HeldMemory`."""
         self.held.record(array, memory, stream)
+
+    def overwrite(self, array: Any, value: Any) -> bool:
+        """Enqueues a copy of a value into the memory of a plain array, see `InputWriter`."""
+        try:
+            self.order.await_array(array)
+        except RuntimeError:
+            # It was deleted, or never made.
+            return False
+        target = _get_pointer(array)
+        if isinstance(value, jax.Array):
+            if value.devices() != {self.jax_device}:
+                # JAX orders its copy with the work of both devices.
+                value = jax.device_put(value, self.jax_device)
+            self.copy_array(value, target, array.nbytes)
+        else:
+            self.stage(np.ascontiguousarray(np.asarray(value, dtype=array.dtype)), target)
+        return True
+
+    def copy_array(self, array: Any, target: int, nbytes: int) -> None:
+        """Enqueues a copy of a plain array on this GPU, which may still be on its way."""
+        array = to_row_major(array)
+        self.order.await_array(array)
+        self.copy(target, _get_pointer(array), nbytes)
 
     def load(self, content: bytes, target: int) -> None:
         """Enqueues a copy of host bytes to a device address."""

@@ -34,6 +34,7 @@ from tracegraph.runtime.cuda.memory.events import CudaEvents
 from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation, prepare_bytes
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
+from tracegraph.runtime.cuda.node_timer import CudaTimer
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
 from tracegraph.runtime.cudnn_calls import CudnnCall
@@ -54,6 +55,7 @@ from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCall
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.sizes import round_exact
+from tracegraph.runtime.node_timer import TimedGraph
 from tracegraph.runtime.nodes import BufferUse, Locate
 from tracegraph.runtime.plan_cache import find_fft_plans
 from tracegraph.runtime.stream import Stream
@@ -107,6 +109,11 @@ class CudaDevice:
     def host_allocator(self) -> CachingHostAllocator:
         """Page-locked memory, which all GPUs share."""
         return self.context.staging.allocator
+
+    @property
+    def input_writer(self) -> CudaContext:
+        """Writes static inputs where they are."""
+        return self.context
 
     def number_stream(self, stream: Stream) -> int:
         """Returns the allocator's number of a stream, and registers the stream."""
@@ -198,6 +205,16 @@ class CudaDevice:
                 with ErrorPlace(label_node(definition.name, index, node)):
                     libraries[node.kind].prepare(node, locate)
         return libraries
+
+    def open_timer(self, graph: TimedGraph) -> contextlib.AbstractContextManager[CudaTimer]:
+        """Returns a block in which the nodes of a graph are timed on the GPU."""
+
+        def locate(use: BufferUse) -> int:
+            return graph.buffers[use.buffer].address + use.offset
+
+        calls = self._prepare_calls(graph.definition, graph.buffers, locate)
+        libraries = {**self._libraries, **calls}
+        return CudaTimer(self.context, self._kernels, libraries, graph)
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
         """Returns why a call of a handler or of cuDNN cannot be in a graph.

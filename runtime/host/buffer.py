@@ -86,6 +86,14 @@ class HostBuffer:
         for arguments, index in self.sites:
             arguments[index] = self.alias
 
+    def reads(self, array: Any) -> bool:
+        """True while the one call that reads the input takes a plain array as it is."""
+        return [arguments[index] is array for arguments, index in self.sites] == [True]
+
+    def read_at(self, _address: int, /) -> bool:
+        """Returns False: state is copied."""
+        return False
+
     def make_writer(self) -> Callable[[Any], None]:
         """Returns what takes a plain JAX array on this device, see Note [Rebinding]."""
         if len(self.sites) == 1:

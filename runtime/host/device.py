@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from tracegraph.runtime.host.graph import (
     find_lock_free_call,
     waits_for_inputs,
 )
+from tracegraph.runtime.host.node_timer import HostTimer
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.memory.allocator import Allocator
@@ -35,6 +37,7 @@ from tracegraph.runtime.memory.pinned.host_pages import PlainPages
 from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider
 from tracegraph.runtime.memory.providers.provider import NoEvents
+from tracegraph.runtime.node_timer import TimedGraph
 from tracegraph.runtime.stream import Stream, default_stream
 
 
@@ -49,8 +52,8 @@ class HostDevice:
     name = "host"
     takes_kernels = False
     comparison = None
-
     exchange = None
+    input_writer = None
 
     def __init__(self, jax_device: Any, *, is_checking: bool = False) -> None:
         self.jax_device = jax_device
@@ -137,6 +140,10 @@ class HostDevice:
             find_lock_free_call(definition, buffers, detours),
             waits_for_inputs(definition, buffers, detours),
         )
+
+    def open_timer(self, graph: TimedGraph) -> contextlib.AbstractContextManager[HostTimer]:
+        """Returns a block in which the calls of a graph are timed by the host's clock."""
+        return contextlib.nullcontext(HostTimer(graph))
 
 
 @functools.cache

@@ -103,6 +103,14 @@ class OwnedBuffer:
             value = value.peek()
         np.copyto(self._map_bytes(), np.asarray(value, dtype=self.dtype))
 
+    def reads(self, _array: Any) -> bool:
+        """False: resident state is always copied in."""
+        return False
+
+    def read_at(self, _address: int, /) -> bool:
+        """Returns False: state is copied."""
+        return False
+
     def make_writer(self) -> Callable[[Any], None]:
         """Returns `write`: resident state is always copied in."""
         return self.write

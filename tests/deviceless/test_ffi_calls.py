@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from tests.deviceless import building, pipeline
+from tests.ptx_kernels import PTX, SYMBOL, add_arrays
 from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.ffi.c_api import DataType
 from tracegraph.runtime.ffi.call import ArrayType, DictionaryAttribute, FfiCall, ScalarAttribute
 from tracegraph.runtime.ffi.checks import find_registration_problem
 from tracegraph.runtime.library_nodes import FfiCallNode
+from tracegraph.runtime.nodes import KernelCode, KernelNode
 
 SQUARE = np.ones((6, 6), np.float32)
 F66, F6 = ArrayType(DataType.F32, (6, 6)), ArrayType(DataType.F32, (6,))
@@ -91,3 +93,13 @@ def test_handlers_inside_of_xla_are_not_known(h200: Any) -> None:
     problem = find_registration_problem(FfiCall("xla.gpu.ext.cub_sort_keys", (keys,), ()), "CUDA")
     assert problem.startswith("for which no handler of CUDA is known: it is built into XLA")
     assert not list_calls(lower(jnp.sort, h200, np.ones(1 << 17, np.float32)))
+
+
+def test_a_kernel_in_ptx_is_a_kernel_of_the_graph(h200: Any):
+    lowered = lower(lambda x: add_arrays(jnp.sin(x), x) * 2, h200, np.ones(64, np.float32))
+    (stage,) = lowered.definition.stages
+    kernels = [node for node in stage.nodes if isinstance(node, KernelNode)]
+    assert len(kernels) == len(stage.nodes) == 3
+    assert kernels[1].code == KernelCode(SYMBOL, PTX.encode() + b"\0")
+    assert (kernels[1].shape.grid, kernels[1].shape.block) == ((2, 1, 1), (32, 1, 1))
+    assert kernels[1].written == (False, False, True)

@@ -69,13 +69,20 @@ def find_assembler() -> str | None:
 @functools.cache
 def find_h200() -> Any:
     """Returns the described device; `find_obstacle` says whether there is one."""
+    return find_h200s(1)[0]
+
+
+@functools.cache
+def find_h200s(count: int) -> list[Any]:
+    """Returns so many described devices of one host and one process."""
     description = topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
         target_config=TARGET.read_text(),
-        topology="1x1x1",
+        # Slices, hosts in a slice, devices of a host.
+        topology=f"1x1x{count}",
     )
-    return description.devices[0]
+    return list(description.devices)
 
 
 def _has_module(name: str) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes.definitions import SIZE
 from tests.fakes.memory_driver import MemoryDriver
+from tracegraph.runtime import live_buffers
 from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.cuda import jax_order, measurement
 from tracegraph.runtime.cuda.device import CudaDevice
@@ -50,7 +51,8 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaOnHost:
         def run(*arrays: Any) -> Any:
             driver.finish(STREAM)
             result = jax.block_until_ready(function(*arrays))
-            kept.append(result)
+            if driver.is_deferred:
+                kept.append(result)
             return result
 
         return run
@@ -69,12 +71,17 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaOnHost:
     # What is copied from the host is not held back until the stream is done with it.
     monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 0)
     monkeypatch.setattr(jax_order, "_define_anew", compute(define))
+    monkeypatch.setattr(live_buffers, "_copy_array", compute(live_buffers._copy_array))
     driver.kernels |= {
         "double": on_floats(lambda x: 2 * x),
         "increment": on_floats(lambda x: x + 1),
         "add": on_floats(np.add),
         "compare_pieces": compare_pieces,
         "measure_pieces": measure_pieces,
+        "do_nothing": do_nothing,
+        "do_nothing_after_wait": do_nothing,
+        "spin": do_nothing,
+        "read_bytes": read_zeros,
     }
     return CudaOnHost(driver)
 
@@ -87,6 +94,28 @@ def on_floats(function: Callable[..., Any]) -> Callable[[tuple[bytes, ...]], Non
         target[:] = function(*sources)
 
     return run
+
+
+def do_nothing(parameters: tuple[bytes, ...]) -> None:
+    """Does what kernels of `timing_kernels` do that write nothing."""
+    assert all(len(parameter) == 8 for parameter in parameters)
+
+
+def read_zeros(parameters: tuple[bytes, ...]) -> None:
+    """Does what the kernel `timing_kernels.READ_BYTES` does: what it reads must be zeros."""
+    first, end, stride = (int.from_bytes(parameter, "little") for parameter in parameters)
+    assert (first % 16, end % 16, stride % 16) == (0, 0, 0)
+    assert ctypes.string_at(first, end - first) == bytes(end - first)
+
+
+def count_work(device: CudaOnHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes each memcpy, memset and kernel between two events take one microsecond."""
+    marks = device.driver._marks
+
+    def elapsed_ms(start: int, end: int) -> float:
+        return (marks[end][1] - marks[start][1]) / 1000
+
+    monkeypatch.setattr(device.driver, "elapsed_ms", elapsed_ms)
 
 
 def compare_pieces(parameters: tuple[bytes, ...]) -> None:

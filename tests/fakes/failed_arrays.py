@@ -31,10 +31,10 @@ def make_failed_array(shape: tuple[int, ...] = (4,)) -> jax.Array:
         assert array.is_ready()
         return array
     finally:
-        _forget_last_error()
+        forget_last_error()
 
 
-def _forget_last_error() -> None:
+def forget_last_error() -> None:
     """Keeps the error of the last callback from `jax.effects_barrier`, and so from later tests.
 
     JAX remembers a program with a callback when it is called for the first time, one at a time.

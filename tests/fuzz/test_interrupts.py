@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
+import types
 
 import pytest
 
 from tests.fuzz import interrupts
 from tests.fuzz.interrupted_functions import Subjects
 from tests.fuzz.interrupts import Counts, count_pool_bytes, watching
+from tracegraph.constraints.source_watch import move_sources
+from tracegraph.constraints.sources import get_watch
 
 REPLAYS = 2000
 CAPTURES = 8
@@ -49,10 +53,15 @@ def test_interrupted_captures(subjects: Subjects, capfd: pytest.CaptureFixture[s
         for stepper in interrupts.step_captures(subjects, CAPTURES):
             assert count_pool_bytes() == before, stepper.place
             assert gc.isenabled(), stepper.place
+            assert get_watch() is None, stepper.place
             places.add(stepper.place)
     check(counts, 0)
     assert None not in places
     assert len(places) > CAPTURES // 2
+    # The end of the next trace sets right what an interrupt has left.
+    with move_sources(check):
+        assert type(time) is not types.ModuleType
+    assert type(time) is types.ModuleType
     assert not capfd.readouterr().err
 
 

@@ -18,6 +18,19 @@ import pytest
 from tests.gpu import device_memory, sharing
 from tests.gpu.part_times import pytest_terminal_summary as pytest_terminal_summary
 
+# Those that take over ten seconds.
+LONG = (
+    "test_each_program_becomes",
+    "[gpt_",
+    "[resnet18]",
+    "[vit]",
+    "[donated_update]",
+    "test_g08_",
+    "test_out_of_memory_and_what",
+    "test_jax_as_the_provider",
+    "test_three_modules_and_a_branch",
+    "test_tf32_changes_bits",
+)
 TURNS = pytest.StashKey[sharing.Turns]()
 
 
@@ -44,7 +57,7 @@ def turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def gpu(turns: sharing.Turns) -> Any:
     """The JAX device that the graphs are made for."""
     # JAX takes memory when it starts: not while a test of another process counts all bytes.
-    turns.take(alone=False)
+    turns.begin(os.environ.get("PYTEST_XDIST_WORKER", ""))
     obstacle = find_obstacle()
     if obstacle:
         pytest.skip(obstacle)
@@ -69,8 +82,15 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests that are alone on the GPU first, so that one worker has them all."""
+    """Puts the tests that are alone on the GPU first, so that one worker has them all.
+
+    The long ones come where the other workers begin: one that comes last keeps a worker alone.
+    """
     items.sort(key=lambda item: not is_alone(item))
+    here = [item for item in items if "tests/gpu/" in item.nodeid]
+    long = [item for item in here if any(name in item.nodeid for name in LONG)]
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = sharing.spread([item for item in items if item not in long], long, count)
 
 
 @pytest.fixture(autouse=True)

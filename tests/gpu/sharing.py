@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
-from typing import IO
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import IO, TypeVar
 
 import pytest
 
@@ -18,7 +19,10 @@ FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
 SHARED = 0.6
 LIMIT_S = 600.0
 PAUSE_S = 0.02
-WORKERS = 8
+BEGIN_S = 10.0
+FIRST_WORKER = "gw0"
+WORKERS = 10
+T = TypeVar("T")
 
 
 def share_memory(environment: MutableMapping[str, str]) -> None:
@@ -44,6 +48,24 @@ def choose_workers(config: pytest.Config, environment: Mapping[str, str]) -> Non
         option.numprocesses, option.dist = WORKERS, "worksteal"
 
 
+def spread(items: Sequence[T], long: Sequence[T], count: int) -> list[T]:
+    """Returns all items with the long ones at the beginnings of all parts but the first.
+
+    Args:
+        items: the others, in order.
+        long: the longest first.
+        count: pytest-xdist gives that many workers one part each, of equal length.
+    """
+    if count == 1:
+        return [*items, *long]
+    length = -(-(len(items) + len(long)) // count)
+    rest, found = iter(items), list[T]()
+    for part in range(count):
+        mine = long[part - 1 :: count - 1] if part else ()
+        found += [*mine, *itertools.islice(rest, max(length - len(mine), 0))]
+    return [*found, *rest]
+
+
 class Turns:
     """The turns that the tests of one process take on the GPU.
 
@@ -58,6 +80,26 @@ class Turns:
         self._folder = folder
         self._held = contextlib.ExitStack()
         self._is_alone = False
+
+    def begin(self, worker: str) -> None:
+        """Takes the first turn of a process; to be called before JAX starts in it.
+
+        The first worker has the tests that are alone on the GPU, and takes it alone before the
+        others begin: else it would wait for their longest tests, and they for it.
+
+        Args:
+            worker: its name, as pytest-xdist counts them from ``gw0``.
+        """
+        mark = self._folder / "gpu_begun"
+        if worker == FIRST_WORKER:
+            self.take(alone=True)
+            mark.touch()
+            return
+        end = time.monotonic() + BEGIN_S
+        # Without a first worker, or without one that has tests, nothing is lost but time.
+        while worker and not mark.exists() and time.monotonic() < end:
+            time.sleep(PAUSE_S)
+        self.take(alone=False)
 
     def take(self, *, alone: bool) -> None:
         """Waits for a turn; goes on with the last one if both are alone on the GPU."""

@@ -1,10 +1,11 @@
 """Our caching allocator against PyTorch's, live: the same operations, the same answers.
 
-PyTorch runs in a process of its own and records 20 random traces of 2000 operations, and those
+PyTorch runs in processes of its own and records 20 random traces of 2000 operations, and those
 whose recordings are in tests/data. Ours then gets the segments that PyTorch obtained, and must
 return the same address at each step, with the same statistics, history and blocks.
 """
 
+import concurrent.futures
 import importlib.metadata
 import importlib.util
 
@@ -20,10 +21,15 @@ pytestmark = pytest.mark.usefixtures("gpu")
 # For later ones, requests to a private pool alone are no capture.
 TORCH_VERSIONS = ("2.10.", "2.11.")
 VARIABLES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTORCH_ALLOC_CONF": ""}
-PROGRAM = """
+# Most of the time goes to reading the statistics after each operation, in Python.
+RECORDERS = 8
+PROGRAM = f"""
 import pathlib, sys
 from tests.gpu.torch_allocator import list_live_recordings, list_recordings, record_files
-files = {"live": list_live_recordings(), **list_recordings()}
+part = int(sys.argv[2])
+# The others come later, for some leave settings that a count of these depends on.
+files = {{f"live_{{part}}": list_live_recordings()[part::{RECORDERS}]}}
+files |= dict(list(list_recordings().items())[part::{RECORDERS}])
 record_files(pathlib.Path(sys.argv[1]), files, preset=0)
 """
 TIMEOUT_S = 540
@@ -59,8 +65,14 @@ def record(folder, fresh):
     """Writes the traces, unless another worker did while this one waited for its turn."""
     if folder.exists():
         return
-    ran = run_python(["-c", PROGRAM, fresh], timeout_s=TIMEOUT_S, variables=VARIABLES)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+    def run(part):
+        command = ["-c", PROGRAM, fresh, part]
+        return run_python(command, timeout_s=TIMEOUT_S, variables=VARIABLES)
+
+    with concurrent.futures.ThreadPoolExecutor(RECORDERS) as pool:
+        for ran in pool.map(run, range(RECORDERS)):
+            assert ran.returncode == 0, ran.stdout + ran.stderr
     fresh.rename(folder)
 
 

@@ -32,6 +32,32 @@ print(count)
 """
 
 
+FORK_TOO_LATE = """
+import os, warnings
+import jax.numpy as jnp
+import tracegraph as tg
+
+# JAX warns of each fork.
+warnings.simplefilter("ignore")
+x, g = tg.static_input((4,)), tg.CUDAGraph()
+with tg.graph(g):
+    y = x * 2
+g.replay()
+tg.synchronize()
+child = os.fork()
+if not child:
+    try:
+        g.replay()
+    except tg.CudaError as error:
+        os._exit(7 if "forked" in str(error) and "spawn" in error.fix else 8)
+    os._exit(9)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+x.copy_(jnp.ones(4))
+g.replay()
+print(y.tolist())
+"""
+
+
 @pytest.fixture
 def two_gpus(gpu):
     """Two GPUs, or a reason to skip."""
@@ -44,6 +70,11 @@ def two_gpus(gpu):
 def test_gpus_are_counted_before_a_fork():
     done = run_python(["-c", FORK])
     assert (done.returncode, done.stdout) == (0, f"{len(jax.local_devices())}\n"), done.stderr
+
+
+def test_a_forked_child_that_uses_cuda_is_told_so(gpu):
+    done = run_python(["-c", FORK_TOO_LATE])
+    assert (done.returncode, done.stdout) == (0, "[2.0, 2.0, 2.0, 2.0]\n"), done.stderr
 
 
 def test_a_gpu_that_is_hidden_is_not_counted():

@@ -106,6 +106,34 @@ def test_g41_external_wait_and_record() -> None:
     np.testing.assert_array_equal(np.asarray(result), expected)
 
 
+def test_the_host_waits_for_the_half_of_a_replay_that_has_just_been_launched() -> None:
+    half, x = external(), tg.static_input(jnp.zeros(()))
+    g = tg.CUDAGraph()
+    with tg.graph(g):
+        # Long enough that a wait for an event of the replay before would end too early.
+        square = jnp.sin(jnp.arange(2000 * 2000) + x).reshape(2000, 2000) / 2000
+        for _ in range(30):
+            square = square @ square
+        first = x + 0 * square[0, 0]
+        half.record()
+        second = first + 0 * jnp.tanh(square @ square)[0, 0]
+    g.replay()
+    tg.synchronize()
+    address = first.data_ptr()
+    driver, seen = load_driver(), np.zeros((), np.float32)
+    reader = driver.create_stream(0)
+    for step in range(1, 6):
+        x.copy_(jnp.float32(step))
+        g.replay()
+        # At once: the event has to be of this replay, whether or not the GPU has begun it.
+        half.synchronize()
+        driver.copy_async(seen.ctypes.data, address, seen.nbytes, reader)
+        driver.synchronize_stream(reader)
+        assert seen == step
+        np.testing.assert_array_equal(np.asarray(second), np.float32(step))
+    driver.destroy_stream(reader)
+
+
 def test_g41_a_raw_graph_waits_too() -> None:
     torch: Any = pytest.importorskip("torch")
     ready, done, behind = external(), external(), tg.Event()

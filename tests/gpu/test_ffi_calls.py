@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.fakes.failed_arrays import forget_last_error
 from tests.gpu.reference import assert_replayed
+from tests.ptx_kernels import add_arrays
 from tracegraph.lowering.reference import run_regions
 from tracegraph.verification import reference_run
 
@@ -39,6 +41,17 @@ FUNCTIONS: dict[str, Any] = {
 }
 PLANTED = "planted: the handler fails"
 SOURCE = pathlib.Path(__file__).with_name("ffi_copy.c")
+
+
+def test_a_kernel_in_ptx_equals_jit() -> None:
+    def run(x: Any) -> Any:
+        return add_arrays(jnp.sin(x), x) * 2
+
+    captured: Any = tg.capture(run)
+    for seed in range(3):
+        x = jax.random.normal(jax.random.key(seed), (4096,))
+        np.testing.assert_array_equal(np.asarray(captured(x)), np.asarray(jax.jit(run)(x)))
+    assert captured.cache_info().captures == 1
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -191,6 +204,7 @@ def test_error_of_a_callback_in_an_eager_part() -> None:
         is_broken.clear()
         np.testing.assert_array_equal(captured(x), x * 2 + 1)
         is_broken.append(True)
+    forget_last_error()
 
 
 def test_result_of_a_failed_program_is_an_argument(failing: Any) -> None:

@@ -102,3 +102,18 @@ def test_higher_orders_and_maps_trace_the_function():
         found = transform(lambda x: graphed(x).sum())(x)
         expected = transform(lambda x: jnp.tanh(x).sum())(x)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_captured_function_under_an_eager_gradient_replays_two_graphs():
+    def loss(weights: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(linear(weights, x)) ** 2)
+
+    weights, x = make_weights(0, INPUT, HIDDEN), jnp.ones((BATCH, INPUT))
+    captured, twin = tg.capture(loss), jax.jit(jax.value_and_grad(loss))
+    for step in range(4):
+        value, gradients = jax.value_and_grad(captured)(weights, x)
+        expected, others = twin(weights, x)
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradients, others)
+        assert captured.cache_info()[:2] == (step, 1)
+        weights = jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)

@@ -176,7 +176,7 @@ def test_an_exception_while_a_graph_is_built_gives_all_back(assert_memory_return
     def run():
         captured = tg.capture(step, donate_argnums=0)
         with monkeypatch.context() as patch:
-            patch.setattr("tracegraph.replaying.captured_graph.ResultBuilder", stop)
+            patch.setattr("tracegraph.replaying.graph_results.ResultBuilder", stop)
             with pytest.raises(KeyboardInterrupt):
                 captured(make_state(), jnp.ones((300, 300)))
         captured(make_state(), jnp.ones((300, 300)))

@@ -202,3 +202,26 @@ def test_ranges_of_a_profiler_cost_nothing_without_one(monkeypatch):
     step = tg.capture(lambda x: jnp.cumsum(x) + 1)
     for _ in range(3):
         assert_value(step(jnp.ones(N)), np.arange(2, N + 2, dtype=np.float32))
+
+
+def test_g09_a_graph_of_two_streams_is_drawn(tmp_path):
+    x, side, g = tg.static_input((N,)), tg.Stream(), tg.CUDAGraph()
+    g.enable_debug_mode()
+    g.register_post_instantiate_hook(tg.export_dot(tmp_path / "hook.dot"))
+    with tg.graph(g):
+        main = tg.current_stream()
+        side.wait_stream(main)
+        with tg.stream(side):
+            a = jnp.cumsum(x)
+        b = jnp.sort(x)
+        main.wait_stream(side)
+        y = a + b
+    g.replay()
+    data = g.get_graph_data()
+    assert any(node.kind == "kernel" for node in data.nodes)
+    assert any("test_raw_graph.py:" in node.where for node in data.nodes)
+    for name, start in (("graph.dot", "digraph {"), ("graph.svg", "<svg")):
+        g.debug_dump(tmp_path / name)
+        assert (tmp_path / name).read_text().startswith(start)
+    assert (tmp_path / "hook.dot").read_text() == (tmp_path / "graph.dot").read_text()
+    assert_value(y, np.zeros(N, np.float32))

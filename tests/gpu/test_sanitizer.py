@@ -11,7 +11,6 @@ from tests.gpu.subprocesses import run_python
 
 pytestmark = pytest.mark.usefixtures("gpu")
 FOUND_FAULTS = 86
-SHARES = 3
 LIMIT_S = "150"
 # The tool says so where the GPU is lent to a virtual machine that hides its debugging interface.
 REFUSALS = ("Device not supported", "Unable to find injection library", "not permitted")
@@ -35,14 +34,11 @@ def test_small_cases_by_themselves():
         small_cases.run_case(name)
 
 
-NAMES = tuple(small_cases.CASES)
-
-
+# Alone: beside other processes on the GPU the tool has hung, and has lost the context.
+@pytest.mark.usefixtures("alone_on_gpu")
 @pytest.mark.parametrize(
     ("tool", "names"),
-    # In parts, so that workers may share them.
-    [("memcheck", NAMES[first::SHARES]) for first in range(SHARES)]
-    + [("racecheck", (name,)) for name in ("softmax", "state", "streams")],
+    [("memcheck", tuple(small_cases.CASES)), ("racecheck", ("softmax", "state", "streams"))],
 )
 def test_small_cases_under_the_tool(tool, names):
     path = find_tool()

@@ -88,6 +88,25 @@ def test_tests_that_are_alone_share_a_turn(tmp_path: pathlib.Path) -> None:
     assert try_to_hold(tmp_path, alone=True)
 
 
+def test_the_first_worker_is_alone_before_the_others_begin(tmp_path: pathlib.Path) -> None:
+    first, second = sharing.Turns(tmp_path), sharing.Turns(tmp_path)
+    other = threading.Thread(target=second.begin, args=("gw1",))
+    other.start()
+    first.begin("gw0")
+    assert not try_to_hold(tmp_path, alone=False)
+    first.end(keeps_alone=False)
+    other.join(60)
+    assert try_to_hold(tmp_path, alone=False)
+    assert not try_to_hold(tmp_path, alone=True)
+
+
+def test_a_process_without_others_waits_for_none(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "BEGIN_S", 3600.0)
+    sharing.Turns(tmp_path).begin("")
+
+
 def make_config(*args: pathlib.Path, numprocesses: int | None = None, usepdb: bool = False) -> Any:
     option = types.SimpleNamespace(numprocesses=numprocesses, dist="no", usepdb=usepdb)
     return types.SimpleNamespace(option=option, args=[str(path) for path in args])
@@ -114,6 +133,20 @@ def test_what_the_command_says_stays(config: Any, environment: dict[str, str]) -
     before = dict(vars(config.option))
     sharing.choose_workers(config, environment)
     assert vars(config.option) == before
+
+
+def test_long_tests_come_where_the_other_workers_begin() -> None:
+    items, long = list(range(20)), [100, 101, 102, 103]
+    found = sharing.spread(items, long, count=4)
+    assert [found[index : index + 6] for index in range(0, 24, 6)] == [
+        [0, 1, 2, 3, 4, 5],
+        [100, 103, 6, 7, 8, 9],
+        [101, 10, 11, 12, 13, 14],
+        [102, 15, 16, 17, 18, 19],
+    ]
+    assert sharing.spread(items, [], count=4) == items
+    for count in (1, 2, 4):
+        assert sorted(sharing.spread([1], long, count)) == [1, *long]
 
 
 def make_report(nodeid: str, when: str, duration: float, *, failed: bool = False) -> object:

@@ -16,7 +16,7 @@ import tracegraph as tg
 from tests.fakes.devices import use_own_host_allocator
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.oracles.garbage import find_garbage
-from tracegraph import graphed_function
+from tracegraph import captured_graphs
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.cuda import buffer
 from tracegraph.runtime.jax_interop import ArrayImpl
@@ -51,7 +51,7 @@ def make_x() -> jax.Array:
 
 
 def read_reserved() -> int:
-    device = graphed_function.find_device(is_checking=False)
+    device = captured_graphs.find_device(is_checking=False)
     return device.allocator.statistics.all.reserved_bytes.current
 
 

@@ -27,6 +27,8 @@ from tests.public.test_graphed_callables import (
     square_loss,
 )
 from tests.raw_graphs import use_device
+from tracegraph.graphed_callables.primitives import graphed_call
+from tracegraph.jax_internals import _private
 
 
 @pytest.fixture(params=["host", "cuda"], autouse=True)
@@ -269,6 +271,35 @@ def test_wrong_arguments_are_refused_at_the_door(name):
         tg.make_graphed_callables(*args, **options)
     assert message in caught.value.what
     assert "test_graphed_callables_transforms.py" in caught.value.where
+
+
+def test_with_and_without_a_rule_of_its_own_jax_linearizes_alike(monkeypatch):
+    x, count = jnp.arange(3.0), jnp.arange(3)
+    graphed = tg.make_graphed_callables(lambda x, n: (x * x, n + 1), (x, count))
+
+    def pull() -> Any:
+        _, pull = jax.vjp(graphed, x, count)
+        return pull((x, np.zeros(3, jax.dtypes.float0)))
+
+    found = pull()
+    assert_same(found, (2 * x * x, np.zeros(3, jax.dtypes.float0)))
+    # It is registered with every JAX that is tested.
+    monkeypatch.delitem(_private["primitive_linearizations"], graphed_call)
+    assert_same(pull(), found)
+
+
+@pytest.mark.parametrize("place", ["grad", "jit"])
+def test_graphed_callables_may_be_made_where_jax_traces_but_not_of_what_it_traces(place):
+    def run(make: Any) -> Any:
+        def loss(x: jax.Array) -> jax.Array:
+            return make(x)(x).sum()
+
+        return jax.grad(loss)(X) if place == "grad" else jax.jit(jax.grad(loss))(X)
+
+    samples = (jnp.ones_like(X),)
+    assert_close(run(lambda _: tg.make_graphed_callables(jnp.sin, samples)), jnp.cos(X))
+    with pytest.raises(tg.ConfigError, match="callable 0 or its sample is being traced"):
+        run(lambda x: tg.make_graphed_callables(jnp.sin, (x,)))
 
 
 def test_a_wrong_backward_graph_is_found(monkeypatch):

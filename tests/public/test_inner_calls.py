@@ -47,6 +47,8 @@ PLACES = {
     "disable_jit": lambda f: call_with(jax.disable_jit(), lambda: f(X)),
     "partial": lambda f: jax.jit(functools.partial(f, n=1))(X),
 }
+# There it is a graphed callable, see tests/public/test_differentiated_calls.py.
+GRAPHED = ("grad", "value_and_grad", "vjp")
 
 
 def call_with(context, function):
@@ -60,13 +62,13 @@ def test_a_captured_function_is_traced_into_another_program(place):
     before = wave.cache_info().captures
     for _ in range(2):
         assert_same(PLACES[place](wave), PLACES[place](jitted))
-        assert wave.cache_info().captures == before
+        assert wave.cache_info().captures == before + (place in GRAPHED)
     # Also when it has a graph already; donation is ignored.
     x = jnp.array(X, copy=True)
     assert_same(wave(x), jitted(X))
     assert x.is_deleted()
     assert_same(PLACES[place](wave), PLACES[place](jitted))
-    assert wave.cache_info().captures == before + 1
+    assert wave.cache_info().captures == before + 1 + (place in GRAPHED)
     assert not X.is_deleted()
 
 

@@ -136,6 +136,7 @@ PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
 import tracegraph as tg
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from tracegraph.runtime.host.device import HostDevice
 
 both, second = Mesh(np.array(jax.devices()), ("i",)), Mesh(np.array(jax.devices()[1:]), ("i",))
 x = jnp.arange(8.0)
@@ -158,6 +159,8 @@ def refuse(captured, x):
         return error
     raise SystemExit("accepted")
 
+# As on a GPU; the host device takes several, see test_data_parallel.py.
+HostDevice.takes_kernels = True
 for function in FUNCTIONS:
     for mode in ("whole", "partial"):
         error = refuse(tg.capture(function, mode=mode), x)
@@ -172,6 +175,9 @@ for kind in (AxisType.Auto, AxisType.Explicit):
         with jax.set_mesh(mesh):
             assert refuse(plain, x).anchor == "several-devices"
 assert refuse(plain, jax.device_put(x, NamedSharding(both, P("i")))).anchor == "other-device"
+HostDevice.takes_kernels = False
+# One other device is none of the call's, wherever it is.
+assert refuse(tg.capture(over(second)), x).anchor == "several-devices"
 # What JAX does not move inside of a program is no placement, and the next call works.
 assert np.array_equal(tg.capture(lambda x: jax.device_put(x, jax.devices()[1]) + 1)(x), x + 1)
 assert np.array_equal(plain(x), x + 1)

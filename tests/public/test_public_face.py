@@ -21,6 +21,7 @@ import tracegraph as tg
 # The whole surface. A name that is not built yet is absent.
 NAMES = {
     "tracegraph": """
+        BucketedFunction BucketInfo bucket_size
         capture GraphedFunction CacheInfo CUDAGraph graph static_input graph_pool_handle PoolId
         make_graphed_callables GraphedCallable GraphedModule
         Array
@@ -28,15 +29,15 @@ NAMES = {
         is_available device_count current_device set_device device device_of
         get_device_properties get_device_name get_device_capability can_device_access_peer
         get_arch_list
-        utilization memory_usage temperature power_draw clock_rate list_gpu_processes
-        backends comm memory random
+        utilization memory_usage temperature power_draw clock_rate list_gpu_processes probe
+        amp backends comm memory random
         ExternalStream is_current_stream_capturing
         register_graph_capture_start_hook register_graph_capture_end_hook
         register_graph_instantiate_hook register_graph_replay_start_hook
         register_graph_replay_end_hook RemovableHandle export_dot export_graph_data
         export_to_cuda_core import_from_cuda_core ExportedGraph
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
-        StaleOutputError OutOfMemoryError CudaError ConfigError InternalError
+        InvalidFloatError StaleOutputError OutOfMemoryError CudaError ConfigError InternalError
         RecaptureWarning
     """,
     "tracegraph.memory": """
@@ -52,6 +53,7 @@ NAMES = {
         pin_memory is_pinned synchronize_copies empty_host_cache
         host_memory_stats reset_peak_host_memory_stats reset_accumulated_host_memory_stats
     """,
+    "tracegraph.amp": "GradScaler autocast",
     "tracegraph.backends": "cudnn cufft_plan_cache matmul",
     "tracegraph.comm": """
         broadcast broadcast_coalesced reduce_add reduce_add_coalesced scatter gather
@@ -65,6 +67,7 @@ NAMES = {
 FACES = {
     "tracegraph": tg,
     "tracegraph.memory": tg.memory,
+    "tracegraph.amp": tg.amp,
     "tracegraph.backends": tg.backends,
     "tracegraph.comm": tg.comm,
     "tracegraph.random": tg.random,
@@ -105,7 +108,9 @@ def test_a_star_imports_the_public_names(face: str) -> None:
     assert set(namespace) - {"__builtins__"} == set(NAMES[face].split())
 
 
-@pytest.mark.parametrize("face", ["tracegraph.memory", "tracegraph.comm", "tracegraph.random"])
+@pytest.mark.parametrize(
+    "face", ["tracegraph.amp", "tracegraph.memory", "tracegraph.comm", "tracegraph.random"]
+)
 def test_nothing_has_to_be_hidden(face: str) -> None:
     names = {name for name in vars(FACES[face]) if not name.startswith("__")}
     assert names == set(NAMES[face].split())

@@ -185,6 +185,24 @@ def test_another_thread_does_not_capture():
     assert seen == [False]
 
 
+def test_a_failed_callback_does_not_keep_synchronize_from_waiting(monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("planted")
+
+    class Backend:
+        waits = 0
+
+        def synchronize_device(self) -> None:
+            self.waits += 1
+
+    backend = Backend()
+    monkeypatch.setattr(jax, "effects_barrier", fail)
+    monkeypatch.setattr("tracegraph.runtime.stream.find_backend", lambda: backend)
+    with pytest.raises(RuntimeError, match="planted"):
+        synchronize()
+    assert backend.waits == 1
+
+
 def test_outside_a_capture_work_is_done_in_order():
     side, event = Stream(), Event()
     side.wait_stream(current_stream())

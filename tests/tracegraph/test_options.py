@@ -63,7 +63,7 @@ def test_positions_and_names(function: Any, given: Any, positions: set[int], nam
         (
             {"speed": 1},
             "capture has no option `speed`",
-            "the options are control_flow, donate_argnames",
+            "the options are control_flow, debug_nans, donate_argnames",
         ),
         ({"mode": "half"}, "mode='half' is unknown", "the modes are partial, whole"),
         ({"outputs": "old"}, "outputs='old' is unknown", "they are fresh, static"),

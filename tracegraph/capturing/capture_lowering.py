@@ -16,7 +16,7 @@ from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.overlap import Preparation
-from tracegraph.lowering.request import CaptureRequest
+from tracegraph.lowering.request import CaptureRequest, Role
 from tracegraph.lowering.warm_memory import warm_memory
 from tracegraph.options import Options
 from tracegraph.runtime.device import Device
@@ -36,7 +36,11 @@ MAX_PRECISE_CUTS = 3
 
 
 def lower_checked(
-    prepared: PreparedCall, first: FirstTrace, compiler: Compiler
+    prepared: PreparedCall,
+    first: FirstTrace,
+    compiler: Compiler,
+    *,
+    shares_arguments: bool = False,
 ) -> tuple[CheckedGraph, Lowered]:
     """Lowers a function for the compiler's device.
 
@@ -48,6 +52,7 @@ def lower_checked(
         prepared: the call that is captured.
         first: the function.
         compiler: for the device.
+        shares_arguments: see `share_arguments`.
 
     Returns:
         What was lowered, and its lowering.
@@ -59,7 +64,28 @@ def lower_checked(
     if prepared.options.mode == "partial" and compiler.target.takes_kernels:
         return _lower_cut(prepared, first, compiler)
     request = make_request(prepared, first.checked, bind=first.traced.bind)
+    if shares_arguments:
+        request = share_arguments(request)
     return first.checked, lower_request(request, compiler)
+
+
+def share_arguments(request: CaptureRequest) -> CaptureRequest:
+    """Returns a request whose arguments and results are in the memory that a pool shares.
+
+    The caller fills all arguments and takes all results out in each call, under the pool's lock.
+    Donated state and constants stay the graph's own.
+    """
+    passing = {each.buffer.name for each in request.inputs if each.role is Role.COPIED}
+    stays = {each.buffer.name for each in request.inputs} - passing
+    inputs = tuple(
+        dataclasses.replace(each, is_kept=each.buffer.name not in passing)
+        for each in request.inputs
+    )
+    outputs = tuple(
+        dataclasses.replace(each, is_kept=each.alias is not None or each.buffer.name in stays)
+        for each in request.outputs
+    )
+    return dataclasses.replace(request, inputs=inputs, outputs=outputs)
 
 
 @hold_collector

@@ -138,13 +138,19 @@ class CompiledCapture(Stage):
         return tuple(positional), keywords
 
     def _verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        options, jax_device = self.prepared.options, self._device.jax_device
-        function = self.prepared.function
-        found = prepare_call(function, options, args, kwargs, device=jax_device, has_values=True)
+        found = self._prepare(args, kwargs)
         # Another signature is refused by the graph, which says what differs.
         if found.signature != self._graph.signature:
             return
         with self._lock:
             if not self._is_verified:
-                verify_capture(found, self._graph, self._device)
+                self._compare(found)
                 self._is_verified = True
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedCall:
+        options, jax_device = self.prepared.options, self._device.jax_device
+        function = self.prepared.function
+        return prepare_call(function, options, args, kwargs, device=jax_device, has_values=True)
+
+    def _compare(self, found: PreparedCall) -> None:
+        verify_capture(found, self._graph, self._device)

@@ -7,16 +7,25 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tracegraph.capturing.agreement import Agreement, describe_program
 from tracegraph.capturing.capture_lowering import list_preparations, lower_checked
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.progress import Progress
+from tracegraph.capturing.spread_capture import (
+    LoweredSpread,
+    check_spread_call,
+    compile_call,
+    find_call_spread,
+)
 from tracegraph.constraints.meshes import check_context_mesh, check_meshes
+from tracegraph.constraints.spread import Spread
 from tracegraph.constraints.violation import make_capture_error
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.jit_call import JitCall
+from tracegraph.replaying.spread_call import SpreadCall
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import FirstTrace, check_trace, finish_checks, trace_call
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -24,6 +33,7 @@ from tracegraph.tracing.trace import JaxTrace
 from tracegraph.verification.capture_verification import verify_capture
 from tracegraph.verification.jit_comparison import JitComparison, compare_with_jit
 from tracegraph.verification.report import VerificationReport
+from tracegraph.verification.spread_verification import verify_spread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +41,19 @@ class Capture:
     """A captured graph and how it came about.
 
     Attributes:
-        graph: a `CapturedGraph`, or a `JitCall` where `jax.jit` is faster.
+        graph: a `CapturedGraph`, a `SpreadCall` on several devices, or a `JitCall` where `jax.jit`
+            is faster.
         verification: what comparing it with its reference found.
         seconds: of each phase, by name.
         comparison: with `jax.jit`, of a graph with eager parts; None without any.
+        recipe: makes the graph again; it holds no memory of the device.
     """
 
     graph: Any
     verification: VerificationReport
     seconds: Mapping[str, float]
     comparison: JitComparison | None = None
+    recipe: LoweredCapture | None = None
 
 
 class CapturePipeline:
@@ -51,7 +64,14 @@ class CapturePipeline:
         device: that it is captured for.
         pool: that the memory of the graph comes from.
         progress: is notified of each phase, and counts its seconds.
+
+    Attributes:
+        shares_arguments: True where arguments and results are in memory that the pool shares.
+        takes_spread: True where the call may run on several devices.
     """
+
+    shares_arguments = False
+    takes_spread = False
 
     def __init__(
         self, prepared: PreparedCall, device: Device, pool: FunctionPool, progress: Progress
@@ -60,6 +80,8 @@ class CapturePipeline:
         self._progress = progress
         # Of the function, once it is traced.
         self._jaxpr: Any = None
+        # The devices of a call that is spread over several, once that is known.
+        self._spread: Spread | None = None
 
     def capture(self, announce: Callable[[CapturedGraph], None]) -> Capture:
         """Runs all phases.
@@ -73,22 +95,51 @@ class CapturePipeline:
             VerificationError: the new graph differs from its reference.
             OutOfMemoryError: the pool cannot hold the graph.
         """
-        graph = self.instantiate(self.run_to_lowered())
+        try:
+            lowered = self.run_to_lowered()
+        except BaseException as error:
+            spread = self._spread or find_call_spread(self._prepared)
+            if self.takes_spread and spread is not None:
+                self._make_agreement(spread).withdraw(error)
+            raise
+        if isinstance(lowered, LoweredSpread):
+            return self._finish_spread(lowered)
+        graph = self.instantiate(lowered)
         with graph.hold_back():
             announce(graph)
             verification = self.verify(graph)
             comparison, call = self.compare(graph)
         # Complete when the progress has ended.
-        return Capture(call or graph, verification, self._progress.seconds, comparison)
+        recipe = dataclasses.replace(lowered, prepared=lowered.prepared.drop_values())
+        return Capture(call or graph, verification, self._progress.seconds, comparison, recipe)
 
-    def run_to_lowered(self) -> LoweredCapture:
+    def _finish_spread(self, lowered: LoweredSpread) -> Capture:
+        """Verifies a program of several devices, when all of their processes have it."""
+        agreement = self._make_agreement(lowered.spread)
+        program = describe_program(lowered.lowered) if agreement.has_others else ""
+        try:
+            agreement.confirm("compiled", program)
+            call = lowered.instantiate()
+            verification = self.verify(call)
+            agreement.confirm("verified")
+        except BaseException as error:
+            agreement.withdraw(error)
+            raise
+        return Capture(call, verification, self._progress.seconds)
+
+    def _make_agreement(self, spread: Spread) -> Agreement:
+        return Agreement(self._prepared.options.name, spread.devices)
+
+    # A `LoweredCapture`, or a `LoweredSpread`, of which callers see what both have.
+    def run_to_lowered(self) -> Any:
         """Runs the phases that allocate no device memory."""
         return self.lower(self.check(self.trace()))
 
     def trace(self) -> JaxTrace:
         """Lets JAX run the function once on abstract values."""
         self._progress.enter("trace")
-        check_context_mesh(self._prepared.options.name, self._device.jax_device)
+        if not self.takes_spread or find_call_spread(self._prepared) is None:
+            check_context_mesh(self._prepared.options.name, self._device.jax_device)
         trace = trace_call(self._prepared)
         self._jaxpr = trace.jaxpr
         return trace
@@ -98,25 +149,40 @@ class CapturePipeline:
         self._progress.enter("check")
         first = check_trace(self._prepared, trace)
         graph = first.checked.graph
+        if self.takes_spread:
+            self._spread = find_call_spread(self._prepared, graph)
+        if self._spread is not None:
+            check_spread_call(self._prepared, first.checked, self._spread)
+            return first
         violations = check_meshes(graph, self._device.jax_device)
         if violations:
             raise make_capture_error(violations, graph_name=graph.name, graph=graph)
         return first
 
-    def lower(self, first: FirstTrace) -> LoweredCapture:
+    def lower(self, first: FirstTrace) -> LoweredCapture | LoweredSpread:
         """Compiles, plans and builds; the checks are finished while XLA compiles, or at the end."""
+        if self._spread is not None:
+            return self._lower_spread(first, self._spread)
         preparations = list_preparations(self._device, self._prepared.options, first.checked.graph)
         overlap = Overlap("check", lambda: self.finish_checks(first), preparations)
         compiler = Compiler(self._device, self._progress, overlap)
         self._progress.enter("lower")
         try:
-            checked, lowered = lower_checked(self._prepared, first, compiler)
+            checked, lowered = lower_checked(
+                self._prepared, first, compiler, shares_arguments=self.shares_arguments
+            )
         except Exception:
             # A difference between the two traces may be the reason: it is reported first.
             overlap.finish()
             raise
         compiler.finish_overlap()
         return LoweredCapture(self._prepared, checked, lowered, self._device, self._pool)
+
+    def _lower_spread(self, first: FirstTrace, spread: Spread) -> LoweredSpread:
+        overlap = Overlap("check", lambda: self.finish_checks(first))
+        program = compile_call(self._prepared, self._jaxpr, spread, self._progress, overlap)
+        overlap.finish()
+        return LoweredSpread(self._prepared, first.checked, program, spread, self._device)
 
     def finish_checks(self, first: FirstTrace) -> None:
         """Traces a second time, compares the two traces and verifies what the passes made."""
@@ -127,16 +193,20 @@ class CapturePipeline:
         self._progress.enter("instantiate")
         return lowered.instantiate()
 
-    def verify(self, graph: CapturedGraph) -> VerificationReport:
+    def verify(self, graph: CapturedGraph | SpreadCall) -> VerificationReport:
         """Compares the new graph with its reference."""
         if not self._prepared.options.verify:
             return VerificationReport(skipped="verify=False")
         self._progress.enter("verify")
+        if isinstance(graph, SpreadCall):
+            return verify_spread(self._prepared, graph)
         return verify_capture(self._prepared, graph, self._device)
 
     def compare(self, graph: CapturedGraph) -> tuple[JitComparison | None, JitCall | None]:
         """Times a graph with eager parts against `jax.jit`; returns what replaces one that lost."""
-        if graph.replay.is_whole:
+        # Only a graph keeps what its probes show, and looks at its results.
+        is_seen = bool(graph.checked.probes) or self._prepared.options.debug_nans
+        if graph.replay.is_whole or is_seen:
             return None, None
         self._progress.enter("compare", "with jax.jit")
         make_call = functools.partial(JitCall, self._prepared, self._jaxpr, graph)

@@ -25,6 +25,7 @@ class Progress:
 
     Args:
         title: what is going on, as ``capturing `step```.
+        is_quiet: count the seconds only, as a part of what is shown already.
 
     Attributes:
         seconds: of each phase, by name; a phase that is entered again adds up.
@@ -34,7 +35,8 @@ class Progress:
         ...     progress.enter("trace")
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, *, is_quiet: bool = False) -> None:
+        self._is_quiet = is_quiet
         self.seconds: dict[str, float] = {}
         self._title = title
         self._phase = self._detail = ""
@@ -59,7 +61,7 @@ class Progress:
         self._ranges.start(self._title)
         # The same one to the end, even if the traced function replaces `sys.stderr`.
         self._stream = sys.stderr
-        if is_shown(self._stream):
+        if not self._is_quiet and is_shown(self._stream):
             self._is_terminal = _is_terminal(self._stream)
             self._thread = threading.Thread(target=self._show, daemon=True)
             self._thread.start()

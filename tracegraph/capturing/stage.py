@@ -44,7 +44,7 @@ class Stage:
     @property
     def out_info(self) -> Any:
         """The types of the results, in their tree."""
-        outputs = self.checked.graph.outputs
+        outputs = self.checked.graph.outputs[: self.out_tree.num_leaves]
         return jax.tree.unflatten(self.out_tree, [_describe(each.aval) for each in outputs])
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -33,7 +33,11 @@ _Holders: TypeAlias = dict[tuple[str, int], ArgumentLeaf]
 
 
 def check_arguments(
-    leaves: Sequence[ArgumentLeaf], *, device: Any, takes_static: bool = True
+    leaves: Sequence[ArgumentLeaf],
+    *,
+    device: Any,
+    takes_static: bool = True,
+    takes_spread: bool = False,
 ) -> tuple[Violation, ...]:
     """Checks the leaves of a call before they reach a graph.
 
@@ -41,6 +45,8 @@ def check_arguments(
         leaves: every leaf that is not static, in order.
         device: where the capture runs, a ``jax.Device``.
         takes_static: True when static leaves are taken; they are not among these.
+        takes_spread: True when arrays over several devices are taken. Whether all
+            of them agree is `tracegraph/constraints/spread.py`'s question.
 
     Returns:
         All violations, leaf by leaf.
@@ -51,9 +57,10 @@ def check_arguments(
     """
     found = []
     holders: _Holders = {}
+    is_spread = takes_spread and any(find_spread_sharding(leaf.value) for leaf in leaves)
     for leaf in leaves:
         violation = _find_leaf_violation(
-            leaf, device, takes_static=takes_static
+            leaf, device, takes_static=takes_static, is_spread=is_spread
         ) or _find_sharing_violation(leaf, holders)
         if violation is not None:
             found.append(violation)
@@ -61,7 +68,7 @@ def check_arguments(
 
 
 def _find_leaf_violation(
-    leaf: ArgumentLeaf, device: Any, *, takes_static: bool
+    leaf: ArgumentLeaf, device: Any, *, takes_static: bool, is_spread: bool
 ) -> Violation | None:
     """Checks one leaf by itself: its type, whether it was deleted, and its device."""
     value = leaf.value
@@ -75,9 +82,40 @@ def _find_leaf_violation(
         return None
     if value.is_deleted():
         return _make_deleted_violation(leaf)
+    if not value.is_fully_addressable and not (
+        is_spread and is_reachable(value.sharding.device_set)
+    ):
+        count = len({device.process_index for device in value.sharding.device_set})
+        return make_process_violation(leaf.path, f"{locate_caller()}, {leaf.path}", count)
+    if is_spread:
+        return None
     if len(value.sharding.device_set) > 1 or (value.committed and value.devices() != {device}):
         return _make_device_violation(leaf, device)
     return None
+
+
+def is_reachable(devices: Iterable[Any]) -> bool:
+    """True for devices of this process, or host devices of several, its own among them.
+
+    A graph of GPUs is captured by the process that they belong to. On the host device a program of
+    XLA runs on the devices of all processes, and each process calls it.
+    """
+    own, owners = jax.process_index(), {device.process_index: device for device in devices}
+    is_host = all(device.platform == "cpu" for device in owners.values())
+    return own in owners and (len(owners) == 1 or is_host)
+
+
+def find_spread_sharding(value: Any) -> Any:
+    """Returns the sharding of an array over several devices, or of its type; None for others.
+
+    Example:
+        >>> find_spread_sharding(jax.numpy.zeros(2)) is None
+        True
+    """
+    if not isinstance(value, jax.Array | jax.ShapeDtypeStruct) or isinstance(value, Tracer):
+        return None
+    sharding = value.sharding
+    return sharding if sharding is not None and sharding.num_devices > 1 else None
 
 
 def _find_sharing_violation(
@@ -95,11 +133,13 @@ def _find_sharing_violation(
 
 def _identify(array: jax.Array) -> list[tuple[str, int]]:
     keys = [("object", id(array))]
-    if array.size and array.is_fully_addressable:
+    if array.size:
         # The pointer waits, too, but nothing in Python can run then: a callback that the array is
         # still computed by would wait for ever.
         array.block_until_ready()
-        keys.append(("buffer", array.unsafe_buffer_pointer()))
+        is_spread = len(array.devices()) > 1
+        pieces = [shard.data for shard in array.addressable_shards] if is_spread else [array]
+        keys += [("buffer", piece.unsafe_buffer_pointer()) for piece in pieces if piece.size]
     return keys
 
 
@@ -188,6 +228,26 @@ def _make_device_violation(leaf: ArgumentLeaf, device: Any) -> Violation:
         f"{locate_caller()}, {leaf.path}",
         "a graph's buffers and kernels belong to one device, the current one of the call",
         f"move it first: jax.device_put(x, device){there}",
+    )
+
+
+def make_process_violation(source: str, where: str, count: int) -> Violation:
+    """Returns the violation of what has devices of several processes, or of another one.
+
+    Args:
+        source: what names the devices.
+        where: it does.
+        count: of the processes.
+    """
+    whose = f"{count} processes" if count > 1 else "another process"
+    return Violation(
+        "several-processes",
+        f"{source} is on the devices of {whose}",
+        where,
+        "a graph of GPUs is captured, checked and replayed by one process, on its own devices; on "
+        "CPU devices each process calls the program, so some of them must be its own",
+        "leave the step to jax.jit, or capture what one process does with its own devices: a mesh "
+        "of jax.local_devices()",
     )
 
 

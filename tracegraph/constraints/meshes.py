@@ -65,7 +65,7 @@ def check_meshes(graph: Graph, device: Any) -> list[Violation]:
 
 
 def _find_op_violation(op: Op, graph_name: str, device: Any) -> Violation | None:
-    names = (_describe_others(each, device) for each in _list_places(op.params.values()))
+    names = (_describe_others(each, device) for each in list_places(op.params.values()))
     others = next((name for name in names if name is not None), None)
     if others is None:
         return None
@@ -79,11 +79,12 @@ def _find_op_violation(op: Op, graph_name: str, device: Any) -> Violation | None
     )
 
 
-def _list_places(values: Any) -> Iterator[Any]:
+def list_places(values: Any) -> Iterator[Any]:
+    """Yields the meshes and shardings among the parameters of an op."""
     # JAX does not move what is put on a single device inside of a program.
     for value in values:
         if isinstance(value, tuple | list):
-            yield from _list_places(value)
+            yield from list_places(value)
         elif isinstance(value, _PLACES) and not isinstance(value, SingleDeviceSharding):
             yield value
 

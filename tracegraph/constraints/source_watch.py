@@ -9,6 +9,7 @@ import pickle
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -20,14 +21,17 @@ from tracegraph.constraints.sources import (
     get_watch,
     list_source_modules,
     list_stand_ins,
-    set_watch,
+    thread,
 )
 from tracegraph.runtime.source_lines import is_own_file
 
 _lock = threading.Lock()
-_watchers = 0
-# What to undo when the last watcher leaves.
-_plain_types: list[tuple[ModuleType, type[ModuleType]]] = []
+# Weak: of a watch whose end was interrupted, nothing is left. The next one's end undoes all of it.
+_watches: weakref.WeakSet[SourceWatch] = weakref.WeakSet()
+# The class that a module had, by the one that watches it.
+_plain_types: dict[type[ModuleType], type[ModuleType]] = {}
+# What to undo when the last watch ends.
+_watched_modules: list[ModuleType] = []
 _exchanged: list[tuple[Any, Any, Any, Any]] = []
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _DEPTH_LIMIT = 4
@@ -56,13 +60,14 @@ def move_sources(function: Callable[..., Any], number: int = 1) -> Iterator[Sour
     namespaces = _list_namespaces(function)
     generators = {id(each): (name, each) for space in namespaces for name, each in _find(space)}
     states = {key: _save_state(each) for key, (_, each) in generators.items()}
-    _install(namespaces)
-    set_watch(watch)
     try:
+        _install(watch, namespaces)
+        thread.watch = watch
         yield watch
     finally:
-        set_watch(outer)
-        _uninstall()
+        # Without a call: no interrupt comes before it.
+        thread.watch = outer
+        _uninstall(watch)
         _add_drawn(watch, generators, states)
 
 
@@ -100,39 +105,47 @@ def _make_watched(kind: type[ModuleType]) -> type[ModuleType]:
         is_read = is_own_file(frame.f_code.co_filename) and _reads_attribute(frame)
         return stand_in if is_read else value
 
-    return type("WatchedModule", (kind,), {"__getattribute__": read})
+    made = type("WatchedModule", (kind,), {"__getattribute__": read})
+    _plain_types[made] = kind
+    return made
 
 
-def _install(namespaces: Sequence[Any]) -> None:
+def _install(watch: SourceWatch, namespaces: Sequence[Any]) -> None:
     """Watches the modules of the sources, and exchanges what namespaces hold of them."""
-    global _watchers
     with _lock:
-        if _watchers == 0:
-            _plain_types[:] = [(module, type(module)) for module in list_source_modules()]
-            for module, kind in _plain_types:
-                module.__class__ = _make_watched(kind)
-        _watchers += 1
+        _watches.add(watch)
+        _watch_modules()
         for space in namespaces:
             _exchange(space)
 
 
-def _uninstall() -> None:
-    """Undoes everything when the last watcher leaves: another thread may still need it."""
-    global _watchers
+def _watch_modules() -> None:
+    for module in list_source_modules():
+        if type(module) not in _plain_types:
+            _watched_modules.append(module)
+            module.__class__ = _make_watched(type(module))
+
+
+def _uninstall(watch: SourceWatch) -> None:
+    """Undoes everything when the last watch ends: another thread may still need it."""
     with _lock:
-        _watchers -= 1
-        if _watchers:
-            return
-        for module, kind in _plain_types:
-            module.__class__ = kind
-        _restore_exchanged()
-        _exchanged.clear()
+        _watches.discard(watch)
+        if not _watches:
+            _restore_modules()
+            _restore_exchanged()
+
+
+def _restore_modules() -> None:
+    for module in _watched_modules:
+        module.__class__ = _plain_types.get(type(module), type(module))
+    _watched_modules.clear()
 
 
 def _restore_exchanged() -> None:
     for space, name, real, stand_in in _exchanged:
         if space.get(name) is stand_in:
             space[name] = real
+    _exchanged.clear()
 
 
 class _Closure:
@@ -206,8 +219,8 @@ def _exchange(space: Any) -> None:
     for name, value in _list_items(space):
         if id(value) in stand_ins:
             real, stand_in = stand_ins[id(value)]
-            space[name] = stand_in
             _exchanged.append((space, name, real, stand_in))
+            space[name] = stand_in
 
 
 def _list_items(space: Any) -> list[tuple[Any, Any]]:

@@ -47,7 +47,8 @@ _RANDOM_ROUNDS = 8
 _SEED = 0x7467
 _NANOSECONDS = 10**9
 _STATE_CALLS = frozenset(["seed", "getstate", "setstate", "get_state", "set_state"])
-_thread = threading.local()
+# Of each thread: its `watch`, while it traces anew.
+thread = threading.local()
 
 
 class SourceCall(NamedTuple):
@@ -107,12 +108,7 @@ class SourceWatch:
 
 def get_watch() -> SourceWatch | None:
     """Returns the watch of this thread, None where it does not trace anew."""
-    return getattr(_thread, "watch", None)
-
-
-def set_watch(watch: SourceWatch | None) -> None:
-    """Begins or ends a watch in this thread."""
-    _thread.watch = watch
+    return getattr(thread, "watch", None)
 
 
 @functools.cache

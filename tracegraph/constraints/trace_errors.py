@@ -69,8 +69,8 @@ def _find_branch_violation(
         f"`{name}` decides in Python on the value of an array (`if`, `while`, `and`, `not`)",
         locate_error(error, function),
         "the function is traced without values, so Python cannot take a branch on one",
-        "select with jnp.where, branch with jax.lax.cond, or keep the `if` outside and "
-        "capture each side",
+        'select with jnp.where, branch with jax.lax.cond, or let mode="partial" decide between '
+        "graphs (outside of jit and loops)",
     )
 
 

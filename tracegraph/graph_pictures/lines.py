@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from tracegraph.capturing.partition import list_region_ops
+from tracegraph.ir.graph import Op
 from tracegraph.ir.origins import locate_origin
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.lower import Lowered
@@ -51,6 +52,9 @@ class NodeLines:
     ) -> None:
         ops = checked.graph.ops
         self._buffers = buffer_lines
+        regions = list_region_ops(checked.graph, checked.uncapturable)
+        self._scopes = {name: _join_scopes([ops[i] for i in of]) for name, of in regions.items()}
+        self._streams = {name: ops[of[0]].origin.stream for name, of in regions.items() if of}
         self._regions = {
             name: "; ".join(
                 shorten_list(
@@ -58,7 +62,7 @@ class NodeLines:
                     _MOST_LINES,
                 )
             )
-            for name, indices in list_region_ops(checked.graph, checked.uncapturable).items()
+            for name, indices in regions.items()
         }
         # Read now and not at the capture, which would pay for it.
         self._origins = _read_all_origins(lowered) if lowered.takes_kernels else []
@@ -75,6 +79,28 @@ class NodeLines:
         lines = [origins.find_line(name) for _, origins in order]
         made = [self._buffers[each] for each in node.results if each in self._buffers]
         return next((line for line in (*lines, *made) if line), "")
+
+    def find_place(self, node: Node) -> tuple[str, int]:
+        """Returns the scope of a node, or an empty text, and the number of its stream."""
+        if isinstance(node, CallNode | EventNode):
+            return self._scopes.get(node.name, ""), self._streams.get(node.name, 0)
+        name = node.name.partition("@")[0]
+        touched = {*node.results, *node.arguments}
+        order = sorted(self._origins, key=lambda pair: not _touches(pair[0], touched))
+        scopes = (origins.find_path(name) for _, origins in order)
+        owner = next((region.name for region, _ in order if _touches(region, touched)), "")
+        scope = _leave_streams_out(next(filter(None, scopes), ""))
+        return scope, self._streams.get(owner, 0)
+
+
+def _join_scopes(ops: Sequence[Op]) -> str:
+    scopes = dict.fromkeys(_leave_streams_out(op.origin.scope) for op in ops)
+    return "; ".join(shorten_list([scope for scope in scopes if scope], _MOST_LINES))
+
+
+def _leave_streams_out(scope: str) -> str:
+    """Returns a scope without what marks the stream that an op was traced on."""
+    return "/".join(part for part in scope.split("/") if not part.startswith("tg_stream_"))
 
 
 def _read_all_origins(lowered: Lowered) -> list[tuple[CompiledRegion, Origins]]:

@@ -53,6 +53,18 @@ def read_graph(
     return GraphData(definition.name, parts, nodes, tuple(reader.edges), buffers)
 
 
+def list_sources(definition: GraphDefinition) -> list[Node]:
+    """Returns the node of the definition behind each node of `read_graph`, in its order.
+
+    Args:
+        definition: the whole capture.
+    """
+    reader = _Reader({slot.name: slot for slot in definition.slots}, lambda _: "")
+    for stage in definition.stages:
+        reader.add_part(stage, PartData(0, ""))
+    return reader.sources
+
+
 class _Reader:
     """Collects parts, nodes and edges; numbers follow the order of the parts."""
 
@@ -63,6 +75,7 @@ class _Reader:
         self.parts: list[PartData] = []
         self.nodes: list[NodeData] = []
         self.edges: list[EdgeData] = []
+        self.sources: list[Node] = []
 
     def add_part(self, part: Stage | Body, data: PartData) -> None:
         """Adds a graph with its nodes and edges, then the bodies inside of it."""
@@ -92,6 +105,7 @@ class _Reader:
         written = _list_written(node, self._slots)
         used = node.ranges or [self._take_whole(name) for name in node.arguments]
         reads = tuple(dict.fromkeys(use for use in used if use not in written))
+        self.sources.append(node)
         self.nodes.append(
             NodeData(
                 len(self.nodes),

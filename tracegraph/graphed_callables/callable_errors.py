@@ -8,16 +8,14 @@ from typing import Any
 from tracegraph.constraints.frames import locate_caller, locate_function
 from tracegraph.replaying.mismatch_error import make_mismatch_error
 from tracegraph.runtime.errors import CaptureError, ConfigError, ReplayError, shorten_list
+from tracegraph.tracing.call_spec import make_call_spec
 from tracegraph.tracing.prepared_call import PreparedCall
 
 
 def make_signature_error(sample: PreparedCall, found: PreparedCall) -> ReplayError:
     """Returns the error of a call that is not like the sample: what differs, side by side."""
     return make_mismatch_error(
-        sample.options.name,
-        sample.signature,
-        sample.names,
-        sample.list_static_values(),
+        make_call_spec(sample),
         found,
         other_way="make another graphed callable with samples like these",
     )

@@ -34,6 +34,7 @@ class CallableGraphs:
     Attributes:
         function: what is captured.
         name: of its graphs.
+        captures: forward graphs with residuals that were captured so far.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class CallableGraphs:
         # By JAX's settings; pairs by the differentiated leaves, too.
         self._plain: dict[Any, CapturedGraph] = {}
         self._pairs: dict[Any, GraphPair] = {}
+        self.captures = 0
         self._lock = threading.RLock()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> CallableGraphs:
@@ -64,6 +66,16 @@ class CallableGraphs:
         with self._lock:
             backward = sum(pair.backward is not None for pair in self._pairs.values())
             return len(self._plain) + len(self._pairs) + backward
+
+    def count_pairs(self) -> int:
+        """Returns how many pairs of graphs are kept."""
+        with self._lock:
+            return len(self._pairs)
+
+    def list_pairs(self) -> list[tuple[tuple[int, ...], GraphPair]]:
+        """Returns the pairs that are kept, each after the indices of what it differentiates."""
+        with self._lock:
+            return [(wanted, pair) for (wanted, _), pair in self._pairs.items()]
 
     def normalize(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -127,6 +139,7 @@ class CallableGraphs:
                 forward = self._recipe.capture(self._prepare(function, args, kwargs))
                 pair = GraphPair(self._recipe, self.name, forward, function.pullback)
                 self._pairs[key] = pair
+                self.captures += 1
             return pair
 
     def _prepare(

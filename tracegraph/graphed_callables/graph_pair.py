@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
+from tracegraph.runtime.errors import CaptureError, UnsupportedError
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.user_memory.live_plans import watch_plan
@@ -38,18 +40,33 @@ _GIVEN = {
     "static_leaves": "auto",
     "control_flow": "allow",
     "prefer": "graph",
+    "debug_nans": False,
+    "warm": True,
 }
+_NONE_GIVEN: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Recipe:
-    """How the graphs of the callables of one call of `tg.make_graphed_callables` are captured.
+    """How the graphs of one captured function, or of one `tg.make_graphed_callables`, are captured.
 
     Args:
-        pool_id: of the pool to share; None for a new one.
+        pool: that they are in.
+        options: of the captured function; the others are as `capture` has them by default.
+        traces_refused: a backward function that cannot be captured is traced, and is no error.
+
+    Attributes:
+        traces_refused: the same.
     """
 
-    def __init__(self, pool_id: PoolId | None) -> None:
-        self._pool = FunctionPool(pool_id)
+    def __init__(
+        self,
+        pool: FunctionPool,
+        options: Mapping[str, Any] = _NONE_GIVEN,
+        *,
+        traces_refused: bool = False,
+    ) -> None:
+        self._pool, self._given = pool, {**_GIVEN, **options}
+        self.traces_refused = traces_refused
         self._graphs: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
 
     def share_pool(self) -> PoolId:
@@ -62,12 +79,18 @@ class Recipe:
             self._pool.leave()
 
     def prepare(
-        self, function: Callable[..., Any], name: str, args: Any, kwargs: Any
+        self,
+        function: Callable[..., Any],
+        name: str,
+        args: Any,
+        kwargs: Any,
+        *,
+        has_values: bool = True,
     ) -> PreparedCall:
-        """Binds, checks and flattens a call."""
-        options = read_options(function, {**_GIVEN, "name": name})
+        """Binds, checks and flattens a call; types may replace arrays unless it has values."""
+        options = read_options(function, {**self._given, "name": name})
         device = _find_device().jax_device
-        return prepare_call(function, options, args, kwargs, device=device, has_values=True)
+        return prepare_call(function, options, args, kwargs, device=device, has_values=has_values)
 
     def capture(self, prepared: PreparedCall) -> CapturedGraph:
         """Captures and verifies a graph."""
@@ -100,9 +123,14 @@ class PulledBack:
     def replay(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the gradients of the wanted arguments, as fresh arrays."""
         pair = self._find_pair()
-        if pair is None:
+        if pair is None or pair.is_traced:
             return self.trace(residuals, cotangents)
-        return pair.replay_backward(residuals, cotangents)
+        try:
+            return pair.replay_backward(residuals, cotangents)
+        except (CaptureError, UnsupportedError):
+            if not pair.allow_trace():
+                raise
+            return self.trace(residuals, cotangents)
 
     def trace(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the same where a residual or a cotangent is traced."""
@@ -126,6 +154,7 @@ class GraphPair:
     Attributes:
         backward: the backward graph; None until it is captured.
         pulled_back: what pullbacks refer to.
+        is_traced: True when the backward function cannot be captured, and is traced instead.
     """
 
     def __init__(
@@ -133,6 +162,7 @@ class GraphPair:
     ) -> None:
         self.forward, self.pullback = forward, pullback
         self.backward: CapturedGraph | None = None
+        self.is_traced = False
         self._recipe = recipe
         # Constants are among the residuals, and may be large.
         self._function = BackwardFunction(
@@ -140,9 +170,21 @@ class GraphPair:
         )
         self.pulled_back = PulledBack(self._function, self)
         self._lock = threading.Lock()
+        self._tangent_types: tuple[Any, ...] | None = None
 
     def __repr__(self) -> str:
         return f"<GraphPair {self.forward.name}>"
+
+    def find_tangent_types(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the types of the results' tangents; those of all calls are the same."""
+        if self._tangent_types is None:
+            self._tangent_types = tuple(jax.typeof(each).to_tangent_aval() for each in results)
+        return self._tangent_types
+
+    def allow_trace(self) -> bool:
+        """Lets JAX trace the backward function from now on; returns False where that is no way."""
+        self.is_traced = self._recipe.traces_refused
+        return self.is_traced
 
     def replay_backward(
         self, residuals: Sequence[Any], cotangents: Sequence[Any]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.constraints.frames import hides_own_frames
 from tracegraph.graphed_callables.graph_pair import Recipe
 from tracegraph.graphed_callables.making import Making
 from tracegraph.graphed_callables.samples import check_samples, check_settings
+from tracegraph.jax_internals import eval_trace, run_in
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.user_memory.mem_pool import MemPool
 
@@ -46,7 +49,7 @@ def make_graphed_callables(
 
     Raises:
         CaptureError: a callable cannot be captured, or no result depends on an argument.
-        ConfigError: samples and callables do not fit together.
+        ConfigError: samples and callables do not fit together, or JAX is tracing them.
         VerificationError: a graph differs from its reference.
         OutOfMemoryError: the pool cannot hold the graphs.
 
@@ -70,7 +73,21 @@ def make_graphed_callables(
         keywords = (None,) * len(functions)
     check_samples(functions, samples, keywords)
     check_settings(num_warmup_iters, pool)
-    recipe = Recipe(pool.id if isinstance(pool, MemPool) else pool)
+    recipe = Recipe(FunctionPool(pool.id if isinstance(pool, MemPool) else pool))
+    # The samples have values, whatever JAX traces or differentiates around this call.
+    with run_in(eval_trace):
+        made = _make(functions, samples, keywords, recipe, allow_unused_input=allow_unused_input)
+    return made if is_tuple else made[0]
+
+
+def _make(
+    functions: Sequence[Any],
+    samples: Sequence[Any],
+    keywords: Sequence[Any],
+    recipe: Recipe,
+    *,
+    allow_unused_input: bool,
+) -> tuple[Any, ...]:
     makings = [
         Making(function, args, kwargs or {}, recipe)
         for function, args, kwargs in zip(functions, samples, keywords, strict=True)
@@ -82,5 +99,4 @@ def make_graphed_callables(
             making.check_used()
     for making in reversed(makings):
         making.capture_backward()
-    made = tuple(making.result for making in makings)
-    return made if is_tuple else made[0]
+    return tuple(making.result for making in makings)

@@ -13,6 +13,8 @@ traced into what is around it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -20,8 +22,15 @@ from jax.core import Tracer
 from jax.interpreters import ad
 
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
-from tracegraph.graphed_callables.graph_pair import PulledBack
-from tracegraph.jax_internals import eval_trace, make_primitive, run_in, trace_state
+from tracegraph.graphed_callables.graph_pair import GraphPair, PulledBack
+from tracegraph.graphed_callables.residuals import is_inexact
+from tracegraph.jax_internals import (
+    define_linearization,
+    eval_trace,
+    make_primitive,
+    run_in,
+    trace_state,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,22 +88,54 @@ def _compute(*values: Any, call: Call, trees: list[Any]) -> list[Any]:
     return results
 
 
-def _differentiate(
-    values: Any, tangents: Any, *, call: Call, trees: list[Any]
-) -> tuple[list[Any], list[Any]]:
-    is_wanted = [type(tangent) is not ad.Zero for tangent in tangents]
-    wanted = tuple(i for i, is_one in zip(call.traced, is_wanted, strict=True) if is_one)
+def _run_forward(
+    call: Call, trees: list[Any], values: Any, has_tangent: Sequence[bool]
+) -> tuple[list[Any], list[Any], GraphPair]:
+    """Replays the forward graph; returns results, residuals and the pair."""
+    wanted = tuple(itertools.compress(call.traced, has_tangent))
     with run_in(eval_trace):
         results, residuals, pair = call.graphs.call_forward(call.tree, call.fill(values), wanted)
     trees.append(pair.pullback.out_tree)
-    operands = [tangent for tangent, is_one in zip(tangents, is_wanted, strict=True) if is_one]
-    types = [jax.typeof(result).to_tangent_aval() for result in results]
+    return results, residuals, pair
+
+
+def _move_tangents(
+    results: Sequence[Any], residuals: Sequence[Any], pair: GraphPair, operands: Iterable[Any]
+) -> list[Any]:
+    """Returns the tangents of all results from those of the wanted arguments."""
+    types = pair.find_tangent_types(results)
     known = pair.pullback.differentiable
     moved = graphed_tangent.bind(
         *residuals, *operands, pulled_back=pair.pulled_back, types=tuple(types[i] for i in known)
     )
     found = dict(zip(known, moved, strict=True))
-    return results, [found.get(index, ad.Zero(each)) for index, each in enumerate(types)]
+    return [found[i] if i in found else ad.Zero(each) for i, each in enumerate(types)]
+
+
+def _linearize(
+    has_tangent: Sequence[bool], *values: Any, call: Call, trees: list[Any]
+) -> tuple[list[Any], list[bool], Callable[[Sequence[Any]], list[Any]]]:
+    # JAX gives a tangent to an integer, too.
+    has_tangent = [
+        has and is_inexact(value.dtype) for has, value in zip(has_tangent, values, strict=True)
+    ]
+    results, residuals, pair = _run_forward(call, trees, values, has_tangent)
+
+    def move(tangents: Sequence[Any]) -> list[Any]:
+        return _move_tangents(results, residuals, pair, itertools.compress(tangents, has_tangent))
+
+    known = pair.pullback.differentiable
+    return results, [index in known for index in range(len(results))], move
+
+
+# Where JAX has another form of rules for `jax.vjp` than we know.
+def _differentiate(
+    values: Any, tangents: Any, *, call: Call, trees: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    has_tangent = [type(tangent) is not ad.Zero for tangent in tangents]
+    results, residuals, pair = _run_forward(call, trees, values, has_tangent)
+    operands = itertools.compress(tangents, has_tangent)
+    return results, _move_tangents(results, residuals, pair, operands)
 
 
 @graphed_tangent.def_abstract_eval
@@ -116,4 +157,5 @@ def _pull_back(
 
 
 ad.primitive_jvps[graphed_call] = _differentiate
+define_linearization(graphed_call, _linearize)
 ad.primitive_transposes[graphed_tangent] = _pull_back

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+from jax.core import Tracer
+
 from tracegraph.graphed_callables.callable_errors import make_samples_error
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.user_memory.mem_pool import MemPool
@@ -19,7 +22,7 @@ def check_samples(functions: tuple[Any, ...], samples: Any, keywords: Any) -> No
         keywords: their keyword arguments, None for none.
 
     Raises:
-        ConfigError: they do not fit together.
+        ConfigError: they do not fit together, or JAX is tracing one of them.
     """
     for index, function in enumerate(functions):
         if not callable(function):
@@ -48,6 +51,14 @@ def check_samples(functions: tuple[Any, ...], samples: Any, keywords: Any) -> No
                 f"sample_kwargs of callable {index} is {type(kwargs).__name__}, not a dict",
                 "a sample's keyword arguments are given by name",
                 "write sample_kwargs={'name': value}",
+            )
+        leaves = jax.tree.leaves((functions[index], args, kwargs))
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            raise make_samples_error(
+                f"callable {index} or its sample is being traced or differentiated by JAX",
+                "graphs are captured and verified with values, which it has not yet",
+                "make graphed callables before the function that is traced or differentiated, and "
+                "call them in it",
             )
 
 

@@ -6,6 +6,7 @@ Python. ``evaluate_graph`` binds every op whole, as JAX evaluates a jaxpr, so it
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.jax_internals import bind_op, describe_physical, measure_scan, to_logical
 
 Rule = Callable[[Op, list[Any]], list[Any]]
+# Runs a sub-graph; the text says which run it is, as ``iteration 2``.
+Run = Callable[[Graph, list[Any], str], Any]
 
 
 def interpret(graph: Graph, *arrays: Any) -> tuple[Any, ...]:
@@ -65,35 +68,43 @@ def _run(graph: Graph, arrays: list[Any], apply: Rule) -> list[Any]:
     return [read(operand) for operand in graph.outputs]
 
 
+def apply_op(op: Op, operands: list[Any], run: Run) -> list[Any]:
+    """Evaluates one op alone; calls and control flow go through ``run``, in plain Python."""
+    rule = _RULES.get(op.name)
+    return bind_op(op, operands) if rule is None else rule(op, operands, run)
+
+
 def _interpret_op(op: Op, operands: list[Any]) -> list[Any]:
-    return _RULES.get(op.name, bind_op)(op, operands)
+    return apply_op(op, operands, lambda graph, arrays, _: interpret(graph, *arrays))
 
 
-def _interpret_call(op: Op, operands: list[Any]) -> list[Any]:
+def _interpret_call(op: Op, operands: list[Any], run: Run) -> list[Any]:
     ((_, subgraph),) = op.subgraphs
-    return list(interpret(subgraph, *operands))
+    return list(run(subgraph, operands, ""))
 
 
-def _interpret_cond(op: Op, operands: list[Any]) -> list[Any]:
+def _interpret_cond(op: Op, operands: list[Any], run: Run) -> list[Any]:
     index, *rest = operands
     branch = min(max(int(index), 0), len(op.subgraphs) - 1)
-    return list(interpret(op.subgraphs[branch][1], *rest))
+    return list(run(op.subgraphs[branch][1], rest, f"branch {branch}"))
 
 
-def _interpret_while(op: Op, operands: list[Any]) -> list[Any]:
+def _interpret_while(op: Op, operands: list[Any], run: Run) -> list[Any]:
     subgraphs = dict(op.subgraphs)
     first, second = op.params["cond_nconsts"], op.params["body_nconsts"]
     cond_constants, body_constants = operands[:first], operands[first : first + second]
     carry = [_to_array(operand) for operand in operands[first + second :]]
-    while True:
-        (goes_on,) = interpret(subgraphs["cond_jaxpr"], *cond_constants, *carry)
+    for number in itertools.count():
+        place = f"iteration {number}"
+        (goes_on,) = run(subgraphs["cond_jaxpr"], [*cond_constants, *carry], place)
         if not jnp.any(goes_on):
-            return carry
-        new = interpret(subgraphs["body_jaxpr"], *body_constants, *carry)
+            break
+        new = run(subgraphs["body_jaxpr"], [*body_constants, *carry], place)
         carry = [_select(goes_on, after, before) for after, before in zip(new, carry, strict=True)]
+    return carry
 
 
-def _interpret_scan(op: Op, operands: list[Any]) -> list[Any]:
+def _interpret_scan(op: Op, operands: list[Any], run: Run) -> list[Any]:
     ((_, body),) = op.subgraphs
     length = op.params["length"]
     constant_count, carry_count = measure_scan(op.params)
@@ -102,7 +113,8 @@ def _interpret_scan(op: Op, operands: list[Any]) -> list[Any]:
     sequences = [_to_array(each) for each in operands[constant_count + carry_count :]]
     steps: list[list[Any]] = []
     for index in reversed(range(length)) if op.params["reverse"] else range(length):
-        results = interpret(body, *constants, *carry, *(each[index] for each in sequences))
+        arrays = [*constants, *carry, *(each[index] for each in sequences)]
+        results = run(body, arrays, f"iteration {index}")
         carry = list(results[:carry_count])
         steps.append(list(results[carry_count:]))
     if op.params["reverse"]:
@@ -113,7 +125,7 @@ def _interpret_scan(op: Op, operands: list[Any]) -> list[Any]:
     return [*carry, *(jnp.stack(column) for column in zip(*steps, strict=True))]
 
 
-_RULES: dict[str, Rule] = {
+_RULES: dict[str, Callable[[Op, list[Any], Run], list[Any]]] = {
     "jit": _interpret_call,
     "pjit": _interpret_call,
     "closed_call": _interpret_call,

@@ -116,7 +116,8 @@ def _identify_types(op: Op) -> Hashable:
 
 def _verify_types(graph: Graph, op: Op) -> None:
     wanted = infer_results(op)
-    if wanted is None and len(op.subgraphs) == 1:
+    # The body of a `shard_map` has the types of one device's part.
+    if wanted is None and len(op.subgraphs) == 1 and op.name != "shard_map":
         wanted = _list_avals(op.subgraphs[0][1].outputs)
     if wanted is None:
         return

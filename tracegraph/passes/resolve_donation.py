@@ -19,10 +19,12 @@ class ResolveDonation:
     Attributes:
         donated: indices of the donated inputs.
         preferred: pairs (output index, input index) to try first.
+        result_count: how many outputs are results; the others are probes, which keep their value.
     """
 
     donated: frozenset[int]
     preferred: tuple[tuple[int, int], ...] = ()
+    result_count: int | None = None
 
     @property
     def name(self) -> str:
@@ -40,7 +42,7 @@ class ResolveDonation:
         waiting: dict[Hashable, deque[int]] = defaultdict(deque)
         for index in sorted(free):
             waiting[_identify(graph.inputs[index].aval)].append(index)
-        for output, operand in enumerate(graph.outputs):
+        for output, operand in enumerate(graph.outputs[: self.result_count]):
             candidates = waiting.get(_identify(operand.aval))
             if output not in chosen and candidates:
                 chosen[output] = candidates.popleft()

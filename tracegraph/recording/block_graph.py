@@ -7,11 +7,19 @@ import pathlib
 import threading
 from typing import Any
 
+import jax
+
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.constraints.frames import hides_own_frames
 from tracegraph.graph_pictures.dump import describe_graph, find_drawer
 from tracegraph.graph_pictures.records import GraphData
 from tracegraph.jax_internals import eval_trace, trace_state
+from tracegraph.profiling.profile import Profile
+from tracegraph.profiling.profile_graph import (
+    find_profiled,
+    make_nothing_error,
+    profile_graph,
+)
 from tracegraph.recording.graph_attachments import AttachedGraph
 from tracegraph.recording.graph_errors import (
     make_captured_error,
@@ -28,7 +36,7 @@ from tracegraph.recording.recording import RecordedBlock, Recording
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.device import Device, GraphExchange
-from tracegraph.runtime.live_buffers import StaticInput
+from tracegraph.runtime.live_buffers import StateLeaves, StaticInput
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream_capture import is_tracing
 
@@ -60,6 +68,8 @@ class BlockGraph(AttachedGraph):
         # One tuple of the plain arrays, one of the state, then each other live array.
         self._arguments: tuple[Any, ...] = ()
         self._state: tuple[StaticInput, ...] = ()
+        # The newest values of the state, since the first replay.
+        self._leaves: StateLeaves | None = None
 
     @hides_own_frames
     def instantiate(self) -> None:
@@ -126,6 +136,7 @@ class BlockGraph(AttachedGraph):
         bind_outputs(block, captured)
         live = [Array(buffer, 0, ArrayState.LIVE) for buffer in block.live]
         # The state comes with the first replay, from where it is by then.
+        self._leaves = None
         self._state, self._arguments = block.state, (block.fixed, (), *live)
         self._bound = captured
 
@@ -140,6 +151,7 @@ class BlockGraph(AttachedGraph):
     def _forget(self) -> None:
         self._ready = self._captured = self._bound = self._template = self._block = None
         self._has_graph, self._pool = False, None
+        self._leaves = None
         self._state = self._arguments = ()
 
     @hides_own_frames
@@ -202,6 +214,36 @@ class BlockGraph(AttachedGraph):
         if self._block is None:
             raise make_empty_error()
         return GraphData("graph", (), (), (), ())
+
+    @hides_own_frames
+    def profile(self) -> Profile:
+        """Returns the time of every node, and the critical path, on what the static inputs hold.
+
+        The graph is not replayed: it is measured in a second instance with memory of its own, so
+        that neither its results nor its static inputs change. See `GraphedFunction.profile`.
+
+        Raises:
+            ReplayError: nothing was captured, the graph was reset, or it computes nothing.
+            OutOfMemoryError: there is no memory for the second instance.
+
+        Example:
+            >>> x, g = tg.static_input((3,)), tg.CUDAGraph()
+            >>> with tg.graph(g):
+            ...     y = jnp.sin(x) * 2
+            >>> g.profile().nodes[0].warm_us > 0
+            True
+        """
+        self._check_has_graph("profile")
+        captured, device = self._find_executable(), self._device
+        if captured is None or device is None:
+            raise make_nothing_error("graph")
+        with self._lock:
+            fixed, _, *live = self._arguments
+            state = tuple(each.give() for each in self._state)
+        # The plain arrays: read as a user would, an input would be copied at its next write.
+        inputs = [each.find_input().value for each in live]
+        leaves = jax.tree.leaves((fixed, state, inputs))
+        return profile_graph(find_profiled(captured.name, captured), leaves, device)
 
     @hides_own_frames
     def debug_dump(self, debug_path: str | os.PathLike[str]) -> None:

@@ -38,6 +38,7 @@ from tracegraph.recording.recording import RecordedBlock, Recording
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.environment import read_check_replay
+from tracegraph.runtime.live_buffers import StateLeaves
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream, current_stream
 from tracegraph.runtime.stream_capture import is_tracing
@@ -263,20 +264,21 @@ class CUDAGraph(BlockGraph):
             captured = self._bound
             if captured is None:
                 raise make_empty_error()
-            fixed, state, *live = self._arguments
-            inputs = self._state
+            known = self._leaves
+            if known is not None and not known.is_whole:
+                known = None
             # As it came back, the tuple is recognised as a whole.
-            if len(state) != len(inputs) or not all(
-                each.leaf is leaf for each, leaf in zip(inputs, state, strict=True)
-            ):
-                state = tuple(each.give() for each in inputs)
-            arguments = (fixed, state, *live)
-            result = captured.try_call(arguments, _NO_KEYWORDS, True)
+            state = tuple(each.give() for each in self._state) if known is None else known.leaves
+            fixed, _, *live = self._arguments
+            result = captured.try_call((fixed, state, *live), _NO_KEYWORDS, True)
             if result is MISS:
                 raise make_deleted_error()
-            for each, leaf in zip(inputs, result, strict=True):
-                each.take(leaf)
-            self._arguments = (fixed, result, *live)
+            if known is not None:
+                known.leaves = result
+                return
+            self._leaves = leaves = StateLeaves(result)
+            for index, each in enumerate(self._state):
+                each.enter(leaves, index)
 
     @hides_own_frames
     def register_generator_state(self, generator: Generator) -> None:

@@ -1,8 +1,4 @@
-"""RecordedPipeline: the pipeline of captures for a block that was recorded.
-
-From the trace on, all is as for a captured function. A block cannot be run a second time, so there
-is no second trace to compare with; the passes are verified all the same.
-"""
+"""BlockTemplate: a block that was recorded, captured as a function would be."""
 
 from __future__ import annotations
 
@@ -14,66 +10,20 @@ import jax
 import numpy as np
 
 from tracegraph.capturing.function_pool import FunctionPool
-from tracegraph.capturing.pipeline import CapturePipeline
 from tracegraph.capturing.progress import Progress
-from tracegraph.constraints.meshes import check_context_mesh
-from tracegraph.ir.graph import Origin
+from tracegraph.capturing.traced_pipeline import TracedPipeline
 from tracegraph.jax_internals import make_function
 from tracegraph.options import Options
-from tracegraph.precision.apply_flags import apply_flags
-from tracegraph.precision.flags import find_flags
 from tracegraph.recording.recording import RecordedBlock
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.jax_interop import to_immutable
 from tracegraph.runtime.live_buffers import GraphOutput
-from tracegraph.tracing.checked_graph import FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
-from tracegraph.tracing.trace import JaxTrace
 from tracegraph.user_memory.live_plans import watch_plan
 
 # Its position among the arguments of the call that stands for a replay.
 STATE_ARGUMENT = 1
-
-
-class RecordedPipeline(CapturePipeline):
-    """The phases of the capture of a block.
-
-    Args:
-        block: what was recorded.
-        where: the line that opened the block.
-        prepared: the call that stands for a replay.
-        device: that it is captured for.
-        pool: that the memory of the graph comes from.
-        progress: is notified of each phase.
-    """
-
-    # Constructed once per block.
-    def __init__(
-        self,
-        block: RecordedBlock,
-        where: str,
-        prepared: PreparedCall,
-        device: Device,
-        pool: FunctionPool,
-        progress: Progress,
-    ) -> None:
-        super().__init__(prepared, device, pool, progress)
-        self._block, self._where = block, where
-
-    def trace(self) -> JaxTrace:
-        """Returns what was recorded."""
-        self._progress.enter("trace")
-        check_context_mesh(self._prepared.options.name, self._device.jax_device)
-        jaxpr = apply_flags(self._block.jaxpr, find_flags(self._prepared.signature.settings))
-        results = (self._block.state, (0,) * len(self._block.outputs))
-        out_tree = jax.tree_util.tree_structure(results)
-        name = self._prepared.options.name
-        return JaxTrace(jaxpr, out_tree, make_function(jaxpr), name, Origin(self._where))
-
-    def finish_checks(self, first: FirstTrace) -> None:
-        """Verifies what the passes made."""
-        first.rewritten.verify()
 
 
 class BlockTemplate:
@@ -125,9 +75,11 @@ class BlockTemplate:
         watch_plan(graph.lowered.plan, graph.replay)
         return graph
 
-    def _start(self, prepared: PreparedCall, progress: Progress) -> RecordedPipeline:
-        return RecordedPipeline(
-            self.block, self._where, prepared, self._device, self._pool, progress
+    def _start(self, prepared: PreparedCall, progress: Progress) -> TracedPipeline:
+        results = (self.block.state, (0,) * len(self.block.outputs))
+        out_tree = jax.tree_util.tree_structure(results)
+        return TracedPipeline(
+            self.block.jaxpr, out_tree, self._where, prepared, self._device, self._pool, progress
         )
 
     def _prepare(self) -> PreparedCall:

@@ -6,15 +6,14 @@ import copy
 from typing import Any
 
 from tracegraph.replaying.argument_slots import Slot, StaticSlot
-from tracegraph.tracing.prepared_call import PreparedCall
-from tracegraph.tracing.spellings import read_spellings
+from tracegraph.tracing.call_spec import CallSpec
 
 
 class ArgumentOrder:
     """The slots of one signature in order: positional arguments, then those by keyword.
 
     Args:
-        prepared: the call that was captured.
+        call: the calls that the graph takes.
         slots: one per argument, by position or name, static ones included.
 
     Attributes:
@@ -24,7 +23,7 @@ class ArgumentOrder:
 
     __slots__ = ("_count", "_keys", "_keywords", "_names", "_spellings", "arity", "slots")
 
-    def __init__(self, prepared: PreparedCall, slots: dict[int | str, Slot]) -> None:
+    def __init__(self, call: CallSpec, slots: dict[int | str, Slot]) -> None:
         positions = sorted(key for key in slots if isinstance(key, int))
         self._names = [key for key in slots if isinstance(key, str)]
         self.slots: tuple[Any, ...] = (
@@ -32,10 +31,10 @@ class ArgumentOrder:
             *(slots[key] for key in self._names),
         )
         self._count = len(positions)
-        self._spellings = read_spellings(prepared.function, prepared.options)
+        self._spellings = call.spellings
         self._keys = [*range(self._count), *map(self._spellings.find_key, self._names)]
         # The names by which the captured call gave its last arguments.
-        self._keywords = dict.fromkeys((*prepared.bound.moved, *self._names))
+        self._keywords = dict.fromkeys((*call.moved, *self._names))
         # Calls with keyword arguments are ordered first, see `join`.
         self.arity = -1 if self._keywords else self._count
 

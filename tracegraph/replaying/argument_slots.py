@@ -18,6 +18,7 @@ from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, unwrap_key
 from tracegraph.runtime.replay import Replay
+from tracegraph.runtime.static_buffer import StaticBuffer
 from tracegraph.tracing.signature import LeafType, describe_leaf
 from tracegraph.tracing.static_leaves import find_static_kind
 
@@ -50,6 +51,11 @@ class LeafSlot:
         # A donated value waits until all arguments are accepted: the leaf that lives in the buffer
         # is detached first, and the value is consumed.
         self.write = _write_nothing if is_donated else replay.inputs[index].make_writer()
+
+    @property
+    def buffer(self) -> StaticBuffer:
+        """The static input of the graph."""
+        return self._replay.inputs[self._index]
 
     def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
         """Copies an immutable array in, or adds to the updates; False for another signature.

@@ -2,49 +2,95 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
+from tracegraph.replaying.argument_slots import LeafSlot
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.private_copies import wait_for_arguments
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.live_buffers import StaticInput
+from tracegraph.runtime.static_buffer import StaticBuffer
 
 _is_deleted = ArrayImpl.is_deleted
 
 
-LoadedInput: TypeAlias = tuple[StaticInput, weakref.ref[Any], Callable[..., bool]]
+class LoadedInput(NamedTuple):
+    """A static input that a block reads.
+
+    Attributes:
+        static: the input.
+        buffer: of the graph.
+        take: takes another value.
+        find_loaded: returns the value that the graph reads where it is; None if it has a copy.
+    """
+
+    static: StaticInput
+    buffer: StaticBuffer
+    take: Callable[..., bool]
+    find_loaded: Callable[[], Any]
 
 
-@dataclasses.dataclass(frozen=True)
 class LoadedInputs:
     """What a block was given last, see Note [Replays of a block].
 
-    Attributes:
+    Args:
         arguments: the very tuple.
-        inputs: each static input that it reads, a reference to its value then, which holds no
-            memory, and what takes another value.
-        fixed: the other arrays that were loaded.
+        fixed: the arrays in it that are no static inputs.
+
+    Attributes:
+        arguments: as given.
+        fixed: as given.
+        inputs: each static input that it reads.
+        values: theirs, held for the launch; None once an input has to be looked at.
+        watched: the arrays that others may delete.
     """
 
-    arguments: tuple[Any, ...]
-    inputs: tuple[LoadedInput, ...]
-    fixed: tuple[Any, ...]
+    __slots__ = ("__weakref__", "arguments", "fixed", "inputs", "values", "watched")
+
+    def __init__(self, arguments: tuple[Any, ...], fixed: tuple[Any, ...]) -> None:
+        self.arguments, self.fixed = arguments, fixed
+        self.inputs: tuple[LoadedInput, ...] = ()
+        self.values: tuple[Any, ...] | None = None
+        self.watched: tuple[Any, ...] = ()
+
+    def note(self, inputs: Sequence[LoadedInput], values: tuple[Any, ...]) -> None:
+        """Remembers the inputs with the values that the graph has taken.
+
+        Args:
+            inputs: all that it reads.
+            values: what `values` was set to before the graph took them.
+        """
+        self.inputs = tuple(map(_note, inputs, values))
+        pairs = [(each.static, value) for each, value in zip(inputs, values, strict=True)]
+        shared = [value for static, value in pairs if static.is_shared]
+        self.watched = (*self.fixed, *shared)
+        copied = [each.static for each in self.inputs if each.find_loaded is _find_nothing]
+        # Nothing was told of an input that was not known to be copied.
+        is_told = all(static.is_copied for static in copied)
+        for static in copied:
+            static.is_copied = True
+        if not is_told or any(static.value is not value for static, value in pairs):
+            self.values = None
 
 
 class BlockReplay(CapturedGraph):
     """The captured graph of a block that is replayed by hand.
 
     Note [Replays of a block]. A captured function is called with other arrays each time. A block
-    reads the same ones in every replay: plain arrays, which never change, and static inputs, whose
-    value is another plain array after each `copy_`. So a replay loads the inputs that were written
-    since the last one, and nothing else. Every argument is looked at, as in a call, where a block
-    writes state, or reads what lives in another graph.
+    reads the same ones in every replay: plain arrays, which never change, and static inputs. These
+    tell the graph when it has to look at them, see Note [Writing an input]: `values` is None then.
+    So a replay asks if arrays that others hold were deleted, and looks at no input unless one was
+    written. Every argument is looked at, as in a call, where a block writes state, or reads what
+    lives in another graph.
+
+    A write of another thread may come at any time. So `values` is set before the graph takes the
+    values: what is told meanwhile stays told. And who launches holds them: what another thread
+    writes over is not freed before.
     """
 
     __slots__ = ("_loaded",)
@@ -56,86 +102,99 @@ class BlockReplay(CapturedGraph):
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
         """Replays, as `CapturedGraph.try_call` does; kept short, as Note [Hot path] says."""
         loaded = self._loaded
-        if loaded is None or loaded.arguments is not args or any(map(_is_deleted, loaded.fixed)):
+        if loaded is None or loaded.arguments is not args:
             return self._load_all(args, kwargs, is_checked)
-        # Held until the launch: another thread may write an input meanwhile.
-        values = [static.value for static, _, _ in loaded.inputs]
-        for value, (_, find_loaded, _) in zip(values, loaded.inputs, strict=True):
-            if value is None or value is not find_loaded() or _is_deleted(value):
-                loaded = self._load_written(loaded, values)
-                break
+        if loaded.watched and any(map(_is_deleted, loaded.watched)):
+            return self._load_all(args, kwargs, is_checked)
         with self.lock:
-            if loaded is not None and loaded is self._loaded:
-                return self._launch(args)
+            values = loaded.values
+            if values is not None and loaded is self._loaded:
+                clock = self._clock
+                generation = clock.generation
+                try:
+                    clock.generation = generation + 1
+                    self._launch_stages()
+                except BaseException as error:
+                    if self._recover(error, args, generation, True):
+                        return MISS
+                    raise
+                # A block without state has no results: its arrays show the buffers.
+                return ()
+        return self._load_written(loaded, args, kwargs, is_checked)
+
+    def _load_written(
+        self, loaded: LoadedInputs, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool
+    ) -> Any:
+        """Replays on what was written since; on all if an array cannot be taken as it is."""
+        values = tuple(each.static.value for each in loaded.inputs)
+        is_plain = all(type(each) is ArrayImpl and not each.is_deleted() for each in values)
+        if is_plain and self.replay.waits:
+            wait_for_arguments(values)
+        if is_plain:
+            with self.lock:
+                if self._loaded is loaded and self._take_written(loaded, values):
+                    generation = self._clock.generation
+                    try:
+                        self.replay.launch()
+                    except BaseException as error:
+                        if self._recover(error, args, generation, True):
+                            return MISS
+                        raise
+                    return ()
         return self._load_all(args, kwargs, is_checked)
 
-    def _launch(self, args: tuple[Any, ...]) -> Any:
-        """Launches on what is loaded; the caller holds the lock."""
-        clock = self._clock
-        generation = clock.generation
-        try:
-            clock.generation = generation + 1
-            self._launch_stages()
-        except BaseException as error:
-            if self._recover(error, args, generation, True):
-                return MISS
-            raise
-        # A block without state has no results: its arrays show the buffers.
-        return ()
-
-    def _load_written(self, loaded: LoadedInputs, values: list[Any]) -> LoadedInputs | None:
-        """Takes the values that were written since; None if each argument must be looked at."""
-        if not all(type(each) is ArrayImpl and not each.is_deleted() for each in values):
-            return None
-        if self.replay.waits:
-            wait_for_arguments(values)
-        with self.lock:
-            if self._loaded is not loaded:
-                return None
-            # What is loaded is not known if one of them is refused.
-            self._loaded = None
-            inputs = _take_written(loaded, values)
-            if inputs is not None:
-                self._loaded = LoadedInputs(loaded.arguments, inputs, loaded.fixed)
-            return self._loaded
+    def _take_written(self, loaded: LoadedInputs, values: tuple[Any, ...]) -> bool:
+        """Lets the graph take the values that are new; False if it does not take one of them so."""
+        # What is loaded is not known if one of them is refused.
+        self._loaded, loaded.values = None, values
+        updates: list[Any] = []
+        for each, value in zip(loaded.inputs, values, strict=True):
+            if value is each.find_loaded():
+                continue
+            if not each.take(value, updates) or updates:
+                return False
+        loaded.note(loaded.inputs, values)
+        self._loaded = loaded
+        return True
 
     def _load_all(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
         """Replays on arguments that are looked at one by one, and remembers them."""
         inputs = None if self._donated else self._find_inputs(args)
         if inputs is None:
             return super().try_call(args, kwargs, is_checked)
-        values = [static.value for static, _ in inputs]
+        values = tuple(each.static.value for each in inputs)
         leaves = jax.tree_util.tree_leaves([each for each in args if type(each) is not Array])
-        fixed = [unwrap_key(leaf) for leaf in leaves]
+        fixed = tuple(unwrap_key(leaf) for leaf in leaves)
         if not all(type(each) is ArrayImpl for each in (*values, *fixed)):
             return super().try_call(args, kwargs, is_checked)
         if any(map(_is_deleted, (*values, *fixed))):
             return MISS
         if self.replay.waits:
             wait_for_arguments((values, fixed))
+        loaded = LoadedInputs(args, fixed)
         with self.lock:
             self._loaded = None
+            loaded.values = values
+            for each in inputs:
+                each.static.add_reader(loaded)
             result = super().try_call(args, kwargs, is_checked)
-            pairs = list(zip(inputs, values, strict=True))
-            if result is not MISS and all(static.value is value for (static, _), value in pairs):
-                loaded = tuple(
-                    (static, weakref.ref(value), take) for (static, take), value in pairs
-                )
-                self._loaded = LoadedInputs(args, loaded, tuple(fixed))
+            if result is not MISS:
+                loaded.note(inputs, values)
+                self._loaded = loaded
         return result
 
-    def _find_inputs(
-        self, args: tuple[Any, ...]
-    ) -> list[tuple[StaticInput, Callable[..., bool]]] | None:
+    def _find_inputs(self, args: tuple[Any, ...]) -> list[LoadedInput] | None:
         """Returns the static inputs among arguments; None if there is another live array."""
-        inputs: list[tuple[StaticInput, Callable[..., bool]]] = []
+        inputs: list[LoadedInput] = []
         for index, _, _, collect in self._collectors:
             value = args[index]
             if type(value) is Array:
                 static = value.find_input()
                 if type(static) is not StaticInput:
                     return None
-                inputs.append((static, collect))
+                slot = self.order.slots[index]
+                assert isinstance(slot, LeafSlot)
+                inputs.append(LoadedInput(static, slot.buffer, collect, _find_nothing))
         return inputs
 
     def _forget(self) -> None:
@@ -143,14 +202,11 @@ class BlockReplay(CapturedGraph):
         self._loaded = None
 
 
-def _take_written(loaded: LoadedInputs, values: list[Any]) -> tuple[LoadedInput, ...] | None:
-    """Lets the graph take the values that are new; None if it does not take one of them so."""
-    inputs = list(loaded.inputs)
-    updates: list[Any] = []
-    for i, (static, find_loaded, take) in enumerate(loaded.inputs):
-        if values[i] is find_loaded():
-            continue
-        if not take(values[i], updates) or updates:
-            return None
-        inputs[i] = static, weakref.ref(values[i]), take
-    return tuple(inputs)
+def _note(each: LoadedInput, value: Any) -> LoadedInput:
+    """Returns an input with the value that the graph has taken."""
+    is_read = each.static.context is None or each.buffer.reads(value)
+    return each._replace(find_loaded=weakref.ref(value) if is_read else _find_nothing)
+
+
+def _find_nothing() -> None:
+    """Stands for a reference to a value where the graph has a copy."""

@@ -29,7 +29,7 @@ def is_checking_floats() -> bool:
 
 def adapt_donation(options: Options) -> Options:
     """Returns the options without donation while floats are checked, see Note [Invalid floats]."""
-    if not is_checking_floats():
+    if not (options.debug_nans or is_checking_floats()):
         return options
     return dataclasses.replace(options, donate_argnums=frozenset(), donate_argnames=frozenset())
 

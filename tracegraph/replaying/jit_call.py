@@ -58,7 +58,7 @@ class JitCall:
         ]
         self._dynamic = [index for index, slot in enumerate(self._order.slots) if slot is None]
         self._donated = [
-            place for place, (is_donated, _) in enumerate(prepared.list_arguments()) if is_donated
+            place for place, each in enumerate(prepared.list_arguments()) if each.is_donated
         ]
         self._donations = [
             Donation(self.name, prepared.names[index]) for index in sorted(prepared.donated)
@@ -81,6 +81,10 @@ class JitCall:
         count = next(self._calls) - self._reads
         self._reads += 1
         return count
+
+    def list_probes(self) -> list[Any]:
+        """Returns nothing: a function with probes stays a graph."""
+        return []
 
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
         """Calls with the arguments, or returns MISS if they have another signature.

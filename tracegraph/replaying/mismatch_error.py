@@ -7,16 +7,15 @@ from typing import Any
 
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.mismatch import LeafSpec, describe_mismatch, describe_static_mismatch
-from tracegraph.runtime.errors import ReplayError
+from tracegraph.constraints.spread import print_sharding
+from tracegraph.runtime.errors import ReplayError, shorten_list
+from tracegraph.tracing.call_spec import CallSpec
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.signature import Signature
 
 
 def make_mismatch_error(
-    name: str,
-    wanted: Signature,
-    names: Sequence[str],
-    statics: Sequence[tuple[str, Any]],
+    call: CallSpec,
     found: PreparedCall,
     *,
     other_way: str | None = None,
@@ -24,28 +23,43 @@ def make_mismatch_error(
     """Returns an error that shows wanted and got side by side where they differ.
 
     Args:
-        name: of the captured function.
-        wanted: the graph's signature.
-        names: of the leaves of the signature.
-        statics: its static values, each with its name.
+        call: what the graph takes.
         found: what it was called with.
         other_way: to call the function with this signature; None where the function captures anew.
     """
+    wanted, names = call.signature, call.names
     differences = (
         describe_mismatch(
             _list_leaf_specs(names, wanted), _list_leaf_specs(found.names, found.signature)
         ),
-        describe_static_mismatch(statics, found.list_static_values()),
+        _describe_shardings(names, wanted, found),
+        describe_static_mismatch(call.statics, found.list_static_values()),
     )
-    fix = other_way or f"call `{name}`, which captures anew"
+    fix = other_way or f"call `{call.name}`, which captures anew"
     difference = "; ".join(filter(None, differences)) or "the structure of the arguments"
     return ReplayError(
-        f"the graph of `{name}` is called with another signature",
+        f"the graph of `{call.name}` is called with another signature",
         where=f"{locate_caller()}: {difference}",
         why="a graph has static shapes: its kernels and buffers fit one signature only",
         fix=f"pass what it was captured with, or {fix}",
         anchor="signature",
     )
+
+
+def _describe_shardings(names: Sequence[str], wanted: Signature, found: PreparedCall) -> str:
+    """Returns which leaves are spread in another way over several devices."""
+    before = {name: leaf.sharding for name, leaf in zip(names, wanted.leaves, strict=True)}
+    after = zip(found.names, found.signature.leaves, strict=True)
+    lines = [
+        f"{name}: wanted {_print_place(before[name])}, got {_print_place(leaf.sharding)}"
+        for name, leaf in after
+        if name in before and leaf.sharding != before[name]
+    ]
+    return "; ".join(shorten_list(lines))
+
+
+def _print_place(sharding: Any) -> str:
+    return "one device" if sharding is None else print_sharding(sharding)
 
 
 def _list_leaf_specs(names: Sequence[str], signature: Signature) -> list[LeafSpec]:

@@ -26,6 +26,7 @@ import jax
 from tracegraph.lowering.lower import Lowered
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.private_copies import copy_together, wait_for_arguments
+from tracegraph.replaying.probe_values import ProbeValues
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.replay import Replay
@@ -72,6 +73,10 @@ class PartialGraph(CapturedGraph):
         """How often all instances were called with success."""
         return sum(each.count_calls() for each in (self, *self._others))
 
+    def list_probes(self) -> list[ProbeValues]:
+        """Returns what the probes of each instance show."""
+        return [each.probes for each in (self, *self._others) if each.probes is not None]
+
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
         """Replays on the arguments, or returns MISS if they have another signature.
 
@@ -96,6 +101,11 @@ class PartialGraph(CapturedGraph):
             return instance._replay_free(args, is_checked)
         finally:
             instance._turn = None
+
+    def list_instances(self) -> list[PartialGraph]:
+        """Returns this graph and the other instances of it."""
+        with self._choice:
+            return [self, *self._others]
 
     @property
     def _is_busy(self) -> bool:

@@ -1,4 +1,10 @@
-"""What is done about arguments while no lock is held: see Note [Two graphs].
+"""What is done about arguments while no lock is held.
+
+Note [Two graphs]. Another graph may be replaying while its arrays are read by this one. Waiting for
+its lock while this graph's is held could deadlock, so the arrays are copied under their own lock,
+all of one graph together, while this graph's lock is not held. On a GPU that is seldom needed:
+where the other lock is free, it is held until this graph is launched, and state is read where it is
+(`LentState`). Whatever replaces the state comes later on the same stream.
 
 An argument may still be computed by a program that calls back into Python, and that callback may
 call the graph that the argument is for. On the host, reading an array waits for it: while a lock is

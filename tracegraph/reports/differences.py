@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from tracegraph.constraints.mismatch import print_leaf_type
+from tracegraph.constraints.spread import print_sharding
 from tracegraph.jax_internals import list_setting_names
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.signature import LeafType, Signature, name_static_values
@@ -117,7 +118,9 @@ def _find_kind(one: LeafType | None, other: LeafType | None) -> str:
         return "tree"
     if one.shape != other.shape:
         return "shape"
-    return "dtype" if one.dtype != other.dtype else "weak type"
+    if one.dtype != other.dtype:
+        return "dtype"
+    return "weak type" if one.weak_type != other.weak_type else "sharding"
 
 
 def _compare_trees(names: Sequence[str], new: Any, old: Any, start: int) -> Difference:
@@ -136,7 +139,8 @@ def _print(value: Any) -> str:
     if value is NOTHING:
         return NOTHING
     if isinstance(value, LeafType):
-        return print_leaf_type(value.shape, value.dtype, value.weak_type)
+        text = print_leaf_type(value.shape, value.dtype, value.weak_type)
+        return text if value.sharding is None else f"{text} as {print_sharding(value.sharding)}"
     return print_value(value)
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tracegraph.breaks.branching_graph import BranchingGraph
+from tracegraph.breaks.make_branching import find_read_violation
 from tracegraph.capturing.pipeline import Capture, CapturePipeline
 from tracegraph.constraints.mismatch import print_leaf_type
+from tracegraph.constraints.spread import print_sharding
+from tracegraph.lowering.compile_spread import SpreadProgram
 from tracegraph.lowering.lower import Lowered
 from tracegraph.reports.differences import print_value
+from tracegraph.reports.explain_breaks import explain_breaks, explain_reads
 from tracegraph.reports.explain_gpu import list_compiled_regions
-from tracegraph.reports.recaptures import Recapture
+from tracegraph.reports.explain_spread import list_shardings, summarise_spread
 from tracegraph.reports.report import PARTS, Report
 from tracegraph.reports.summary import (
     MAX_LINES,
     Explained,
     describe_call,
-    list_recapture,
     summarise,
 )
 from tracegraph.runtime.device import Device
@@ -27,7 +33,8 @@ def explain_capture(
     device: Device,
     pipeline: CapturePipeline,
     kept: Capture | None,
-    recapture: Recapture | None,
+    history: Sequence[str],
+    gradients: Sequence[str],
 ) -> Report:
     """Returns the report of one capture.
 
@@ -36,19 +43,33 @@ def explain_capture(
         device: that it is captured for.
         pipeline: lowers the call, if it was not captured yet.
         kept: the capture, if there is one; nothing is traced or compiled then.
-        recapture: why the function was captured anew the last time, if it was.
+        history: why the function was captured anew, and what runs instead of a graph.
+        gradients: which gradients it has graphs for, the first line in short.
     """
     parts = {"signature": "\n".join(_list_signature(prepared))}
+    if gradients:
+        parts["gradients"] = "\n".join(gradients[1:])
+    history = [*history, *gradients[:1]]
+    if kept is not None and isinstance(kept.graph, BranchingGraph):
+        return explain_breaks(prepared, device, kept.graph, kept, history, parts)
     if kept is not None:
         checked, lowered = kept.graph.checked, kept.graph.lowered
     else:
         try:
             capture = pipeline.run_to_lowered()
         except (CaptureError, UnsupportedError) as error:
+            read = find_read_violation(error, prepared.options)
+            if read is not None:
+                return explain_reads(prepared, device, read, history)
             parts["violations"] = str(error)
             head = describe_call(prepared, device, "cannot be captured")
-            return Report(_limit(head, parts["violations"], list_recapture(recapture)), parts)
+            return Report(_limit(head, parts["violations"], history), parts)
         checked, lowered = capture.checked, capture.lowered
+    if isinstance(lowered, SpreadProgram):
+        parts |= {"ir": str(checked).rstrip("\n"), "passes": "\n".join(map(str, checked.reports))}
+        parts["regions"] = "\n".join(list_shardings(prepared, lowered, checked))
+        text = summarise_spread(prepared, device, lowered, kept, history)
+        return Report(f"{text}\n{_name_parts(parts)}", parts)
     parts |= {
         "ir": str(checked).rstrip("\n"),
         "passes": "\n".join(map(str, checked.reports)),
@@ -58,11 +79,11 @@ def explain_capture(
     }
     if checked.notes:
         parts["notes"] = "\n".join(map(str, checked.notes))
-    summary = summarise(Explained(prepared, device, checked, lowered, kept, recapture))
+    summary = summarise(Explained(prepared, device, checked, lowered, kept, history))
     return Report(f"{summary}\n{_name_parts(parts)}", parts)
 
 
-def _limit(head: list[str], violations: str, tail: list[str]) -> str:
+def _limit(head: list[str], violations: str, tail: Sequence[str]) -> str:
     """Returns the report of what cannot be captured, with as many violations as there is room."""
     lines = [f"  {line}" for line in violations.splitlines() if line]
     tail = [*tail, 'more: show="signature,violations"']
@@ -80,6 +101,7 @@ def _list_signature(prepared: PreparedCall) -> list[str]:
     signature = prepared.signature
     lines = [
         f"{name}: {print_leaf_type(leaf.shape, leaf.dtype, leaf.weak_type)}"
+        + (f", {print_sharding(leaf.sharding)}" if leaf.sharding is not None else "")
         for name, leaf in zip(prepared.names, signature.leaves, strict=True)
     ]
     lines += [f"{name}: {print_value(value)}" for name, value in prepared.list_static_values()]

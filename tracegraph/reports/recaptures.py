@@ -32,6 +32,7 @@ FIXES = {
     "shape": "pad to a few sizes, so that few shapes occur",
     "dtype": "convert to one dtype before the call, as with jnp.asarray(x, jnp.float32)",
     "weak type": "convert Python numbers before the call, as with jnp.asarray(x, jnp.float32)",
+    "sharding": "put arguments on one mesh in one way before the call, with jax.device_put",
     "static value": "pass what changes from call to call as an array, not as a static argument",
     "tree": "pass trees of one structure: the same keys, types and number of leaves",
     "setting": "set JAX's options once, before the first call",
@@ -78,15 +79,17 @@ class RecaptureLog:
 
     Args:
         name: the function's name.
+        expected: captures that it was made for, which are not too many.
 
     Attributes:
         latest: why the function was captured anew the last time; None before that.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, expected: int = 0) -> None:
         self.latest: Recapture | None = None
         self._name = name
         self._captures = 0
+        self._expected = expected
         # Calls before each of the latest captures.
         self._calls: collections.deque[int] = collections.deque(maxlen=MANY_CAPTURES)
         self._has_warned = False
@@ -133,6 +136,7 @@ class RecaptureLog:
         self.latest = recapture or self.latest
         passed = calls - self._calls[0] + 1
         is_often = len(self._calls) == MANY_CAPTURES and passed <= MANY_CALLS
+        is_often = is_often and self._captures > self._expected
         if recapture is not None and is_often and not self._has_warned:
             self._has_warned = True
             _warn(self._name, recapture, passed)

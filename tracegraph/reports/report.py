@@ -10,7 +10,8 @@ from typing import Any
 from tracegraph.runtime.errors import ConfigError
 
 # In the order in which they are printed.
-PARTS = ("signature", "violations", "ir", "passes", "regions", "plan", "nodes", "notes")
+_PARTS = "signature violations breaks gradients ir passes regions plan nodes notes"
+PARTS = tuple(_PARTS.split())
 NO_PARTS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -22,7 +23,9 @@ class Report(str):
     Attributes:
         summary: the first lines alone.
         parts: the long parts by name: ``signature``, ``ir``, ``passes``, ``regions``, ``plan``,
-            ``nodes`` and ``notes``; ``signature`` and ``violations`` of what cannot be captured.
+            ``nodes`` and ``notes``; ``signature`` and ``violations`` of what cannot be captured;
+            ``signature`` and ``breaks`` of what is captured in parts; ``gradients`` where an eager
+            `jax.grad` has differentiated a call.
 
     Example:
         >>> report = tg.capture(lambda x: x * 2, name="double").explain(jnp.zeros(3))

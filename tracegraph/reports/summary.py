@@ -14,6 +14,7 @@ import jax
 
 from tracegraph.capturing.pipeline import Capture
 from tracegraph.constraints.mismatch import print_leaf_type
+from tracegraph.constraints.violation import Violation
 from tracegraph.ir.origins import locate_origin
 from tracegraph.jax_internals import describe_physical
 from tracegraph.lowering.device_program import DeviceProgram
@@ -30,6 +31,7 @@ from tracegraph.reports.explain_gpu import (
 )
 from tracegraph.reports.recaptures import Recapture
 from tracegraph.runtime.device import Device
+from tracegraph.runtime.errors import shorten_list
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
 
@@ -49,7 +51,7 @@ class Explained:
         checked: the traced graph.
         lowered: program, plan and nodes.
         kept: the capture, if it was captured already.
-        recapture: why the function was captured anew the last time, if it was.
+        history: why the function was captured anew, and which gradients it has graphs for.
     """
 
     prepared: PreparedCall
@@ -57,7 +59,7 @@ class Explained:
     checked: CheckedGraph
     lowered: Lowered
     kept: Capture | None
-    recapture: Recapture | None
+    history: Sequence[str]
 
 
 def summarise(explained: Explained) -> str:
@@ -69,15 +71,16 @@ def summarise(explained: Explained) -> str:
     lines = [
         *describe_call(explained.prepared, explained.device, verdict),
         *_list_cuts(checked, lowered),
+        *_list_probes(checked),
         *_list_comparison(explained),
         f"nodes: {count_nodes(lowered)}",
         *list_turns(lowered),
         *_list_roles(lowered),
         *_list_largest(checked, lowered),
         *_list_copies(lowered.program),
-        f"capture: {_describe_times(kept.seconds if kept is not None else {})}",
+        f"capture: {describe_times(kept.seconds if kept is not None else {})}",
         *_split(describe_verification(options, checked, lowered, verification)),
-        *list_recapture(explained.recapture),
+        *explained.history,
     ]
     if checked.notes:
         first = checked.notes[0]
@@ -95,17 +98,17 @@ def describe_call(prepared: PreparedCall, device: Device, verdict: str) -> list[
     if device.takes_kernels:
         lines.append(f"device: {describe_device(device)}")
     sizes = _measure_leaves(prepared)
-    count = _count(len(sizes), "leaf", "leaves")
+    count = count_noun(len(sizes), "leaf", "leaves")
     arguments = _list_arguments(prepared, sizes)
     lines.append(f"arguments: {len(arguments)}, {count}, {sum(sizes):,} bytes")
-    return [*lines, *_limit(arguments, MAX_ARGUMENTS, "argument")]
+    return [*lines, *limit_lines(arguments, MAX_ARGUMENTS, "argument")]
 
 
 def list_recapture(recapture: Recapture | None) -> list[str]:
     """Returns why the function was captured anew the last time."""
     if recapture is None:
         return []
-    return [f"captured anew: {recapture}", *_limit(recapture.differences, 1, "difference")]
+    return [f"captured anew: {recapture}", *limit_lines(recapture.differences, 1, "difference")]
 
 
 def cut_lines(lines: Iterable[str]) -> str:
@@ -125,18 +128,18 @@ def _list_arguments(prepared: PreparedCall, sizes: Sequence[int]) -> list[str]:
     values = [*bound.args, *(bound.kwargs[key] for key in sorted(bound.kwargs))]
     lines = []
     start = 0
-    for value, (is_donated, structure) in zip(values, prepared.list_arguments(), strict=True):
-        stop = start + structure.num_leaves
+    for value, argument in zip(values, prepared.list_arguments(), strict=True):
+        stop = start + argument.tree.num_leaves
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(value)]
         if not paths:
             lines.append(f"{type(value).__name__} without leaves")
             continue
         name = prepared.names[start].removesuffix(jax.tree_util.keystr(paths[0]))
         leaf = leaves[start]
-        kind = f"{type(value).__name__}, {_count(stop - start, 'leaf', 'leaves')}"
+        kind = f"{type(value).__name__}, {count_noun(stop - start, 'leaf', 'leaves')}"
         if not paths[0]:
             kind = print_leaf_type(leaf.shape, leaf.dtype, leaf.weak_type)
-        donated = ", donated" if is_donated else ""
+        donated = ", donated" if argument.is_donated else ""
         lines.append(f"{name}: {kind}, {sum(sizes[start:stop]):,} bytes{donated}")
         start = stop
     statics = prepared.list_static_values()
@@ -150,14 +153,25 @@ def _list_cuts(checked: CheckedGraph, lowered: Lowered) -> list[str]:
     eager = len(stages) - graphs
     if not eager:
         return ["cuts: none, all is one graph"]
+    lines = list_reasons(checked.uncapturable.values())
+    head = f"cuts: {count_noun(graphs, 'graph')}, {count_noun(eager, 'eager part')}"
+    return [head, *limit_lines(lines, MAX_REASONS, "reason")]
+
+
+def list_reasons(violations: Iterable[Violation]) -> list[str]:
+    """Returns why ops run eagerly, each reason once with its first line."""
     reasons: dict[str, list[str]] = {}
-    for violation in checked.uncapturable.values():
+    for violation in violations:
         reasons.setdefault(violation.what, []).append(violation.where.split(", ")[0])
-    lines = [
+    return [
         f"eager because {what} ({places[0]}{_and_more(places)})" for what, places in reasons.items()
     ]
-    head = f"cuts: {_count(graphs, 'graph')}, {_count(eager, 'eager part')}"
-    return [head, *_limit(lines, MAX_REASONS, "reason")]
+
+
+def _list_probes(checked: CheckedGraph) -> list[str]:
+    """Returns one line that names the probes; none without any."""
+    names = shorten_list([repr(each.name) for each in checked.probes])
+    return [f"probes: {', '.join(names)}"] if names else []
 
 
 def _list_comparison(explained: Explained) -> list[str]:
@@ -194,9 +208,11 @@ def _list_roles(lowered: Lowered) -> list[str]:
     lines = [f"pool: {reserved_bytes:,} bytes, known before the first run"]
     for role, sizes in roles.items():
         if sizes:
-            lines.append(f"  {role}: {_count(len(sizes), 'buffer')}, {sum(sizes.values()):,} bytes")
+            lines.append(
+                f"  {role}: {count_noun(len(sizes), 'buffer')}, {sum(sizes.values()):,} bytes"
+            )
     if temporaries:
-        count, nbytes = _count(len(temporaries), "buffer"), sum(temporaries.values())
+        count, nbytes = count_noun(len(temporaries), "buffer"), sum(temporaries.values())
         scratch_bytes = lowered.definition.arena_size.scratch_bytes
         lines.append(f"  temporaries: {count}, {nbytes:,} bytes, in {scratch_bytes:,} of the arena")
     workspaces = measure_workspaces(lowered.definition)
@@ -253,21 +269,22 @@ def _list_copies(program: DeviceProgram) -> list[str]:
     ):
         sizes = [spec.buffer.nbytes for spec in program.inputs if spec.role is role]
         if sizes:
-            lines.append(f"{_count(len(sizes), 'input')}, {sum(sizes):,} bytes: {text}")
+            lines.append(f"{count_noun(len(sizes), 'input')}, {sum(sizes):,} bytes: {text}")
     fresh = [output.buffer.nbytes for output in program.outputs if output.alias is None]
     resident = [output.buffer.nbytes for output in program.outputs if output.alias is not None]
     if fresh:
         lines.append(
-            f"{_count(len(fresh), 'result')}, {sum(fresh):,} bytes: returned, copied where the "
+            f"{count_noun(len(fresh), 'result')}, {sum(fresh):,} bytes: returned, copied where the "
             "next call would overwrite a value that is still alive"
         )
     if resident:
-        count = _count(len(resident), "result")
+        count = count_noun(len(resident), "result")
         lines.append(f"{count}, {sum(resident):,} bytes: resident, updated in place")
     return ["per call", *(f"  {line}" for line in lines or ["nothing"])]
 
 
-def _describe_times(seconds: Mapping[str, float]) -> str:
+def describe_times(seconds: Mapping[str, float]) -> str:
+    """Returns the seconds of a capture, in all and by phase."""
     if not seconds:
         return "at the first call"
     phases = ", ".join(f"{phase} {value:.1f}" for phase, value in seconds.items())
@@ -285,11 +302,11 @@ def _split(verification: str) -> list[str]:
     ]
 
 
-def _limit(lines: Sequence[str], most: int, noun: str) -> list[str]:
+def limit_lines(lines: Sequence[str], most: int, noun: str) -> list[str]:
     """Returns indented lines, the last of which counts those that are left out."""
     shown = [f"  {line}" for line in lines[:most]]
     left_out = len(lines) - len(shown)
-    return [*shown, f"  and {_count(left_out, f'more {noun}')}"] if left_out else shown
+    return [*shown, f"  and {count_noun(left_out, f'more {noun}')}"] if left_out else shown
 
 
 def _align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
@@ -300,5 +317,6 @@ def _align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
     ]
 
 
-def _count(number: int, noun: str, plural: str = "") -> str:
+def count_noun(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun, as ``1 graph`` and ``2 graphs``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

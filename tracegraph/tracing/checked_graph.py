@@ -31,6 +31,7 @@ from tracegraph.lowering.collector import hold_collector
 from tracegraph.passes.pipeline import DEFAULT_PASSES, PassReport, Rewritten, rewrite_graph
 from tracegraph.passes.resolve_donation import ResolveDonation
 from tracegraph.precision.flags import find_flags
+from tracegraph.probing.collect_probes import ProbeSpec
 from tracegraph.randomness.draws import UnboundDraws, UnboundDrawsSignal, enter_trace, noting
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.stream_capture import tracing
@@ -49,6 +50,8 @@ class CheckedGraph:
         uncapturable: why each op that must run eagerly does, by its index (partial mode).
         reports: one per pass.
         notes: what is legal but worth knowing (large constants).
+        probes: of the function; their leaves are the last of its flat results, after those of
+            ``out_tree``.
     """
 
     graph: Graph
@@ -56,6 +59,7 @@ class CheckedGraph:
     uncapturable: Mapping[int, Violation]
     reports: tuple[PassReport, ...]
     notes: tuple[Violation, ...]
+    probes: tuple[ProbeSpec, ...] = ()
 
     def __str__(self) -> str:
         return print_graph(self.graph)
@@ -121,7 +125,8 @@ def check_trace(prepared: PreparedCall, trace: JaxTrace) -> FirstTrace:
     """
     traced = _build(prepared, trace)
     _check_no_violations(check_leaks(traced.graph, len(prepared.names)), traced.graph)
-    donation = ResolveDonation(prepared.donated, prepared.match_trees(traced.out_tree))
+    tree = traced.out_tree
+    donation = ResolveDonation(prepared.donated, prepared.match_trees(tree), tree.num_leaves)
     rewritten = rewrite_graph(traced.graph, (*DEFAULT_PASSES, donation))
     graph = rewritten.graph
     options = prepared.options
@@ -132,7 +137,8 @@ def check_trace(prepared: PreparedCall, trace: JaxTrace) -> FirstTrace:
     found = check_graph(graph, takes_control_flow=takes)
     _check_no_violations([v for v in found if not _is_inside(v, graph, eager_ops)], graph)
     notes = find_large_constants(graph)
-    checked = CheckedGraph(graph, traced.out_tree, uncapturable, rewritten.reports, notes)
+    reports = rewritten.reports
+    checked = CheckedGraph(graph, tree, uncapturable, reports, notes, traced.probes)
     return FirstTrace(traced, rewritten, checked)
 
 

@@ -2,7 +2,8 @@
 
 Note [Inner calls]. While JAX traces, a call of a captured function is what a call of `jax.jit` of
 it would be: `jit`, `grad`, `vmap`, `scan` see one call of a traced function. Donation is ignored
-there, as `jit` ignores it, since the buffers belong to the outermost program.
+there, as `jit` ignores it, since the buffers belong to the outermost program. An eager `grad` sees
+two graphs where that is right, see Note [Differentiated calls].
 
 JAX keeps what it traced by the function and the types. Inside the capture of another function that
 would hide things: an inner function that was traced under `jit` has left no marks of its streams,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
 from tracegraph.constraints.arguments import ArgumentLeaf, check_arguments
 from tracegraph.constraints.frames import locate_caller
+from tracegraph.constraints.spread import check_spread, find_spread
 from tracegraph.constraints.violation import make_capture_error
 from tracegraph.options import Options
 from tracegraph.runtime.array import Array
@@ -26,6 +27,27 @@ from tracegraph.tracing.signature import (
     name_static_values,
 )
 from tracegraph.tracing.static_leaves import wrap_static_leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentSpec:
+    """A dynamic argument of a call.
+
+    Attributes:
+        key: its position, or its name where it is given by keyword.
+        tree: its structure.
+        is_donated: True when the caller gives it up.
+    """
+
+    key: int | str
+    tree: Any
+    is_donated: bool
+
+
+def list_donated(arguments: Iterable[ArgumentSpec]) -> frozenset[int]:
+    """Returns the indices of the donated leaves of dynamic arguments, which come in flat order."""
+    flags = [each.is_donated for each in arguments for _ in range(each.tree.num_leaves)]
+    return frozenset(index for index, is_donated in enumerate(flags) if is_donated)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,27 +75,18 @@ class PreparedCall:
     @functools.cached_property
     def donated(self) -> frozenset[int]:
         """The indices of the donated dynamic leaves."""
-        donated: list[int] = []
-        start = 0
-        for is_donated, structure in self.list_arguments():
-            donated += range(start, start + structure.num_leaves) if is_donated else ()
-            start += structure.num_leaves
-        return frozenset(donated)
+        return list_donated(self.list_arguments())
 
-    def list_arguments(self) -> list[tuple[bool, Any]]:
-        """Returns for each dynamic argument, in flat order, if it is donated, and its structure."""
-        options, bound = self.options, self.bound
-        positional = [
-            (position in options.donate_argnums, tree)
-            for position, tree in zip(bound.positions, bound.args, strict=True)
-        ]
-        keyword = [
-            (key in options.donate_argnames, bound.kwargs[key]) for key in sorted(bound.kwargs)
-        ]
-        return [
-            (is_donated, jax.tree_util.tree_structure(tree))
-            for is_donated, tree in positional + keyword
-        ]
+    def list_arguments(self) -> tuple[ArgumentSpec, ...]:
+        """Returns the dynamic arguments in flat order."""
+        bound = self.bound
+        given = dict(zip(bound.positions, bound.args, strict=True))
+        given |= {key: bound.kwargs[key] for key in sorted(bound.kwargs)}
+        donated = self.options.donate_argnums | self.options.donate_argnames
+        return tuple(
+            ArgumentSpec(key, jax.tree_util.tree_structure(value), key in donated)
+            for key, value in given.items()
+        )
 
     def match_trees(self, out_tree: Any) -> tuple[tuple[int, int], ...]:
         """Pairs results with donated inputs where a whole donated argument is returned.
@@ -90,13 +103,14 @@ class PreparedCall:
         free = _list_subtrees(out_tree, 0)
         pairs: list[tuple[int, int]] = []
         start = 0
-        for is_donated, structure in self.list_arguments():
-            if is_donated and not is_leaf_tree(structure):
-                place = next((p for p in free if p[0] == structure), None)
+        for argument in self.list_arguments():
+            tree = argument.tree
+            if argument.is_donated and not is_leaf_tree(tree):
+                place = next((p for p in free if p[0] == tree), None)
                 if place is not None:
                     free.remove(place)
-                    pairs += [(place[1] + i, start + i) for i in range(structure.num_leaves)]
-            start += structure.num_leaves
+                    pairs += [(place[1] + i, start + i) for i in range(tree.num_leaves)]
+            start += tree.num_leaves
         return tuple(pairs)
 
     def run(self, *leaves: Any) -> Any:
@@ -110,6 +124,10 @@ class PreparedCall:
         result = self.function(*positional, **keywords)
         return wrap_static_leaves(result) if self.options.takes_static_leaves else result
 
+    def list_leaves(self) -> list[ArgumentLeaf]:
+        """Returns the dynamic leaves with their places; types where values were dropped."""
+        return name_leaves(self.function, self.options, self.bound)[1]
+
     def list_static_values(self) -> list[tuple[str, Any]]:
         """Returns the static arguments and the static leaves, each with its name."""
         return name_static_values(self.function, self.options, self.bound)
@@ -117,11 +135,24 @@ class PreparedCall:
     def make_abstract_arguments(self) -> tuple[Any, Any]:
         """Returns the dynamic arguments with types for values, as JAX traces them."""
         types = [
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+            jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, weak_type=leaf.weak_type, sharding=leaf.sharding
+            )
             for leaf in self.signature.leaves
         ]
         args, kwargs = wrap_static_leaves(jax.tree_util.tree_unflatten(self.signature.tree, types))
         return args, kwargs
+
+    def replace_values(self, leaves: Sequence[Any]) -> PreparedCall:
+        """Returns the same call with other values of the same types.
+
+        Args:
+            leaves: one value per dynamic leaf.
+        """
+        tree = jax.tree_util.tree_unflatten(self.signature.tree, leaves)
+        args, kwargs = wrap_static_leaves(tree)
+        bound = dataclasses.replace(self.bound, args=args, kwargs=kwargs)
+        return dataclasses.replace(self, bound=bound, leaves=tuple(leaves))
 
     def drop_values(self) -> PreparedCall:
         """Returns the same call with types for values, to be kept without keeping memory alive."""
@@ -138,6 +169,7 @@ def prepare_call(
     *,
     device: Any,
     has_values: bool,
+    takes_spread: bool = False,
 ) -> PreparedCall:
     """Binds, checks and flattens a call.
 
@@ -148,6 +180,7 @@ def prepare_call(
         kwargs: keyword arguments.
         device: JAX's device that the graph is for.
         has_values: False when a `jax.ShapeDtypeStruct` may replace an array.
+        takes_spread: True when arrays may be spread over several devices.
 
     Raises:
         CaptureError: an argument cannot be an input of a graph; all such arguments are named.
@@ -164,7 +197,11 @@ def prepare_call(
         [x for x in argument_leaves if has_values or not isinstance(x.value, abstract)],
         device=device,
         takes_static=options.takes_static_leaves,
+        takes_spread=takes_spread,
     )
+    spread = find_spread(argument_leaves) if takes_spread and not violations else None
+    if spread is not None:
+        violations = tuple(check_spread(spread, argument_leaves))
     if violations:
         raise make_capture_error(violations, graph_name=options.name)
     leaves, tree = jax.tree_util.tree_flatten((bound.args, bound.kwargs))

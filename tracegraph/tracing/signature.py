@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from tracegraph.constraints.arguments import ArgumentLeaf
+from tracegraph.constraints.arguments import ArgumentLeaf, find_spread_sharding
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.leaf_kinds import suggest_static
 from tracegraph.jax_internals import read_settings
@@ -118,17 +118,31 @@ def _check_static(name: str, key: int | str, value: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LeafType:
-    """What a static input accepts."""
+    """What a static input accepts.
+
+    Attributes:
+        shape: of the whole array.
+        dtype: JAX's.
+        weak_type: True for values that adopt the dtype of what they meet.
+        sharding: of an array over several devices, with its mesh and memory kind; None for others.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
     weak_type: bool
+    sharding: Any = None
 
 
 def describe_leaf(value: Any) -> LeafType:
     """Returns the type of an array, a `jax.ShapeDtypeStruct` or a Python scalar, as JAX sees it."""
     aval = jax.typeof(value)
     return LeafType(tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
+
+
+def describe_placed_leaf(value: Any) -> LeafType:
+    """Returns the type of a leaf with its sharding, where it is spread over several devices."""
+    leaf, sharding = describe_leaf(value), find_spread_sharding(value)
+    return leaf if sharding is None else dataclasses.replace(leaf, sharding=sharding)
 
 
 def is_leaf_tree(tree: Any) -> bool:
@@ -159,7 +173,7 @@ class Signature:
 
 def make_signature(call: BoundCall, leaves: Sequence[Any], tree: Any) -> Signature:
     """Returns the signature of a call whose dynamic arguments are flattened already."""
-    types = tuple(describe_leaf(leaf) for leaf in leaves)
+    types = tuple(describe_placed_leaf(leaf) for leaf in leaves)
     kinds = tuple(find_static_kind(value) for _, value in call.statics)
     return Signature(tree, types, call.statics, kinds, call.positions, read_settings())
 

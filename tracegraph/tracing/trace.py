@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -37,6 +38,13 @@ from tracegraph.jax_internals import (
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.precision.apply_flags import apply_flags
 from tracegraph.precision.flags import UNSET, PrecisionFlags
+from tracegraph.probing.collect_probes import ProbeSpec, collect_probes
+from tracegraph.probing.probe import (
+    binding_probes,
+    has_probes,
+    has_probes_anywhere,
+    watching_probes,
+)
 from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 _STREAM_SCOPE = re.compile(r"tg_stream_(\d+)")
@@ -56,6 +64,8 @@ class JaxTrace:
             raises `LostTraceError`.
         name: the graph's name.
         origin: the function's own line.
+        probes: of the function; their leaves are the last of its flat results, after those of
+            ``out_tree``.
     """
 
     jaxpr: Any
@@ -63,6 +73,7 @@ class JaxTrace:
     bind: Callable[..., list[Any]]
     name: str
     origin: Origin
+    probes: tuple[ProbeSpec, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +84,13 @@ class Traced:
         graph: the dataflow.
         out_tree: the tree that its flat results make.
         bind: as of the `JaxTrace` that it was made from.
+        probes: as of the `JaxTrace`.
     """
 
     graph: Graph
     out_tree: Any
     bind: Callable[..., list[Any]]
+    probes: tuple[ProbeSpec, ...] = ()
 
 
 class LostTraceError(Exception):
@@ -105,19 +118,34 @@ def trace_jaxpr(
         name: the graph's name.
         flags: the precision of matmuls and convolutions that leave it open.
     """
-    jitted = jax.jit(_make_fresh(function))
-    traced = jitted.trace(*args, **kwargs)
+
+    def run() -> tuple[Any, Any]:
+        jitted = jax.jit(_make_fresh(function))
+        return jitted, jitted.trace(*args, **kwargs)
+
+    with watching_probes() as seen:
+        is_probed = has_probes_anywhere()
+        with binding_probes() if is_probed else contextlib.nullcontext():
+            jitted, traced = run()
+        if seen.was_missed and not is_probed:
+            is_probed = True
+            with binding_probes():
+                jitted, traced = run()
     in_tree = jax.tree.structure((args, kwargs))
 
     def bind(*leaves: Any) -> list[Any]:
         args, kwargs = wrap_static_leaves(jax.tree.unflatten(in_tree, leaves))
-        return jax.tree.leaves(wrap_static_leaves(jitted(*args, **kwargs)))
+        with binding_probes() if is_probed else contextlib.nullcontext():
+            return jax.tree.leaves(wrap_static_leaves(jitted(*args, **kwargs)))
 
     origin = Origin(_describe_function(function))
-    jaxpr = apply_flags(traced.jaxpr, flags)
+    jaxpr, probes = traced.jaxpr, ()
+    if has_probes(jaxpr):
+        jaxpr, probes = collect_probes(jaxpr)
+    jaxpr = apply_flags(jaxpr, flags)
     if jaxpr is not traced.jaxpr:
         bind = make_function(jaxpr)
-    return JaxTrace(jaxpr, traced.out_tree, bind, name, origin)
+    return JaxTrace(jaxpr, traced.out_tree, bind, name, origin, probes)
 
 
 @hold_collector
@@ -129,7 +157,7 @@ def build_traced(trace: JaxTrace, *, capturing_stream: int | None = None) -> Tra
         capturing_stream: number of the stream that counts as the capturing one (0).
     """
     graph = _GraphBuilder(capturing_stream).build(trace.jaxpr, trace.name, trace.origin)
-    return Traced(graph, trace.out_tree, trace.bind)
+    return Traced(graph, trace.out_tree, trace.bind, trace.probes)
 
 
 def trace_function(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import jax
-
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.prepared_call import PreparedCall
-from tracegraph.tracing.static_leaves import wrap_static_leaves
 from tracegraph.verification.device_verification import verify_on_device
 from tracegraph.verification.expectation import expect
 from tracegraph.verification.host_verification import verify_on_host
-from tracegraph.verification.report import VerificationReport
+from tracegraph.verification.report import VerificationReport, name_results
 
 
 def verify_capture(
@@ -31,12 +28,7 @@ def verify_capture(
     report = expect(captured.checked, captured.lowered)
     if report.skipped:
         return report
-    tree = captured.checked.out_tree
-    numbered = wrap_static_leaves(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))
-    paths = [
-        "result" + jax.tree_util.keystr(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(numbered)
-    ]
+    paths = name_results(captured.checked.out_tree, captured.checked.probes)
     if device.comparison is None:
         return verify_on_host(captured, prepared.leaves, paths, report)
     return verify_on_device(device.comparison, captured, prepared.leaves, paths, report)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import os
+import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn, TypeAlias
 
@@ -129,6 +131,9 @@ class DriverCalls:
 
     def __init__(self, api: Any) -> None:
         self._api = api
+        # In a process that was forked from this one: its number, see `note_fork`.
+        self._forks: list[int] = []
+        _groups.add(self)
 
     def _call(self, name: str, *arguments: Any, shown: object = None) -> Any:
         """Calls a function of the driver, and returns its one result, if it has one.
@@ -171,11 +176,43 @@ class DriverCalls:
         error_name = self._read_text("cuGetErrorName", result) or f"error {int(result)}"
         text = self._read_text("cuGetErrorString", result) or "the driver has no text for it"
         where = f"{name}({format_arguments(arguments)})"
+        if self._forks:
+            raise make_fork_error(where)
         raise make_call_error(error_name, name, where, text)
 
     def _read_text(self, name: str, result: Any) -> str:
         error, text = getattr(self._api, name)(result)
         return "" if error or text is None else text.decode()
+
+
+_groups: weakref.WeakSet[DriverCalls] = weakref.WeakSet()
+
+
+def note_fork() -> None:
+    """Notes in a new process that what it was forked from had started CUDA.
+
+    CUDA does not promise that a call fails there, so launches of graphs look at this.
+    """
+    for group in list(_groups):
+        group._forks.append(os.getpid())
+
+
+os.register_at_fork(after_in_child=note_fork)
+
+
+def make_fork_error(where: str) -> CudaError:
+    """Returns the error of a call in a process that was forked from one that had started CUDA.
+
+    Args:
+        where: the call with its arguments.
+    """
+    return CudaError(
+        "a forked process uses CUDA, which the process that it was forked from had started",
+        where=f"{where}, in process {os.getpid()}",
+        why="CUDA works in the process that has started it, and in none that is forked from it",
+        fix='start processes with multiprocessing.get_context("spawn"), or fork before JAX is used',
+        anchor="cuda-call",
+    )
 
 
 def make_call_error(

@@ -15,6 +15,7 @@ from tracegraph.runtime.cuda.driver.calls import (
     FillRange,
     KernelLaunch,
     make_call_error,
+    make_fork_error,
 )
 from tracegraph.runtime.cuda.driver.edge_calls import EdgeCalls
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch, PackedParameters
@@ -238,12 +239,15 @@ class GraphCalls(EdgeCalls):
         call = self._api.cuGraphLaunch
         executable_handle = self._api.CUgraphExec(executable)
         stream_handle = self._api.CUstream(stream)
+        forks = self._forks
 
         def launch() -> None:
-            if call(executable_handle, stream_handle)[0]:
+            if forks or call(executable_handle, stream_handle)[0]:
                 retry()
 
         def retry() -> None:
+            if forks:
+                raise make_fork_error(f"cuGraphLaunch({executable:#x}, {stream:#x})")
             # Errors are sticky or repeat themselves, so a second call shows the first one's error,
             # unless all that was missing was the thread's context.
             (result,) = call(executable_handle, stream_handle)

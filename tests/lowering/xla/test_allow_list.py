@@ -49,8 +49,8 @@ def test_an_unlisted_field_is_found_where_it_stands():
     assert find_unlisted(thunk) is None
     tile.global_dims.append(1)
     assert find_unlisted(thunk) is None
-    thunk.custom_kernel.kernel_spec.ptx.data = "text"
-    assert find_unlisted(thunk) == "stream_executor.KernelLoaderSpecProto.ptx"
+    thunk.custom_kernel.kernel_spec.in_process_symbol.persistent_name = "topk"
+    assert find_unlisted(thunk) == "stream_executor.KernelLoaderSpecProto.in_process_symbol"
 
 
 def test_what_is_passed_over_is_not_looked_into():

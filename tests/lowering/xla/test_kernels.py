@@ -245,6 +245,17 @@ def test_launches_that_do_not_hold_together(path: str, value: Any, expected: str
     assert f"custom_kernel {expected}" in catch_refused_edit(path, value)
 
 
+@pytest.mark.parametrize("text", [".version 7.8", ".version 7.8\\0"])
+def test_ptx_ends_with_a_nul_for_the_driver(text: str):
+    ptx = f'custom_kernel {{ kernel_spec {{ ptx {{ data: "{text}" }} }} }}'
+    assert decode_node(make_kernel(text=ptx)).code == KernelCode("add_kernel", b".version 7.8\0")
+
+
+def test_empty_ptx():
+    ptx = 'custom_kernel { kernel_spec { ptx { data: "" } } }'
+    assert "has no compiled kernel" in catch_refusal(make_kernel(text=ptx))
+
+
 def test_code_that_only_xla_can_find():
     thunk = make_kernel(
         text='custom_kernel { kernel_spec { in_process_symbol { persistent_name: "topk" } } }'

@@ -52,8 +52,9 @@ def test_branch_in_python():
         + place("step")
         + "  why:   the function is traced without values, so Python cannot take a branch on "
         "one\n"
-        "  fix:   select with jnp.where, branch with jax.lax.cond, or keep the `if` outside and "
-        "capture each side          python -m tracegraph error python-branch"
+        '  fix:   select with jnp.where, branch with jax.lax.cond, or let mode="partial" decide '
+        "between graphs (outside of jit and loops)"
+        "          python -m tracegraph error python-branch"
     )
 
 

@@ -278,7 +278,9 @@ def test_parts_follow_the_summary_on_request():
 def test_an_unknown_part_is_refused(show: Any):
     with pytest.raises(tg.ConfigError, match="a report has no part") as caught:
         tg.capture(step).explain({"w": X}, X, show=show)
-    assert "signature, violations, ir, passes, regions, plan, nodes, notes" in caught.value.why
+    assert (
+        "violations, breaks, gradients, ir, passes, regions, plan, nodes, notes" in caught.value.why
+    )
 
 
 def test_the_functions_own_show_is_the_functions():

@@ -22,6 +22,8 @@ GIVEN = {
     "static_leaves": "auto",
     "control_flow": "allow",
     "prefer": "auto",
+    "debug_nans": False,
+    "warm": True,
     "name": None,
 }
 

@@ -38,6 +38,8 @@ DEFAULTS: dict[str, Any] = {
     "static_leaves": "auto",
     "control_flow": "allow",
     "prefer": "auto",
+    "debug_nans": False,
+    "warm": True,
 }
 
 

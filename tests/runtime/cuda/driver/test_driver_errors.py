@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from typing import Any
 
 import pytest
 
 from tests.fakes.fake_bindings import FakeBindings
 from tests.oracles import error_lines
+from tracegraph.runtime.cuda.driver import calls
 from tracegraph.runtime.cuda.driver import driver as driver_module
 from tracegraph.runtime.cuda.driver.driver import (
     CudaDriver,
@@ -41,6 +43,26 @@ def test_a_failed_call_has_four_lines(
         caught.value, f"{name.decode()} from cuMemcpyAsync", where, "what CUDA says", fix
     )
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_process_that_was_forked_is_told_so(
+    api: FakeBindings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = CudaDriver(api)
+    monkeypatch.setattr(calls, "_groups", weakref.WeakSet([driver]))
+    launch = driver.make_launcher(0x7000, 0x8000)
+    launch()
+    # As in a new process: here `os.fork` would copy the threads of JAX.
+    calls.note_fork()
+    api.errors["cuCtxSetCurrent"] = 3
+    for action, name in ((launch, "cuGraphLaunch"), (lambda: driver.set_current(1), "cuCtx")):
+        with pytest.raises(CudaError) as caught:
+            action()
+        error_lines.match(
+            caught.value, "a forked process uses CUDA", name, "CUDA works in the", "start processes"
+        )
+    # One that starts CUDA after the fork may use it.
+    CudaDriver(api).make_launcher(0x7000, 0x8000)()
 
 
 def test_an_error_without_a_name_has_a_number(api: FakeBindings) -> None:

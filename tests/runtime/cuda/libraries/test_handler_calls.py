@@ -26,6 +26,7 @@ from tracegraph.runtime.ffi.frames import Frame
 from tracegraph.runtime.ffi.handler import Handler
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node
 from tracegraph.runtime.library_nodes import FfiCallNode
+from tracegraph.runtime.node_timer import TimedGraph
 from tracegraph.runtime.nodes import BufferUse
 
 FLOATS = ArrayType(DataType.F32, (SIZE,))
@@ -112,6 +113,29 @@ def test_call_is_a_child_graph_on_the_nodes_own_addresses(
     assert warm_stream == stream
     assert address == replay.buffers["a"].address
     replay.launch()
+
+
+def test_a_profile_enqueues_a_call_only_where_it_is_launched_alone(
+    device: CudaOnHost, enqueued: list[tuple[int, int]]
+) -> None:
+    call = node("solve", "x", "y")
+    replay = capture(device, call)
+    graph = TimedGraph(
+        replay.definition, replay.arena, replay.buffers, replay.stages, replay.clock, 64
+    )
+    with device.open_timer(graph) as timer:
+        # It was called on zeros, as for any graph.
+        before = len(enqueued)
+        timer.start()
+        time = timer.time(call, call.ranges[1:], is_captured=True)
+        # In a graph of its own, however often that is launched.
+        assert len(enqueued) - before == 1
+        assert time.note.startswith("launched alone")
+        timer.run(call)
+        timer.time(kernel("double", "x", "y"), (), is_captured=True)
+        # The call that was timed and the one after it, one after the other.
+        assert len(enqueued) - before == 3
+    assert all(address == replay.buffers["x"].address for _, address in enqueued[before:])
 
 
 def test_calls_of_one_graph_follow_one_another_and_share_scratch(

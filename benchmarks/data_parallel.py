@@ -1,0 +1,140 @@
+"""A step over several devices of one process: captured, against `jax.jit` with the same shardings.
+
+    PYTHONPATH=.:benchmarks python benchmarks/data_parallel.py [--devices N] [--dry-run]
+
+Two cases: a train step of a GPT of 12 layers of 128, its batch split and its state whole on each
+device, and a sum of 64 KiB over the devices. The sides take turns, and their results are compared
+first. Where a side is refused, as captures over several GPUs are, its error stands in its place.
+Without a GPU, JAX makes the CPU devices; prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags
+from gpu_models import make_batches, make_cases, make_state
+from gpu_timing import time_total
+from machine import read_processor, read_version
+
+import tracegraph as tg
+
+_DEVICES = flags.DEFINE_integer("devices", 2, "of how many devices the mesh is", 2)
+_REPEATS = flags.DEFINE_integer("repeats", 7, "turns of each side", 1)
+_DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes")
+# Of jax.jit's time; and microseconds of a sum.
+LIMIT, SUM_LIMIT, SUM_BYTES = 0.6, 8.0, 64 << 10
+
+
+class Side:
+    """One way to run a case.
+
+    Args:
+        call: takes the state and a batch, and returns both anew.
+        state: that it begins with; the side's own.
+        batch: the same at each call.
+    """
+
+    def __init__(self, call: Callable[..., Any], state: Any, batch: tuple[Any, ...]) -> None:
+        self._call, self._state, self._batch = call, state, batch
+        self.result: Any = None
+
+    def advance(self) -> None:
+        """Makes one call and waits for nothing."""
+        self._state, self.result = self._call(self._state, *self._batch)
+
+    def synchronise(self) -> None:
+        """Waits until the devices are idle."""
+        jax.block_until_ready((self._state, self.result))
+
+
+def make_gpt_sides(mesh: jax.sharding.Mesh, is_dry: bool) -> dict[str, Callable[[], Side]]:
+    """Returns what makes each side of the train step."""
+    case = next(case for case in make_cases(is_dry=is_dry) if case.name == "gpt_12x128")
+    whole, split = jax.NamedSharding(mesh, jax.P()), jax.NamedSharding(mesh, jax.P("data"))
+    batch = jax.device_put(make_batches(case.shape, 1)[0], split)
+
+    def make(wrap: Callable[..., Any]) -> Side:
+        # Through the host: a copy that shares memory would be donated with the original.
+        state = jax.device_put(jax.device_get(make_state(case.shape, is_smooth=True)), whole)
+        return Side(wrap(case.function, donate_argnums=0), state, batch)
+
+    return {"tracegraph": lambda: make(tg.capture), "jax.jit": lambda: make(jax.jit)}
+
+
+def make_sum_sides(mesh: jax.sharding.Mesh) -> dict[str, Callable[[], Side]]:
+    """Returns what makes each side of the sum; what a device adds are 64 KiB."""
+    shape = (len(mesh.devices) * SUM_BYTES // 4,)
+    split = jax.NamedSharding(mesh, jax.P("data"))
+
+    def add(state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        total = jax.shard_map(
+            lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P()
+        )(state)
+        return state, total
+
+    def make(wrap: Callable[..., Any]) -> Side:
+        return Side(wrap(add), jax.device_put(np.ones(shape, np.float32), split), ())
+
+    return {"tracegraph": lambda: make(tg.capture), "jax.jit": lambda: make(jax.jit)}
+
+
+def measure(sides: dict[str, Callable[[], Side]], calls: int, repeats: int) -> dict[str, Any]:
+    """Returns the median microseconds per call of each side, or why it was refused."""
+    made: dict[str, Side] = {}
+    row: dict[str, Any] = {}
+    for name, make in sides.items():
+        side = make()
+        try:
+            side.advance()
+        except tg.TracegraphError as error:
+            row[name] = str(error).splitlines()[0]
+            continue
+        made[name] = side
+    results = [np.asarray(side.result) for side in made.values()]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+    times: dict[str, list[float]] = {name: [] for name in made}
+    for _ in range(repeats):
+        for name, side in made.items():
+            times[name].append(time_total(side.advance, side.synchronise, calls))
+    row |= {name: round(statistics.median(found), 1) for name, found in times.items()}
+    if len(made) == len(sides):
+        row["of jax.jit"] = round(row["tracegraph"] / row["jax.jit"], 3)
+    return row
+
+
+def main(_: list[str]) -> None:
+    """Measures both cases and prints them."""
+    count, is_dry = _DEVICES.value, _DRY_RUN.value
+    # Has no effect where there are GPUs.
+    jax.config.update("jax_num_cpu_devices", count)
+    devices = jax.local_devices()[:count]
+    if len(devices) < count:
+        raise app.UsageError(f"--devices={count}, and there are {len(devices)}")
+    mesh = jax.make_mesh((count,), ("data",), (jax.sharding.AxisType.Auto,), devices=devices)
+    calls, repeats = (2, 1) if is_dry else (40, _REPEATS.value)
+    print(
+        json.dumps(
+            {
+                "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
+                "device": f"{count} x {devices[0].device_kind}, {read_processor()}",
+                "versions": {name: read_version(name) for name in ("jax", "jaxlib", "tracegraph")},
+                "train step, microseconds": measure(make_gpt_sides(mesh, is_dry), calls, repeats),
+                "train step, limit": LIMIT,
+                "sum of 64 KiB, microseconds": measure(make_sum_sides(mesh), calls * 5, repeats),
+                "sum of 64 KiB, limit on GPUs": SUM_LIMIT,
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)

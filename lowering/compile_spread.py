@@ -1,0 +1,79 @@
+"""Compile a function for several devices: XLA partitions it into one program that all of them run.
+
+Note [One program]
+What JAX traced is compiled as one program, as `jax.jit` compiles it: where to put a collective, and
+which collectives to join, is decided over the whole function. Cutting it into regions would take
+these decisions from XLA, and the bits with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+
+from tracegraph.lowering.collectives import Collective, list_collectives
+from tracegraph.lowering.compiler import PhaseProgress
+from tracegraph.lowering.overlap import Overlap
+from tracegraph.runtime.jax_interop import carry_settings
+
+
+@dataclasses.dataclass(frozen=True)
+class SpreadProgram:
+    """A function that was compiled for several devices.
+
+    Attributes:
+        executable: of XLA, for all of them.
+        devices: in the order of the mesh.
+        collectives: that each device takes part in.
+    """
+
+    executable: jax.stages.Compiled
+    devices: tuple[Any, ...]
+    collectives: tuple[Collective, ...]
+
+    @property
+    def regions(self) -> tuple[SpreadProgram]:
+        """Itself: all of the function is one region."""
+        return (self,)
+
+    def __str__(self) -> str:
+        return f"one program on {len(self.devices)} devices"
+
+
+def compile_spread(
+    function: Callable[..., Any],
+    arguments: Sequence[jax.ShapeDtypeStruct],
+    devices: tuple[Any, ...],
+    *,
+    donated: Collection[int],
+    progress: PhaseProgress,
+    overlap: Overlap,
+) -> SpreadProgram:
+    """Compiles a function of flat arguments, see Note [One program].
+
+    Args:
+        function: traceable.
+        arguments: types; those with a sharding are taken in that one, others where XLA wants them.
+        devices: that the arguments and the function name.
+        donated: indices of donated arguments.
+        progress: enters ``compile`` and, afterwards, ``lower``.
+        overlap: work for this thread meanwhile.
+
+    Raises:
+        jax.errors.JaxRuntimeError: XLA cannot compile it.
+    """
+    detail = f"for {len(devices)} devices"
+    progress.enter("compile", detail)
+    with warnings.catch_warnings():
+        # Donated leaves that no result can use are consumed all the same, as in any capture.
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        lowered = jax.jit(function, donate_argnums=tuple(sorted(donated))).lower(*arguments)
+    compile_program: Callable[[], jax.stages.Compiled] = functools.partial(lowered.compile)
+    compiled = overlap.run(carry_settings(compile_program), on_late=progress.enter)
+    progress.enter("lower", detail)
+    return SpreadProgram(compiled, devices, list_collectives(compiled.as_text() or ""))

@@ -1,0 +1,58 @@
+"""The cases of PyTorch's own tests, as tests/public has them for the host device, on a GPU.
+
+Their names begin with the number of the case: ``test_g08_...``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from tests.public import (
+    test_graphed_callables,
+    test_random,
+    test_random_errors,
+    test_raw_graph,
+    test_raw_graph_cases,
+    test_raw_graph_errors,
+    test_raw_graph_random,
+    test_raw_graph_state,
+    test_raw_graph_streams,
+)
+
+pytestmark = pytest.mark.usefixtures("gpu")
+MODULES: tuple[ModuleType, ...] = (
+    test_graphed_callables,
+    test_random,
+    test_random_errors,
+    test_raw_graph,
+    test_raw_graph_cases,
+    test_raw_graph_errors,
+    test_raw_graph_random,
+    test_raw_graph_state,
+    test_raw_graph_streams,
+)
+# Those of one process on a GPU without others are in files of their own: test_raw_graph.py.
+ELSEWHERE = ("test_g08_many_captures_of_a_matmul_take_little_memory",)
+CASE = re.compile(r"test_g\d+_")
+
+
+@pytest.fixture(autouse=True)
+def device() -> None:
+    """The GPU that JAX computes on: no fake takes its place."""
+
+
+def find_cases() -> dict[str, Callable[..., None]]:
+    """Returns the cases of all modules by name."""
+    found: dict[str, Callable[..., None]] = {}
+    for module in MODULES:
+        names = [name for name in vars(module) if CASE.match(name) and name not in ELSEWHERE]
+        assert found.keys().isdisjoint(names), f"a case of {module.__name__} is in two modules"
+        found |= {name: getattr(module, name) for name in names}
+    return found
+
+
+globals().update(find_cases())

@@ -1,0 +1,75 @@
+"""`release` and `restore`: a captured function gives its memory back and keeps its recipes."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tracegraph as tg
+
+
+@pytest.fixture
+def step():
+    @tg.capture(donate_argnums=0, verify=False)
+    def step(state, x):
+        return {"sum": state["sum"] + x}, x * 2
+
+    return step
+
+
+def test_state_and_results_keep_their_values(step):
+    state, double = step({"sum": jnp.zeros(4)}, jnp.arange(4.0))
+    state, double = step(state, jnp.arange(4.0))
+    assert step.pool_bytes > 0
+    step.release()
+    assert step.pool_bytes == 0
+    np.testing.assert_array_equal(double, 2 * np.arange(4.0))
+    np.testing.assert_array_equal(state["sum"], 2 * np.arange(4.0))
+    state, _ = step(state, jnp.ones(4))
+    np.testing.assert_array_equal(state["sum"], 2 * np.arange(4.0) + 1)
+    assert step.cache_info()[:2] == (2, 1), "nothing is captured anew"
+
+
+def test_restore_makes_all_graphs_again(step):
+    for size in (2, 3):
+        step({"sum": jnp.zeros(size)}, jnp.ones(size))
+    before = step.pool_bytes
+    step.release()
+    step.restore()
+    assert step.pool_bytes == before
+    assert step.cache_info()[1:] == (2, 64, 2)
+    step.restore()
+    assert step.pool_bytes == before
+
+
+def test_a_static_result_keeps_its_memory():
+    double = tg.capture(lambda x: x * 2, outputs="static", verify=False)
+    result = double(jnp.ones(3))
+    double.release()
+    np.testing.assert_array_equal(result, np.full(3, 2.0))
+
+
+def test_a_function_that_was_never_called_has_nothing_to_release():
+    double = tg.capture(lambda x: x * 2)
+    double.release()
+    double.restore()
+    assert double.cache_info().currsize == 0
+
+
+def test_a_graph_that_cannot_be_made_again_stays_released(step, monkeypatch):
+    step({"sum": jnp.zeros(2)}, jnp.ones(2))
+    step.release()
+    with monkeypatch.context() as patch:
+        recipe = type(next(iter(step._cache._released.values())).recipe)
+        patch.setattr(recipe, "instantiate", raise_out_of_memory)
+        with pytest.raises(tg.OutOfMemoryError):
+            step({"sum": jnp.zeros(2)}, jnp.ones(2))
+    state, _ = step({"sum": jnp.zeros(2)}, jnp.ones(2))
+    np.testing.assert_array_equal(state["sum"], np.ones(2))
+
+
+def raise_out_of_memory(_recipe):
+    raise tg.OutOfMemoryError(
+        "full", where="here", why="planted", fix="none", anchor="out-of-memory"
+    )

@@ -1,0 +1,1 @@
+"""Functions that read traced values on the host: graphs of their parts, and Python between."""

@@ -1,0 +1,132 @@
+"""Nodes: the tree of a function's parts, one branch for each value that was read."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+from tracegraph.capturing.pipeline import Capture
+from tracegraph.constraints.mismatch import make_refusal_error
+from tracegraph.ir.graph import Graph
+from tracegraph.replaying.captured_graph import MISS
+from tracegraph.replaying.invalid_floats import InvalidResultsSignal, make_invalid_error
+
+# Of each read; what follows other values is run op by op.
+MAX_BRANCHES = 8
+# Of one signature of a function.
+MAX_PARTS = 64
+# Values of a read that are remembered, to know one that comes back.
+_MAX_SEEN = 64
+
+# Where a value is: 0 for the leaves of the arguments, then one level per part; and its place there.
+Source: TypeAlias = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A captured part of a function.
+
+    Attributes:
+        capture: its graph, or the `JitCall` that is faster, and how it came about.
+        inputs: where its inputs are.
+    """
+
+    capture: Capture
+    inputs: tuple[Source, ...]
+
+    @property
+    def has_probes(self) -> bool:
+        """True for a part that shows values."""
+        return bool(self.capture.graph.checked.probes)
+
+    def run(self, levels: Sequence[Sequence[Any]], donated: Sequence[Any] = ()) -> Any:
+        """Replays the part.
+
+        Args:
+            levels: the values so far.
+            donated: the trees of the donated arguments, for the last part.
+
+        Raises:
+            InvalidFloatError: with ``debug_nans=True``, a result has a NaN or an infinity.
+        """
+        graph = self.capture.graph
+        values = [levels[level][place] for level, place in self.inputs]
+        try:
+            result = graph.try_call((*values, *donated), {}, True)
+        except InvalidResultsSignal as signal:
+            # The part's own inputs: the call's are those of the first part only.
+            leaves = jax.tree_util.tree_leaves((values, donated))
+            raise make_invalid_error(signal, leaves, graph.names) from None
+        if result is MISS:
+            raise make_refusal_error(graph.name)
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """A host read that ends a part.
+
+    Attributes:
+        source: of the value that is read.
+        kind: how it is read, see `READ_NAMES`.
+        where: the user's line.
+        nbytes: that are fetched from the device.
+    """
+
+    source: Source
+    kind: str
+    where: str
+    nbytes: int
+
+
+class Node:
+    """A part with what follows it; the owner of the tree holds a lock for changes.
+
+    Args:
+        part: what to replay; None where nothing is computed.
+        traced: the part as it was traced, before any pass.
+        results: which of its values it returns, by their order in the trace.
+        read: that it ends with; None at the end of the function.
+        out_tree: of the function's results at its end.
+
+    Attributes:
+        branches: what follows, by the key of what was read.
+        hits: how often each was taken, by the same keys.
+        shown: what was read, as text, by the same keys.
+        uncaptured: how often the rest was run op by op.
+    """
+
+    # One per part: what the phases of its capture returned.
+    def __init__(
+        self,
+        part: Part | None,
+        traced: Graph,
+        results: tuple[int, ...],
+        read: Read | None,
+        out_tree: Any,
+    ) -> None:
+        self.part, self.traced, self.results = part, traced, results
+        self.read, self.out_tree = read, out_tree
+        self.branches: dict[Hashable, Node] = {}
+        self.hits: dict[Hashable, int] = {}
+        self.shown: dict[Hashable, str] = {}
+        self.uncaptured = 0
+        self._seen: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+
+    @property
+    def is_full(self) -> bool:
+        """True when no other value gets a branch."""
+        return len(self.branches) >= MAX_BRANCHES
+
+    def is_recurring(self, key: Hashable) -> bool:
+        """True for a value that was asked about before, as far as that is remembered."""
+        is_known = key in self._seen
+        self._seen[key] = None
+        self._seen.move_to_end(key)
+        if len(self._seen) > _MAX_SEEN:
+            self._seen.popitem(last=False)
+        return is_known

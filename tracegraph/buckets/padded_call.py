@@ -1,0 +1,187 @@
+"""PaddedCall: a call whose arguments were padded to buckets; results are cut after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tracegraph.buckets.analysis import PaddedResult
+from tracegraph.buckets.bucket_sizes import BucketedAxis, BucketSizes
+from tracegraph.buckets.errors import (
+    make_leaf_error,
+    make_missing_error,
+    make_size_error,
+    make_unequal_error,
+)
+from tracegraph.jax_internals import is_key_dtype
+
+# From an array and the extents of its axes to a padded one.
+Pad = Callable[[Any, tuple[int, ...]], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedCall:
+    """A call on its way to the graph of its bucket.
+
+    Attributes:
+        args: positional arguments, padded.
+        kwargs: keyword arguments, padded.
+        true_sizes: of the arguments as they were given, by the size's name.
+        bucket: the padded sizes, by the same names.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    true_sizes: Mapping[str, int]
+    bucket: Mapping[str, int]
+
+    @property
+    def is_full(self) -> bool:
+        """True when nothing was padded."""
+        return self.true_sizes == self.bucket
+
+
+def measure_call(
+    sizes: BucketSizes, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, int]:
+    """Returns the true sizes of a call.
+
+    Raises:
+        CaptureError: an argument is missing, has no such axis, or two that are one size differ.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for each in sizes.axes:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(_find(sizes, each, args, kwargs)):
+            label = f"axis {each.axis} of `{each.argument}{jax.tree_util.keystr(path)}`"
+            size = _measure_leaf(leaf, each.axis, label)
+            first, first_label = found.setdefault(each.size, (size, label))
+            if first != size:
+                raise make_unequal_error(first_label, first, label, size)
+    return {name: size for name, (size, _) in found.items()}
+
+
+def _find(
+    sizes: BucketSizes, each: BucketedAxis, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    if each.argument in kwargs:
+        return kwargs[str(each.argument)]
+    for position, value in enumerate(args):
+        if sizes.name_position(position) == each.argument:
+            return value
+    raise make_missing_error(str(each.argument))
+
+
+def _measure_leaf(leaf: Any, axis: int, label: str) -> int:
+    if isinstance(leaf, bool | int | float | complex):
+        raise make_leaf_error(label, "an axis of a Python number")
+    shape = getattr(leaf, "shape", None)
+    if shape is None or len(shape) <= axis:
+        raise make_leaf_error(label, f"missing: its shape is {shape}")
+    if is_key_dtype(leaf.dtype):
+        raise make_leaf_error(label, f"an axis of {leaf.dtype}, which has no zero")
+    return shape[axis]
+
+
+def pad_call(
+    sizes: BucketSizes,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    pad: Pad,
+    bucket: Mapping[str, int] | None = None,
+) -> PaddedCall:
+    """Pads the arguments of a call to the next buckets.
+
+    Args:
+        sizes: of the function.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        pad: pads an array.
+        bucket: another one than the next, for a capture ahead of its calls.
+
+    Raises:
+        CaptureError: no bucket holds an argument.
+    """
+    found = measure_call(sizes, args, kwargs)
+    chosen = bucket or {name: _choose(sizes, name, size) for name, size in found.items()}
+
+    def pad_argument(key: Any, value: Any) -> Any:
+        axes = sizes.find_axes(key)
+        if not axes or (bucket is None and all(found[n] == chosen[n] for n in axes.values())):
+            return value
+        return jax.tree.map(functools.partial(_pad_leaf, axes=axes, chosen=chosen, pad=pad), value)
+
+    padded = tuple(pad_argument(sizes.name_position(i), value) for i, value in enumerate(args))
+    named = {key: pad_argument(key, value) for key, value in kwargs.items()}
+    return PaddedCall(padded, named, found, chosen)
+
+
+def _choose(sizes: BucketSizes, name: str, size: int) -> int:
+    buckets = sizes.buckets[name]
+    if not 1 <= size <= buckets[-1]:
+        raise make_size_error(name, size, buckets)
+    return next(each for each in buckets if each >= size)
+
+
+def _pad_leaf(leaf: Any, *, axes: Mapping[int, str], chosen: Mapping[str, int], pad: Pad) -> Any:
+    shape = tuple(chosen[axes[i]] if i in axes else n for i, n in enumerate(leaf.shape))
+    is_larger = any(n > wanted for n, wanted in zip(leaf.shape, shape, strict=True))
+    if isinstance(leaf, jax.ShapeDtypeStruct) or is_larger:
+        # A sample of a warm-up, of which only the type matters.
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+    return leaf if shape == tuple(leaf.shape) else pad(leaf, shape)
+
+
+def pad_with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
+    """Returns an array with zeros behind it: what a bucket is padded with."""
+    return pad_with(array, shape, 0)
+
+
+def pad_with(array: Any, shape: tuple[int, ...], value: Any) -> Any:
+    """Returns an array with a value behind it on every axis.
+
+    Args:
+        array: of JAX or NumPy.
+        shape: wanted, at least as large.
+        value: a number, or an array of that shape of which the part behind is taken.
+    """
+    if not isinstance(array, np.ndarray):
+        return _pad(array, value, shape)
+    full = np.array(np.broadcast_to(np.asarray(value, array.dtype), shape))
+    np.copyto(full[tuple(map(slice, array.shape))], array)
+    return full
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _pad(array: Any, value: Any, shape: tuple[int, ...]) -> Any:
+    full = jnp.broadcast_to(jnp.asarray(value, array.dtype), shape)
+    return jax.lax.dynamic_update_slice(full, array, (0,) * array.ndim)
+
+
+def cut_results(
+    leaves: Sequence[Any], results: Sequence[PaddedResult], true_sizes: Mapping[str, int]
+) -> list[Any]:
+    """Returns flat results without their padded parts, as arrays of their own."""
+    limits: list[tuple[int, ...] | None] = []
+    for leaf, result in zip(leaves, results, strict=True):
+        shape: list[int] = list(getattr(leaf, "shape", ()))
+        for axis, size, scale in result.axes:
+            shape[axis] = true_sizes[size] * scale
+        limits.append(tuple(shape) if result.axes else None)
+    cut = [leaf for leaf, limit in zip(leaves, limits, strict=True) if limit is not None]
+    shapes = tuple(limit for limit in limits if limit is not None)
+    pieces = iter(_cut(cut, shapes) if cut else ())
+    return [
+        leaf if limit is None else next(pieces) for leaf, limit in zip(leaves, limits, strict=True)
+    ]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _cut(leaves: list[Any], shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    return [leaf[tuple(map(slice, shape))] for leaf, shape in zip(leaves, shapes, strict=True)]

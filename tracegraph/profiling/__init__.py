@@ -1,0 +1,1 @@
+"""A captured graph, measured: node by node, its critical path, as text, picture and dict."""
