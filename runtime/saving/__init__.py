@@ -1,0 +1,1 @@
+"""Records of plain values ↔ files: the codec, and the layout of a file."""
