@@ -196,12 +196,12 @@ def test_host_copies_are_refused():
 
 def test_a_field_that_is_not_interpreted_refuses_its_thunk_only():
     program = make_program(make_kernel())
-    text = 'custom_kernel { kernel_spec { ptx { data: "text" } } }'
+    text = 'custom_kernel { kernel_spec { in_process_symbol { persistent_name: "topk" } } }'
     text_format.Merge(text, program.thunks[0].custom_kernel_thunk)
     with pytest.raises(UnsupportedError) as caught:
         decode_executable(program, name="step")
     assert caught.value.what == "`step` has work that cannot be lowered: custom_kernel (1)"
-    assert "KernelLoaderSpecProto.ptx, whose meaning is not known" in caught.value.why
+    assert "KernelLoaderSpecProto.in_process_symbol, whose meaning is not known" in caught.value.why
 
 
 def test_products_that_are_refused_keep_their_reason():
