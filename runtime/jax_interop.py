@@ -3,9 +3,11 @@
 JAX has no public way to (a) register another array type, (b) wrap memory that we wrote as an array
 with a given abstract value, (c) build a typed key around key data without computing, (d) find the
 handlers of `jax.ffi` that are registered for a GPU, see Note [Registered handlers], (e) tell if JAX
-has opened its backends. The tables below say for each private name why it is needed. They are the
-same from JAX 0.10 to 0.12. A JAX without one of them is refused when tracegraph is imported, by
-name.
+has opened its backends, (f) make a compiled function of what XLA serialised without a pickle, which
+runs any code. The tables below say for each private name why it is needed. They are the same from
+JAX 0.10 to 0.12. A JAX without one of them is refused when tracegraph is imported, by name.
+
+This file is past 400 lines because it is the one door.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 
 from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
 
 SUPPORTED_JAX = "jax>=0.10,<0.13"
 
@@ -44,6 +47,9 @@ PRIVATE_NAMES = {
     "jax._src.config.config_states": "a thread's settings; no public call copies them",
     "jax._src.config.config_ext": "what a setting holds that a thread has not set",
     "jax._src.xla_bridge.backends_are_initialized": "any public call would open the backends",
+    "jax._src.interpreters.pxla.UnloadedMeshExecutable": "what a compiled function is made of",
+    "jaxlib.xla_client.DeviceList": "the devices that XLA's code is loaded for",
+    "jaxlib.lapack._lapack": "finds LAPACK for code that was compiled in another process",
     "jaxlib.xla_client.custom_call_targets": "the handlers of the CPU, which has no plugin",
     "jaxlib.xla_client.xla_platform_names": "how a platform is called where handlers are kept",
     "jaxlib.xla_client._custom_callback": "handlers that wait for their plugin",
@@ -318,6 +324,96 @@ def get_quick_call(compiled: Any) -> Callable[..., Any]:
     if not isinstance(compiled, jax.stages.Compiled):
         return compiled
     return compiled._executable.create_cpp_call(compiled._params) or compiled
+
+
+def save_executable(compiled: jax.stages.Compiled) -> SavedExecutable | None:
+    """Returns what a function that was compiled for one CPU is made of; None if it cannot be kept.
+
+    That is one with effects or callbacks, whose code holds addresses of this process, one with
+    arrays of its own, and one whose arrays are not in rows.
+
+    Args:
+        compiled: of positional arguments, with one result or a tuple.
+    """
+    executable: Any = compiled._executable
+    parts = executable._unloaded_executable
+    effects = (parts.ordered_effects, parts.unordered_effects, parts.keepalive)
+    if any(effects) or parts.host_callbacks or parts.mut or compiled._params.const_args:
+        return None
+    code = parts.xla_executable
+    layouts = [*code.get_parameter_layouts(), *code.get_output_layouts()]
+    avals = [*parts.input_avals, *parts.output_avals]
+    orders = [Layout.from_pjrt_layout(each).major_to_minor for each in layouts]
+    if any(order != tuple(range(aval.ndim)) for order, aval in zip(orders, avals, strict=True)):
+        return None
+    return SavedExecutable(
+        parts.name,
+        code.client.serialize_executable(code),
+        tuple(map(_describe_aval, parts.input_avals)),
+        tuple(map(_describe_aval, parts.output_avals)),
+        tuple(sorted(parts.kept_var_idx)),
+        compiled.in_tree.num_leaves,
+        compiled.out_tree == jax.tree.structure(0),
+        parts.committed,
+    )
+
+
+def load_executable(saved: SavedExecutable, device: Any) -> jax.stages.Compiled:
+    """Returns the compiled function that `save_executable` took apart.
+
+    Args:
+        saved: its parts.
+        device: of this process, of the kind that it was compiled for.
+
+    Raises:
+        jax.errors.JaxRuntimeError: XLA does not take the code.
+        ValueError: the code has other parameters or results than the record says.
+    """
+    if b"lapack_" in saved.code:
+        # JAX does so when it lowers a call of it; without, the call is one of address 0.
+        _private["_lapack"].initialize()
+    devices = _private["DeviceList"]((device,))
+    code = device.client.deserialize_executable(saved.code, executable_devices=devices)
+    found = [Layout.from_pjrt_layout(each) for each in code.get_parameter_layouts()]
+    results = [Layout.from_pjrt_layout(each) for each in code.get_output_layouts()]
+    ranks = [len(each.major_to_minor) for each in (*found, *results)]
+    if ranks != [len(each.shape) for each in (*saved.inputs, *saved.outputs)]:
+        raise ValueError(f"the code of {saved.name} has other arrays than its record says")
+    inputs, outputs = list(map(_make_aval, saved.inputs)), list(map(_make_aval, saved.outputs))
+    sharding = find_sharding(device)
+    parts = _private["UnloadedMeshExecutable"](
+        xla_executable=code,
+        device_list=devices,
+        backend=device.client,
+        input_avals=inputs,
+        input_shardings=[sharding] * len(inputs),
+        output_avals=outputs,
+        output_shardings=[sharding] * len(outputs),
+        committed=saved.is_committed,
+        name=saved.name,
+        unordered_effects=[],
+        ordered_effects=[],
+        keepalive=[],
+        host_callbacks=[],
+        kept_var_idx=set(saved.kept),
+        mut=None,
+        xla_in_layouts=found,
+        dispatch_in_layouts=[None] * len(inputs),
+        xla_out_layouts=results,
+        all_args_info=None,
+        pgle_profiler=None,
+    )
+    args_info = ((0,) * saved.arguments, {})
+    out_tree = jax.tree.structure(0 if saved.is_bare else (0,) * len(outputs))
+    return jax.stages.Compiled(parts.load(), [], args_info, out_tree, no_kwargs=True)
+
+
+def _make_aval(aval: ArrayAval) -> Any:
+    return make_aval(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _describe_aval(aval: Any) -> ArrayAval:
+    return ArrayAval(tuple(aval.shape), np.dtype(aval.dtype), bool(aval.weak_type))
 
 
 def carry_settings(function: Callable[[], T]) -> Callable[[], T]:

@@ -83,29 +83,39 @@ class RecordCodec:
                 raise ValueError(f"two types are called {kind.__name__}")
             self._kinds[kind.__name__] = _Kind(kind)
 
-    def encode(self, value: Any) -> Encoded:
+    def encode(
+        self, value: Any, *, externals: Sequence[Any] = (), blobs: Sequence[bytes] = ()
+    ) -> Encoded:
         """Returns a value as a tree and blobs.
+
+        Args:
+            value: what to write.
+            externals: objects in it that are written as their numbers in this list.
+            blobs: byte strings that are there already; those of the value are added.
 
         Raises:
             TypeError: it holds what is neither plain nor of a known type; the text names the field.
         """
-        writer = _Writer(self._kinds)
+        writer = _Writer(self._kinds, externals, blobs)
         root = writer.encode(value, "the value")
         tree = {"types": writer.types, "rows": writer.rows, "value": root}
         return Encoded(tree, tuple(writer.blobs))
 
-    def decode(self, tree: Any, blobs: Sequence[bytes], wanted: Any) -> Any:
+    def decode(
+        self, tree: Any, blobs: Sequence[bytes], wanted: Any, *, externals: Sequence[Any] = ()
+    ) -> Any:
         """Returns the value of a tree.
 
         Args:
             tree: of JSON.
             blobs: byte strings that it refers to.
             wanted: the annotation that the value must have.
+            externals: what stands for those of `encode`, in the same order.
 
         Raises:
             ContentProblem: something in the tree is not as `encode` writes it.
         """
-        return _Reader(self._kinds, blobs).decode(tree, wanted)
+        return _Reader(self._kinds, blobs, externals).decode(tree, wanted)
 
 
 class _Kind:
@@ -156,13 +166,16 @@ class _Kind:
 class _Writer:
     """Collects the types, rows and blobs of one tree."""
 
-    def __init__(self, kinds: Mapping[str, _Kind]) -> None:
+    def __init__(
+        self, kinds: Mapping[str, _Kind], externals: Sequence[Any], blobs: Sequence[bytes]
+    ) -> None:
         self.types: list[list[str]] = []
         self.rows: list[list[Any]] = []
-        self.blobs: list[bytes] = []
+        self.blobs: list[bytes] = list(blobs)
         self._kinds = kinds
+        self._externals = {id(each): number for number, each in enumerate(externals)}
         self._type_numbers: dict[str, int] = {}
-        self._blob_numbers: dict[bytes, int] = {}
+        self._blob_numbers = {blob: number for number, blob in enumerate(self.blobs)}
         # By identity first: kernels are the same object in hundreds of nodes.
         self._seen: dict[int, tuple[Any, int]] = {}
         self._row_numbers: dict[str, int] = {}
@@ -191,6 +204,8 @@ class _Writer:
             return ["d", *items]
         if isinstance(value, np.dtype):
             return ["y", value.name]
+        if id(value) in self._externals:
+            return ["x", self._externals[id(value)]]
         raise TypeError(f"{place} is of type {kind.__qualname__}, which no file holds")
 
     def _encode_known(self, value: Any, known: _Kind) -> Any:
@@ -227,8 +242,10 @@ class _Writer:
 class _Reader:
     """Makes the records of one tree, row by row."""
 
-    def __init__(self, kinds: Mapping[str, _Kind], blobs: Sequence[bytes]) -> None:
-        self._kinds, self._blobs = kinds, blobs
+    def __init__(
+        self, kinds: Mapping[str, _Kind], blobs: Sequence[bytes], externals: Sequence[Any]
+    ) -> None:
+        self._kinds, self._blobs, self._externals = kinds, blobs, externals
         self._types: list[_Kind] = []
         self._records: list[Any] = []
 
@@ -287,6 +304,8 @@ class _Reader:
             return self._find(self._records, rest, place, "record")
         if letter == "b":
             return bytes(self._find(self._blobs, rest, place, "blob"))
+        if letter == "x":
+            return self._find(self._externals, rest, place, "external")
         if letter == "d":
             return self._read_dict(rest, place, depth - 1)
         if letter in ("t", "s"):

@@ -196,3 +196,17 @@ def test_two_types_of_one_name_are_refused():
 
 def test_library_calls_are_records():
     assert LibraryCallNode in GRAPH_TYPES
+
+
+def test_externals_are_written_as_numbers():
+    call = CallNode("call", len, ("a",), ("b",))
+    codec = RecordCodec([CallNode])
+    encoded = codec.encode(call, externals=[print, len], blobs=[b"mine"])
+    assert encoded.tree["rows"] == [[0, "call", ["x", 1], ["t", "a"], ["t", "b"], 0]]
+    assert encoded.blobs == (b"mine",)
+    found = codec.decode(encoded.tree, (), CallNode, externals=[print, repr])
+    assert found == dataclasses.replace(call, executable=repr)
+    with pytest.raises(ContentProblem, match="there is no external"):
+        codec.decode(encoded.tree, (), CallNode, externals=[print])
+    with pytest.raises(ContentProblem, match="does not belong there"):
+        codec.decode(encoded.tree, (), CallNode, externals=[print, 3])

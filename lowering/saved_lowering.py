@@ -1,0 +1,123 @@
+"""Saved lowerings: a `Lowered` to a tree of JSON and byte strings, and back.
+
+Note [Executables in a file]. On the host device a graph calls what XLA compiled, so that is saved,
+too. On a GPU a graph is made of kernels, which its definition has; what XLA compiled is only what
+the graph was verified against, and is left out: 0.3 s and more of loading it are saved. Who reads
+the tree gives what stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from tracegraph.lowering import device_program, request
+from tracegraph.lowering.compiled_region import CompiledRegion
+from tracegraph.lowering.lower import Lowered
+from tracegraph.lowering.planning.lifetimes import Lifetime
+from tracegraph.lowering.planning.memory_plan import MemoryPlan
+from tracegraph.runtime.event_nodes import EventNode, HostEvent
+from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.jax_interop import load_executable, save_executable
+from tracegraph.runtime.nodes import CallNode
+from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
+from tracegraph.runtime.saving.graph_records import GRAPH_TYPES
+from tracegraph.runtime.saving.record_codec import ContentProblem, Encoded, RecordCodec
+
+LOWERED_TYPES: tuple[type, ...] = (
+    *GRAPH_TYPES,
+    ArrayAval,
+    SavedExecutable,
+    CallNode,
+    request.BufferSpec,
+    request.Role,
+    request.InputSpec,
+    request.OutputSpec,
+    device_program.ExecutableCall,
+    device_program.Copy,
+    device_program.DeviceStep,
+    device_program.ConditionalStep,
+    device_program.DeviceProgram,
+    Lifetime,
+    MemoryPlan,
+    CompiledRegion,
+    Lowered,
+)
+_codec = RecordCodec(LOWERED_TYPES)
+
+
+class SaveProblem(Exception):
+    """Why a lowering cannot be saved; its text is a clause, as ``it calls back into Python``."""
+
+
+def encode_lowered(lowered: Lowered, *, blobs: Sequence[bytes] = ()) -> Encoded:
+    """Returns a lowering as a tree and byte strings, see Note [Executables in a file].
+
+    Args:
+        lowered: of a whole capture.
+        blobs: byte strings that are there already; those of the lowering are added.
+
+    Raises:
+        SaveProblem: it holds what belongs to this process.
+    """
+    if lowered.eager_regions:
+        raise SaveProblem(f"its part {lowered.eager_regions[0]} runs as Python between two graphs")
+    for stage in lowered.definition.stages:
+        if any(map(_is_event, list_nested(stage.nodes))):
+            raise SaveProblem("it records an event of this process, or waits for one")
+    executables = [region.executable for region in lowered.regions]
+    saved = () if lowered.takes_kernels else tuple(map(_save, lowered.regions))
+    encoded = _codec.encode(saved, blobs=blobs)
+    last = _codec.encode(lowered, externals=executables, blobs=encoded.blobs)
+    return Encoded({"executables": encoded.tree, "lowered": last.tree}, last.blobs)
+
+
+def decode_lowered(
+    tree: Any,
+    blobs: Sequence[bytes],
+    jax_device: Any,
+    stand_ins: Sequence[Callable[..., Any]] = (),
+) -> Lowered:
+    """Returns the lowering of a tree.
+
+    Args:
+        tree: of JSON.
+        blobs: byte strings that it refers to.
+        jax_device: that it is for.
+        stand_ins: called in place of what XLA compiled, one per region, where the graph was made of
+            kernels. No replay calls them.
+
+    Raises:
+        ContentProblem: something in it is not as `encode_lowered` writes it.
+    """
+    if not isinstance(tree, dict) or tree.keys() != {"executables", "lowered"}:
+        raise ContentProblem("the lowering", "it has not executables and a lowering")
+    saved = _codec.decode(tree["executables"], blobs, tuple[SavedExecutable, ...])
+    loaded = [_load(each, jax_device) for each in saved]
+    lowered = _codec.decode(tree["lowered"], blobs, Lowered, externals=loaded or stand_ins)
+    if lowered.takes_kernels == bool(saved):
+        raise ContentProblem("the lowering", "it has both kernels and executables, or neither")
+    return lowered
+
+
+def _is_event(node: Any) -> bool:
+    if isinstance(node, EventNode):
+        return True
+    return isinstance(node, CallNode) and isinstance(node.executable, HostEvent)
+
+
+def _save(region: CompiledRegion) -> SavedExecutable:
+    executable = region.executable
+    saved = save_executable(executable) if isinstance(executable, jax.stages.Compiled) else None
+    if saved is None:
+        raise SaveProblem("it calls back into this process from compiled code")
+    return saved
+
+
+def _load(saved: SavedExecutable, jax_device: Any) -> Callable[..., Any]:
+    try:
+        return load_executable(saved, jax_device)
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        raise ContentProblem(f"executable {saved.name}", f"XLA refuses it: {error}") from None

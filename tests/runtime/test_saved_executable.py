@@ -1,0 +1,108 @@
+"""Compiled functions of the CPU, taken apart and made again."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tracegraph.runtime.jax_interop import get_quick_call, load_executable, save_executable
+from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
+
+X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+
+
+def compile_function(function: Any, *args: Any, **options: Any) -> jax.stages.Compiled:
+    types = [jax.typeof(each) for each in args]
+    return jax.jit(function, **options).lower(*types).compile()
+
+
+def save(function: Any, *args: Any, **options: Any) -> SavedExecutable:
+    saved = save_executable(compile_function(function, *args, **options))
+    assert saved is not None
+    return saved
+
+
+def load(saved: SavedExecutable) -> jax.stages.Compiled:
+    return load_executable(saved, jax.devices("cpu")[0])
+
+
+def test_a_loaded_function_computes_the_same_bits():
+    def function(x: jax.Array, scale: jax.Array, unused: jax.Array) -> tuple[jax.Array, jax.Array]:
+        del unused
+        return jnp.sin(x) @ x.T, scale * 2
+
+    args = (jnp.asarray(X), jnp.asarray(2.0), jnp.zeros(3))
+    saved = save(function, *args)
+    assert (saved.kept, saved.arguments, saved.is_bare) == ((0, 1), 3, False)
+    assert saved.inputs == (
+        ArrayAval((8, 8), np.dtype("float32")),
+        ArrayAval((), np.dtype("float32"), weak_type=True),
+    )
+    loaded = load(saved)
+    for call in (loaded, get_quick_call(loaded)):
+        result, scaled = call(*args)
+        np.testing.assert_array_equal(result, compile_function(function, *args)(*args)[0])
+        assert (float(scaled), scaled.weak_type) == (4.0, True)
+
+
+def test_one_result_comes_bare_and_donated_memory_is_taken():
+    saved = save(lambda x: x + 1, jnp.asarray(X), donate_argnums=0)
+    assert saved.is_bare
+    x = jnp.asarray(X)
+    np.testing.assert_array_equal(load(saved)(x), X + 1)
+    assert x.is_deleted()
+
+
+def test_other_arguments_are_refused():
+    loaded = load(save(lambda x: x + 1, jnp.asarray(X)))
+    with pytest.raises(TypeError):
+        loaded(jnp.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jax.pure_callback(np.sin, x, x),
+        lambda x: (jax.debug.print("{}", x[0, 0]), x)[1],
+        lambda x: jax.experimental.io_callback(np.sin, x, x, ordered=True),
+    ],
+)
+def test_what_calls_back_into_python_is_not_saved(function: Any):
+    assert save_executable(compile_function(function, jnp.asarray(X))) is None
+
+
+def test_code_that_is_none_and_records_that_do_not_fit_it_are_refused():
+    saved = save(lambda x: x + 1, jnp.asarray(X))
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        load(dataclasses.replace(saved, code=b"no code"))
+    for field in ("inputs", "outputs"):
+        with pytest.raises(ValueError, match="other arrays than its record says"):
+            load(dataclasses.replace(saved, **{field: ()}))
+
+
+LOAD_CHOLESKY = """
+import sys
+import jax, numpy as np
+from tracegraph.runtime.jax_interop import load_executable
+from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
+
+aval = ArrayAval((8, 8), np.dtype("float32"))
+code = sys.stdin.buffer.read()
+saved = SavedExecutable("jit(f)", code, (aval,), (aval,), (0,), 1, is_bare=True)
+x = np.eye(8, dtype=np.float32) * 4
+assert np.array_equal(load_executable(saved, jax.devices()[0])(x), x / 2)
+"""
+
+
+def test_lapack_is_found_where_jax_has_not_lowered_a_call_of_it():
+    saved = save(jnp.linalg.cholesky, jnp.asarray(X))
+    command = [sys.executable, "-c", LOAD_CHOLESKY]
+    done = subprocess.run(command, input=saved.code, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
