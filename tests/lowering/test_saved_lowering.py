@@ -43,6 +43,7 @@ def test_a_graph_that_was_read_gives_the_same_bits():
     graphs = [dataclasses.replace(lowered, lowered=each) for each in (lowered.lowered, again)]
     first, second = (each.instantiate() for each in graphs)
     mine, theirs = copy_state(), copy_state()
+    total, other = X, X
     for _ in range(3):
         mine, total = first(mine, X)
         theirs, other = second(theirs, X)

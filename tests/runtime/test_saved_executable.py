@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from tracegraph.runtime.jax_interop import get_quick_call, load_executable, save_executable
 from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
@@ -71,7 +72,7 @@ def test_other_arguments_are_refused():
     [
         lambda x: jax.pure_callback(np.sin, x, x),
         lambda x: (jax.debug.print("{}", x[0, 0]), x)[1],
-        lambda x: jax.experimental.io_callback(np.sin, x, x, ordered=True),
+        lambda x: io_callback(np.sin, x, x, ordered=True),
     ],
 )
 def test_what_calls_back_into_python_is_not_saved(function: Any):
