@@ -17,12 +17,13 @@ from tracegraph.lowering import device_program, request
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.lifetimes import Lifetime
-from tracegraph.lowering.planning.memory_plan import MemoryPlan
+from tracegraph.lowering.planning.memory_plan import MemoryPlan, find_plan_problems
 from tracegraph.runtime.event_nodes import EventNode, HostEvent
 from tracegraph.runtime.graph_nodes import list_nested
 from tracegraph.runtime.jax_interop import load_executable, save_executable
 from tracegraph.runtime.nodes import CallNode
 from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
+from tracegraph.runtime.saving.check_definition import find_definition_problem
 from tracegraph.runtime.saving.graph_records import GRAPH_TYPES
 from tracegraph.runtime.saving.record_codec import ContentProblem, Encoded, RecordCodec
 
@@ -76,7 +77,7 @@ def encode_lowered(lowered: Lowered, *, blobs: Sequence[bytes] = ()) -> Encoded:
 
 def decode_lowered(
     tree: Any,
-    blobs: Sequence[bytes],
+    blobs: Sequence[bytes | memoryview],
     jax_device: Any,
     stand_ins: Sequence[Callable[..., Any]] = (),
 ) -> Lowered:
@@ -99,6 +100,10 @@ def decode_lowered(
     lowered = _codec.decode(tree["lowered"], blobs, Lowered, externals=loaded or stand_ins)
     if lowered.takes_kernels == bool(saved):
         raise ContentProblem("the lowering", "it has both kernels and executables, or neither")
+    if problem := find_definition_problem(lowered.definition):
+        raise ContentProblem("the definition", problem)
+    if problems := find_plan_problems(lowered.plan):
+        raise ContentProblem("the memory plan", problems[0])
     return lowered
 
 

@@ -114,9 +114,7 @@ def verify_plan(plan: MemoryPlan) -> None:
             buffer reaches outside the arena; the arena is larger than the sum of the buffers or
             smaller than their peak.
     """
-    problems = list(_find_malformed(plan))
-    if not problems:
-        problems = [*_find_misplaced(plan), *_find_overlaps(plan), *_find_wrong_totals(plan)]
+    problems = find_plan_problems(plan)
     if not problems:
         return
     shown = problems[:REPORTED_PROBLEMS]
@@ -127,6 +125,13 @@ def verify_plan(plan: MemoryPlan) -> None:
         where=f"arena of {plan.arena_bytes:,} bytes with {len(plan.lifetimes):,} buffers",
         why="a replay writes to these addresses without any further check",
     )
+
+
+def find_plan_problems(plan: MemoryPlan) -> list[str]:
+    """Returns what is wrong with a plan, see `verify_plan`."""
+    if problems := list(_find_malformed(plan)):
+        return problems
+    return [*_find_misplaced(plan), *_find_overlaps(plan), *_find_wrong_totals(plan)]
 
 
 def format_plan(plan: MemoryPlan) -> str:

@@ -18,7 +18,6 @@ counts as only written when that is proven:
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from tracegraph.lowering.device_program import DeviceStep, GraphStep
 from tracegraph.lowering.xla.enums import read_value
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Launch, Scope
+from tracegraph.runtime.launch_limits import find_shape_problem, find_tile_problem
 from tracegraph.runtime.nodes import (
     BufferUse,
     FillNode,
@@ -35,13 +35,6 @@ from tracegraph.runtime.nodes import (
     Swizzle,
     TensorMap,
 )
-
-# Limits of a launch on every GPU that XLA compiles for.
-_GRID_LIMITS = (2**31 - 1, 65535, 65535)
-_BLOCK_LIMITS = (1024, 1024, 64)
-_THREAD_LIMIT = 1024
-_CLUSTER_LIMIT = 16
-_SHARED_LIMIT_BYTES = 256 * 1024
 
 # Enum values by name: numbers are not promised to stay.
 _INTERLEAVES = {"INTERLEAVE_NONE": 0, "INTERLEAVE_BYTES16": 1, "INTERLEAVE_BYTES32": 2}
@@ -84,23 +77,14 @@ def decode_kernel(thunk: Any, name: str, scope: Scope) -> list[DeviceStep]:
     """
     uses = [scope.find_use(piece) for piece in thunk.args]
     dimensions = thunk.launch_dimensions
-    shape = LaunchShape(
-        _read_dimensions(dimensions.block_counts, "grid", _GRID_LIMITS),
-        _read_dimensions(dimensions.thread_counts_per_block, "block", _BLOCK_LIMITS),
-        _read_cluster(thunk),
-        _read_shared_bytes(thunk.shmem_bytes),
-    )
+    blocks, threads = dimensions.block_counts, dimensions.thread_counts_per_block
+    shape = _read_shape(blocks, threads, thunk, thunk.shmem_bytes)
     code = scope.intern_code(thunk.kernel_name, scope.binary)
     return _make_steps(thunk, name, scope, uses, Launch(code, shape, tuple(range(len(uses)))))
 
 
 def _read_launch(kernel: Any, count: int, scope: Scope) -> Launch:
-    shape = LaunchShape(
-        _read_dimensions(kernel.block_dims, "grid", _GRID_LIMITS),
-        _read_dimensions(kernel.thread_dims, "block", _BLOCK_LIMITS),
-        _read_cluster(kernel),
-        _read_shared_bytes(kernel.shared_memory_bytes),
-    )
+    shape = _read_shape(kernel.block_dims, kernel.thread_dims, kernel, kernel.shared_memory_bytes)
     spec = kernel.kernel_spec
     code = scope.intern_code(spec.kernel_name, _read_image(spec))
     return Launch(code, shape, _read_packing(spec, count))
@@ -212,26 +196,19 @@ def _collect(uses: Sequence[BufferUse]) -> tuple[BufferUse, ...]:
     return tuple(dict.fromkeys([use for use in uses if use.nbytes]))
 
 
-def _read_dimensions(message: Any, what: str, limits: tuple[int, ...]) -> tuple[int, int, int]:
+def _read_shape(blocks: Any, threads: Any, message: Any, shared_bytes: int) -> LaunchShape:
+    cluster = (1, 1, 1)
+    if message.HasField("cluster_dim"):
+        cluster = _read_dimensions(message.cluster_dim)
+    shape = LaunchShape(_read_dimensions(blocks), _read_dimensions(threads), cluster, shared_bytes)
+    if problem := find_shape_problem(shape):
+        raise Refusal(problem)
+    return shape
+
+
+def _read_dimensions(message: Any) -> tuple[int, int, int]:
     coordinates = message.coordinates
-    sizes = (coordinates.x, coordinates.y, coordinates.z)
-    if any(not 0 < size <= limit for size, limit in zip(sizes, limits, strict=True)):
-        raise Refusal(f"has a {what} of {sizes}")
-    if what == "block" and math.prod(sizes) > _THREAD_LIMIT:
-        raise Refusal(f"has a block of {math.prod(sizes)} threads")
-    return sizes
-
-
-def _read_cluster(message: Any) -> tuple[int, int, int]:
-    if not message.HasField("cluster_dim"):
-        return (1, 1, 1)
-    return _read_dimensions(message.cluster_dim, "cluster", (_CLUSTER_LIMIT,) * 3)
-
-
-def _read_shared_bytes(size: int) -> int:
-    if not 0 <= size <= _SHARED_LIMIT_BYTES:
-        raise Refusal(f"has {size} bytes of shared memory")
-    return size
+    return coordinates.x, coordinates.y, coordinates.z
 
 
 def _read_packing(spec: Any, count: int) -> tuple[int | bytes, ...]:
@@ -277,27 +254,18 @@ def _read_tensor_maps(entries: Any, uses: Sequence[BufferUse]) -> dict[int, Kern
 
 
 def _read_tensor_map(entry: Any, use: BufferUse) -> TensorMap:
-    dims, strides = tuple(entry.global_dims), tuple(entry.global_strides)
-    box, steps = tuple(entry.box_dims), tuple(entry.element_strides)
-    rank = len(dims)
-    lengths = (len(strides) + 1, len(box), len(steps))
-    sizes = (*dims, *strides, *box, *steps)
-    is_sound = 1 <= rank <= 5 and lengths == (rank,) * 3 and min(sizes) > 0
-    if not is_sound or entry.element_size not in (1, 2, 4, 8):
-        raise Refusal(f"describes a tile of dims {dims}, strides {strides}, box {box}")
-    last = sum((dim - 1) * stride for dim, stride in zip(dims[1:], strides, strict=True))
-    extent = last + dims[0] * entry.element_size
-    if extent > use.nbytes:
-        raise Refusal(f"describes a tiled array of {extent} bytes in an argument of {use.nbytes}")
-    return TensorMap(
+    tiles = TensorMap(
         use,
         entry.element_size,
-        dims,
-        strides,
-        box,
-        steps,
+        tuple(entry.global_dims),
+        tuple(entry.global_strides),
+        tuple(entry.box_dims),
+        tuple(entry.element_strides),
         read_value(entry, "interleave", _INTERLEAVES),
         read_value(entry, "swizzle", _SWIZZLES),
         read_value(entry, "l2_promotion", _L2_PROMOTIONS),
         read_value(entry, "float_oob_fill", _FILLS_NAN),
     )
+    if problem := find_tile_problem(tiles):
+        raise Refusal(problem)
+    return tiles

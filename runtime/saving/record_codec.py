@@ -102,7 +102,12 @@ class RecordCodec:
         return Encoded(tree, tuple(writer.blobs))
 
     def decode(
-        self, tree: Any, blobs: Sequence[bytes], wanted: Any, *, externals: Sequence[Any] = ()
+        self,
+        tree: Any,
+        blobs: Sequence[bytes | memoryview],
+        wanted: Any,
+        *,
+        externals: Sequence[Any] = (),
     ) -> Any:
         """Returns the value of a tree.
 
@@ -202,7 +207,7 @@ class _Writer:
         if isinstance(value, Mapping):
             items = [[self.encode(k, place), self.encode(v, place)] for k, v in value.items()]
             return ["d", *items]
-        if isinstance(value, np.dtype):
+        if isinstance(value, np.dtype) and value.name in _DTYPES:
             return ["y", value.name]
         if id(value) in self._externals:
             return ["x", self._externals[id(value)]]
@@ -243,7 +248,10 @@ class _Reader:
     """Makes the records of one tree, row by row."""
 
     def __init__(
-        self, kinds: Mapping[str, _Kind], blobs: Sequence[bytes], externals: Sequence[Any]
+        self,
+        kinds: Mapping[str, _Kind],
+        blobs: Sequence[bytes | memoryview],
+        externals: Sequence[Any],
     ) -> None:
         self._kinds, self._blobs, self._externals = kinds, blobs, externals
         self._types: list[_Kind] = []
@@ -371,14 +379,14 @@ def _read_float(text: str, place: str) -> float:
 
 
 def _read_dtype(name: str, place: str) -> np.dtype[Any]:
-    kind = getattr(ml_dtypes, name, None) if name in _EXTENDED else None
-    try:
-        return np.dtype(kind if kind is not None else name)
-    except TypeError:
-        raise ContentProblem(place, f"there is no dtype {name[:80]!r}") from None
+    if name not in _DTYPES:
+        raise ContentProblem(place, f"there is no dtype {name[:80]!r}")
+    return np.dtype(_DTYPES[name])
 
 
-# NumPy itself knows these only after ml_dtypes was imported, and only by their classes.
-_EXTENDED = frozenset(
-    name for name in dir(ml_dtypes) if isinstance(getattr(ml_dtypes, name), type)
-) - {"finfo", "iinfo"}
+# By name: NumPy reads lists of fields, too, and knows those of ml_dtypes by their classes only.
+_DTYPES = {
+    name: getattr(ml_dtypes, name)
+    for name in dir(ml_dtypes)
+    if isinstance(getattr(ml_dtypes, name), type) and name not in ("finfo", "iinfo")
+} | {np.dtype(code).name: np.dtype(code) for code in "?bhilBHILefdFD"}
