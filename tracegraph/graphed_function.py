@@ -38,6 +38,7 @@ from tracegraph.reports.explain import explain_capture
 from tracegraph.reports.report import Report, read_parts, take_show
 from tracegraph.reports.summary import list_recapture
 from tracegraph.tracing.checked_graph import CheckedGraph
+from tracegraph.tracing.outer_values import find_stale
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -255,6 +256,8 @@ class GraphedFunction(CallKinds, Generic[P, R]):
         with self._lock:
             kept = self._find_capture(prepared, args, kwargs)
             history = list_recapture(self._recaptures.latest)
+        if kept is not None and kept.recipe is not None:
+            history += [f"stale: {s}" for s in find_stale(kept.recipe.outer, self._function)]
         if kept is None and self._queue is not None:
             history += filter(None, [self._queue.describe(prepared.signature)])
         progress = Progress(f"explaining `{self._options.name}`")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.saved_lowering import SaveProblem, decode_lowered, encode_lowered
 from tracegraph.runtime.saving.record_codec import ContentProblem
@@ -20,9 +21,13 @@ X = jnp.linspace(-1, 1, 64).reshape(8, 8)
 STATE = {"a": X + 2, "b": X + 1}
 
 
-@tg.capture(donate_argnums=0)
 def update(state: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
     return jax.tree.map(lambda leaf: leaf + jnp.tanh(x @ leaf), state), jnp.sum(x)
+
+
+def lower() -> LoweredCapture:
+    # A captured function keeps the memory that its graphs had for the next one.
+    return tg.capture(update, donate_argnums=0).lower(STATE, X)
 
 
 def pass_through(lowered: Lowered) -> Lowered:
@@ -36,7 +41,7 @@ def copy_state() -> Any:
 
 
 def test_a_graph_that_was_read_gives_the_same_bits():
-    lowered = update.lower(STATE, X)
+    lowered = lower()
     again = pass_through(lowered.lowered)
     assert again.plan == lowered.plan
     assert str(again.definition) == str(lowered.lowered.definition)
@@ -51,7 +56,7 @@ def test_a_graph_that_was_read_gives_the_same_bits():
 
 
 def test_blobs_that_are_there_already_stay():
-    encoded = encode_lowered(update.lower(STATE, X).lowered, blobs=[b"first"])
+    encoded = encode_lowered(lower().lowered, blobs=[b"first"])
     assert encoded.blobs[0] == b"first"
     assert len(encoded.blobs) == 2
 
@@ -72,7 +77,7 @@ def test_what_belongs_to_the_process_is_not_saved():
 
 
 def test_what_is_no_lowering_is_refused():
-    encoded = encode_lowered(update.lower(STATE, X).lowered)
+    encoded = encode_lowered(lower().lowered)
     device = jax.devices()[0]
     for tree in ([], {"lowered": encoded.tree["lowered"]}, {**encoded.tree, "more": 1}):
         with pytest.raises(ContentProblem):

@@ -14,10 +14,13 @@ from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.replaying.block_replay import BlockReplay
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.partial_graph import PartialGraph
+from tracegraph.replaying.watched_graph import WatchedGraph
 from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.device import Device
+from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.checked_graph import CheckedGraph
+from tracegraph.tracing.outer_values import OuterValues
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.user_memory.live_plans import watch_plan
 
@@ -32,6 +35,7 @@ class LoweredCapture(Stage):
         lowered: device program, memory plan and graph definition.
         device: that it was lowered for.
         pool: that the memory of its graphs comes from.
+        outer: what the function read from around it when it was traced.
     """
 
     prepared: PreparedCall = dataclasses.field(repr=False)
@@ -39,6 +43,7 @@ class LoweredCapture(Stage):
     lowered: Lowered
     device: Device
     pool: FunctionPool
+    outer: OuterValues = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def plan(self) -> MemoryPlan:
@@ -80,9 +85,12 @@ class LoweredCapture(Stage):
         """
         state = ArrayState(self.prepared.options.outputs)
         replay = Replay(self.lowered.definition, self.device, self.pool.join(self.device), state)
+        if replay.is_whole and state is ArrayState.LIVE:
+            return BlockReplay(self.prepared, self.checked, self.lowered, replay)
+        if replay.is_whole and read_check_replay():
+            return WatchedGraph(self.prepared, self.checked, self.lowered, replay, self.outer)
         if replay.is_whole:
-            kind = BlockReplay if state is ArrayState.LIVE else CapturedGraph
-            return kind(self.prepared, self.checked, self.lowered, replay)
+            return CapturedGraph(self.prepared, self.checked, self.lowered, replay)
         again = dataclasses.replace(self, prepared=self.prepared.drop_values())
         # An instance of a graph with eager parts is one, too.
         make_instance: Any = again.instantiate

@@ -28,6 +28,7 @@ from tracegraph.replaying.jit_call import JitCall
 from tracegraph.replaying.spread_call import SpreadCall
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import FirstTrace, check_trace, finish_checks, trace_call
+from tracegraph.tracing.outer_values import OuterValues, read_outer_values
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.trace import JaxTrace
 from tracegraph.verification.capture_verification import verify_capture
@@ -80,6 +81,8 @@ class CapturePipeline:
         self._progress = progress
         # Of the function, once it is traced.
         self._jaxpr: Any = None
+        # What the function reads from around it, the same.
+        self._outer: OuterValues = {}
         # The devices of a call that is spread over several, once that is known.
         self._spread: Spread | None = None
 
@@ -140,6 +143,7 @@ class CapturePipeline:
         self._progress.enter("trace")
         if not self.takes_spread or find_call_spread(self._prepared) is None:
             check_context_mesh(self._prepared.options.name, self._device.jax_device)
+        self._outer = read_outer_values(self._prepared.function)
         trace = trace_call(self._prepared)
         self._jaxpr = trace.jaxpr
         return trace
@@ -176,7 +180,9 @@ class CapturePipeline:
             overlap.finish()
             raise
         compiler.finish_overlap()
-        return LoweredCapture(self._prepared, checked, lowered, self._device, self._pool)
+        return LoweredCapture(
+            self._prepared, checked, lowered, self._device, self._pool, self._outer
+        )
 
     def _lower_spread(self, first: FirstTrace, spread: Spread) -> LoweredSpread:
         overlap = Overlap("check", lambda: self.finish_checks(first))
