@@ -14,7 +14,7 @@ from tracegraph.lowering.request import Region
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize
-from tracegraph.runtime.jax_interop import carry_settings, is_default_device
+from tracegraph.runtime.jax_interop import carry_settings, is_default_device, keep_code
 from tracegraph.runtime.library_calls import LibraryCall
 
 
@@ -114,6 +114,8 @@ class Compiler:
             compile_program = functools.partial(
                 lowered.compile, compiler_options=dict(options or {})
             )
+            if not self.target.takes_kernels:
+                compile_program = keep_code(compile_program)
             compile_program = carry_settings(compile_program)
         compiled = self._overlap.run(compile_program, on_late=self._progress.enter)
         self._progress.enter("lower", detail)

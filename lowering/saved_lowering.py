@@ -15,6 +15,7 @@ import jax
 
 from tracegraph.lowering import device_program, request
 from tracegraph.lowering.compiled_region import CompiledRegion
+from tracegraph.lowering.late_executable import find_compiled
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.lifetimes import Lifetime
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, find_plan_problems
@@ -98,8 +99,8 @@ def decode_lowered(
     saved = _codec.decode(tree["executables"], blobs, tuple[SavedExecutable, ...])
     loaded = [_load(each, jax_device) for each in saved]
     lowered = _codec.decode(tree["lowered"], blobs, Lowered, externals=loaded or stand_ins)
-    if lowered.takes_kernels == bool(saved):
-        raise ContentProblem("the lowering", "it has both kernels and executables, or neither")
+    if len(saved) != (0 if lowered.takes_kernels else len(lowered.regions)):
+        raise ContentProblem("the lowering", f"it has {len(saved)} executables")
     if problem := find_definition_problem(lowered.definition):
         raise ContentProblem("the definition", problem)
     if problems := find_plan_problems(lowered.plan):
@@ -114,11 +115,13 @@ def _is_event(node: Any) -> bool:
 
 
 def _save(region: CompiledRegion) -> SavedExecutable:
-    executable = region.executable
-    saved = save_executable(executable) if isinstance(executable, jax.stages.Compiled) else None
-    if saved is None:
-        raise SaveProblem("it calls back into this process from compiled code")
-    return saved
+    compiled = find_compiled(region.executable)
+    if compiled is None:
+        raise SaveProblem(f"its part {region.name} runs as Python")
+    try:
+        return save_executable(compiled)
+    except ValueError as error:
+        raise SaveProblem(str(error)) from None
 
 
 def _load(saved: SavedExecutable, jax_device: Any) -> Callable[..., Any]:

@@ -7,6 +7,9 @@
 | ``TRACEGRAPH_NVTX`` | 0, 1 | ranges around captures and replays of new graphs, for profilers |
 | ``TRACEGRAPH_PROGRESS`` | auto, 0, 1 | progress of captures over one second; 1: also in a file |
 | ``TRACEGRAPH_EXPLAIN_RECAPTURES`` | 0, 1 | log why a function is captured anew |
+| ``TRACEGRAPH_KERNEL_CACHE`` | 1, 0 | keep what was compiled in files, for other processes |
+| ``TRACEGRAPH_KERNEL_CACHE_PATH`` | not set, a folder | where they are, instead of below ~/.cache |
+| ``TRACEGRAPH_KERNEL_CACHE_MB`` | 4096, a number | how much they may take together |
 | ``TRACEGRAPH_ALLOC_CONF`` | not set, ``option:value``,... | see ``runtime/memory/config.py`` |
 | ``TRACEGRAPH_NO_MEMORY_CACHING`` | 0, 1 | every allocation and free goes to the device at once |
 | ``CUBLAS_WORKSPACE_CONFIG`` | not set, ``:SIZE:COUNT``... | most workspace of a matmul or solve |
@@ -20,6 +23,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 
 from tracegraph.runtime.errors import ConfigError
@@ -51,6 +55,39 @@ def read_progress() -> str:
 def read_explain_recaptures() -> bool:
     """Returns True when it is logged why a function is captured anew."""
     return _read_choice("TRACEGRAPH_EXPLAIN_RECAPTURES", ("0", "1")) == "1"
+
+
+def read_kernel_cache_path() -> pathlib.Path | None:
+    """Returns the folder of the kernel cache, or None where there is none."""
+    if _read_choice("TRACEGRAPH_KERNEL_CACHE", ("1", "0")) == "0":
+        return None
+    if path := os.environ.get("TRACEGRAPH_KERNEL_CACHE_PATH"):
+        return pathlib.Path(path)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # As the specification says, a relative one is none.
+    folder = (
+        pathlib.Path(base) if pathlib.Path(base).is_absolute() else pathlib.Path.home() / ".cache"
+    )
+    return folder / "tracegraph" / "kernels"
+
+
+def read_kernel_cache_bytes() -> int:
+    """Returns how many bytes the kernel cache may take.
+
+    Raises:
+        ConfigError: the value is no number.
+    """
+    name = "TRACEGRAPH_KERNEL_CACHE_MB"
+    value = os.environ.get(name, "4096")
+    if re.fullmatch("[0-9]{1,9}", value):
+        return int(value) * KIB * KIB
+    raise ConfigError(
+        f"environment variable {name} has the value {value!r}",
+        where=f"{name} in the environment of this process",
+        why="it is a number of MiB: 2**20 bytes each",
+        fix=f"export {name}=4096, or unset it",
+        anchor="config",
+    )
 
 
 def read_alloc_conf() -> AllocatorConfig:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +30,7 @@ from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
 SUPPORTED_JAX = "jax>=0.10,<0.13"
 
 PRIVATE_NAMES = {
+    "jax._src.compilation_cache.extract_executable_and_time": "see Note [Code of JAX's cache]",
     "jax._src.array.ArrayImpl": "the type of plain arrays; `jax.Array` also covers tracers",
     "jax._src.core.ShapedArray": "abstract values; the public alias does not take a weak type",
     "jax._src.core.pytype_aval_mappings": "tracing asks it for an argument's abstract value",
@@ -326,29 +329,84 @@ def get_quick_call(compiled: Any) -> Callable[..., Any]:
     return compiled._executable.create_cpp_call(compiled._params) or compiled
 
 
-def save_executable(compiled: jax.stages.Compiled) -> SavedExecutable | None:
-    """Returns what a function that was compiled for one CPU is made of; None if it cannot be kept.
+# Note [Code of JAX's cache]. XLA:CPU writes the code of a program that it has compiled, not that
+# of one that it has read. So what was read is kept beside the compiled function: by
+# `load_executable`, and where JAX reads its own persistent cache, which asks this function.
+_saved: weakref.WeakKeyDictionary[Any, SavedExecutable] = weakref.WeakKeyDictionary()
+_cached_code: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
 
-    That is one with effects or callbacks, whose code holds addresses of this process, one with
-    arrays of its own, and one whose arrays are not in rows.
+
+class _Reading(threading.local):
+    """What a thread reads from JAX's persistent cache, while it is wanted."""
+
+    is_wanted = False
+    code: bytes | None = None
+
+
+_reading = _Reading()
+
+
+def _read_entry(entry: bytes) -> tuple[bytes, int]:
+    code, seconds = _private["extract_executable_and_time"](entry)
+    if _reading.is_wanted:
+        _reading.code = code
+    return code, seconds
+
+
+_cache_module = importlib.import_module("jax._src.compilation_cache")
+vars(_cache_module)["extract_executable_and_time"] = _read_entry
+
+
+def keep_code(compile_program: Callable[[], T]) -> Callable[[], T]:
+    """Returns what compiles the same such that `save_executable` takes it, wherever it comes from.
+
+    Args:
+        compile_program: returns a `jax.stages.Compiled`.
+    """
+
+    def run() -> T:
+        _reading.is_wanted, _reading.code = True, None
+        try:
+            compiled = compile_program()
+            if _reading.code is not None:
+                _cached_code[compiled] = _reading.code
+        finally:
+            _reading.is_wanted, _reading.code = False, None
+        return compiled
+
+    return run
+
+
+def save_executable(compiled: jax.stages.Compiled) -> SavedExecutable:
+    """Returns what a function that was compiled for one CPU is made of.
 
     Args:
         compiled: of positional arguments, with one result or a tuple.
+
+    Raises:
+        ValueError: it cannot be kept; the text is a clause, as ``it calls back into Python``.
     """
+    if compiled in _saved:
+        return _saved[compiled]
     executable: Any = compiled._executable
     parts = executable._unloaded_executable
     effects = (parts.ordered_effects, parts.unordered_effects, parts.keepalive)
-    if any(effects) or parts.host_callbacks or parts.mut or compiled._params.const_args:
-        return None
+    if any(effects) or parts.host_callbacks:
+        raise ValueError("it calls back into Python, by an address of this process")
     code = parts.xla_executable
     layouts = [*code.get_parameter_layouts(), *code.get_output_layouts()]
     avals = [*parts.input_avals, *parts.output_avals]
     orders = [Layout.from_pjrt_layout(each).major_to_minor for each in layouts]
-    if any(order != tuple(range(aval.ndim)) for order, aval in zip(orders, avals, strict=True)):
-        return None
+    in_rows = all(o == tuple(range(aval.ndim)) for o, aval in zip(orders, avals, strict=True))
+    if parts.mut or compiled._params.const_args or not in_rows:
+        raise ValueError("it has arrays of its own, or some that are not in rows")
+    try:
+        written = _cached_code.get(compiled) or code.client.serialize_executable(code)
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"XLA cannot write its code ({error})") from None
     return SavedExecutable(
         parts.name,
-        code.client.serialize_executable(code),
+        written,
         tuple(map(_describe_aval, parts.input_avals)),
         tuple(map(_describe_aval, parts.output_avals)),
         tuple(sorted(parts.kept_var_idx)),
@@ -405,7 +463,9 @@ def load_executable(saved: SavedExecutable, device: Any) -> jax.stages.Compiled:
     )
     args_info = ((0,) * saved.arguments, {})
     out_tree = jax.tree.structure(0 if saved.is_bare else (0,) * len(outputs))
-    return jax.stages.Compiled(parts.load(), [], args_info, out_tree, no_kwargs=True)
+    compiled = jax.stages.Compiled(parts.load(), [], args_info, out_tree, no_kwargs=True)
+    _saved[compiled] = saved
+    return compiled
 
 
 def _make_aval(aval: ArrayAval) -> Any:

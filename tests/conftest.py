@@ -16,6 +16,8 @@ from tests.shared_programs import share_programs
 # Before anything imports JAX, or asks it for its devices.
 share_programs(os.environ)
 share_memory(os.environ)
+# What a test captures is lowered by the code that it tests; tests of the cache turn it on.
+os.environ.setdefault("TRACEGRAPH_KERNEL_CACHE", "0")
 
 if importlib.util.find_spec("hypothesis"):
     # No deadline, the same examples in each run; `--hypothesis-profile default` searches on.

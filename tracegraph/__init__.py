@@ -30,7 +30,7 @@ if not (_package / "runtime").is_dir() and (_house / "runtime").is_dir():
     # In a checkout `lowering/` and `runtime/` stand beside this folder; in a wheel they are in it.
     __path__.append(str(_house))
 
-from tracegraph import amp, backends, comm, memory, random
+from tracegraph import amp, backends, comm, kernel_cache, memory, random
 from tracegraph.buckets.bucketed_function import BucketedFunction, BucketInfo
 from tracegraph.buckets.size_scope import bucket_size
 from tracegraph.cache_info import CacheInfo
@@ -162,6 +162,7 @@ __all__ = [
     "import_from_cuda_core",
     "is_available",
     "is_current_stream_capturing",
+    "kernel_cache",
     "list_gpu_processes",
     "make_graphed_callables",
     "memory",

@@ -17,6 +17,8 @@ from tracegraph.runtime.environment import (
     read_alloc_conf,
     read_check_replay,
     read_cublas_workspace_bytes,
+    read_kernel_cache_bytes,
+    read_kernel_cache_path,
     read_launch_blocking,
     read_no_memory_caching,
     read_nvtx,
@@ -56,6 +58,9 @@ jax.config.update("jax_platforms", "cpu")
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", read_cublas_workspace_bytes, 32 << 20),
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8", read_cublas_workspace_bytes, 8519680),
         ("CUBLAS_WORKSPACE_CONFIG", ":0:0", read_cublas_workspace_bytes, 0),
+        ("TRACEGRAPH_KERNEL_CACHE", "0", read_kernel_cache_path, None),
+        ("TRACEGRAPH_KERNEL_CACHE_MB", None, read_kernel_cache_bytes, 4 << 30),
+        ("TRACEGRAPH_KERNEL_CACHE_MB", "3", read_kernel_cache_bytes, 3 << 20),
     ],
 )
 def test_values(
@@ -79,6 +84,7 @@ def test_values(
         ("TRACEGRAPH_LAUNCH_BLOCKING", read_launch_blocking, "0, 1"),
         ("TRACEGRAPH_NVTX", read_nvtx, "0, 1"),
         ("TRACEGRAPH_PROGRESS", read_progress, "auto, 0, 1"),
+        ("TRACEGRAPH_KERNEL_CACHE", read_kernel_cache_path, "1, 0"),
         ("TRACEGRAPH_NO_MEMORY_CACHING", read_no_memory_caching, "0, 1"),
     ],
 )
@@ -107,6 +113,27 @@ def test_other_workspaces_are_refused(monkeypatch: pytest.MonkeyPatch, text: str
     )
     assert ":4096:2:16:8" in raised.value.why
     assert raised.value.anchor == "config"
+
+
+@pytest.mark.parametrize("text", ["", "-1", "4 GB", "1e3", "1" * 10])
+def test_other_limits_of_the_kernel_cache_are_refused(monkeypatch: pytest.MonkeyPatch, text: str):
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE_MB", text)
+    with pytest.raises(ConfigError, match="TRACEGRAPH_KERNEL_CACHE_MB has the value"):
+        read_kernel_cache_bytes()
+
+
+def test_where_the_kernel_cache_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "1")
+    monkeypatch.setenv("HOME", "/home/user")
+    for name in ("XDG_CACHE_HOME", "TRACEGRAPH_KERNEL_CACHE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert str(read_kernel_cache_path()) == "/home/user/.cache/tracegraph/kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert str(read_kernel_cache_path()) == "/home/user/.cache/tracegraph/kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert str(read_kernel_cache_path()) == "/caches/tracegraph/kernels"
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE_PATH", "/mine")
+    assert str(read_kernel_cache_path()) == "/mine"
 
 
 def test_a_wrong_option_names_the_variable(monkeypatch: pytest.MonkeyPatch):

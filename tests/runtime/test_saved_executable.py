@@ -25,9 +25,7 @@ def compile_function(function: Any, *args: Any, **options: Any) -> jax.stages.Co
 
 
 def save(function: Any, *args: Any, **options: Any) -> SavedExecutable:
-    saved = save_executable(compile_function(function, *args, **options))
-    assert saved is not None
-    return saved
+    return save_executable(compile_function(function, *args, **options))
 
 
 def load(saved: SavedExecutable) -> jax.stages.Compiled:
@@ -76,7 +74,37 @@ def test_other_arguments_are_refused():
     ],
 )
 def test_what_calls_back_into_python_is_not_saved(function: Any):
-    assert save_executable(compile_function(function, jnp.asarray(X))) is None
+    with pytest.raises(ValueError, match="it calls back into Python"):
+        save(function, jnp.asarray(X))
+
+
+class Stub:
+    """Something else's attributes, but for some."""
+
+    def __init__(self, of: Any, **attributes: Any) -> None:
+        self._of = of
+        vars(self).update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
+def test_code_that_xla_cannot_write_is_not_saved():
+    def refuse(_: Any) -> bytes:
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: `LessThan` is not serializable.")
+
+    compiled: Any = compile_function(jnp.sin, jnp.asarray(X))
+    parts = compiled._executable._unloaded_executable
+    code = Stub(parts.xla_executable, client=Stub(None, serialize_executable=refuse))
+    executable = Stub(None, _unloaded_executable=Stub(parts, xla_executable=code))
+    broken: Any = Stub(compiled, _executable=executable)
+    with pytest.raises(ValueError, match=r"XLA cannot write its code .*LessThan"):
+        save_executable(broken)
+
+
+def test_code_that_was_read_is_saved_again():
+    saved = save(lambda x: x - 1, jnp.asarray(X))
+    assert save_executable(load(saved)) is saved
 
 
 def test_code_that_is_none_and_records_that_do_not_fit_it_are_refused():

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracegraph.capturing.partition import partition_graph
+from tracegraph.capturing.progress import Progress
 from tracegraph.capturing.unlowered import find_refused, find_unlowered
 from tracegraph.constraints.violation import Violation
 from tracegraph.ir.graph import Graph
 from tracegraph.jax_internals import describe_physical
 from tracegraph.lowering.collector import hold_collector
+from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.overlap import Preparation
@@ -67,6 +69,25 @@ def lower_checked(
     if shares_arguments:
         request = share_arguments(request)
     return first.checked, lower_request(request, compiler)
+
+
+def compile_again(
+    prepared: PreparedCall, first: FirstTrace, device: Device, *, shares_arguments: bool
+) -> tuple[CompiledRegion, ...]:
+    """Returns the regions of a function whose lowering came from a file without them.
+
+    Args:
+        prepared: the call, without values.
+        first: the function.
+        device: that it is compiled for.
+        shares_arguments: see `share_arguments`.
+    """
+    progress = Progress(f"compiling `{prepared.options.name}`")
+    with progress:
+        compiler = Compiler(device, progress)
+        shared = {"shares_arguments": shares_arguments}
+        _, lowered = lower_checked(prepared, first, compiler, **shared)
+        return lowered.regions
 
 
 def share_arguments(request: CaptureRequest) -> CaptureRequest:

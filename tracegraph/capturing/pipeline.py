@@ -8,9 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracegraph.capturing.agreement import Agreement, describe_program
-from tracegraph.capturing.capture_lowering import list_preparations, lower_checked
+from tracegraph.capturing.capture_lowering import (
+    compile_again,
+    list_preparations,
+    lower_checked,
+)
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
+from tracegraph.capturing.partition import find_embedded
 from tracegraph.capturing.progress import Progress
 from tracegraph.capturing.spread_capture import (
     LoweredSpread,
@@ -21,13 +26,21 @@ from tracegraph.capturing.spread_capture import (
 from tracegraph.constraints.meshes import check_context_mesh, check_meshes
 from tracegraph.constraints.spread import Spread
 from tracegraph.constraints.violation import make_capture_error
+from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot, find_slot
 from tracegraph.lowering.compiler import Compiler
+from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.jit_call import JitCall
 from tracegraph.replaying.spread_call import SpreadCall
 from tracegraph.runtime.device import Device
-from tracegraph.tracing.checked_graph import FirstTrace, check_trace, finish_checks, trace_call
+from tracegraph.tracing.checked_graph import (
+    CheckedGraph,
+    FirstTrace,
+    check_trace,
+    finish_checks,
+    trace_call,
+)
 from tracegraph.tracing.outer_values import OuterValues, read_outer_values
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.trace import JaxTrace
@@ -83,6 +96,9 @@ class CapturePipeline:
         self._jaxpr: Any = None
         # What the function reads from around it, the same.
         self._outer: OuterValues = {}
+        # Its place in the kernel cache, and what is there.
+        self._slot: CacheSlot | None = None
+        self._cached: CachedLowering | None = None
         # The devices of a call that is spread over several, once that is known.
         self._spread: Spread | None = None
 
@@ -167,6 +183,8 @@ class CapturePipeline:
         """Compiles, plans and builds; the checks are finished while XLA compiles, or at the end."""
         if self._spread is not None:
             return self._lower_spread(first, self._spread)
+        if (cached := self._find_cached(first)) is not None:
+            return cached
         preparations = list_preparations(self._device, self._prepared.options, first.checked.graph)
         overlap = Overlap("check", lambda: self.finish_checks(first), preparations)
         compiler = Compiler(self._device, self._progress, overlap)
@@ -180,9 +198,33 @@ class CapturePipeline:
             overlap.finish()
             raise
         compiler.finish_overlap()
+        return self._make_lowered(checked, lowered)
+
+    def _make_lowered(self, checked: CheckedGraph, lowered: Lowered) -> LoweredCapture:
         return LoweredCapture(
             self._prepared, checked, lowered, self._device, self._pool, self._outer
         )
+
+    def _find_cached(self, first: FirstTrace) -> LoweredCapture | None:
+        """Returns the lowering that the kernel cache has, see Note [Kernel cache]."""
+        self._progress.enter("lower", "kernel cache")
+        prepared, device, shares = self._prepared, self._device, self.shares_arguments
+        graph = first.checked.graph
+        self._slot = find_slot(
+            prepared, graph, find_embedded(graph), device, shares_arguments=shares
+        )
+        if self._slot is None:
+            return None
+        compile_regions = functools.partial(
+            compile_again, prepared.drop_values(), first, device, shares_arguments=shares
+        )
+        self._cached = self._slot.find(device, compile_regions)
+        if self._cached is None:
+            return None
+        device.prepare_arena(self._cached.lowered.plan.arena_size)
+        self._progress.enter("check")
+        self.finish_checks(first)
+        return self._make_lowered(first.checked, self._cached.lowered)
 
     def _lower_spread(self, first: FirstTrace, spread: Spread) -> LoweredSpread:
         overlap = Overlap("check", lambda: self.finish_checks(first))
@@ -206,7 +248,12 @@ class CapturePipeline:
         self._progress.enter("verify")
         if isinstance(graph, SpreadCall):
             return verify_spread(self._prepared, graph)
-        return verify_capture(self._prepared, graph, self._device)
+        if self._cached is not None:
+            return self._cached.verification
+        report = verify_capture(self._prepared, graph, self._device)
+        if self._slot is not None:
+            self._slot.add(graph.lowered, report)
+        return report
 
     def compare(self, graph: CapturedGraph) -> tuple[JitComparison | None, JitCall | None]:
         """Times a graph with eager parts against `jax.jit`; returns what replaces one that lost."""

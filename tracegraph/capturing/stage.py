@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from tracegraph.lowering.late_executable import find_compiled
 from tracegraph.lowering.lower import Lowered
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -68,9 +69,8 @@ class Stage:
 
 def list_executables(lowered: Lowered) -> Iterator[jax.stages.Compiled]:
     """Yields XLA's program of each region that was compiled ahead of its calls."""
-    for region in lowered.regions:
-        if isinstance(region.executable, jax.stages.Compiled):
-            yield region.executable
+    found = (find_compiled(region.executable) for region in lowered.regions)
+    yield from (each for each in found if each is not None)
 
 
 def _describe(leaf: Any) -> jax.ShapeDtypeStruct:

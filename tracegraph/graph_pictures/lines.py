@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 from tracegraph.capturing.partition import list_region_ops
 from tracegraph.ir.graph import Op
 from tracegraph.ir.origins import locate_origin
 from tracegraph.lowering.compiled_region import CompiledRegion
+from tracegraph.lowering.late_executable import find_compiled
 from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.errors import shorten_list
 from tracegraph.runtime.event_nodes import EventNode
@@ -104,12 +103,8 @@ def _leave_streams_out(scope: str) -> str:
 
 
 def _read_all_origins(lowered: Lowered) -> list[tuple[CompiledRegion, Origins]]:
-    eager = lowered.eager_regions
-    return [
-        (region, read_origins(region.executable))
-        for region in lowered.regions
-        if region.name not in eager and isinstance(region.executable, jax.stages.Compiled)
-    ]
+    found = ((region, find_compiled(region.executable)) for region in lowered.regions)
+    return [(region, read_origins(each)) for region, each in found if each is not None]
 
 
 def _touches(region: CompiledRegion, buffers: set[str]) -> bool:

@@ -1,0 +1,1 @@
+"""What was compiled, decoded, planned and verified for a program, kept on the disk."""

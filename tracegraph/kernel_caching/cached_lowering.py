@@ -1,0 +1,189 @@
+"""Cached lowerings: what lowering gave for a program, kept in files under the program's key.
+
+Note [Kernel cache]
+After tracing and checking, the key of the program is looked up. A hit gives the lowering as it was:
+no region is compiled, decoded, planned or built, and the graph is not compared again with XLA's
+executable, since it was, bit for bit, when it was stored. So only captures that were verified are
+stored. A file that does not hold together is a miss. What the second trace shows is checked all the
+same, hit or miss.
+
+On a GPU the executables of XLA are not stored. Who asks for one, as `cost_analysis` does, compiles
+the program then.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import functools
+import logging
+import pathlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tracegraph.ir.graph import Graph, Value
+from tracegraph.kernel_caching.program_key import NoKey, make_key
+from tracegraph.kernel_caching.surroundings import describe_surroundings
+from tracegraph.lowering.compiled_region import CompiledRegion
+from tracegraph.lowering.late_executable import LateExecutable, LateRegions
+from tracegraph.lowering.lower import Lowered
+from tracegraph.lowering.saved_lowering import SaveProblem, decode_lowered, encode_lowered
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.environment import read_kernel_cache_bytes, read_kernel_cache_path
+from tracegraph.runtime.saving.kernel_store import KernelStore
+from tracegraph.runtime.saving.record_codec import ContentProblem, RecordCodec
+from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.verification.report import VerificationReport
+
+LOGGER = logging.getLogger("tracegraph")
+# More than a program has; a file that claims more is damaged.
+MAX_REGIONS = 1 << 16
+
+_codec = RecordCodec([VerificationReport])
+_lock = threading.Lock()
+_counts: collections.Counter[str] = collections.Counter()
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedLowering:
+    """What the cache has for a program.
+
+    Attributes:
+        lowered: the lowering.
+        verification: what its comparison found when it was stored.
+    """
+
+    lowered: Lowered
+    verification: VerificationReport
+
+
+def find_store() -> KernelStore | None:
+    """Returns the store that the environment names; None where the cache is off."""
+    path = read_kernel_cache_path()
+    return None if path is None else _make_store(path, read_kernel_cache_bytes())
+
+
+@functools.cache
+def _make_store(path: pathlib.Path, limit: int) -> KernelStore:
+    return KernelStore(path, limit)
+
+
+def read_counts() -> dict[str, int]:
+    """Returns how often this process found a program, did not, and stored one."""
+    with _lock:
+        return {name: _counts[name] for name in ("hits", "misses", "stores")}
+
+
+def _count(name: str) -> None:
+    with _lock:
+        _counts[name] += 1
+
+
+def find_slot(
+    prepared: PreparedCall,
+    graph: Graph,
+    embedded: Mapping[Value, Any],
+    device: Device,
+    *,
+    shares_arguments: bool,
+) -> CacheSlot | None:
+    """Returns the place of a program in the cache; None where it has none, or the cache is off.
+
+    Args:
+        prepared: the call.
+        graph: of it, checked and optimised.
+        embedded: those of its constants that are part of XLA's program.
+        device: that it is lowered for.
+        shares_arguments: see `share_arguments`.
+    """
+    store = find_store()
+    if store is None or not prepared.options.verify:
+        return None
+    surroundings = describe_surroundings(prepared, device, shares_arguments=shares_arguments)
+    try:
+        return CacheSlot(store, make_key(graph, embedded, surroundings))
+    except NoKey as problem:
+        LOGGER.debug("`%s` is not in the kernel cache: %s", prepared.options.name, problem)
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheSlot:
+    """The place of one program in the cache.
+
+    Attributes:
+        store: the files.
+        key: of the program.
+    """
+
+    store: KernelStore
+    key: str
+
+    def find(
+        self, device: Device, compile_regions: Callable[[], tuple[CompiledRegion, ...]]
+    ) -> CachedLowering | None:
+        """Returns what is stored, or None.
+
+        Args:
+            device: that it is lowered for.
+            compile_regions: compiles the regions where a file has no executables.
+        """
+        file = self.store.find(self.key)
+        found = None
+        if file is not None:
+            try:
+                found = _decode(self.key, file.content, file.blobs, device, compile_regions)
+            except ContentProblem as problem:
+                self.store.drop(self.key, str(problem))
+        _count("misses" if found is None else "hits")
+        return found
+
+    def add(self, lowered: Lowered, verification: VerificationReport) -> None:
+        """Stores a lowering whose graph was compared with XLA's executable.
+
+        Args:
+            lowered: the lowering.
+            verification: what the comparison found.
+        """
+        if verification.skipped:
+            return
+        try:
+            encoded = encode_lowered(lowered)
+        except SaveProblem as problem:
+            LOGGER.debug("not in the kernel cache: %s", problem)
+            return
+        report = _codec.encode(verification, blobs=encoded.blobs)
+        content = {
+            "key": self.key,
+            "lowering": encoded.tree,
+            "regions": len(lowered.regions),
+            "stored": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
+            "verification": report.tree,
+        }
+        if self.store.add(self.key, content, report.blobs):
+            _count("stores")
+
+
+def _decode(
+    key: str,
+    content: Any,
+    blobs: Any,
+    device: Device,
+    compile_regions: Callable[[], tuple[CompiledRegion, ...]],
+) -> CachedLowering:
+    names = {"key", "lowering", "regions", "stored", "verification"}
+    if not isinstance(content, dict) or content.keys() != names or content["key"] != key:
+        raise ContentProblem("the content", "it is not that of this program")
+    count, stored = content["regions"], content["stored"]
+    if type(count) is not int or not 0 <= count <= MAX_REGIONS or type(stored) is not str:
+        raise ContentProblem("the content", "its regions or its date are damaged")
+    late = LateRegions(compile_regions)
+    stand_ins = [LateExecutable(late, index) for index in range(count)]
+    jax_device = device.jax_device
+    lowered = decode_lowered(content["lowering"], blobs, jax_device, stand_ins)
+    report = _codec.decode(content["verification"], blobs, VerificationReport)
+    note = f"compared when it was stored in the kernel cache, on {stored[:10]}"
+    note = f"{report.note}; {note}" if report.note else note
+    return CachedLowering(lowered, dataclasses.replace(report, note=note))

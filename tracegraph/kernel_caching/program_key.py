@@ -1,0 +1,205 @@
+"""Keys of programs: equal for programs that are lowered alike, in any process.
+
+Note [Keys]
+A key is a digest of all that lowering depends on, written out: the graph op by op, with every
+parameter of every primitive, and what surrounds it. A value is written by its kind, and one of an
+unknown kind has no key: its program is compiled each time, which is slow, where a key that leaves
+something out would be wrong. That is so for functions that a program calls back, for one. Rules of
+derivatives are functions, too, but nothing that is lowered: derivatives are ops by then.
+
+Closed-over arrays that are inputs of the graph are written by their type; those that XLA embeds, by
+their bytes. Streams and events are numbered by their first use, lines of the source are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import re
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracegraph.constraints.traces import read_array
+from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
+from tracegraph.jax_internals import is_jaxpr
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+# Their functions are derivatives, which no region calls.
+_WITH_RULES = frozenset(
+    ["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin", "linear_call"]
+)
+_NUMBERED = ("stream", "event")
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+
+
+class NoKey(Exception):
+    """A program has no key; the text says what is of an unknown kind."""
+
+
+def make_key(graph: Graph, embedded: Mapping[Value, Any], surroundings: Mapping[str, Any]) -> str:
+    """Returns the key of a program, see Note [Keys].
+
+    Args:
+        graph: checked and optimised.
+        embedded: those of its constants that are part of XLA's program.
+        surroundings: what else lowering depends on, by name.
+
+    Raises:
+        NoKey: something in it is of a kind that this version does not know.
+
+    Example:
+        >>> from tracegraph.tracing.trace import trace_function
+        >>> def trace(function):
+        ...     return trace_function(function, (1.0,), {}, name="f").graph
+        >>> first = make_key(trace(lambda x: x * 2), {}, {})
+        >>> first == make_key(trace(lambda y: y * 2), {}, {})
+        True
+        >>> first == make_key(trace(lambda x: x * 3), {}, {})
+        False
+    """
+    writer = _Writer()
+    for name in sorted(surroundings):
+        writer.write(name, surroundings[name])
+    writer.write_graph(graph, embedded)
+    return writer.digest.hexdigest()
+
+
+class _Writer:
+    """Writes values into a digest, each with its kind and its length."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self._numbers: dict[tuple[str, Any], int] = {}
+        self._values: dict[Value, int] = {}
+
+    def write_graph(self, graph: Graph, embedded: Mapping[Value, Any]) -> None:
+        """Writes a graph; values are numbered in their order, whatever the trace called them."""
+        self._add("graph", graph.name)
+        for value in graph.inputs:
+            self._define(value)
+        for held in graph.constants:
+            self._define(held.value)
+            self._add("constant", held.name)
+            self.write("array", read_array(held.array) if held.value in embedded else None)
+        for op in graph.ops:
+            self._write_op(op)
+        for operand in graph.outputs:
+            self._write_operand(operand)
+        self.write("aliases", graph.aliases)
+
+    def _write_op(self, op: Op) -> None:
+        self._add("op", op.name)
+        for operand in op.operands:
+            self._write_operand(operand)
+        origin = op.origin
+        for kind, stream in (("on", origin.stream), ("backward", origin.backward_on)):
+            self._add(kind, str(stream and self._number("stream", stream)))
+        self.write("context", _describe_context(origin.equation_context))
+        jaxprs = 0
+        for name in sorted(op.params):
+            value = op.params[name]
+            if name in _NUMBERED and isinstance(value, int):
+                self._add(name, str(value and self._number(name, value)))
+                continue
+            if op.name in _WITH_RULES and callable(value) and not is_jaxpr(value):
+                continue
+            jaxprs += self.write(f"{op.name}.{name}", value)
+        if jaxprs != len(op.subgraphs):
+            raise NoKey(f"`{op.name}` holds {jaxprs} programs, and {len(op.subgraphs)} are known")
+        for name, inner in op.subgraphs:
+            self._add("inner", name)
+            self.write_graph(inner, {each.value: each.array for each in inner.constants})
+        for result in op.results:
+            self._define(result)
+
+    def _write_operand(self, operand: Operand) -> None:
+        if isinstance(operand, Literal):
+            self._write_type(operand.aval)
+            self.write("literal", operand.value)
+            return
+        # What no inner graph defines is of a graph around it.
+        self._add("value", str(self._values.get(operand, -1)))
+
+    def _define(self, value: Value) -> None:
+        self._values[value] = len(self._values)
+        self._write_type(value.aval)
+
+    def _write_type(self, aval: Any) -> None:
+        weak = bool(getattr(aval, "weak_type", False))
+        self._add("aval", f"{aval.str_short()} {weak} {getattr(aval, 'sharding', None)}")
+
+    def _number(self, kind: str, value: Any) -> int:
+        return self._numbers.setdefault((kind, value), len(self._numbers) + 1)
+
+    def write(self, name: str, value: Any) -> int:
+        """Writes a value; returns how many jaxprs it holds, which are written as graphs."""
+        kind = type(value)
+        if kind in _PLAIN:
+            self._add(name, f"{kind.__name__} {value!r}")
+        elif is_jaxpr(value):
+            self._add(name, "jaxpr")
+            return 1
+        elif isinstance(value, np.generic | np.ndarray | jax.Array):
+            found = np.ascontiguousarray(read_array(value))
+            self._add(name, f"array {found.dtype} {found.shape}")
+            self.digest.update(found.reshape(-1).view(np.uint8).data)
+        elif isinstance(value, np.dtype):
+            self._add(name, f"dtype {value}")
+        elif isinstance(value, type):
+            self._add(name, f"type {value.__module__}.{value.__qualname__}")
+        elif isinstance(value, jax.sharding.Mesh):
+            self._add(name, f"mesh {value.shape} {value.devices.tolist()}")
+        elif isinstance(value, types.FunctionType) and _is_named_by_jax(value):
+            self._add(name, f"function {value.__module__}.{value.__qualname__}")
+        elif isinstance(value, enum.Enum):
+            self._add(name, f"{kind.__qualname__}.{value.name}")
+        else:
+            return self._write_parts(name, value)
+        return 0
+
+    def _write_parts(self, name: str, value: Any) -> int:
+        if isinstance(value, tuple | list):
+            self._add(name, f"{type(value).__qualname__} of {len(value)}")
+            return sum([self.write(f"{name}[]", each) for each in value])
+        if isinstance(value, frozenset | set):
+            self._add(name, f"set of {len(value)}")
+            return sum([self.write(f"{name}[]", each) for each in sorted(value, key=repr)])
+        if isinstance(value, Mapping):
+            self._add(name, f"mapping of {len(value)}")
+            pairs: Iterable[tuple[Any, Any]] = sorted(value.items(), key=lambda pair: repr(pair[0]))
+            return sum([self.write(f"{name}[]", part) for pair in pairs for part in pair])
+        if dataclasses.is_dataclass(value):
+            fields = [each.name for each in dataclasses.fields(value) if each.compare]
+            self._add(name, f"{type(value).__qualname__} of {len(fields)}")
+            return sum([self.write(f"{name}.{each}", getattr(value, each)) for each in fields])
+        self._write_by_repr(name, value)
+        return 0
+
+    def _write_by_repr(self, name: str, value: Any) -> None:
+        kind, text = type(value), repr(value)
+        is_jax = kind.__module__.partition(".")[0] in ("jax", "jaxlib")
+        if callable(value) or not is_jax or _ADDRESS.search(text):
+            raise NoKey(f"`{name}` is a {kind.__module__}.{kind.__qualname__}")
+        self._add(name, f"{kind.__qualname__} {text}")
+
+    def _add(self, name: str, text: str) -> None:
+        encoded = text.encode()
+        self.digest.update(f"\n{name} {len(encoded)} ".encode())
+        self.digest.update(encoded)
+
+
+def _is_named_by_jax(function: types.FunctionType) -> bool:
+    """True for a function of JAX's own modules, which its version tells; not for one made later."""
+    is_own = function.__module__.partition(".")[0] == "jax"
+    return is_own and "<" not in function.__qualname__ and function.__closure__ is None
+
+
+def _describe_context(context: Any) -> tuple[Any, ...]:
+    """Returns the settings of JAX that an equation was traced under."""
+    names = ("compute_type", "threefry_partitionable", "cur_abstract_mesh", "xla_metadata")
+    return tuple(getattr(context, name, None) for name in names)

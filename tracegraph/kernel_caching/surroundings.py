@@ -1,0 +1,147 @@
+"""What lowering depends on besides the program: device, versions, settings."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+from typing import Any
+
+import jax
+
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.jax_interop import is_default_device
+from tracegraph.runtime.own_folders import OWN_FOLDERS
+from tracegraph.tracing.prepared_call import PreparedCall
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# XLA reads some of its settings, and NVIDIA's libraries theirs, from the environment.
+_VARIABLES = ("XLA_", "TF_", "CUDA_", "CUBLAS", "CUBLASLT", "CUDNN", "CUFFT", "NVIDIA_")
+_SETTING = "jax_"
+# Settings of JAX that change what is reported or kept, not what is compiled.
+_REPORTING = (
+    "cache",
+    "log",
+    "dump",
+    "_dir",
+    "timeout",
+    "traceback",
+    "distributed",
+    "transfer_guard",
+    "leak",
+)
+# What a user's option changes in a graph; the others choose memory and checks.
+_OPTIONS = ("mode", "outputs", "static_leaves", "control_flow", "debug_nans")
+# Whose versions matter on a GPU: they compile, or their calls are in the graph.
+_PACKAGES = tuple(
+    f"{package}{suffix}"
+    for package in (
+        "nvidia-cublas",
+        "nvidia-cudnn",
+        "nvidia-cufft",
+        "nvidia-cusolver",
+        "nvidia-cusparse",
+        "nvidia-cuda-nvcc",
+        "nvidia-cuda-nvrtc",
+        "nvidia-nvjitlink",
+    )
+    for suffix in ("", "-cu12", "-cu13")
+)
+
+
+def describe_surroundings(
+    prepared: PreparedCall, device: Device, *, shares_arguments: bool
+) -> dict[str, Any]:
+    """Returns what lowering a call's program depends on, by name, as plain values.
+
+    Args:
+        prepared: the call.
+        device: that it is lowered for.
+        shares_arguments: see `share_arguments`.
+    """
+    options = {name: getattr(prepared.options, name) for name in _OPTIONS}
+    return {
+        "arguments": prepared.names,
+        "device": _describe_device(device),
+        "donated": prepared.donated,
+        "environment": {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(_VARIABLES) and name != "CUDA_VISIBLE_DEVICES"
+        },
+        "form": (device.takes_kernels, device.updates_in_place, shares_arguments),
+        "options": options,
+        # The names of mapped axes are an object without a text; a captured call is in no map.
+        "settings": _ADDRESS.sub("", repr(prepared.signature.settings)),
+        "settings of JAX": _read_jax_settings(),
+        "versions": read_versions(),
+    }
+
+
+def read_versions() -> dict[str, str]:
+    """Returns the versions that a lowering is made by."""
+    return {
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "tracegraph": _sum_own_files(),
+        **_read_package_versions(),
+    }
+
+
+def _describe_device(device: Device) -> tuple[Any, ...]:
+    jax_device = device.jax_device
+    kind = (jax_device.platform, jax_device.device_kind, jax_device.client.platform_version)
+    if device.takes_kernels:
+        return (*kind, str(getattr(jax_device, "compute_capability", "")))
+    # XLA's code is loaded for a device, and results of the default one are not committed to it.
+    return (*kind, jax_device.id, is_default_device(jax_device), _describe_processor())
+
+
+@functools.cache
+def _describe_processor() -> str:
+    """Returns the kind and the features of this machine's processor: code of XLA:CPU uses them."""
+    features = ""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        if line.startswith(("flags", "Features", "model name")):
+            features += line
+        elif not line and features:
+            break
+    return f"{platform.machine()} {platform.processor()} {features}"
+
+
+@functools.cache
+def _read_package_versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@functools.cache
+def _sum_own_files() -> str:
+    """Returns a digest of our own sources, so that a change of one is another version."""
+    digest = hashlib.sha256()
+    for folder in sorted(OWN_FOLDERS):
+        for path in sorted(pathlib.Path(folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _read_jax_settings() -> dict[str, str]:
+    values: dict[str, Any] = jax.config.values
+    return {
+        name: repr(value)
+        for name, value in values.items()
+        if name.startswith(_SETTING) and not any(word in name for word in _REPORTING)
+    }
