@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import machine  # noqa: F401 turns the kernel cache off
 import tracegraph as tg
 
 Weights = dict[str, jax.Array]
