@@ -30,7 +30,7 @@ NAMES = {
         get_device_properties get_device_name get_device_capability can_device_access_peer
         get_arch_list
         utilization memory_usage temperature power_draw clock_rate list_gpu_processes probe
-        amp backends comm memory random
+        amp backends comm kernel_cache memory random
         ExternalStream is_current_stream_capturing
         register_graph_capture_start_hook register_graph_capture_end_hook
         register_graph_instantiate_hook register_graph_replay_start_hook
@@ -58,6 +58,7 @@ NAMES = {
     "tracegraph.comm": """
         broadcast broadcast_coalesced reduce_add reduce_add_coalesced scatter gather
     """,
+    "tracegraph.kernel_cache": "KernelCacheInfo clear info",
     "tracegraph.random": """
         Generator default_generator fork_rng next_key
         get_rng_state get_rng_state_all initial_seed manual_seed manual_seed_all
@@ -70,6 +71,7 @@ FACES = {
     "tracegraph.amp": tg.amp,
     "tracegraph.backends": tg.backends,
     "tracegraph.comm": tg.comm,
+    "tracegraph.kernel_cache": tg.kernel_cache,
     "tracegraph.random": tg.random,
 }
 PUBLIC = {
