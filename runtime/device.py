@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
@@ -164,6 +165,11 @@ class Device(Protocol):
 
         False when a region stays one compiled call.
         """
+        ...
+
+    @property
+    def target(self) -> CodeTarget:
+        """What code that runs on it is compiled for."""
         ...
 
     @property

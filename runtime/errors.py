@@ -176,6 +176,7 @@ PUBLIC_ERRORS = (
     StaleOutputError,
     OutOfMemoryError,
     CudaError,
+    SavedFileError,
     ConfigError,
     InternalError,
 )

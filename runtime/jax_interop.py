@@ -52,6 +52,8 @@ PRIVATE_NAMES = {
     "jax._src.xla_bridge.backends_are_initialized": "any public call would open the backends",
     "jax._src.interpreters.pxla.UnloadedMeshExecutable": "what a compiled function is made of",
     "jaxlib.xla_client.DeviceList": "the devices that XLA's code is loaded for",
+    "jaxlib.xla_client.CompileOptions": "where it runs, if not where it was compiled for",
+    "jaxlib.xla_client.DeviceAssignment": "the same",
     "jaxlib.lapack._lapack": "finds LAPACK for code that was compiled in another process",
     "jaxlib.xla_client.custom_call_targets": "the handlers of the CPU, which has no plugin",
     "jaxlib.xla_client.xla_platform_names": "how a platform is called where handlers are kept",
@@ -431,7 +433,11 @@ def load_executable(saved: SavedExecutable, device: Any) -> jax.stages.Compiled:
         # JAX does so when it lowers a call of it; without, the call is one of address 0.
         _private["_lapack"].initialize()
     devices = _private["DeviceList"]((device,))
-    code = device.client.deserialize_executable(saved.code, executable_devices=devices)
+    options = _private["CompileOptions"]()
+    options.device_assignment = _private["DeviceAssignment"].create(np.array([[device.id]]))
+    code = device.client.deserialize_executable(
+        saved.code, executable_devices=devices, compile_options=options
+    )
     found = [Layout.from_pjrt_layout(each) for each in code.get_parameter_layouts()]
     results = [Layout.from_pjrt_layout(each) for each in code.get_output_layouts()]
     ranks = [len(each.major_to_minor) for each in (*found, *results)]

@@ -157,6 +157,12 @@ def test_blocks_of_buckets_run(folder: pathlib.Path) -> None:
     assert "mean" in run_blocks(DOCS / "buckets.md"), "a block defines it"
 
 
+def test_blocks_of_saved_graphs_run(folder: pathlib.Path) -> None:
+    names = run_blocks(DOCS / "saved_graphs.md")
+    assert sorted(path.name for path in folder.iterdir()) == ["score.tg", "step.tg"]
+    assert "signature 0" in names["again"].explain()
+
+
 def test_the_tables_of_explain_are_complete(folder: pathlib.Path) -> None:
     text = (DOCS / "explain.md").read_text()
     parts = [row[0].strip("`") for row in list_rows(text, "| Part | What it is |")]

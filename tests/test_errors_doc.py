@@ -81,6 +81,12 @@ def list_examples(kind):
     ]
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Examples write files where they are run."""
+    monkeypatch.chdir(tmp_path)
+
+
 def run(code):
     assert SETUP is not None
     space: dict[str, object] = {"__name__": "example"}

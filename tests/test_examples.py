@@ -31,6 +31,7 @@ EXPECTED = {
     "11_mixed_precision": ["bfloat16: loss ", "float16:  loss ", " 4 steps skipped", "one graph"],
     "12_data_parallel": ["4 devices, loss ", "all-reduce"],
     "13_buckets": ["40 batches, ", "released: 0 bytes", "lets padding into its results"],
+    "14_saved_graph": ["3 graphs in ", "loaded in ", "`answer` [1, 1, 1]"],
 }
 
 

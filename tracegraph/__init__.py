@@ -31,7 +31,9 @@ if not (_package / "runtime").is_dir() and (_house / "runtime").is_dir():
     __path__.append(str(_house))
 
 from tracegraph import amp, backends, comm, kernel_cache, memory, random
-from tracegraph.buckets.bucketed_function import BucketedFunction, BucketInfo
+from tracegraph.buckets.bucket_calls import BucketInfo
+from tracegraph.buckets.bucketed_function import BucketedFunction
+from tracegraph.buckets.saved_buckets import LoadedBucketedFunction
 from tracegraph.buckets.size_scope import bucket_size
 from tracegraph.cache_info import CacheInfo
 from tracegraph.decorator import capture
@@ -61,6 +63,7 @@ from tracegraph.devices.telemetry import (
 from tracegraph.graphed_callables.graphed_callable import GraphedCallable, GraphedModule
 from tracegraph.graphed_callables.make import make_graphed_callables
 from tracegraph.graphed_function import GraphedFunction
+from tracegraph.load_file import load
 from tracegraph.probing.probe import probe
 from tracegraph.recording.cuda_core import (
     ExportedGraph,
@@ -88,6 +91,7 @@ from tracegraph.runtime.errors import (
     OutOfMemoryError,
     RecaptureWarning,
     ReplayError,
+    SavedFileError,
     StaleOutputError,
     TracegraphError,
     UnsupportedError,
@@ -106,9 +110,11 @@ from tracegraph.runtime.stream import (
     stream,
     synchronize,
 )
+from tracegraph.saving.loaded_function import LoadedFunction
 from tracegraph.static_inputs import static_input
+from tracegraph.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Array",
@@ -127,11 +133,14 @@ __all__ = [
     "GraphedModule",
     "InternalError",
     "InvalidFloatError",
+    "LoadedBucketedFunction",
+    "LoadedFunction",
     "OutOfMemoryError",
     "PoolId",
     "RecaptureWarning",
     "RemovableHandle",
     "ReplayError",
+    "SavedFileError",
     "StaleOutputError",
     "Stream",
     "TracegraphError",
@@ -164,6 +173,7 @@ __all__ = [
     "is_current_stream_capturing",
     "kernel_cache",
     "list_gpu_processes",
+    "load",
     "make_graphed_callables",
     "memory",
     "memory_usage",

@@ -7,6 +7,7 @@ draw keys from generators, and calls inside of what JAX traces or differentiates
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,12 @@ from tracegraph.replaying.captured_graph import MISS
 from tracegraph.replaying.probe_values import ProbeValues
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import is_tracing
+from tracegraph.saving.save_captures import (
+    Collected,
+    collect_captures,
+    make_save_error,
+    write_captures,
+)
 from tracegraph.tracing.inner_call import InnerCall
 
 
@@ -122,6 +129,52 @@ class CallKinds(CapturedGraphs):
                 self._restore_graph(signature)
             for each in self._list_inner():
                 each.restore()
+
+    def save(self, path: str | os.PathLike[str], *, constants: bool = True) -> None:
+        """Writes the graphs of all signatures to one file, for `tg.load` in any process.
+
+        It holds kernels, memory plans, trees and types, static arguments, and what the
+        verification found: who loads it needs no source, and traces and compiles nothing. The
+        file is written as a whole or not at all, and only this user may read it.
+
+        Args:
+            path: of the file; one that is there is replaced.
+            constants: False to leave closed-over arrays of a mebibyte and more out; then
+                `tg.load` is given them. Smaller ones are a part of the compiled program.
+
+        Raises:
+            SavedFileError: the file cannot be written, no graph is captured on this device, or one
+                holds what belongs to this process: eager parts, callbacks, events, objects, static
+                arguments that are no plain values.
+
+        Example:
+            >>> double = tg.capture(lambda x: x * 2)
+            >>> _ = double(jnp.ones(3))
+            >>> double.save(path.with_suffix(".tg"))
+            >>> print(tg.load(path.with_suffix(".tg"))(jnp.arange(3.0)))
+            [0. 2. 4.]
+        """
+        collected = self._collect(has_constants=constants)
+        write_captures(path, collected, extra=self._encode_extra(collected))
+
+    def _collect(self, *, has_constants: bool) -> Collected:
+        """Returns what a file holds of this function."""
+        name = self._options.name
+        with self._lock:
+            if self._objects is not None:
+                raise make_save_error(name, "it is called with objects of flax.nnx")
+            if self._random is not None:
+                raise make_save_error(name, "it draws keys from generators of this process")
+            captures = self._cache.list_all()
+        device = self._device.jax_device
+        function = self._function
+        return collect_captures(
+            function, self._options, captures, device, has_constants=has_constants
+        )
+
+    def _encode_extra(self, collected: Collected) -> Any:  # noqa: ARG002 of another kind
+        """Returns what a file holds of this kind of function alone, as JSON."""
+        return None
 
     def wait_until_captured(self, timeout: float | None = None) -> bool:
         """Waits until every signature that was called has its graph; used with ``warm=False``.

@@ -27,7 +27,7 @@ import numpy as np
 from jax.extend import core as extend_core
 from jax.interpreters import ad
 
-from tracegraph.runtime.jax_interop import load_private
+from tracegraph.runtime.jax_interop import KeyTy, load_private
 from tracegraph.runtime.own_folders import OWN_FOLDERS
 from tracegraph.runtime.source_lines import Line
 
@@ -54,8 +54,10 @@ PRIVATE_NAMES = {
     "jax._src.interpreters.ad.fallback_linearize_rule": "what a rule for `jax.vjp` is to return",
     "jax._src.interpreters.ad.primitive_linearizations": "such rules; see `define_linearization`",
     "jax._src.interpreters.partial_eval.DynamicJaxprTrace": "what records ops as `jax.jit` does",
+    "jax._src.random.prng.prngs": "the implementations of typed keys; a public call computes one",
     "jax._src.source_info_util": "the user's line of an equation, and the line of an op bound anew",
     "jax._src.traceback_util": "hides the frames of a library in tracebacks",
+    "jax._src.tree_util._registry": "which types are nodes of trees, and how JAX makes them",
 }
 _private = {
     path.rpartition(".")[2]: load_private(path, reason, door="tracegraph/jax_internals.py")
@@ -570,6 +572,40 @@ def is_key_dtype(dtype: Any) -> bool:
     return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def list_registered_types() -> list[type]:
+    """Returns the types that are registered as nodes of trees, the latest last."""
+    return list(_private["_registry"])
+
+
+def find_dataclass_fields(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Returns the names of the children and of the other fields of a registered dataclass.
+
+    JAX makes a node of such a type without a check of how many there are.
+
+    Returns:
+        None for a type that was registered in another way than by `register_dataclass`.
+    """
+    entry = _private["_registry"].get(kind)
+    make: Any = getattr(entry, "from_iter", None)
+    names: tuple[str, ...] = getattr(getattr(make, "__code__", None), "co_freevars", ())
+    if not {"data_fields", "meta_fields"} <= set(names):
+        return None
+    held = {name: cell.cell_contents for name, cell in zip(names, make.__closure__, strict=True)}
+    return held["data_fields"], held["meta_fields"]
+
+
+def find_key_dtype(implementation: str) -> Any:
+    """Returns the dtype of typed keys of an implementation; None if none has this name.
+
+    Example:
+        >>> import jax
+        >>> find_key_dtype("threefry2x32") == jax.random.key(0).dtype
+        True
+    """
+    found = _private["prngs"].get(implementation)
+    return None if found is None else KeyTy(found)
+
+
 def is_array_aval(aval: Any) -> bool:
     """True for the abstract value of an array; references and tokens have others."""
     return type(aval) is _ShapedArray
@@ -595,8 +631,7 @@ def describe_physical(aval: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     A typed PRNG key is its key data; ``float0``, which has no bytes in NumPy, is bool as in XLA.
     """
     if is_key_dtype(aval.dtype):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-        return tuple(data.shape), np.dtype(data.dtype)
+        return (*aval.shape, *aval.dtype._impl.key_shape), np.dtype(np.uint32)
     if aval.dtype == jax.dtypes.float0:
         return tuple(aval.shape), np.dtype(bool)
     return tuple(aval.shape), np.dtype(aval.dtype)

@@ -96,7 +96,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
             f"debug_nans={given['debug_nans']!r} is unknown", where, "it is True or False"
         )
     _check_warm(given, where)
-    pool = _read_pool(given["pool"], where)
+    pool = read_pool(given["pool"], where)
     if given["name"] is not None and not isinstance(given["name"], str):
         _raise_option_error(
             f"name={given['name']!r} is not a text", where, "the name appears in messages"
@@ -145,7 +145,7 @@ def make_block_options(where: str, *, pool: Any, stream: Any) -> Options:
         donate_argnames=frozenset(),
         mode="whole",
         outputs=LIVE_OUTPUTS,
-        pool=_read_pool(pool, where),
+        pool=read_pool(pool, where),
         stream=_read_stream(stream, where),
         verify=True,
         name="graph",
@@ -177,7 +177,17 @@ def _check_warm(given: dict[str, Any], where: str) -> None:
             )
 
 
-def _read_pool(given: Any, where: str) -> PoolId | None:
+def read_pool(given: Any, where: str, function: str = "tg.capture") -> PoolId | None:
+    """Returns the id of the pool that a user gives for graphs; None for one of their own.
+
+    Args:
+        given: a pool, its id, or None.
+        where: the user's line.
+        function: that it is given to.
+
+    Raises:
+        ConfigError: it is no pool.
+    """
     pool = given.id if isinstance(given, MemPool) else given
     if pool is not None and not isinstance(pool, PoolId):
         _raise_option_error(
@@ -185,6 +195,7 @@ def _read_pool(given: Any, where: str) -> PoolId | None:
             where,
             "a pool is what `pool()` of a captured function, `tg.graph_pool_handle()` and "
             "`tg.memory.MemPool()` give",
+            function,
         )
     return pool
 
@@ -206,12 +217,12 @@ def _read_stream(given: Any, where: str) -> Stream:
     return stream
 
 
-def _raise_option_error(what: str, where: str, why: str) -> NoReturn:
+def _raise_option_error(what: str, where: str, why: str, function: str = "tg.capture") -> NoReturn:
     raise ConfigError(
         what,
-        where=f"{where}, tg.capture",
+        where=f"{where}, {function}",
         why=why,
-        fix="correct the keyword; help(tg.capture) lists all",
+        fix=f"correct the keyword; help({function}) lists all",
         anchor="unknown-option",
     )
 

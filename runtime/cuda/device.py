@@ -14,6 +14,7 @@ import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.cuda.buffer import CudaBuffer
 from tracegraph.runtime.cuda.comparison import CudaComparison
 from tracegraph.runtime.cuda.context import CudaContext
@@ -35,6 +36,7 @@ from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation, prepar
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.node_timer import CudaTimer
+from tracegraph.runtime.cuda.properties import read_target
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
 from tracegraph.runtime.cudnn_calls import CudnnCall
@@ -114,6 +116,11 @@ class CudaDevice:
     def input_writer(self) -> CudaContext:
         """Writes static inputs where they are."""
         return self.context
+
+    @property
+    def target(self) -> CodeTarget:
+        """The GPU, the compiler of JAX's plugin and the driver."""
+        return read_target(self.jax_device, self.context.order.driver)
 
     def number_stream(self, stream: Stream) -> int:
         """Returns the allocator's number of a stream, and registers the stream."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import uuid
 from typing import Any
 
-from tracegraph.runtime.cuda.driver.driver import load_driver
+from tracegraph.runtime.code_target import CodeTarget
+from tracegraph.runtime.cuda.driver.driver import CudaDriver, load_driver
 from tracegraph.runtime.device_properties import DeviceProperties
 
+# Of CUDA, that JAX has plugins for.
+PLUGIN_MAJORS = (12, 13)
 # Our field, and the end of the name of the driver's attribute.
 ATTRIBUTES = {
     "major": "COMPUTE_CAPABILITY_MAJOR",
@@ -61,3 +66,35 @@ def can_access_peer(jax_device: Any, peer: Any) -> bool:
     """
     ordinals = jax_device.local_hardware_id, peer.local_hardware_id
     return load_driver().can_access_peer(*ordinals)
+
+
+def read_target(jax_device: Any, driver: CudaDriver) -> CodeTarget:
+    """Returns what code for a GPU of JAX is compiled for.
+
+    Args:
+        jax_device: one of ``jax.devices("gpu")``.
+        driver: of CUDA.
+    """
+    return CodeTarget(
+        "cuda",
+        getattr(jax_device, "compute_capability", "0.0"),
+        jax_device.device_kind,
+        compiler=find_compiler(jax_device),
+        driver=driver.read_version(),
+    )
+
+
+def find_compiler(jax_device: Any) -> int:
+    """Returns the version of CUDA that compiles for a GPU of JAX; 0 where that is not known.
+
+    Args:
+        jax_device: of this process, or one that is only described.
+    """
+    # As in "PJRT C API\ncuda 12090".
+    built_with = re.search(r"cuda (\d+)", jax_device.client.platform_version)
+    if built_with:
+        return int(built_with[1])
+    plugins = (f"jax_cuda{major}_plugin" for major in PLUGIN_MAJORS)
+    found = [importlib.util.find_spec(name) is not None for name in plugins]
+    majors = [major for major, is_here in zip(PLUGIN_MAJORS, found, strict=True) if is_here]
+    return 1000 * majors[0] if len(majors) == 1 else 0

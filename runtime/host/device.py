@@ -12,6 +12,7 @@ import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.environment import read_alloc_conf, read_launch_blocking
 from tracegraph.runtime.errors import InternalError
@@ -30,6 +31,7 @@ from tracegraph.runtime.host.graph import (
 )
 from tracegraph.runtime.host.node_timer import HostTimer
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
+from tracegraph.runtime.host.properties import read_target
 from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
@@ -72,6 +74,11 @@ class HostDevice:
     def number_stream(self, stream: Stream) -> int:
         """Returns the allocator's number of a stream."""
         return 0 if stream is default_stream() else stream.number
+
+    @property
+    def target(self) -> CodeTarget:
+        """The CPU."""
+        return read_target(self.jax_device)
 
     @property
     def updates_in_place(self) -> bool:

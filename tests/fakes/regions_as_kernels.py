@@ -16,7 +16,7 @@ import pytest
 
 from tests.fakes.compilers import make_compiler
 from tests.fakes.cuda_on_host import SHAPE, CudaOnHost, make_device
-from tracegraph import captured_graphs, static_inputs
+from tracegraph import captured_graphs, load_file, static_inputs
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceStep
@@ -62,7 +62,7 @@ def capture_for_gpu(
 
     monkeypatch.setattr(JaxOrder, "await_array", await_on_host)
     monkeypatch.setattr(compile_gpu, "_compile_to_kernels", compile_to_kernels)
-    for door in (captured_graphs, static_inputs, cuda_graph, cuda_core):
+    for door in (captured_graphs, load_file, static_inputs, cuda_graph, cuda_core):
         monkeypatch.setattr(door, "find_device", lambda is_checking: device)
     return device
 

@@ -39,6 +39,7 @@ NAMES = {
         TracegraphError CaptureError UnsupportedError VerificationError ReplayError
         InvalidFloatError StaleOutputError OutOfMemoryError CudaError ConfigError InternalError
         RecaptureWarning
+        load LoadedFunction LoadedBucketedFunction SavedFileError
     """,
     "tracegraph.memory": """
         memory_allocated max_memory_allocated memory_reserved max_memory_reserved
@@ -188,7 +189,7 @@ FUNCTIONS = {
 } | {
     f"{name}.{method}": function
     for name, thing in PUBLIC.items()
-    if thing in (tg.GraphedFunction, tg.Stream, tg.Event, tg.memory.MemPool)
+    if thing in (tg.GraphedFunction, tg.LoadedFunction, tg.Stream, tg.Event, tg.memory.MemPool)
     for method, function in vars(thing).items()
     if isinstance(function, types.FunctionType) and not method.startswith("_")
 }

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from tracegraph.runtime.jax_interop import get_quick_call, load_executable, save_executable
+from tracegraph.runtime.jax_interop import (
+    _cached_code,
+    get_quick_call,
+    keep_code,
+    load_executable,
+    save_executable,
+)
 from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -57,6 +63,26 @@ def test_one_result_comes_bare_and_donated_memory_is_taken():
     x = jnp.asarray(X)
     np.testing.assert_array_equal(load(saved)(x), X + 1)
     assert x.is_deleted()
+
+
+def compile_and_keep() -> jax.stages.Compiled:
+    jax.clear_caches()
+    lowered = jax.jit(lambda x: jnp.cos(x) * 3 + x.T).lower(jnp.asarray(X))
+    return keep_code(lowered.compile)()
+
+
+def test_code_that_was_read_is_saved_as_it_was_read():
+    # XLA writes such a program without its machine code.
+    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+        pytest.skip("needs JAX's persistent cache, which tests use where there is no GPU")
+    compile_and_keep()
+    compiled = compile_and_keep()
+    assert compiled in _cached_code, "JAX has compiled what is in its cache"
+    saved = save_executable(compiled)
+    assert saved is not None
+    loaded = load(saved)
+    np.testing.assert_array_equal(loaded(X), compiled(X))
+    assert save_executable(loaded) is saved
 
 
 def test_other_arguments_are_refused():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tracegraph.buckets.analysis import PaddedResult, analyze_padding
+from tracegraph.buckets.bucket_calls import TRUE_SIZES, CheckedBucket
 from tracegraph.buckets.bucket_sizes import BucketSizes
 from tracegraph.buckets.size_scope import binding_sizes
 from tracegraph.capturing.lowered_capture import LoweredCapture
@@ -34,21 +35,7 @@ from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.signature import LeafType, Signature
 from tracegraph.tracing.trace import JaxTrace, build_traced
 
-TRUE_SIZES = "bucket_sizes"
 _PASSES = (InlineCalls(), DeadCode())
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckedBucket:
-    """One bucket that was checked for padding.
-
-    Attributes:
-        bucket: its sizes, in the order of the function's.
-        results: where each flat result is cut.
-    """
-
-    bucket: tuple[int, ...]
-    results: tuple[PaddedResult, ...]
 
 
 class BucketPipeline(CapturePipeline):
@@ -116,6 +103,10 @@ class BucketGraphs(GraphedFunction[..., Any]):
     # The graphs of all sizes share memory of one device's pool.
     def _may_spread(self, device: Device) -> bool:  # noqa: ARG002 as of the class above
         return False
+
+    def replay_padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replays the graph of padded arguments; `used` then holds it."""
+        return self(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replays the graph of padded arguments; `used` then holds it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -12,16 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracegraph.buckets.bucket_graphs import TRUE_SIZES, BucketGraphs, make_sized
+from tracegraph.buckets.bucket_calls import TRUE_SIZES, BucketCalls, BucketInfo
+from tracegraph.buckets.bucket_graphs import BucketGraphs, make_sized
 from tracegraph.buckets.bucket_sizes import BucketSizes, read_buckets
 from tracegraph.buckets.errors import make_objects_error, make_option_error
 from tracegraph.buckets.padded_call import (
     PaddedCall,
-    cut_results,
     measure_call,
     pad_call,
     pad_with_zeros,
 )
+from tracegraph.buckets.saved_buckets import SavedBuckets, encode_buckets
 from tracegraph.buckets.size_scope import binding_sizes
 from tracegraph.capturing.capture_cache import MAX_SIGNATURES
 from tracegraph.capturing.progress import Progress
@@ -32,35 +32,12 @@ from tracegraph.objects.graph_objects import has_objects
 from tracegraph.options import Options
 from tracegraph.randomness.draws import UnboundDrawsSignal
 from tracegraph.randomness.random_calls import RandomCalls
-from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.stream import is_tracing
+from tracegraph.saving.save_captures import Collected
 from tracegraph.tracing.inner_call import InnerCall
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclasses.dataclass(frozen=True)
-class BucketInfo:
-    """One bucket of a captured function.
-
-    Attributes:
-        bucket: its size; of several sizes, each by its name.
-        hits: calls that it served.
-        full: those of them that needed no padding.
-        pool_bytes: what its graph takes from a pool of its own; None before it is captured.
-
-    Example:
-        >>> step = tg.capture(lambda x: x + 1, buckets={"x": {0: (2, 4)}})
-        >>> _ = step(jnp.zeros(3)), step(jnp.zeros(4))
-        >>> step.bucket_info()[1].hits, step.bucket_info()[1].full
-        (2, 1)
-    """
-
-    bucket: int | Mapping[str, int]
-    hits: int
-    full: int
-    pool_bytes: int | None
 
 
 class BucketedFunction(GraphedFunction[P, R]):
@@ -97,9 +74,7 @@ class BucketedFunction(GraphedFunction[P, R]):
         self._graphs._pool = self._pool
         self._inner = InnerCall(_make_exact(function, self._sizes), self._options)
         self._pad = pad_with_zeros
-        # The graph that served a bucket's latest call.
-        self._served: dict[tuple[int, ...], weakref.ref[CapturedGraph]] = {}
-        self._hits: dict[tuple[int, ...], list[int]] = {}
+        self._calls = BucketCalls(self._sizes)
 
     def __setstate__(self, state: tuple[Callable[P, R], dict[str, Any]]) -> None:
         BucketedFunction.__init__(self, *state)
@@ -132,24 +107,12 @@ class BucketedFunction(GraphedFunction[P, R]):
             return self._inner(args, kwargs)
         call = self._pad_call(args, kwargs)
         with self._lock:
-            result = self._replay(call)
-            key = tuple(call.bucket[name] for name in self._sizes.buckets)
-            counts = self._hits.setdefault(key, [0, 0])
-            counts[0] += 1
-            counts[1] += call.is_full
-        return result
+            return self._calls.replay(call, self._graphs)
 
     def bucket_info(self) -> tuple[BucketInfo, ...]:
         """Returns the hits and the bytes of every bucket, the smallest first."""
         with self._lock:
-            planned = self._graphs.count_planned_bytes()
-            infos = []
-            for bucket in reversed(self._sizes.list_combinations()):
-                key = tuple(bucket.values())
-                hits, full = self._hits.get(key, (0, 0))
-                shown = key[0] if len(key) == 1 else bucket
-                infos.append(BucketInfo(shown, hits, full, planned.get(key)))
-            return tuple(infos)
+            return self._calls.list_infos(self._graphs.count_planned_bytes())
 
     def warm_up(self, *args: Any, **kwargs: Any) -> tuple[BucketInfo, ...]:
         """Captures the graphs of all buckets, the largest first, with a progress line.
@@ -189,32 +152,6 @@ class BucketedFunction(GraphedFunction[P, R]):
                 self._graphs.is_quiet = False
         return self.bucket_info()
 
-    def _replay(self, call: PaddedCall) -> Any:
-        """Replays the graph of a bucket; the caller holds the lock.
-
-        Note [Shared arguments]. The graphs of all buckets have their arguments and results in the
-        same memory, so nothing may be left there after a call: results that are in it are copied
-        or cut, and the next call does not take an argument for unchanged.
-        """
-        sizes = {name: np.int32(size) for name, size in call.true_sizes.items()}
-        key = tuple(call.bucket[name] for name in self._sizes.buckets)
-        served = self._served.get(key)
-        known = served() if served is not None else None
-        self._graphs.used[:] = [] if known is None else [known]
-        del known
-        result = self._graphs(*call.args, **call.kwargs, **{TRUE_SIZES: sizes})
-        used = self._graphs.used.pop()
-        self._served[key] = weakref.ref(used)
-        leaves, tree = jax.tree.flatten(result)
-        if not call.is_full:
-            results = self._graphs.checked[used.signature].results
-            leaves = cut_results(leaves, results, call.true_sizes)
-        with used.lock:
-            used.replay.settle()
-            for slot in used.order.slots:
-                slot.forget()
-        return jax.tree.unflatten(tree, leaves)
-
     def _pad_call(
         self, args: Any, kwargs: Any, *, bucket: Mapping[str, int] | None = None
     ) -> PaddedCall:
@@ -233,6 +170,13 @@ class BucketedFunction(GraphedFunction[P, R]):
         # The graphs draw, not this function, which never has such calls of its own.
         del before
         self._graphs._join_random(signal, self._graphs._random)
+
+    def _collect(self, *, has_constants: bool) -> Collected:
+        return self._graphs._collect(has_constants=has_constants)
+
+    def _encode_extra(self, collected: Collected) -> Any:
+        checked = tuple(self._graphs.checked[each] for each in collected.signatures)
+        return encode_buckets(SavedBuckets(self._sizes, checked))
 
     def _list_inner(self) -> list[GraphedFunction[..., Any]]:
         return [self._graphs]

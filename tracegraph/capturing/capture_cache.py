@@ -53,6 +53,10 @@ class CaptureCache:
         # KeyError of an interrupt in its hash.
         return [self._captures[signature] for signature in reversed(self._captures)]
 
+    def list_all(self) -> list[Capture]:
+        """Returns all captures, the one used last first, and those whose graphs were released."""
+        return [*self.list_latest(), *self._released.values()]
+
     def list_recent_graphs(self) -> list[Replayable]:
         """Returns the graphs that were used last: alternating signatures stay cheap."""
         recent = itertools.islice(reversed(self._captures), MAX_TRIED)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.partial_graph import PartialGraph
+from tracegraph.replaying.replayable_graph import ReplayableGraph
 
 
-def detach_results(graph: CapturedGraph) -> None:
+def detach_results(graph: ReplayableGraph) -> None:
     """Gives results and state of a graph that are still held memory of their own.
 
     Args:

@@ -45,6 +45,11 @@ class Difference:
             return f"{self.name}: another value that prints the same, {new}"
         return f"{self.name}: {new} after {old}"
 
+    @property
+    def side_by_side(self) -> str:
+        """The difference for a graph that is not captured anew, as ``x: wanted 1, got 2``."""
+        return f"{self.name}: wanted {_print(self.old)}, got {_print(self.new)}"
+
 
 def find_differences(
     prepared: PreparedCall, old_names: Sequence[str], old: Signature

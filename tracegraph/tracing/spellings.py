@@ -92,10 +92,24 @@ class Spellings:
 
 def read_spellings(function: Callable[..., Any], options: Options) -> Spellings:
     """Returns the spellings of a function; none but the given one if it has no signature."""
+    return make_spellings(read_own_parameters(function), options)
+
+
+def read_own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns the parameters of a function, not of one that it wraps; none without a signature."""
     try:
-        parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+        return list(inspect.signature(function, follow_wrapped=False).parameters.values())
     except ValueError:
-        return Spellings((), {})
+        return []
+
+
+def make_spellings(parameters: Sequence[inspect.Parameter], options: Options) -> Spellings:
+    """Returns the spellings of a function with these parameters.
+
+    Args:
+        parameters: its own.
+        options: how it is captured.
+    """
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p for p in parameters if p.kind in by_position]
     named: dict[int | str, inspect.Parameter] = dict(enumerate(positional))

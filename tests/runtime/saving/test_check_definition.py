@@ -74,7 +74,6 @@ def slot(**changes: Any) -> Any:
 
 
 PROBLEMS: dict[str, tuple[GraphDefinition, str]] = {
-    "no stage": (define(stages=()), "there is no stage"),
     "negative arena": (define(arena_size=ArenaSize(-1, 512)), "the arena has -1"),
     "huge arena": (define(arena_size=ArenaSize(1 << 60)), "the arena has"),
     "same names": (define(**slot(name="a")), "two buffers have one name"),

@@ -1,0 +1,131 @@
+"""BucketCalls: the calls of a function with buckets, from padded arguments to cut results."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from tracegraph.buckets.analysis import PaddedResult
+from tracegraph.buckets.bucket_sizes import BucketSizes
+from tracegraph.buckets.padded_call import PaddedCall, cut_results
+from tracegraph.replaying.replayable_graph import ReplayableGraph
+from tracegraph.tracing.signature import Signature
+
+TRUE_SIZES = "bucket_sizes"
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketInfo:
+    """One bucket of a captured function.
+
+    Attributes:
+        bucket: its size; of several sizes, each by its name.
+        hits: calls that it served.
+        full: those of them that needed no padding.
+        pool_bytes: what its graph takes from a pool of its own; None before it is captured.
+
+    Example:
+        >>> step = tg.capture(lambda x: x + 1, buckets={"x": {0: (2, 4)}})
+        >>> _ = step(jnp.zeros(3)), step(jnp.zeros(4))
+        >>> step.bucket_info()[1].hits, step.bucket_info()[1].full
+        (2, 1)
+    """
+
+    bucket: int | Mapping[str, int]
+    hits: int
+    full: int
+    pool_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedBucket:
+    """One bucket that was checked for padding.
+
+    Attributes:
+        bucket: its sizes, in the order of the function's.
+        results: where each flat result is cut.
+    """
+
+    bucket: tuple[int, ...]
+    results: tuple[PaddedResult, ...]
+
+
+class PaddedGraphs(Protocol):
+    """The graphs of all buckets.
+
+    Attributes:
+        checked: what is known of each signature.
+        used: the graph of the latest call; what is in it before a call is tried first.
+    """
+
+    checked: dict[Signature, CheckedBucket]
+    used: list[Any]
+
+    def replay_padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replays the graph of padded arguments; `used` then holds it."""
+        ...
+
+
+class BucketCalls:
+    """The calls of a function with buckets, and how many each bucket has served.
+
+    Args:
+        sizes: of the function.
+    """
+
+    def __init__(self, sizes: BucketSizes) -> None:
+        self._sizes = sizes
+        # The graph that served a bucket's latest call.
+        self._served: dict[tuple[int, ...], weakref.ref[ReplayableGraph]] = {}
+        self._hits: dict[tuple[int, ...], list[int]] = {}
+
+    def replay(self, call: PaddedCall, graphs: PaddedGraphs) -> Any:
+        """Replays the graph of a bucket; the caller holds the function's lock.
+
+        Note [Shared arguments]. The graphs of all buckets have their arguments and results in the
+        same memory, so nothing may be left there after a call: results that are in it are copied
+        or cut, and the next call does not take an argument for unchanged.
+
+        Args:
+            call: padded.
+            graphs: of all buckets.
+        """
+        sizes = {name: np.int32(size) for name, size in call.true_sizes.items()}
+        key = tuple(call.bucket[name] for name in self._sizes.buckets)
+        served = self._served.get(key)
+        known = served() if served is not None else None
+        graphs.used[:] = [] if known is None else [known]
+        del known
+        result = graphs.replay_padded(call.args, {**call.kwargs, TRUE_SIZES: sizes})
+        used = graphs.used.pop()
+        self._served[key] = weakref.ref(used)
+        leaves, tree = jax.tree.flatten(result)
+        if not call.is_full:
+            leaves = cut_results(leaves, graphs.checked[used.signature].results, call.true_sizes)
+        with used.lock:
+            used.replay.settle()
+            for slot in used.order.slots:
+                slot.forget()
+        counts = self._hits.setdefault(key, [0, 0])
+        counts[0] += 1
+        counts[1] += call.is_full
+        return jax.tree.unflatten(tree, leaves)
+
+    def list_infos(self, planned: Mapping[tuple[int, ...], int]) -> tuple[BucketInfo, ...]:
+        """Returns the hits and the bytes of every bucket, the smallest first.
+
+        Args:
+            planned: the bytes of each bucket's graph, by the bucket's sizes.
+        """
+        infos = []
+        for bucket in reversed(self._sizes.list_combinations()):
+            key = tuple(bucket.values())
+            hits, full = self._hits.get(key, (0, 0))
+            shown = key[0] if len(key) == 1 else bucket
+            infos.append(BucketInfo(shown, hits, full, planned.get(key)))
+        return tuple(infos)

@@ -1,0 +1,73 @@
+"""`load`: from a file that `save` wrote to a callable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tracegraph.buckets.saved_buckets import LoadedBucketedFunction, decode_buckets
+from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.constraints.frames import hides_own_frames, locate_caller
+from tracegraph.options import read_pool
+from tracegraph.runtime.default_device import find_device
+from tracegraph.runtime.environment import read_check_replay
+from tracegraph.runtime.memory.pool_id import PoolId
+from tracegraph.runtime.saving.saved_file import read_file
+from tracegraph.saving.loaded_function import LoadedFunction
+from tracegraph.saving.loaded_graphs import load_parts
+from tracegraph.saving.plain_values import Names
+from tracegraph.saving.saved_function import open_function
+from tracegraph.saving.saved_target import check_origin
+from tracegraph.user_memory.mem_pool import MemPool
+
+
+@hides_own_frames
+def load(
+    path: str | os.PathLike[str],
+    *,
+    sha256: str | None = None,
+    pool: PoolId | MemPool | None = None,
+    constants: Iterable[Any] | Mapping[str, Any] | None = None,
+    nodes: Iterable[Any] = (),
+) -> LoadedFunction:
+    """Returns the captured function that `save` wrote to a file, ready to be replayed.
+
+    Nothing is traced and nothing is compiled, and no source is needed. A file holds machine code
+    that runs with all rights of this process: load only files that you would run, or pin them by
+    ``sha256``.
+
+    Args:
+        path: of the file.
+        sha256: of the whole file, in hexadecimal digits; another file is refused.
+        pool: a private pool to share, as of `tg.capture`; None for one of its own.
+        constants: closed-over arrays, instead of those in the file: a mapping from the variables
+            that held them to arrays or trees of arrays, or a list in the order of the file.
+        nodes: classes and functions that its trees and static values have, if this process knows
+            them by another name than the one that saved it, or not yet.
+
+    Returns:
+        A function that is called as the captured one.
+
+    Raises:
+        SavedFileError: the file cannot be read, is damaged, is for another machine or version, or
+            needs what is not here.
+        OutOfMemoryError: the pool cannot hold its graphs.
+
+    Example:
+        >>> double = tg.capture(lambda x: x * 2)
+        >>> _ = double(jnp.ones(3))
+        >>> double.save(path.with_suffix(".tg"))
+        >>> print(tg.load(path.with_suffix(".tg"))(jnp.arange(3.0)))
+        [0. 2. 4.]
+    """
+    place = locate_caller()
+    file = read_file(path, sha256=sha256)
+    opened = open_function(file)
+    device = find_device(is_checking=read_check_replay())
+    check_origin(opened.origin, device.target, opened.source)
+    parts = load_parts(opened, device, Names(nodes), constants)
+    memory = FunctionPool(read_pool(pool, place, "tg.load"))
+    if opened.extra is None:
+        return LoadedFunction(parts, device, memory)
+    return LoadedBucketedFunction(parts, device, memory, decode_buckets(opened.extra, parts))

@@ -1,0 +1,182 @@
+"""Closed-over arrays, as weights: in a file, or left out and given by who loads it.
+
+A graph knows them as inputs of its own. A user knows them by the variable that holds them, as
+``params['w']``, where the captured function closes over it or reads it from its module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracegraph.constraints.mismatch import print_leaf_type
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.errors import SavedFileError, shorten_list
+from tracegraph.runtime.jax_interop import unwrap_key
+from tracegraph.runtime.saving.record_codec import ContentProblem
+
+ANCHOR = "saved-constants"
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedConstant:
+    """One closed-over array, as its memory holds it.
+
+    Attributes:
+        name: by which a user knows it.
+        shape: of the memory: that of a typed PRNG key includes its key data.
+        dtype: of the memory.
+        data: its bytes in the order of rows; None where they are left out.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    data: bytes | None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {print_leaf_type(self.shape, self.dtype, False)}"
+
+
+def pack_constant(name: str, array: Any, *, has_data: bool) -> SavedConstant:
+    """Returns the record of an array.
+
+    Args:
+        name: by which a user knows it.
+        array: as memory holds it.
+        has_data: False to leave the bytes out.
+    """
+    data = np.asarray(array).tobytes() if has_data else None
+    return SavedConstant(name, tuple(array.shape), np.dtype(array.dtype), data)
+
+
+def name_arrays(function: Callable[..., Any], arrays: Sequence[Any]) -> list[str]:
+    """Returns a name for each array: that of the variable that the function has it from.
+
+    Args:
+        function: the captured one.
+        arrays: that it closes over.
+    """
+    places = {id(leaf): name for name, leaf in _list_held(function)}
+    names = [places.get(id(array), f"constant {number}") for number, array in enumerate(arrays)]
+    # One array may be in two variables, but two arrays are in no one place.
+    assert len(set(names)) == len(names), names
+    return names
+
+
+def unpack_constants(
+    saved: Sequence[SavedConstant], given: Any, source: str
+) -> list[np.ndarray[Any, Any] | jax.Array]:
+    """Returns the array of each constant: as given, else as the file has it.
+
+    Args:
+        saved: as they came from the file.
+        given: a list of arrays, one per constant; a mapping of names to trees of arrays; or None.
+        source: what messages call the file.
+
+    Raises:
+        SavedFileError: one is missing, or has another type.
+        ContentProblem: the file has other bytes for one than it takes.
+    """
+    found = _match(saved, given, source)
+    missing = [each for each in saved if each.data is None and each.name not in found]
+    if missing:
+        top = dict.fromkeys(each.name.partition("[")[0].partition(".")[0] for each in missing)
+        example = ", ".join(f"{name!r}: {name}" for name in shorten_list(list(top), 3))
+        raise SavedFileError(
+            f"{source} needs {len(missing)} closed-over arrays that it does not hold",
+            where=", ".join(shorten_list(list(map(str, missing)))),
+            why="it was saved with constants=False, so that it holds none of them",
+            fix=f"pass them: tg.load(path, constants={{{example}}}), or a list in this order",
+            anchor=ANCHOR,
+        )
+    return [found[each.name] if each.name in found else _read(each) for each in saved]
+
+
+def _match(saved: Sequence[SavedConstant], given: Any, source: str) -> dict[str, Any]:
+    """Returns what was given for each constant, by its name."""
+    if given is None:
+        return {}
+    names = [each.name for each in saved]
+    if isinstance(given, Mapping):
+        places = dict(_list_leaves(given.items()))
+        found = {name: places[name] for name in names if name in places}
+        used = {name for name in given if any(each.startswith(name) for each in found)}
+        unused = [f"{name} is not taken" for name in given if name not in used]
+    else:
+        values = list(given)
+        found = dict(zip(names, values, strict=False))
+        counts = f"wanted {len(names)} arrays, got {len(values)}"
+        unused = [] if len(values) == len(names) else [counts]
+    wrong = [
+        f"{each}, got {_print_type(found[each.name])}"
+        for each in saved
+        if each.name in found and not _fits(each, found[each.name])
+    ]
+    if unused or wrong:
+        raise SavedFileError(
+            f"`constants` has other arrays than the graphs of {source} take",
+            where=", ".join(shorten_list([*unused, *wrong])),
+            why="a graph reads its closed-over arrays at fixed places, of the shapes that it has",
+            fix=f"pass arrays for: {', '.join(shorten_list(list(map(str, saved)))) or 'none'}",
+            anchor=ANCHOR,
+        )
+    return {name: _unwrap(value) for name, value in found.items()}
+
+
+def _fits(saved: SavedConstant, value: Any) -> bool:
+    array = unwrap_key(value)
+    if not isinstance(array, jax.Array | np.ndarray):
+        return False
+    return tuple(array.shape) == saved.shape and array.dtype == saved.dtype
+
+
+def _unwrap(value: Any) -> Any:
+    array = unwrap_key(value)
+    # What another graph returned is read now: it may be overwritten.
+    return np.array(array) if isinstance(array, Array | np.ndarray) else array
+
+
+def _print_type(value: Any) -> str:
+    array = unwrap_key(value)
+    if isinstance(array, jax.Array | np.ndarray):
+        return print_leaf_type(tuple(array.shape), array.dtype, False)
+    return f"a {type(value).__name__}"
+
+
+def _read(saved: SavedConstant) -> np.ndarray[Any, Any]:
+    try:
+        return np.frombuffer(saved.data or b"", saved.dtype).reshape(saved.shape)
+    except (ValueError, TypeError):
+        count = len(saved.data or b"")
+        raise ContentProblem(f"the constant {saved.name}", f"it has {count} bytes") from None
+
+
+def _list_held(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """Returns the leaves of the variables that a function closes over or reads, with names."""
+    held: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        held |= {**function.keywords, "args": function.args}
+        function = function.func
+    if isinstance(function, types.MethodType):
+        held["self"] = vars(function.__self__) if hasattr(function.__self__, "__dict__") else None
+        function = function.__func__
+    if isinstance(function := inspect.unwrap(function), types.FunctionType):
+        found = inspect.getclosurevars(function)
+        held |= {**found.globals, **found.nonlocals}
+    return _list_leaves(held.items())
+
+
+def _list_leaves(items: Iterable[tuple[Any, Any]]) -> list[tuple[str, Any]]:
+    return [
+        (f"{name}{jax.tree_util.keystr(path)}", leaf)
+        for name, tree in items
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]

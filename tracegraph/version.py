@@ -1,0 +1,3 @@
+"""The version of tracegraph."""
+
+VERSION = "0.1.0"
