@@ -207,7 +207,6 @@ class CapturePipeline:
 
     def _find_cached(self, first: FirstTrace) -> LoweredCapture | None:
         """Returns the lowering that the kernel cache has, see Note [Kernel cache]."""
-        self._progress.enter("lower", "kernel cache")
         prepared, device, shares = self._prepared, self._device, self.shares_arguments
         graph = first.checked.graph
         self._slot = find_slot(
@@ -215,6 +214,7 @@ class CapturePipeline:
         )
         if self._slot is None:
             return None
+        self._progress.enter("lower", "kernel cache")
         compile_regions = functools.partial(
             compile_again, prepared.drop_values(), first, device, shares_arguments=shares
         )

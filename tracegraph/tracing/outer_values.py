@@ -156,13 +156,18 @@ def _list_names(code: types.CodeType) -> set[str]:
 
 def _describe(value: Any) -> Iterator[Mark]:
     """Yields what is known of each leaf; nothing of an object that is no leaf of JAX."""
-    for leaf in jax.tree.leaves(value, is_leaf=lambda each: each is None)[:MAX_LEAVES]:
+    for leaf in jax.tree.leaves(value, is_leaf=_is_no_tree)[:MAX_LEAVES]:
         if type(leaf) in _PLAIN or isinstance(leaf, np.generic):
             yield repr(leaf)
         elif isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
             yield ArrayMark(weakref.ref(leaf), leaf.aval.str_short())
         elif type(leaf) is np.ndarray:
             yield ArrayMark(weakref.ref(leaf), f"{leaf.dtype}{list(leaf.shape)}", _sum(leaf))
+
+
+def _is_no_tree(value: Any) -> bool:
+    # JAX warns of iterators, which it takes for leaves.
+    return value is None or isinstance(value, Iterator)
 
 
 def _is_same(then: Mark, now: Mark) -> bool:

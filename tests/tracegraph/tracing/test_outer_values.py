@@ -19,6 +19,7 @@ RATE: Any = 0.1
 TREE: Any = {"w": jnp.ones(3), "name": "linear"}
 TABLE: Any = np.arange(4.0)
 OBJECT: Any = object()
+NUMBERS: Any = iter([1, 2])
 
 
 def scale(x: Any) -> Any:
@@ -26,7 +27,7 @@ def scale(x: Any) -> Any:
 
 
 def use_all(x: Any) -> Any:
-    assert OBJECT is not None
+    assert OBJECT is not NUMBERS
     return [scale(x) + each for each in TREE["w"]], TABLE, jnp.sin
 
 
