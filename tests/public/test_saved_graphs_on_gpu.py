@@ -37,6 +37,10 @@ def train(state: Any, x: Any) -> Any:
     return {"w": w, "count": state["count"] + 1}, (w @ x).sum()
 
 
+def accumulate(total: Any, x: Any) -> Any:
+    return total + jnp.sin(x), x * 2
+
+
 def make_state() -> Any:
     return {"w": place(X), "count": place(0, dtype=np.int32)}
 
@@ -135,3 +139,21 @@ def test_a_file_for_a_gpu_is_refused_on_the_host(
     monkeypatch.undo()
     with pytest.raises(tg.SavedFileError, match=r"is for a GPU of .*, and here is a CPU of"):
         tg.load(path)
+
+
+@pytest.mark.parametrize("kind", ["host", "gpu"])
+def test_a_graph_that_came_from_the_kernel_cache_is_saved(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "1")
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE_PATH", str(path.parent / "kernels"))
+    monkeypatch.setattr(thread_state, "streams", [])
+    if kind == "gpu":
+        capture_for_gpu(monkeypatch)
+    before = tg.kernel_cache.info().hits
+    first, step = (tg.capture(accumulate, donate_argnums=0, name="step") for _ in range(2))
+    wanted = first(place(X), place(X))
+    assert_same(step(place(X), place(X)), wanted)
+    assert tg.kernel_cache.info().hits == before + 1
+    step.save(path)
+    assert_same(tg.load(path)(place(X), place(X)), wanted)

@@ -66,6 +66,7 @@ def decode_buckets(tree: Any, parts: LoadedParts) -> SavedBuckets:
         buckets = _codec.decode(tree["buckets"], [], SavedBuckets)
         if len(buckets.checked) != len(parts.entries):
             raise ContentProblem("the buckets", f"they are {len(buckets.checked)}")
+        _check_sizes(buckets.sizes)
         for checked, entry in zip(buckets.checked, parts.entries, strict=True):
             _check_bucket(checked, entry, buckets.sizes)
     except ContentProblem as problem:
@@ -159,14 +160,39 @@ def _read_bytes(entry: LoadedEntry) -> int:
     return entry.lowered.definition.arena_size.reserved_bytes
 
 
+def _check_sizes(sizes: BucketSizes) -> None:
+    """Refuses sizes that no option `buckets` has."""
+    for name, buckets in sizes.buckets.items():
+        if not buckets or buckets[0] < 1 or list(buckets) != sorted(set(buckets)):
+            raise ContentProblem("the sizes", f"the buckets of {name[:80]!r} do not ascend")
+    if {each.size for each in sizes.axes} != sizes.buckets.keys():
+        raise ContentProblem("the sizes", "they are not those of the padded axes")
+    if not sizes.axes or any(each.axis < 0 for each in sizes.axes):
+        raise ContentProblem("the sizes", "a padded axis counts from behind, or there is none")
+
+
 def _check_bucket(checked: CheckedBucket, entry: LoadedEntry, sizes: BucketSizes) -> None:
-    """Refuses a bucket that cuts other results than its graph has."""
-    keys = [each.key for each in entry.call.arguments]
-    if len(checked.bucket) != len(sizes.buckets) or TRUE_SIZES not in keys:
+    """Refuses a bucket that is not that of its graph's arguments and results."""
+    extents = dict(zip(sizes.buckets, checked.bucket, strict=False))
+    is_known = all(size in sizes.buckets[name] for name, size in extents.items())
+    if len(checked.bucket) != len(sizes.buckets) or not is_known:
         raise ContentProblem("a bucket", f"its sizes are {checked.bucket}")
+    start, keys = 0, []
+    for each in entry.call.arguments:
+        key = sizes.name_position(each.key) if isinstance(each.key, int) else each.key
+        keys.append(key)
+        stop = start + each.tree.num_leaves
+        for leaf in entry.call.signature.leaves[start:stop]:
+            for axis, name in sizes.find_axes(key).items():
+                if axis >= len(leaf.shape) or leaf.shape[axis] != extents[name]:
+                    raise ContentProblem("a bucket", f"axis {axis} of {key!r} is another")
+        start = stop
+    if not {TRUE_SIZES, *(each.argument for each in sizes.axes)} <= set(keys):
+        raise ContentProblem("a bucket", "an argument that is padded is missing")
     if len(checked.results) != len(entry.results.avals):
         raise ContentProblem("a bucket", f"it cuts {len(checked.results)} results")
     for result, aval in zip(checked.results, entry.results.avals, strict=True):
-        for axis, size, scale in result.axes:
-            if not 0 <= axis < len(aval.shape) or size not in sizes.buckets or scale < 1:
+        for axis, name, scale in result.axes:
+            extent = aval.shape[axis] if 0 <= axis < len(aval.shape) else None
+            if name not in extents or extent != extents[name] * scale:
                 raise ContentProblem("a bucket", f"it cuts axis {axis} of {aval.str_short()}")

@@ -219,9 +219,12 @@ def _check_made(tree: Any, saved: SavedTree) -> None:
         raise ContentProblem("a tree", f"no object has it: {error}") from None
     if not is_same:
         raise ContentProblem("a tree", "an object with its nodes has others")
-    if paths != saved.paths:
-        name = next(each.name for each in saved.nodes if _hides_fields(each) and each.name)
-        raise UnknownNameError(name, "has other children than when the file was saved")
+    if paths == saved.paths:
+        return
+    hidden = [each.name for each in saved.nodes if _hides_fields(each) and each.name is not None]
+    if not hidden:
+        raise ContentProblem("a tree", "it has paths of leaves, and no class that hides them")
+    raise UnknownNameError(hidden[0], "has other children than when the file was saved")
 
 
 def _list_paths(tree: Any) -> tuple[str, ...]:
