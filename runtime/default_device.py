@@ -18,11 +18,15 @@ from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.stream_backend import StreamBackend, register_backend
 
 if TYPE_CHECKING:
+    from tracegraph.runtime.cuda.described_device import DescribedGpu
     from tracegraph.runtime.cuda.device import CudaDevice
 
 # Note [Late imports].
 find_cuda_device: Callable[[Any], CudaDevice] = import_late(
     "tracegraph.runtime.cuda.device", "find_cuda_device"
+)
+describe_gpu: Callable[[str], DescribedGpu] = import_late(
+    "tracegraph.runtime.cuda.described_device", "describe_gpu"
 )
 read_gpu_properties: Callable[[Any], DeviceProperties] = import_late(
     "tracegraph.runtime.cuda.properties", "read_properties"

@@ -403,7 +403,7 @@ def save_executable(compiled: jax.stages.Compiled) -> SavedExecutable:
     if parts.mut or compiled._params.const_args or not in_rows:
         raise ValueError("it has arrays of its own, or some that are not in rows")
     try:
-        written = _cached_code.get(compiled) or code.client.serialize_executable(code)
+        written = _cached_code.get(compiled) or _serialize(code)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"XLA cannot write its code ({error})") from None
     return SavedExecutable(
@@ -416,6 +416,12 @@ def save_executable(compiled: jax.stages.Compiled) -> SavedExecutable:
         compiled.out_tree == jax.tree.structure(0),
         parts.committed,
     )
+
+
+def _serialize(code: Any) -> bytes:
+    # What is compiled for a device that is not here has no client.
+    client = getattr(code, "client", None)
+    return code.serialize() if client is None else client.serialize_executable(code)
 
 
 def load_executable(saved: SavedExecutable, device: Any) -> jax.stages.Compiled:

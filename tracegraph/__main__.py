@@ -1,20 +1,22 @@
-"""Explains captures and errors, and draws memory snapshots."""
+"""Explains captures, saved graphs and errors, and draws memory snapshots."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import pathlib
 import platform
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
 from absl import logging
 
 from tracegraph import __version__
+from tracegraph.compile_ahead import HERE, compile_ahead
 from tracegraph.decorator import capture
 from tracegraph.error_sections import describe_error, list_errors
 from tracegraph.graphed_function import GraphedFunction
@@ -22,13 +24,20 @@ from tracegraph.memory_pictures.timeline import describe_snapshot, write_page, w
 from tracegraph.reports.report import PARTS, read_parts
 from tracegraph.runtime.errors import CaptureError, ConfigError, TracegraphError
 from tracegraph.runtime.memory.snapshots.snapshot import read_snapshot
+from tracegraph.saving.describe_file import describe_file
 
 _EXPLAIN = "python -m tracegraph explain FILE:FUNCTION [--args EXPRESSION] [--show PARTS]"
 _MEMORY = "python -m tracegraph memory SNAPSHOT [--html FILE] [--png FILE] [--time]"
+_SHOW = "python -m tracegraph show FILE"
+_COMPILE = (
+    "python -m tracegraph compile FILE:FUNCTION --output FILE [--args EXPRESSION] [--target NAME]"
+)
 _ERROR = "python -m tracegraph error [NAME]"
 _EXAMPLES = {
     _EXPLAIN: 'python -m tracegraph explain train.py:step --args "(jnp.ones(3), 2.0)"',
     _MEMORY: "python -m tracegraph memory dump_snapshot.pickle --html memory.html",
+    _SHOW: "python -m tracegraph show step.tg",
+    _COMPILE: "python -m tracegraph compile serve.py:step --target h200 --output step.tg",
     _ERROR: "python -m tracegraph error callback",
 }
 # Of errors about the arguments of a call, which the function itself has not seen.
@@ -42,7 +51,8 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(
             message,
             where="command line",
-            why="the commands are explain, memory and error, with at most one target each",
+            why="the commands are explain, memory, show, compile and error, each with at most one "
+            "target",
             fix=f"{'; or '.join((self.usage or '').splitlines())}; or --help",
             anchor="command-line",
         )
@@ -71,6 +81,10 @@ def run_command(words: Sequence[str]) -> str:
         return explain_target(options.target, options.args, options.show)
     if options.command == "memory":
         return draw_snapshot(options.snapshot, options.html, options.png, options.time)
+    if options.command == "show":
+        return describe_file(options.file)
+    if options.command == "compile":
+        return compile_target(options.target, options.args, options.device, options.output)
     return list_errors() if options.name is None else describe_error(options.name)
 
 
@@ -89,6 +103,8 @@ def _make_parser() -> _Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_explain(commands)
     _add_memory(commands)
+    _add_show(commands)
+    _add_compile(commands)
     _add_error(commands)
     return parser
 
@@ -100,6 +116,17 @@ def _add_explain(commands: Any) -> None:
         "Prints the report of a function: whether it can be captured, how it is cut, its nodes,\n"
         "its memory and what a call copies. FILE is run; FUNCTION may be captured or plain.",
     )
+    _add_target(parser)
+    parser.add_argument(
+        "--show",
+        metavar="PARTS",
+        default="",
+        help=f"parts of the report that follow its summary, as ir,plan,nodes: {', '.join(PARTS)}, "
+        "or all",
+    )
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="FILE:FUNCTION", help="file, and a function in it")
     parser.add_argument(
         "--args",
@@ -107,12 +134,24 @@ def _add_explain(commands: Any) -> None:
         help="Python expression for the tuple of arguments, with the names of FILE; by default "
         "FILE's `sample_args`, a tuple or a function that returns one",
     )
+
+
+def _add_compile(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _COMPILE,
+        "Captures a function and saves its graph: on the current device, or for a GPU that is not\n"
+        "here. Such a graph is verified by its first call where it is loaded.",
+    )
+    _add_target(parser)
+    parser.add_argument("--output", metavar="FILE", required=True, help="to write")
     parser.add_argument(
-        "--show",
-        metavar="PARTS",
-        default="",
-        help=f"parts of the report that follow its summary, as ir,plan,nodes: {', '.join(PARTS)}, "
-        "or all",
+        "--target",
+        dest="device",
+        metavar="NAME",
+        default=HERE,
+        help=f"the GPU, as h200; by default `{HERE}`, the current device, where the graph is "
+        "verified at once",
     )
 
 
@@ -131,6 +170,16 @@ def _add_memory(commands: Any) -> None:
     )
     parser.add_argument("--png", metavar="FILE", help="image to write; needs matplotlib")
     parser.add_argument("--time", action="store_true", help="timelines in milliseconds, not events")
+
+
+def _add_show(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _SHOW,
+        "Prints what a saved graph holds: what it is for, its signatures, nodes and memory, how\n"
+        "it was verified, and the sum that pins it. Its kernels are not loaded.",
+    )
+    parser.add_argument("file", metavar="FILE", help="that `save` of a captured function wrote")
 
 
 def _add_error(commands: Any) -> None:
@@ -202,6 +251,38 @@ def explain_target(target: str, expression: str | None = None, show: str = "") -
     """
     # Before the file is run, which may take long.
     parts = read_parts(show)
+    graphed, arguments, origin = _find_call(target, expression)
+    with _naming_arguments(origin):
+        return graphed.explain(*arguments).show(",".join(parts))
+
+
+def compile_target(target: str, expression: str | None, device: str, output: str) -> str:
+    """Captures a function and saves its graph; returns what the file holds.
+
+    Args:
+        target: ``FILE:FUNCTION``.
+        expression: Python expression for the tuple of arguments; None for those of FILE.
+        device: name of a GPU, or `HERE`.
+        output: the file to write.
+
+    Raises:
+        TracegraphError: the file, the function or its arguments cannot be found, or do not fit, or
+            the graph cannot be compiled or saved.
+    """
+    graphed, arguments, origin = _find_call(target, expression)
+    with _naming_arguments(origin):
+        if device == HERE:
+            graphed(*arguments)
+            graphed.save(output)
+        else:
+            compile_ahead(graphed, arguments, output, device)
+    return f"wrote {output}\n\n{describe_file(output)}"
+
+
+def _find_call(
+    target: str, expression: str | None
+) -> tuple[GraphedFunction[..., Any], tuple[Any, ...], str]:
+    """Returns a captured function, its arguments, and where these come from."""
     path, _, name = target.rpartition(":")
     if not pathlib.Path(path).is_file():
         raise _make_usage_error(f"there is no file {path or target}", "the target is FILE:FUNCTION")
@@ -210,9 +291,14 @@ def explain_target(target: str, expression: str | None = None, show: str = "") -
     if not callable(function):
         raise _make_usage_error(f"{path} has no function `{name}`", "the target is FILE:FUNCTION")
     graphed = function if isinstance(function, GraphedFunction) else capture(function)
-    arguments, origin = _find_arguments(graphed, namespace, path, expression)
+    return graphed, *_find_arguments(graphed, namespace, path, expression)
+
+
+@contextlib.contextmanager
+def _naming_arguments(origin: str) -> Iterator[None]:
+    """Names the words of the command line in errors about arguments."""
     try:
-        return graphed.explain(*arguments).show(",".join(parts))
+        yield
     except CaptureError as error:
         if error.anchor not in _ARGUMENT_ANCHORS:
             raise

@@ -53,12 +53,14 @@ class SavedFile:
         content: of its header.
         blobs: byte strings, which share the memory of the file.
         nbytes: of the whole file.
+        checksum: of all that it holds, in hexadecimal digits.
     """
 
     source: str
     content: Any = dataclasses.field(repr=False)
     blobs: tuple[memoryview, ...] = dataclasses.field(repr=False)
     nbytes: int
+    checksum: str
 
 
 def write_file(
@@ -189,7 +191,7 @@ def parse_file(data: bytes, source: str) -> SavedFile:
         raise_damage(source, place, "its checksum does not fit: it is truncated or damaged")
     header = _read_header(view[FIRST_BYTES : FIRST_BYTES + stored], inflated, source)
     blobs = tuple(_cut_blobs(header["blobs"], view[FIRST_BYTES + stored :], source))
-    return SavedFile(source, header["content"], blobs, len(data))
+    return SavedFile(source, header["content"], blobs, len(data), digest.hex())
 
 
 def _read_header(stored: memoryview, inflated: int, source: str) -> dict[str, Any]:

@@ -89,7 +89,13 @@ def test_help_shows_usage_and_examples_and_is_no_mistake():
     for text in (usage, "memory SNAPSHOT [--html FILE]"):
         assert f"python -m tracegraph {text}" in done.stdout
     examples = done.stdout.partition("examples:")[2].split("\n")
-    assert [each.split()[3] for each in examples if each.strip()] == ["explain", "memory", "error"]
+    assert [each.split()[3] for each in examples if each.strip()] == [
+        "explain",
+        "memory",
+        "show",
+        "compile",
+        "error",
+    ]
 
 
 @pytest.mark.parametrize(

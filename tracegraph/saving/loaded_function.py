@@ -22,6 +22,7 @@ from tracegraph.runtime.handles import make_pickle_error
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import is_tracing
 from tracegraph.saving.describe_parts import describe_parts
+from tracegraph.saving.first_calls import find_unproven, prove_graph
 from tracegraph.saving.loaded_errors import make_float_error, make_trace_error, make_unfit_error
 from tracegraph.saving.loaded_graphs import LoadedEntry, LoadedParts
 from tracegraph.saving.saved_parameters import make_stand_in
@@ -63,6 +64,8 @@ class LoadedFunction:
         self._graphs = collections.OrderedDict()
         self._latest: ReplayableGraph | None = None
         self._lock = threading.RLock()
+        # Those whose first call compares them with XLA's executable, see `first_calls.py`.
+        self._unproven = find_unproven(parts, device)
         self.restore()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -170,6 +173,8 @@ class LoadedFunction:
             raise make_unfit_error(self.__name__, self._parts.source, calls, found)
         with self._lock:
             graph = self._make_graph(entry)
+            if entry.call.signature in self._unproven:
+                self._prove(entry, graph, args, kwargs)
         result = graph.try_call(args, kwargs, True)
         if result is MISS:
             raise make_refusal_error(self.__name__)
@@ -179,7 +184,8 @@ class LoadedFunction:
     def _list_recent(self) -> Sequence[ReplayableGraph]:
         """Returns the graphs that a call tries before it works out its signature."""
         with self._lock:
-            return list(itertools.islice(reversed(self._graphs.values()), MAX_TRIED))
+            recent = itertools.islice(reversed(self._graphs.values()), MAX_TRIED)
+            return [graph for graph in recent if graph.signature not in self._unproven]
 
     def _find_entry(
         self, found: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -208,6 +214,16 @@ class LoadedFunction:
             graph = entry.instantiate(self._device, self._pool)
             self._graphs[entry.call.signature] = graph
         return graph
+
+    def _prove(
+        self, entry: LoadedEntry, graph: ReplayableGraph, args: tuple[Any, ...], kwargs: Any
+    ) -> None:
+        """Compares a graph with XLA's executable on the arguments of its first call."""
+        respelled = graph.respell(args, kwargs)
+        found = self._prepare(*(respelled or (args, kwargs)))
+        key = self._unproven[entry.call.signature]
+        prove_graph(entry, graph, found.leaves, self._device, key)
+        del self._unproven[entry.call.signature]
 
     def _use(self, graph: ReplayableGraph) -> None:
         """Makes a graph the one that was used last."""

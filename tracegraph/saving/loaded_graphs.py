@@ -28,6 +28,7 @@ from tracegraph.saving.saved_target import Origin
 from tracegraph.tracing.call_spec import CallSpec, ResultSpec
 from tracegraph.tracing.spellings import make_spellings
 from tracegraph.user_memory.live_plans import watch_plan
+from tracegraph.verification.expectation import Expectation
 from tracegraph.verification.report import VerificationReport
 
 
@@ -41,6 +42,9 @@ class LoadedEntry:
         lowered: its program, plan and nodes.
         constants: its closed-over arrays, by the names of their inputs.
         verification: what a comparison found; None where it is still to be made.
+        expectation: what it is to find then.
+
+    More than six fields because it is all that a graph is made of and held against.
     """
 
     call: CallSpec
@@ -48,6 +52,7 @@ class LoadedEntry:
     lowered: Lowered
     constants: Mapping[str, Any]
     verification: VerificationReport | None
+    expectation: Expectation | None = None
 
     @hold_collector
     def instantiate(self, device: Device, pool: FunctionPool) -> ReplayableGraph:
@@ -74,6 +79,9 @@ class LoadedParts:
         entries: one per signature.
         source: what messages call the file.
         origin: what it was saved with.
+        checksum: of the file.
+
+    More than six fields because it is all that a loaded function is made of.
     """
 
     name: str
@@ -82,6 +90,7 @@ class LoadedParts:
     entries: tuple[LoadedEntry, ...]
     source: str
     origin: Origin
+    checksum: str
 
 
 def load_parts(opened: Opened, device: Device, names: Names, constants: Any) -> LoadedParts:
@@ -112,7 +121,10 @@ def load_parts(opened: Opened, device: Device, names: Names, constants: Any) -> 
             held = _choose_constants(each, arrays)
             _check_entry(call, results, lowered, held)
             _check_in_place(lowered, device, opened.source, place)
-            entries.append(LoadedEntry(call, results, lowered, held, each.verification))
+            _check_proof(each, call)
+            entries.append(
+                LoadedEntry(call, results, lowered, held, each.verification, each.expectation)
+            )
     except ContentProblem as problem:
         raise_damage(opened.source, f"{place}, {problem.place}", problem.problem)
     except UnknownNameError as error:
@@ -120,7 +132,13 @@ def load_parts(opened: Opened, device: Device, names: Names, constants: Any) -> 
     if len({each.call.signature for each in entries}) < len(entries):
         raise_damage(opened.source, "the function", "two signatures are equal")
     return LoadedParts(
-        saved.name, parameters, options, tuple(entries), opened.source, opened.origin
+        saved.name,
+        parameters,
+        options,
+        tuple(entries),
+        opened.source,
+        opened.origin,
+        opened.checksum,
     )
 
 
@@ -161,6 +179,15 @@ def _check_entry(
         if types[name] != describe_physical(aval):
             raise ContentProblem(f"the result {name}", "its buffer is of another type")
     _check_aliases(call, results, lowered)
+
+
+def _check_proof(saved: SavedEntry, call: CallSpec) -> None:
+    """Refuses a signature that neither was verified nor can be."""
+    expectation = saved.expectation
+    if (saved.verification is None) != (expectation is not None):
+        raise ContentProblem("the verification", "it is there twice, or not at all")
+    if expectation is not None and len(expectation.others.may_differ) != len(call.names):
+        raise ContentProblem("the expectation", f"it is not of {len(call.names)} leaves")
 
 
 def _check_in_place(lowered: Lowered, device: Device, source: str, place: str) -> None:

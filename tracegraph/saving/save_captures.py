@@ -31,6 +31,7 @@ from tracegraph.saving.saved_parameters import (
 from tracegraph.saving.saved_target import describe_origin
 from tracegraph.tracing.call_spec import make_call_spec, make_result_spec
 from tracegraph.tracing.signature import Signature
+from tracegraph.verification.expectation import expect_comparison
 from tracegraph.version import VERSION
 
 ANCHOR = "cannot-save"
@@ -201,4 +202,5 @@ def _pack_entry(recipe: LoweredCapture, verification: Any, places: dict[int, int
             for name in inputs[len(recipe.prepared.names) :]
         ),
         verification,
+        expect_comparison(recipe.checked, recipe.lowered) if verification is None else None,
     )

@@ -24,6 +24,8 @@ from tracegraph.saving.saved_constants import SavedConstant
 from tracegraph.saving.saved_parameters import SavedOptions, SavedParameter
 from tracegraph.saving.saved_target import Origin, read_origin
 from tracegraph.saving.saved_trees import TREE_TYPES
+from tracegraph.verification.expectation import Expectation
+from tracegraph.verification.other_inputs import OtherInputs
 from tracegraph.verification.report import VerificationReport
 
 FORMAT = 1
@@ -39,12 +41,14 @@ class SavedEntry:
         constants: for each of its closed-over arrays the name of the input, and the index of the
             constant.
         verification: what a comparison found; None where it is still to be made.
+        expectation: what it is to find then.
     """
 
     call: SavedCall
     results: SavedResults
     constants: tuple[tuple[str, int], ...]
     verification: VerificationReport | None
+    expectation: Expectation | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +83,9 @@ class Opened:
         lowered: tree of JSON of each signature.
         extra: tree of JSON, or None.
         blobs: byte strings that the trees refer to.
+        checksum: of the file.
+
+    More than six fields because they are the parts of a file.
     """
 
     source: str
@@ -87,6 +94,7 @@ class Opened:
     lowered: tuple[Any, ...]
     extra: Any
     blobs: Sequence[bytes | memoryview]
+    checksum: str
 
 
 _codec = RecordCodec(
@@ -98,6 +106,8 @@ _codec = RecordCodec(
         SavedOptions,
         SavedConstant,
         VerificationReport,
+        OtherInputs,
+        Expectation,
         SavedEntry,
         SavedFunction,
     )
@@ -119,8 +129,9 @@ def encode_function(
     """
     encoded = _codec.encode(function)
     blobs, trees = encoded.blobs, []
-    for each in lowered:
-        part = encode_lowered(each, blobs=blobs)
+    for entry, each in zip(function.entries, lowered, strict=True):
+        is_unverified = entry.verification is None
+        part = encode_lowered(each, blobs=blobs, has_references=is_unverified)
         blobs = part.blobs
         trees.append(part.tree)
     content = {"format": FORMAT, "origin": origin, "function": encoded.tree, "lowered": trees}
@@ -155,7 +166,9 @@ def open_function(file: SavedFile) -> Opened:
     trees = content["lowered"]
     if not isinstance(trees, list) or len(trees) != len(function.entries) or not trees:
         raise_damage(source, "the header", "it has not one program per signature")
-    return Opened(source, origin, function, tuple(trees), content["extra"], file.blobs)
+    return Opened(
+        source, origin, function, tuple(trees), content["extra"], file.blobs, file.checksum
+    )
 
 
 def decode_entry(opened: Opened, index: int, jax_device: Any) -> Lowered:
@@ -164,7 +177,7 @@ def decode_entry(opened: Opened, index: int, jax_device: Any) -> Lowered:
     Args:
         opened: the file.
         index: of the signature.
-        jax_device: that it is for.
+        jax_device: that it is for; None to read it without loading code.
 
     Raises:
         ContentProblem: it is not as `encode_function` writes it.

@@ -6,8 +6,9 @@ from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.verification.device_verification import verify_on_device
-from tracegraph.verification.expectation import expect
+from tracegraph.verification.expectation import Expectation, expect
 from tracegraph.verification.host_verification import verify_on_host
+from tracegraph.verification.other_inputs import choose_other_inputs
 from tracegraph.verification.report import VerificationReport, name_results
 
 
@@ -31,4 +32,5 @@ def verify_capture(
     paths = name_results(captured.checked.out_tree, captured.checked.probes)
     if device.comparison is None:
         return verify_on_host(captured, prepared.leaves, paths, report)
-    return verify_on_device(device.comparison, captured, prepared.leaves, paths, report)
+    expectation = Expectation(report, choose_other_inputs(captured.checked.graph))
+    return verify_on_device(device.comparison, captured, prepared.leaves, paths, expectation)

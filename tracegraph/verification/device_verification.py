@@ -20,13 +20,13 @@ import jax
 import numpy as np
 
 from tracegraph.lowering.collector import hold_collector
-from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.replaying.replayable_graph import ReplayableGraph
 from tracegraph.runtime.device import MemoryComparison
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
 from tracegraph.runtime.packing import count_packed_bytes
 from tracegraph.verification.difference import measure_difference, relate
-from tracegraph.verification.other_inputs import choose_other_inputs
+from tracegraph.verification.expectation import Expectation
 from tracegraph.verification.reference_run import run_reference
 from tracegraph.verification.report import VerificationReport, judge_differences
 
@@ -34,10 +34,10 @@ from tracegraph.verification.report import VerificationReport, judge_differences
 @hold_collector
 def verify_on_device(
     comparison: MemoryComparison,
-    captured: CapturedGraph,
+    captured: ReplayableGraph,
     leaves: Sequence[Any],
     paths: Sequence[str],
-    report: VerificationReport,
+    expectation: Expectation,
 ) -> VerificationReport:
     """Replays twice and compares with XLA's own executables.
 
@@ -46,14 +46,14 @@ def verify_on_device(
         captured: the graph, with the executables that it was made from.
         leaves: one value per dynamic leaf.
         paths: one name per result.
-        report: what is expected.
+        expectation: what is expected, and which other arguments may be tried.
 
     Raises:
         VerificationError: a result differs; all are named. Or XLA's executables failed.
         OutOfMemoryError: there is no memory for the copies that the comparison needs.
     """
     try:
-        return _compare_twice(comparison, captured, leaves, paths, report)
+        return _compare_twice(comparison, captured, leaves, paths, expectation)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -68,13 +68,13 @@ def verify_on_device(
 
 def _compare_twice(
     comparison: MemoryComparison,
-    captured: CapturedGraph,
+    captured: ReplayableGraph,
     leaves: Sequence[Any],
     paths: Sequence[str],
-    report: VerificationReport,
+    expectation: Expectation,
 ) -> VerificationReport:
     values = place_values(captured, leaves)
-    others = choose_other_inputs(captured.checked.graph)
+    report, others = expectation.report, expectation.others
     note = "; ".join(filter(None, (report.note, others.note)))
     close: set[str] = set()
     for is_other in (False, True):
@@ -143,7 +143,7 @@ def _measure(
     ]
 
 
-def place_values(captured: CapturedGraph, leaves: Sequence[Any]) -> list[jax.Array]:
+def place_values(captured: ReplayableGraph, leaves: Sequence[Any]) -> list[jax.Array]:
     """Returns a plain array on the device for every static input, constants included."""
     specs = [spec.buffer for spec in captured.lowered.program.inputs]
     values = [*(to_plain(unwrap_key(leaf)) for leaf in leaves), *captured.constants]

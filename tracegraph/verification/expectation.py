@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tracegraph.constraints.callbacks import has_callback
 from tracegraph.jax_internals import has_data_effects
 from tracegraph.lowering.lower import Lowered
 from tracegraph.tracing.checked_graph import CheckedGraph
+from tracegraph.verification.other_inputs import OtherInputs, choose_other_inputs
 from tracegraph.verification.report import TOLERANCE, VerificationReport
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+    """A comparison that is still to be made.
+
+    Attributes:
+        report: what it is to find.
+        others: which arguments may have other values in its second replay.
+    """
+
+    report: VerificationReport
+    others: OtherInputs
+
+
+def expect_comparison(checked: CheckedGraph, lowered: Lowered) -> Expectation:
+    """Returns what a comparison on a device is to find, and on which arguments.
+
+    Args:
+        checked: the traced graph.
+        lowered: its lowering.
+    """
+    return Expectation(expect(checked, lowered), choose_other_inputs(checked.graph))
 
 
 def expect(checked: CheckedGraph, lowered: Lowered) -> VerificationReport:

@@ -20,14 +20,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.replaying.replayable_graph import ReplayableGraph
 from tracegraph.runtime.jax_interop import to_immutable, to_plain, unwrap_key
 from tracegraph.verification.reference_run import run_reference
 from tracegraph.verification.report import VerificationReport, compare_results
 
 
 def verify_on_host(
-    captured: CapturedGraph, leaves: Sequence[Any], paths: Sequence[str], report: VerificationReport
+    captured: ReplayableGraph,
+    leaves: Sequence[Any],
+    paths: Sequence[str],
+    report: VerificationReport,
 ) -> VerificationReport:
     """Replays twice and compares with XLA's own executables.
 
@@ -57,7 +60,7 @@ def verify_on_host(
     return dataclasses.replace(report, exact=len(paths) - len(named), close=named)
 
 
-def copy_inputs(captured: CapturedGraph, leaves: Sequence[Any]) -> list[jax.Array]:
+def copy_inputs(captured: ReplayableGraph, leaves: Sequence[Any]) -> list[jax.Array]:
     """Returns private arrays for all static inputs, of the very types that the graph's have.
 
     With another weak type JAX would compile an eager region once more.
@@ -69,7 +72,7 @@ def copy_inputs(captured: CapturedGraph, leaves: Sequence[Any]) -> list[jax.Arra
     ]
 
 
-def poison_buffers(captured: CapturedGraph) -> None:
+def poison_buffers(captured: ReplayableGraph) -> None:
     """Fills every buffer but the constants with 0xFF bytes: NaN, -1, True."""
     buffers = captured.replay.buffers
     constants = {*captured.lowered.definition.inputs[len(captured.names) :]}

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 
 from tracegraph.lowering.reference import run_regions
-from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.replaying.replayable_graph import ReplayableGraph
 from tracegraph.runtime.errors import VerificationError
 
 
-def run_reference(captured: CapturedGraph, inputs: Sequence[jax.Array]) -> list[Any]:
+def run_reference(captured: ReplayableGraph, inputs: Sequence[jax.Array]) -> list[Any]:
     """Returns the flat results of the executables, which use up what is donated.
 
     The host waits for them: XLA may return arrays that hold an error, and then neither their values

@@ -17,7 +17,7 @@ from tests.fakes.cuda_on_host import CudaOnHost, view_floats
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.oracles import error_lines
 from tracegraph.runtime.cuda import buffer
-from tracegraph.verification import device_verification
+from tracegraph.verification import capture_verification, device_verification
 from tracegraph.verification.other_inputs import OtherInputs
 
 X = jnp.arange(1.0, 5.0)
@@ -327,7 +327,7 @@ def test_a_loop_that_would_not_end_on_other_arguments(
     assert "test_device_verification.py:" in report
     # Without that choice both arguments are others: the reference would not return.
     unguarded = OtherInputs((True, True))
-    monkeypatch.setattr(device_verification, "choose_other_inputs", lambda _: unguarded)
+    monkeypatch.setattr(capture_verification, "choose_other_inputs", lambda _: unguarded)
     copy_arrays = device.comparison.copy_arrays
 
     def stop(arrays: Any, *, is_rotated: bool) -> list[Any]:
