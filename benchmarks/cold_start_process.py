@@ -1,0 +1,148 @@
+"""One start for `cold_start.py`, in a process of its own: prints what it took as JSON.
+
+    PYTHONPATH=.:benchmarks python benchmarks/cold_start_process.py SIDE CASE [--host] [--dry-run]
+
+The clock starts when the arguments are on the device: the JAX client and, on a GPU, the CUDA
+context exist, and both packages are imported. It stops when the results of the last signature's
+first call are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import buckets
+import jax
+import numpy as np
+from gpu_models import GptShape, make_batches, make_gpt_step, make_state
+from gpu_sides import find_captured
+
+import tracegraph as tg
+from tracegraph.runtime.graph_nodes import list_nested
+
+FIRST, HIT = "first capture", "cache hit"
+JIT, WARM_JIT = "jax.jit", "jax.jit, warm cache"
+SIDES = (FIRST, HIT, JIT, WARM_JIT)
+DECODE, GPT = "decode", "gpt"
+CASES = (GPT, DECODE)
+BLOCKS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is started.
+
+    Attributes:
+        function: of the calls.
+        calls: the arguments of one call of each signature.
+        donated: its first argument is a state, which it returns first.
+        replays: calls of one timed block.
+    """
+
+    function: Callable[..., Any]
+    calls: list[tuple[Any, ...]]
+    donated: bool
+    replays: int
+
+
+def make_program(case: str, *, is_host: bool, is_dry: bool) -> Program:
+    """Returns a case in its size, with arguments on the device.
+
+    Args:
+        case: a train step of one signature, or a decode step of many.
+        is_host: of a size that a CPU compiles in seconds.
+        is_dry: of a size that a CPU runs in a moment.
+    """
+    if case == GPT:
+        layers, width = (1, 8) if is_dry else (4, 128) if is_host else (12, 128)
+        shape = GptShape(layers, width, 2 if is_dry else 4, 256, 64, (2, 4) if is_dry else (4, 64))
+        (batch,) = jax.device_put(make_batches(shape, 1))
+        arguments = (make_state(shape), *batch)
+        return Program(make_gpt_step(shape.heads), [arguments], True, 3 if is_dry else 20)
+    count, width = (2, 16) if is_dry else (8, 256) if is_host else (64, 256)
+    weights = buckets.make_weights(width, 2)
+    calls = [(weights, *buckets.make_arguments(size + 1, width)) for size in range(count)]
+    return Program(buckets.decode, calls, False, 3 if is_dry else 100)
+
+
+def run_start(side: str, program: Program) -> dict[str, Any]:
+    """Makes the first calls and returns what they took, and what shows that they were right."""
+    wrap: Any = jax.jit if side in (JIT, WARM_JIT) else tg.capture
+    donated = (0,) if program.donated else ()
+    jax.block_until_ready((program.calls, jax.live_arrays()))
+    start = time.perf_counter()
+    call = wrap(program.function, donate_argnums=donated)
+    results = [call(*arguments) for arguments in program.calls]
+    jax.block_until_ready(jax.tree.leaves(results)[-1:])
+    seconds = time.perf_counter() - start
+    arguments = program.calls[-1]
+    if program.donated:
+        arguments = (results[-1][0], *arguments[1:])
+    replay, last = time_replays(call, arguments, program)
+    found = {"seconds": seconds, "replay us": replay, "device": jax.devices()[0].device_kind}
+    found |= {"digest": read_digest([results[:-1], last]), "python": platform.python_version()}
+    return found if wrap is jax.jit else found | read_capture(call)
+
+
+def time_replays(
+    call: Callable[..., Any], arguments: tuple[Any, ...], program: Program
+) -> tuple[float, Any]:
+    """Returns the median microseconds of a call in a long loop, and the last result."""
+    samples, result = [], None
+    # One block more: it makes this code and the clocks of the device the current ones.
+    for _ in range(BLOCKS + 1):
+        start = time.perf_counter()
+        for _ in range(program.replays):
+            result = call(*arguments)
+            if program.donated:
+                arguments = (result[0], *arguments[1:])
+        jax.block_until_ready(jax.tree.leaves(result)[-1:])
+        samples.append(1e6 * (time.perf_counter() - start) / program.replays)
+    return statistics.median(samples[1:]), result
+
+
+def read_digest(results: Any) -> str:
+    """Returns a digest of all bits of the results."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(results):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def read_capture(call: Any) -> dict[str, Any]:
+    """Returns the phases of the last signature's capture, and what the kernel cache did."""
+    info = tg.kernel_cache.info()
+    found: dict[str, Any] = {"phases": dict(call.timings())}
+    found |= {"hits": info.hits, "stores": info.stores, "file bytes": info.nbytes}
+    return found | {"kernel bytes": count_kernel_bytes(find_captured(call).lowered.definition)}
+
+
+def count_kernel_bytes(definition: Any) -> int:
+    """Returns the bytes of a graph's kernels, each counted once; 0 on the host device."""
+    nodes = [node for stage in definition.stages for node in list_nested(stage.nodes)]
+    codes = {code.cubin for node in nodes if (code := getattr(node, "code", None)) is not None}
+    return sum(map(len, codes))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one start and prints it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--host", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
+    given = parser.parse_args(arguments)
+    program = make_program(given.case, is_host=given.host, is_dry=given.dry_run)
+    print(json.dumps(run_start(given.side, program)))
+
+
+if __name__ == "__main__":
+    main()
