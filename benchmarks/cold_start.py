@@ -142,7 +142,8 @@ def make_environment(side: str, folder: pathlib.Path) -> dict[str, str]:
         return {**variables, **JAX_CACHE, "JAX_COMPILATION_CACHE_DIR": str(folder / "jax")}
     if side == JIT:
         return variables
-    return {**variables, "TRACEGRAPH_KERNEL_CACHE_PATH": str(folder / "kernels")}
+    kernels = {"TRACEGRAPH_KERNEL_CACHE_PATH": str(folder / "kernels")}
+    return {**variables, "TRACEGRAPH_KERNEL_CACHE": "1", **kernels}
 
 
 def check_samples(filled: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]) -> None:
