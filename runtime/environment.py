@@ -63,12 +63,12 @@ def read_kernel_cache_path() -> pathlib.Path | None:
         return None
     if path := os.environ.get("TRACEGRAPH_KERNEL_CACHE_PATH"):
         return pathlib.Path(path)
-    base = os.environ.get("XDG_CACHE_HOME", "")
     # As the specification says, a relative one is none.
-    folder = (
-        pathlib.Path(base) if pathlib.Path(base).is_absolute() else pathlib.Path.home() / ".cache"
-    )
-    return folder / "tracegraph" / "kernels"
+    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        # A user without a home, as in containers, leaves the ``~``.
+        base = pathlib.Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 the other one raises
+    return base / "tracegraph" / "kernels" if base.is_absolute() else None
 
 
 def read_kernel_cache_bytes() -> int:

@@ -29,6 +29,7 @@ from tracegraph.runtime.saving.saved_file import SavedFile, read_file, write_fil
 
 LOGGER = logging.getLogger("tracegraph")
 SUFFIX = ".tgk"
+STORES_NOTHING = "stores nothing"
 # Older files of this ending that nobody moved to their places: their writers are gone.
 _ABANDONED_S = 3600.0
 
@@ -69,12 +70,20 @@ class KernelStore:
             key: letters and digits.
         """
         path = self._place(key)
-        if not path.exists():
-            return None
         try:
-            file = read_file(path, is_private=True)
+            is_file = stat.S_ISREG(path.lstat().st_mode)
+            # A pipe would be waited for, and a link may lead anywhere.
+            file = read_file(path, is_private=True) if is_file else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self._log_once("cannot be read", str(error))
+            return None
         except SavedFileError as error:
             self.drop(key, error.what)
+            return None
+        if file is None:
+            self.drop(key, "it is no regular file")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -103,11 +112,11 @@ class KernelStore:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             owner = self.path.stat()
             if owner.st_uid != os.geteuid() or stat.S_IMODE(owner.st_mode) & 0o022:
-                self._log_once(f"others may write to {self.path}")
+                self._log_once(STORES_NOTHING, f"others may write to {self.path}")
                 return False
             write_file(self._place(key), content, blobs)
         except (OSError, SavedFileError) as error:
-            self._log_once(str(error).partition("\n")[0])
+            self._log_once(STORES_NOTHING, str(error).partition("\n")[0])
             return False
         self._evict()
         return True
@@ -152,10 +161,10 @@ class KernelStore:
         except OSError:
             return []
 
-    def _log_once(self, problem: str) -> None:
+    def _log_once(self, effect: str, problem: str) -> None:
         if not self._has_logged:
             self._has_logged = True
-            LOGGER.warning("the kernel cache stores nothing: %s", problem)
+            LOGGER.warning("the kernel cache %s: %s", effect, problem)
 
 
 def _remove(paths: Iterable[pathlib.Path]) -> int:

@@ -156,3 +156,13 @@ def test_a_wrong_value_is_refused_by_the_capture(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TRACEGRAPH_CHECK_REPLAY", "maybe")
     with pytest.raises(ConfigError, match="TRACEGRAPH_CHECK_REPLAY"):
         tg.capture(lambda x: x + 1)(jnp.arange(3.0))
+
+
+def test_a_user_without_a_home_has_no_kernel_cache(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "1")
+    for name in ("HOME", "XDG_CACHE_HOME", "TRACEGRAPH_KERNEL_CACHE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert read_kernel_cache_path() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert str(read_kernel_cache_path()) == "/caches/tracegraph/kernels"

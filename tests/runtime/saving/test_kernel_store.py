@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run_python
 from tracegraph.runtime.saving import kernel_store, saved_file
 from tracegraph.runtime.saving.kernel_store import KernelStore
 
@@ -58,8 +59,10 @@ def test_files_are_private(store: KernelStore):
         lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
         lambda path: path.write_bytes(b""),
         lambda path: path.chmod(0o644),
+        lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
+        lambda path: (path.rename(path.with_name("moved")), path.symlink_to("moved")),
     ],
-    ids=["truncated", "foreign", "flipped", "empty", "readable"],
+    ids=["truncated", "foreign", "flipped", "empty", "readable", "pipe", "link"],
 )
 def test_a_damaged_file_is_a_miss_with_one_line(
     damage: Any, store: KernelStore, caplog: pytest.LogCaptureFixture
@@ -133,6 +136,30 @@ def test_a_folder_that_is_none_or_that_others_may_write_to(tmp_path: pathlib.Pat
     folder.chmod(0o777)
     assert not KernelStore(folder, KIB).add("a", 1, [])
     assert list(folder.iterdir()) == []
+
+
+CLOSED = """
+import logging, os, pathlib, sys
+from tracegraph.runtime.saving.kernel_store import KernelStore
+if os.geteuid() == 0:
+    os.setuid(12345)
+logging.basicConfig(format="%(message)s")
+store = KernelStore(pathlib.Path(sys.argv[1]), 1 << 30)
+print(store.find("a"), store.find("b"), store.add("a", 1, []), store.read_info().entries)
+print(store.clear())
+"""
+
+
+def test_a_folder_that_may_not_be_entered_is_one_line(store: KernelStore):
+    store.add("a", 1, [])
+    store.path.parent.chmod(0)
+    # As another user, for root may enter all folders.
+    ran = run_python(["-c", CLOSED, store.path])
+    store.path.parent.chmod(0o700)
+    assert ran.stdout.splitlines() == ["None None False 0", "0"], ran.stderr
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("the kernel cache cannot be read: [Errno 13] Permission denied")
+    assert store.find("a") is not None
 
 
 WRITER = """
