@@ -50,9 +50,12 @@ PRIVATE_NAMES = {
     "jax._src.core.extend_axis_env_nd": "the axis names that the body of a `shard_map` may use",
     "jax._src.core.set_current_trace": "what ops go to between two lines, not within a function",
     "jax._src.core.trace_state_strong_ref": "whether this thread traces, at every call",
+    "jax._src.hashable_array.HashableArray": "an array among the parameters of a foreign call",
     "jax._src.interpreters.ad.LinearizeTrace": "whether ops are linearized for an eager `jax.vjp`",
     "jax._src.interpreters.ad.fallback_linearize_rule": "what a rule for `jax.vjp` is to return",
     "jax._src.interpreters.ad.primitive_linearizations": "such rules; see `define_linearization`",
+    "jax._src.interpreters.mlir._lowerings": "who lowers an op: JAX, or a rule of the user's",
+    "jax._src.interpreters.mlir._platform_specific_lowerings": "the same, for one platform",
     "jax._src.interpreters.partial_eval.DynamicJaxprTrace": "what records ops as `jax.jit` does",
     "jax._src.random.prng.prngs": "the implementations of typed keys; a public call computes one",
     "jax._src.source_info_util": "the user's line of an equation, and the line of an op bound anew",
@@ -72,6 +75,7 @@ for _folder in OWN_FOLDERS:
 
 
 _UNCHANGED = contextlib.nullcontext()
+_NO_SETTINGS = ("configs", "__weakref__")
 # Raised for the results of a whole program; a user never sees it.
 InvalidFloatSignal: Any = _private["InternalFloatingPointError"]
 # Calls a function with debug settings on, op by op; always raises FloatingPointError.
@@ -604,6 +608,39 @@ def find_key_dtype(implementation: str) -> Any:
     """
     found = _private["prngs"].get(implementation)
     return None if found is None else KeyTy(found)
+
+
+def find_key_implementation(aval: Any) -> Any:
+    """Returns the functions that draw from typed keys of a type; None for another type."""
+    return aval.dtype._impl if is_key_dtype(getattr(aval, "dtype", None)) else None
+
+
+def list_lowering_rules(primitive: Any) -> list[Any]:
+    """Returns what writes an op for XLA, on any platform."""
+    tables = (_private["_lowerings"], *_private["_platform_specific_lowerings"].values())
+    return [table[primitive].rule for table in tables if primitive in table]
+
+
+def describe_settings(context: EquationContext | None) -> list[dict[str, Any]]:
+    """Returns the settings of JAX that an equation was traced under, by name.
+
+    Example:
+        >>> import jax
+        >>> jaxpr = jax.make_jaxpr(lambda x: x + 1)(1.0)
+        >>> found = describe_settings(equation_context(open_jaxpr(jaxpr)[0].eqns[0]))
+        >>> "threefry_partitionable" in found[0]
+        True
+    """
+    return [
+        # `configs` holds the settings once more, and a weak reference holds nothing.
+        {name: getattr(each, name) for name in each.__slots__ if name not in _NO_SETTINGS}
+        for each in (context.settings if context else ())
+    ]
+
+
+def unwrap_array(value: Any) -> Any:
+    """Returns the array of JAX's wrapper that makes one hashable; other values as they are."""
+    return value.val if isinstance(value, _private["HashableArray"]) else value
 
 
 def is_array_aval(aval: Any) -> bool:

@@ -16,7 +16,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import itertools
 import re
+import sys
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,7 +28,14 @@ import numpy as np
 
 from tracegraph.constraints.traces import read_array
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
-from tracegraph.jax_internals import is_jaxpr
+from tracegraph.jax_internals import (
+    EquationContext,
+    describe_settings,
+    find_key_implementation,
+    is_jaxpr,
+    unwrap_array,
+)
+from tracegraph.kernel_caching.known_rules import describe_rules, is_defined_by_jax
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # Their functions are derivatives, which no region calls.
@@ -76,6 +85,8 @@ class _Writer:
         self.digest = hashlib.sha256()
         self._numbers: dict[tuple[str, Any], int] = {}
         self._values: dict[Value, int] = {}
+        self._value_numbers = itertools.count()
+        self._known: set[Any] = set()
 
     def write_graph(self, graph: Graph, embedded: Mapping[Value, Any]) -> None:
         """Writes a graph; values are numbered in their order, whatever the trace called them."""
@@ -93,20 +104,21 @@ class _Writer:
         self.write("aliases", graph.aliases)
 
     def _write_op(self, op: Op) -> None:
+        self._write_rules(op.primitive)
         self._add("op", op.name)
         for operand in op.operands:
             self._write_operand(operand)
         origin = op.origin
         for kind, stream in (("on", origin.stream), ("backward", origin.backward_on)):
             self._add(kind, str(stream and self._number("stream", stream)))
-        self.write("context", _describe_context(origin.equation_context))
+        self._write_settings(origin.equation_context)
         jaxprs = 0
         for name in sorted(op.params):
             value = op.params[name]
             if name in _NUMBERED and isinstance(value, int):
                 self._add(name, str(value and self._number(name, value)))
                 continue
-            if op.name in _WITH_RULES and callable(value) and not is_jaxpr(value):
+            if op.name in _WITH_RULES and _is_function(value) and not is_jaxpr(value):
                 continue
             jaxprs += self.write(f"{op.name}.{name}", value)
         if jaxprs != len(op.subgraphs):
@@ -117,6 +129,24 @@ class _Writer:
         for result in op.results:
             self._define(result)
 
+    def _write_rules(self, primitive: Any) -> None:
+        """Writes once how a primitive is lowered, see Note [Rules of others]."""
+        if primitive in self._known:
+            return
+        rules = describe_rules(primitive)
+        if rules is None:
+            raise NoKey(f"`{primitive}` is lowered by a rule that is not JAX's")
+        self._add("rules", rules)
+        self._known.add(primitive)
+
+    def _write_settings(self, context: EquationContext | None) -> None:
+        """Writes settings once, and then their number: most ops have the same ones."""
+        settings = context and context.settings
+        is_new = ("settings", settings) not in self._numbers
+        self._add("settings", str(self._number("settings", settings)))
+        if is_new:
+            self.write("settings", describe_settings(context))
+
     def _write_operand(self, operand: Operand) -> None:
         if isinstance(operand, Literal):
             self._write_type(operand.aval)
@@ -126,10 +156,13 @@ class _Writer:
         self._add("value", str(self._values.get(operand, -1)))
 
     def _define(self, value: Value) -> None:
-        self._values[value] = len(self._values)
+        self._values[value] = next(self._value_numbers)
         self._write_type(value.aval)
 
     def _write_type(self, aval: Any) -> None:
+        implementation = find_key_implementation(aval)
+        if implementation is not None and not is_defined_by_jax(implementation):
+            raise NoKey(f"{aval} are random keys of an implementation that is not JAX's")
         weak = bool(getattr(aval, "weak_type", False))
         self._add("aval", f"{aval.str_short()} {weak} {getattr(aval, 'sharding', None)}")
 
@@ -138,6 +171,7 @@ class _Writer:
 
     def write(self, name: str, value: Any) -> int:
         """Writes a value; returns how many jaxprs it holds, which are written as graphs."""
+        value = unwrap_array(value)
         kind = type(value)
         if kind in _PLAIN:
             self._add(name, f"{kind.__name__} {value!r}")
@@ -181,9 +215,11 @@ class _Writer:
         return 0
 
     def _write_by_repr(self, name: str, value: Any) -> None:
-        kind, text = type(value), repr(value)
+        # An array inside of it is written whole, with all digits.
+        with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+            kind, text = type(value), repr(value)
         is_jax = kind.__module__.partition(".")[0] in ("jax", "jaxlib")
-        if callable(value) or not is_jax or _ADDRESS.search(text):
+        if _is_function(value) or not is_jax or _ADDRESS.search(text):
             raise NoKey(f"`{name}` is a {kind.__module__}.{kind.__qualname__}")
         self._add(name, f"{kind.__qualname__} {text}")
 
@@ -199,7 +235,6 @@ def _is_named_by_jax(function: types.FunctionType) -> bool:
     return is_own and "<" not in function.__qualname__ and function.__closure__ is None
 
 
-def _describe_context(context: Any) -> tuple[Any, ...]:
-    """Returns the settings of JAX that an equation was traced under."""
-    names = ("compute_type", "threefry_partitionable", "cur_abstract_mesh", "xla_metadata")
-    return tuple(getattr(context, name, None) for name in names)
+def _is_function(value: Any) -> bool:
+    """True for what is called, and for JAX's record of a function."""
+    return callable(value) or hasattr(value, "call_wrapped")
