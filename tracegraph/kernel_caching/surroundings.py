@@ -20,7 +20,11 @@ from tracegraph.tracing.prepared_call import PreparedCall
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # XLA reads some of its settings, and NVIDIA's libraries theirs, from the environment.
-_VARIABLES = ("XLA_", "TF_", "CUDA_", "CUBLAS", "CUBLASLT", "CUDNN", "CUFFT", "NVIDIA_")
+_VARIABLES = ("XLA_", "TF_XLA_", "TF_CUDNN_", "TF_CUBLAS", "TF_ENABLE_", "TF_DISABLE_", "CUDA_")
+_VARIABLES += ("CUBLAS", "CUDNN", "CUFFT", "CUSOLVER", "NVIDIA_TF32_OVERRIDE")
+# Those of them that choose a GPU, a share of its memory or a log: they differ between processes.
+_UNRELATED = ("XLA_PYTHON_CLIENT_", "XLA_CLIENT_MEM", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_UNRELATED += ("CUDA_CACHE_", "CUDA_MPS_", "CUBLAS_LOG", "CUBLASLT_LOG", "CUDNN_LOG", "CUDNN_FRONT")
 _SETTING = "jax_"
 # Settings of JAX that change what is reported or kept, not what is compiled.
 _REPORTING = (
@@ -33,23 +37,27 @@ _REPORTING = (
     "distributed",
     "transfer_guard",
     "leak",
+    "visible_devices",
 )
 # What a user's option changes in a graph; the others choose memory and checks.
 _OPTIONS = ("mode", "outputs", "static_leaves", "control_flow", "debug_nans")
 # Whose versions matter on a GPU: they compile, or their calls are in the graph.
-_PACKAGES = tuple(
-    f"{package}{suffix}"
-    for package in (
-        "nvidia-cublas",
-        "nvidia-cudnn",
-        "nvidia-cufft",
-        "nvidia-cusolver",
-        "nvidia-cusparse",
-        "nvidia-cuda-nvcc",
-        "nvidia-cuda-nvrtc",
-        "nvidia-nvjitlink",
-    )
-    for suffix in ("", "-cu12", "-cu13")
+_PACKAGES = (
+    *(f"jax-cuda{cuda}-{part}" for cuda in (12, 13) for part in ("pjrt", "plugin")),
+    *(
+        f"nvidia-{library}{suffix}"
+        for library in (
+            "cublas",
+            "cudnn",
+            "cufft",
+            "cusolver",
+            "cusparse",
+            "cuda-nvcc",
+            "cuda-nvrtc",
+            "nvjitlink",
+        )
+        for suffix in ("", "-cu12", "-cu13")
+    ),
 )
 
 
@@ -71,7 +79,7 @@ def describe_surroundings(
         "environment": {
             name: value
             for name, value in os.environ.items()
-            if name.startswith(_VARIABLES) and name != "CUDA_VISIBLE_DEVICES"
+            if name.startswith(_VARIABLES) and not name.startswith(_UNRELATED)
         },
         "form": (device.takes_kernels, device.updates_in_place, shares_arguments),
         "options": options,
@@ -96,7 +104,7 @@ def _describe_device(device: Device) -> tuple[Any, ...]:
     jax_device = device.jax_device
     kind = (jax_device.platform, jax_device.device_kind, jax_device.client.platform_version)
     if device.takes_kernels:
-        return (*kind, str(getattr(jax_device, "compute_capability", "")))
+        return (*kind, device.target)
     # XLA's code is loaded for a device, and results of the default one are not committed to it.
     return (*kind, jax_device.id, is_default_device(jax_device), _describe_processor())
 
