@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
-from cold_start_process import CASES, DECODE, FIRST, GPT, HIT, JIT, SIDES, WARM_JIT
+from cold_start_process import CASES, DECODE, FIRST, GPT, HIT, LOAD, SIDES, WARM_JIT
 from gpu_report import format_table
 from machine import read_driver, read_processor
 
@@ -52,15 +52,19 @@ class Limit:
     highest: float
 
 
-HIT_RATIO, BEYOND, REPLAY_RATIO = "hit / first", "hit beyond trace s", "replay hit / first"
+HIT_RATIO, BEYOND, REPLAY_RATIO = "hit / first", "hit beyond trace s", "replay loaded / first"
+LOAD_RATIO, LOAD_SECONDS, LOAD_JIT = "load / first", "load s", "load / jax.jit warm"
 FILE_RATIO = "file / kernels"
 GPU_LIMITS = (
+    Limit(GPT, LOAD_SECONDS, 0.5),
+    Limit(GPT, LOAD_JIT, 0.3),
     Limit(GPT, HIT_RATIO, 0.35),
     Limit(GPT, BEYOND, 0.7),
     Limit(GPT, REPLAY_RATIO, 1.02),
     Limit(GPT, FILE_RATIO, 1.5),
+    Limit(DECODE, LOAD_SECONDS, 1.5),
 )
-HOST_LIMITS = (Limit(GPT, HIT_RATIO, 0.5), Limit(DECODE, HIT_RATIO, 0.5))
+HOST_LIMITS = tuple(Limit(case, name, 0.5) for case in CASES for name in (HIT_RATIO, LOAD_RATIO))
 
 
 class StartError(Exception):
@@ -96,7 +100,7 @@ def measure_case(case: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="cold_start_") as folder:
         shared = pathlib.Path(folder)
         # What the later ones find. They are no samples: each is the first process of its kind.
-        filled = run_start(case, FIRST, shared)
+        filled = run_start(case, FIRST, shared, has_file=True)
         run_start(case, WARM_JIT, shared)
         for index in range(_REPEATS.value):
             for side in SIDES[:: -1 if index % 2 else 1]:
@@ -108,19 +112,23 @@ def measure_case(case: str) -> dict[str, Any]:
     return {"figures": compute_figures(filled, samples), "samples": samples}
 
 
-def run_start(case: str, side: str, folder: pathlib.Path) -> dict[str, Any]:
+def run_start(
+    case: str, side: str, folder: pathlib.Path, *, has_file: bool = False
+) -> dict[str, Any]:
     """Makes one start in a process of its own.
 
     Args:
         case: what is started.
         side: how.
-        folder: of both caches.
+        folder: of both caches, and of the saved file.
+        has_file: True to save what was captured.
 
     Raises:
         subprocess.CalledProcessError: it failed; its messages went to the standard error.
     """
     script = pathlib.Path(__file__).with_name("cold_start_process.py")
     command = [sys.executable, str(script), side, case]
+    command += [f"--file={folder / 'step.tg'}"] if has_file or side == LOAD else []
     command += ["--host"] if _HOST.value else []
     command += ["--dry-run"] if _DRY_RUN.value else []
     ran = subprocess.run(
@@ -135,13 +143,13 @@ def run_start(case: str, side: str, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def make_environment(side: str, folder: pathlib.Path) -> dict[str, str]:
-    """Returns the environment of a start: each side has its own cache, and no other."""
+    """Returns the environment of a start: its own cache, if it is to have one, and no other."""
     variables = {name: value for name, value in os.environ.items() if "CACHE" not in name}
     variables |= {"JAX_PLATFORMS": "cpu"} if _HOST.value or _DRY_RUN.value else {}
     if side == WARM_JIT:
         return {**variables, **JAX_CACHE, "JAX_COMPILATION_CACHE_DIR": str(folder / "jax")}
-    if side == JIT:
-        return variables
+    if side not in (FIRST, HIT):
+        return variables | {"TRACEGRAPH_KERNEL_CACHE": "0"}
     kernels = {"TRACEGRAPH_KERNEL_CACHE_PATH": str(folder / "kernels")}
     return {**variables, "TRACEGRAPH_KERNEL_CACHE": "1", **kernels}
 
@@ -149,15 +157,15 @@ def make_environment(side: str, folder: pathlib.Path) -> dict[str, str]:
 def check_samples(filled: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]) -> None:
     """Raises `StartError` for a side that did not do what its name says."""
     stores = filled["stores"]
-    first, hit = samples[FIRST], samples[HIT]
+    first, hit, loaded = samples[FIRST], samples[HIT], samples[LOAD]
     if any((each["hits"], each["stores"]) != (0, stores) for each in first):
         raise StartError("a first capture found its program, or did not store it")
     if any((each["hits"], each["stores"]) != (stores, 0) for each in hit):
         raise StartError("a start with a filled cache did not find all of its programs there")
     if any("compile" in each["phases"] for each in hit):
         raise StartError("a start with a filled cache called XLA")
-    if len({each["digest"] for each in (filled, *first, *hit)}) > 1:
-        raise StartError("a replay of a cached program has other results than a first capture")
+    if len({each["digest"] for each in (filled, *first, *hit, *loaded)}) > 1:
+        raise StartError("a cached or loaded program has other results than a first capture")
 
 
 def compute_figures(
@@ -176,10 +184,12 @@ def compute_figures(
         "seconds": seconds,
         "replay us": replays,
         "hit phases": phases,
-        HIT_RATIO: seconds[HIT] / seconds[FIRST],
-        "hit / jax.jit warm": seconds[HIT] / seconds[WARM_JIT],
-        REPLAY_RATIO: replays[HIT] / replays[FIRST],
         "file bytes": filled["file bytes"],
+        HIT_RATIO: seconds[HIT] / seconds[FIRST],
+        LOAD_RATIO: seconds[LOAD] / seconds[FIRST],
+        LOAD_SECONDS: seconds[LOAD],
+        LOAD_JIT: seconds[LOAD] / seconds[WARM_JIT],
+        REPLAY_RATIO: replays[LOAD] / replays[FIRST],
     }
     if filled["stores"] == 1:
         figures[BEYOND] = seconds[HIT] - phases[TRACE]
@@ -243,7 +253,7 @@ def format_page(document: Mapping[str, Any]) -> str:
         "# Cold starts",
         "\n".join(f"* {key}: {value}" for key, value in document["run"].items()),
         format_table(["case", "side", "first call s", "/ first capture", "replay us"], rows),
-        "Seconds of the phases of a cache hit, of its last signature, and bytes of all files:",
+        "Seconds of the phases of a cache hit, of its last signature, and bytes of the saved file:",
         "\n".join(phases),
     ]
     if checks:

@@ -1,6 +1,9 @@
 """One start for `cold_start.py`, in a process of its own: prints what it took as JSON.
 
-    PYTHONPATH=.:benchmarks python benchmarks/cold_start_process.py SIDE CASE [--host] [--dry-run]
+    PYTHONPATH=.:benchmarks python benchmarks/cold_start_process.py SIDE CASE [--file FILE]
+        [--host] [--dry-run]
+
+A first capture writes the file, if one is named, when it has been measured; a load reads it.
 
 The clock starts when the arguments are on the device: the JAX client and, on a GPU, the CUDA
 context exist, and both packages are imported. It stops when the results of the last signature's
@@ -13,6 +16,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import pathlib
 import platform
 import statistics
 import time
@@ -28,9 +32,9 @@ from gpu_sides import find_captured
 import tracegraph as tg
 from tracegraph.runtime.graph_nodes import list_nested
 
-FIRST, HIT = "first capture", "cache hit"
+FIRST, HIT, LOAD = "first capture", "cache hit", "tg.load"
 JIT, WARM_JIT = "jax.jit", "jax.jit, warm cache"
-SIDES = (FIRST, HIT, JIT, WARM_JIT)
+SIDES = (FIRST, HIT, LOAD, JIT, WARM_JIT)
 DECODE, GPT = "decode", "gpt"
 CASES = (GPT, DECODE)
 BLOCKS = 5
@@ -73,13 +77,11 @@ def make_program(case: str, *, is_host: bool, is_dry: bool) -> Program:
     return Program(buckets.decode, calls, False, 3 if is_dry else 100)
 
 
-def run_start(side: str, program: Program) -> dict[str, Any]:
+def run_start(side: str, program: Program, file: str | None) -> dict[str, Any]:
     """Makes the first calls and returns what they took, and what shows that they were right."""
-    wrap: Any = jax.jit if side in (JIT, WARM_JIT) else tg.capture
-    donated = (0,) if program.donated else ()
     jax.block_until_ready((program.calls, jax.live_arrays()))
     start = time.perf_counter()
-    call = wrap(program.function, donate_argnums=donated)
+    call = make_call(side, program, file)
     results = [call(*arguments) for arguments in program.calls]
     jax.block_until_ready(jax.tree.leaves(results)[-1:])
     seconds = time.perf_counter() - start
@@ -89,7 +91,20 @@ def run_start(side: str, program: Program) -> dict[str, Any]:
     replay, last = time_replays(call, arguments, program)
     found = {"seconds": seconds, "replay us": replay, "device": jax.devices()[0].device_kind}
     found |= {"digest": read_digest([results[:-1], last]), "python": platform.python_version()}
-    return found if wrap is jax.jit else found | read_capture(call)
+    if side in (JIT, WARM_JIT):
+        return found
+    if side == FIRST and file is not None:
+        call.save(file)
+        found["file bytes"] = pathlib.Path(file).stat().st_size
+    return found | read_capture(call)
+
+
+def make_call(side: str, program: Program, file: str | None) -> Any:
+    """Returns what is called like the program's function."""
+    if side == LOAD:
+        return tg.load(str(file))
+    wrap: Any = jax.jit if side in (JIT, WARM_JIT) else tg.capture
+    return wrap(program.function, donate_argnums=(0,) if program.donated else ())
 
 
 def time_replays(
@@ -120,8 +135,8 @@ def read_digest(results: Any) -> str:
 def read_capture(call: Any) -> dict[str, Any]:
     """Returns the phases of the last signature's capture, and what the kernel cache did."""
     info = tg.kernel_cache.info()
-    found: dict[str, Any] = {"phases": dict(call.timings())}
-    found |= {"hits": info.hits, "stores": info.stores, "file bytes": info.nbytes}
+    phases = call.timings() if hasattr(call, "timings") else {}
+    found: dict[str, Any] = {"phases": dict(phases), "hits": info.hits, "stores": info.stores}
     return found | {"kernel bytes": count_kernel_bytes(find_captured(call).lowered.definition)}
 
 
@@ -137,11 +152,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("case", choices=CASES)
+    parser.add_argument("--file")
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args(arguments)
     program = make_program(given.case, is_host=given.host, is_dry=given.dry_run)
-    print(json.dumps(run_start(given.side, program)))
+    print(json.dumps(run_start(given.side, program, given.file)))
 
 
 if __name__ == "__main__":

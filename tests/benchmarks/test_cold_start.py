@@ -34,7 +34,9 @@ def test_dry_run_measures_every_side(tmp_path: pathlib.Path):
     assert {"date", "command", "jax", "device", "processor"} <= document["run"].keys()
     (case,) = document["cases"].values()
     seconds = case["figures"]["seconds"]
-    assert list(seconds) == ["first capture", "cache hit", "jax.jit", "jax.jit, warm cache"]
+    sides = ["first capture", "cache hit", "tg.load", "jax.jit", "jax.jit, warm cache"]
+    assert list(seconds) == sides
+    assert case["figures"]["load / first"] == seconds["tg.load"] / seconds["first capture"]
     assert case["figures"]["hit / first"] == seconds["cache hit"] / seconds["first capture"]
     (first,), (hit,) = case["samples"]["first capture"], case["samples"]["cache hit"]
     assert (first["hits"], first["stores"], hit["hits"], hit["stores"]) == (0, 2, 2, 0)
@@ -53,12 +55,12 @@ def make_sample(**changes: Any) -> dict[str, Any]:
         ({"hits": 0}, "a start with a filled cache did not find all of its programs there"),
         ({"stores": 1}, "a start with a filled cache did not find all of its programs there"),
         ({"phases": {"compile": 0.1}}, "a start with a filled cache called XLA"),
-        ({"digest": "b"}, "a replay of a cached program has other results than a first capture"),
+        ({"digest": "b"}, "a cached or loaded program has other results than a first capture"),
     ],
 )
 def test_a_hit_that_is_none_is_not_reported(changes: dict[str, Any], reason: str):
     hit = make_sample(hits=1, stores=0) | changes
-    samples = {"first capture": [make_sample()], "cache hit": [hit]}
+    samples = {"first capture": [make_sample()], "cache hit": [hit], "tg.load": []}
     given = json.dumps([make_sample(), samples])
     ran = run_copy(["-c", CHECK, given], variables={"PYTHONPATH": PATH})
     assert (ran.returncode, ran.stdout.strip()) == (0, reason), ran.stderr
