@@ -101,7 +101,7 @@ class KernelStore:
             self._place(key).unlink()
 
     def add(self, key: str, content: Any, blobs: Sequence[bytes]) -> bool:
-        """Stores a file; False where the disk does not take it.
+        """Stores a file; False where the disk does not take it, or the limit is less than it.
 
         Args:
             key: letters and digits.
@@ -114,7 +114,10 @@ class KernelStore:
             if owner.st_uid != os.geteuid() or stat.S_IMODE(owner.st_mode) & 0o022:
                 self._log_once(STORES_NOTHING, f"others may write to {self.path}")
                 return False
-            write_file(self._place(key), content, blobs)
+            if write_file(self._place(key), content, blobs) > self._limit:
+                # All others would have to go for it, and then it would go itself.
+                self._place(key).unlink(missing_ok=True)
+                return False
         except (OSError, SavedFileError) as error:
             self._log_once(STORES_NOTHING, str(error).partition("\n")[0])
             return False

@@ -136,6 +136,17 @@ def test_what_is_not_verified_is_not_stored(folder: pathlib.Path, compiled: list
     assert subtract(before) == (1, 2, 1)
 
 
+def test_in_checking_mode_each_capture_is_compared(
+    monkeypatch: pytest.MonkeyPatch, compiled: list[str]
+):
+    monkeypatch.setenv("TRACEGRAPH_CHECK_REPLAY", "1")
+    before = count()
+    for _ in range(2):
+        train(make_step())
+    assert subtract(before) == (0, 0, 0)
+    assert len(compiled) == 2
+
+
 def test_off_it_reads_and_writes_nothing(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
 ):

@@ -31,7 +31,11 @@ from tracegraph.lowering.late_executable import LateExecutable, LateRegions
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.saved_lowering import SaveProblem, decode_lowered, encode_lowered
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.environment import read_kernel_cache_bytes, read_kernel_cache_path
+from tracegraph.runtime.environment import (
+    read_check_replay,
+    read_kernel_cache_bytes,
+    read_kernel_cache_path,
+)
 from tracegraph.runtime.saving.kernel_store import KernelStore
 from tracegraph.runtime.saving.record_codec import ContentProblem, RecordCodec
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -91,6 +95,8 @@ def find_slot(
 ) -> CacheSlot | None:
     """Returns the place of a program in the cache; None where it has none, or the cache is off.
 
+    In checking mode it is off: what that mode is to find would be found once, and not again.
+
     Args:
         prepared: the call.
         graph: of it, checked and optimised.
@@ -99,7 +105,7 @@ def find_slot(
         shares_arguments: see `share_arguments`.
     """
     store = find_store()
-    if store is None or not prepared.options.verify:
+    if store is None or not prepared.options.verify or read_check_replay():
         return None
     surroundings = describe_surroundings(prepared, device, shares_arguments=shares_arguments)
     try:

@@ -86,8 +86,12 @@ def test_what_was_not_used_for_longest_goes_first(store: KernelStore):
     store.add("k4", 4, [os.urandom(15 * KIB)])
     assert {path.stem for path in store.path.iterdir()} == {"k0", "k2", "k3", "k4"}
     assert store.read_info().nbytes <= 64 * KIB
-    store.add("large", 5, [os.urandom(70 * KIB)])
-    assert store.read_info().entries == 0
+
+
+def test_a_file_larger_than_the_limit_takes_no_room_of_others(store: KernelStore):
+    store.add("a", 1, [])
+    assert not store.add("large", 2, [os.urandom(70 * KIB)])
+    assert [path.stem for path in store.path.iterdir()] == ["a"]
 
 
 def test_files_of_writers_that_are_gone_are_removed(store: KernelStore):
