@@ -80,7 +80,9 @@ class KernelStore:
             self._log_once("cannot be read", str(error))
             return None
         except SavedFileError as error:
-            self.drop(key, error.what)
+            # Another process may have removed it meanwhile, for room.
+            if os.path.lexists(path):
+                self.drop(key, error.what)
             return None
         if file is None:
             self.drop(key, "it is no regular file")

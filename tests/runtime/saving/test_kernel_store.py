@@ -142,6 +142,20 @@ def test_a_folder_that_is_none_or_that_others_may_write_to(tmp_path: pathlib.Pat
     assert list(folder.iterdir()) == []
 
 
+def test_a_file_that_goes_while_it_is_opened_is_a_plain_miss(
+    store: KernelStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    store.add("a", 1, [])
+
+    def read_late(path: pathlib.Path, **options: Any) -> Any:
+        path.unlink()
+        return saved_file.read_file(path, **options)
+
+    monkeypatch.setattr(kernel_store, "read_file", read_late)
+    assert store.find("a") is None
+    assert not caplog.records
+
+
 CLOSED = """
 import logging, os, pathlib, sys
 from tracegraph.runtime.saving.kernel_store import KernelStore
