@@ -98,7 +98,7 @@ class CallKinds(CapturedGraphs):
             self._objects = self._random = self._differentiated = None
 
     def release(self) -> None:
-        """Gives the memory of all graphs back, and keeps what they are made of.
+        """Gives the memory of all graphs back, those of gradients too; keeps their recipes.
 
         Arrays that they returned get memory of their own first; only results of
         ``outputs="static"`` that are still held keep theirs. The next call makes its graph again,
@@ -114,6 +114,8 @@ class CallKinds(CapturedGraphs):
         """
         with self._lock:
             self._release_graphs(self._cache.list_latest())
+            if self._differentiated is not None:
+                self._differentiated.release()
             self._pool.leave_unshared()
             for each in self._list_inner():
                 each.release()
@@ -127,6 +129,8 @@ class CallKinds(CapturedGraphs):
         with self._lock:
             for signature in self._cache.list_released():
                 self._restore_graph(signature)
+            if self._differentiated is not None:
+                self._differentiated.restore()
             for each in self._list_inner():
                 each.restore()
 

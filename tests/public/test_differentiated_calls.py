@@ -42,7 +42,7 @@ def test_gradients_are_replays_and_equal_those_of_jit(device):
         assert_same(jax.grad(captured)(W, X), jax.grad(jitted)(W, X))
         assert captured.cache_info()[:2] == (calls, 1)
     pair = next(iter(next(iter(captured._differentiated._graphs.values()))._pairs.values()))
-    assert (pair.forward.calls, pair.backward.calls) == (3, 3)
+    assert (pair.forward.find().calls, pair.backward.find().calls) == (3, 3)
 
 
 def test_each_signature_and_set_of_arguments_has_a_pair(device):
@@ -208,7 +208,10 @@ def test_memory_goes_with_the_last_name_without_the_collector():
         kept: Any = captured._differentiated
         (graphs,) = kept._graphs.values()
         (pair,) = graphs._pairs.values()
-        watched = [weakref.ref(each) for each in (captured, pair, pair.forward, pair.backward)]
+        watched = [
+            weakref.ref(each)
+            for each in (captured, pair, pair.forward.find(), pair.backward.find())
+        ]
         _, pull = jax.vjp(captured, W)
         del captured, kept, graphs, pair
         assert [each() for each in watched] == [None] * 4

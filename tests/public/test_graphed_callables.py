@@ -118,7 +118,7 @@ def test_g22_all_memory_goes_with_the_last_name_without_the_collector():
         measure_grads(graphed, weights, x)
         measure_grads(graphed, weights, x, argnums=(0, 1))
         (pair, *_) = graphed._graphs._pairs.values()
-        held = [weakref.ref(each) for each in (pair, pair.forward, pair.backward)]
+        held = [weakref.ref(each) for each in (pair, pair.forward.find(), pair.backward.find())]
         del graphed, pair
         assert [each() for each in held] == [None, None, None]
     finally:

@@ -40,7 +40,7 @@ def count_calls(graphed: Any) -> int:
     """Returns how often the graphs of a callable were called, backward graphs included."""
     graphs = graphed._graphs
     pairs = [each for pair in graphs._pairs.values() for each in (pair.forward, pair.backward)]
-    return sum(each.calls for each in (*graphs._plain.values(), *pairs) if each is not None)
+    return sum(each.find().calls for each in (*graphs._plain.values(), *pairs) if each is not None)
 
 
 TRANSFORMS = {

@@ -30,7 +30,7 @@ def sum_squares(module: Any, x: Any) -> Any:
 
 def count_calls(graphed: Any) -> int:
     pairs = graphed._graphs._pairs.values()
-    return sum(each.calls for p in pairs for each in (p.forward, p.backward) if each is not None)
+    return sum(each.find().calls for pair in pairs for each in pair.list_graphs())
 
 
 def test_a_module_of_equinox_is_trained():

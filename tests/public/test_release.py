@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -73,3 +74,28 @@ def raise_out_of_memory(_recipe):
     raise tg.OutOfMemoryError(
         "full", where="here", why="planted", fix="none", anchor="out-of-memory"
     )
+
+
+def test_the_graphs_of_gradients_give_their_memory_back():
+    @tg.capture
+    def loss(w, x):
+        return jnp.tanh(x @ w).sum()
+
+    w, x = jnp.linspace(-1, 1, 12).reshape(4, 3), jnp.ones((2, 4))
+    expected = jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+    value, pullback = jax.vjp(loss, w, x)
+    np.testing.assert_allclose(jax.grad(loss)(w, x), expected, rtol=1e-6)
+    pullback(jnp.ones(()))
+    before, captures = loss.pool_bytes, loss.cache_info().captures
+    assert before > 0
+    loss.release()
+    assert loss.pool_bytes == 0
+    np.testing.assert_allclose(value, jnp.tanh(x @ w).sum(), rtol=1e-6)
+    # A pullback of before takes residuals of its own, and its graph again.
+    np.testing.assert_allclose(pullback(jnp.ones(()))[0], expected, rtol=1e-6)
+    assert 0 < loss.pool_bytes <= before
+    loss.release()
+    loss.restore()
+    assert loss.pool_bytes == before
+    np.testing.assert_allclose(jax.grad(loss)(w, x), expected, rtol=1e-6)
+    assert loss.cache_info().captures == captures, "nothing is captured anew"

@@ -11,6 +11,7 @@ import numpy as np
 
 from tracegraph.graphed_callables.callable_errors import make_signature_error
 from tracegraph.graphed_callables.graph_pair import GraphPair, Recipe
+from tracegraph.graphed_callables.kept_graph import KeptGraph
 from tracegraph.graphed_callables.module_function import ModuleFunction
 from tracegraph.graphed_callables.object_function import ObjectFunction
 from tracegraph.graphed_callables.residuals import ForwardFunction
@@ -45,7 +46,7 @@ class CallableGraphs:
         self._sample = sample.drop_values()
         self._spellings = read_spellings(function, sample.options)
         # By JAX's settings; pairs by the differentiated leaves, too.
-        self._plain: dict[Any, CapturedGraph] = {}
+        self._plain: dict[Any, KeptGraph] = {}
         self._pairs: dict[Any, GraphPair] = {}
         self.captures = 0
         self._lock = threading.RLock()
@@ -92,7 +93,7 @@ class CallableGraphs:
                 if graph is None:
                     prepared = self._prepare(self.function, args, kwargs)
                     graph = self._plain[settings] = self._recipe.capture(prepared)
-        return self._replay(graph, args, kwargs)
+        return self._replay(graph.find(), args, kwargs)
 
     def call_forward(
         self, tree: Any, leaves: Sequence[Any], wanted: tuple[int, ...]
@@ -111,7 +112,7 @@ class CallableGraphs:
         leaves = [jax.numpy.array(x) if isinstance(x, np.ndarray) else x for x in leaves]
         args, kwargs = jax.tree.unflatten(tree, leaves)
         pair = self._find_pair(args, kwargs, wanted)
-        results, fresh = self._replay(pair.forward, args, kwargs)
+        results, fresh = self._replay(pair.forward.find(), args, kwargs)
         return results, pair.pullback.join_residuals(leaves, results, fresh), pair
 
     def reset(self) -> None:
@@ -120,6 +121,12 @@ class CallableGraphs:
             self._plain.clear()
             self._pairs.clear()
             self._recipe.leave_empty_pool()
+
+    def list_graphs(self) -> list[KeptGraph]:
+        """Returns all graphs that are captured, released ones among them."""
+        with self._lock:
+            plain, pairs = list(self._plain.values()), list(self._pairs.values())
+        return [*plain, *(graph for pair in pairs for graph in pair.list_graphs())]
 
     def share_pool(self) -> PoolId:
         """Returns the id of the pool, which other captures may join from now on."""

@@ -31,6 +31,7 @@ from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.constraints.leaf_kinds import is_array
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
 from tracegraph.graphed_callables.graph_pair import Recipe
+from tracegraph.graphed_callables.kept_graph import KeptGraph
 from tracegraph.graphed_callables.primitives import call_differentiated
 from tracegraph.options import Options
 from tracegraph.randomness.draws import UnboundDrawsSignal
@@ -148,6 +149,28 @@ class DifferentiatedCalls:
         if traced:
             head += f"; traced {sum(count for _, count in traced)}: {traced[0][0]}"
         return [head, *pairs, *(f"traced {count}: {reason}" for reason, count in traced)]
+
+    def release(self) -> None:
+        """Gives the memory of all pairs back; each graph is made again when it is used."""
+        for graph in self._list_graphs():
+            graph.release()
+
+    def restore(self) -> None:
+        """Makes all graphs again that were released.
+
+        Raises:
+            OutOfMemoryError: the pool cannot hold them; those that are missing stay released.
+        """
+        for graph in self._list_graphs():
+            graph.find()
+
+    def _list_graphs(self) -> list[KeptGraph]:
+        """Returns all graphs, those with most scratch first: the others have theirs in it."""
+        with self._lock:
+            found = list(self._graphs.values())
+        graphs = [each for each in found if not isinstance(each, str)]
+        kept = [graph for each in graphs for graph in each.list_graphs()]
+        return sorted(kept, key=lambda each: -each.lowered.definition.arena_size.scratch_bytes)
 
     def cache_info(self) -> CacheInfo:
         """Returns the counts of calls; a forward graph and its backward graph count as one."""

@@ -15,17 +15,16 @@ import jax
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.pipeline import CapturePipeline
 from tracegraph.capturing.progress import Progress
+from tracegraph.graphed_callables.kept_graph import KeptGraph
 from tracegraph.graphed_callables.residuals import BackwardFunction, Pullback
 from tracegraph.jax_internals import drop_unit_axes
 from tracegraph.options import read_options
-from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
-from tracegraph.runtime.errors import CaptureError, UnsupportedError
+from tracegraph.runtime.errors import CaptureError, InternalError, UnsupportedError
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
-from tracegraph.user_memory.live_plans import watch_plan
 
 _GIVEN = {
     "static_argnums": (),
@@ -67,7 +66,7 @@ class Recipe:
     ) -> None:
         self._pool, self._given = pool, {**_GIVEN, **options}
         self.traces_refused = traces_refused
-        self._graphs: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
+        self._graphs: weakref.WeakSet[KeptGraph] = weakref.WeakSet()
 
     def share_pool(self) -> PoolId:
         """Returns the id of the pool, which other captures may join from now on."""
@@ -92,15 +91,21 @@ class Recipe:
         device = _find_device().jax_device
         return prepare_call(function, options, args, kwargs, device=device, has_values=has_values)
 
-    def capture(self, prepared: PreparedCall) -> CapturedGraph:
+    def capture(self, prepared: PreparedCall) -> KeptGraph:
         """Captures and verifies a graph."""
         progress = Progress(f"capturing `{prepared.options.name}`")
         with drop_unit_axes(prepared.leaves), progress:
             pipeline = CapturePipeline(prepared, _find_device(), self._pool, progress)
-            graph = pipeline.capture(_ignore).graph
-        watch_plan(graph.lowered.plan, graph.replay)
-        self._graphs.add(graph)
-        return graph
+            capture = pipeline.capture(_ignore)
+        if capture.recipe is None:
+            raise InternalError(
+                f"the graph of `{prepared.options.name}` has no recipe",
+                where="tracegraph/graphed_callables/graph_pair.py",
+                why="a callable is captured as a whole, on one device",
+            )
+        kept = KeptGraph(capture.graph, capture.recipe)
+        self._graphs.add(kept)
+        return kept
 
 
 class PulledBack:
@@ -157,11 +162,9 @@ class GraphPair:
         is_traced: True when the backward function cannot be captured, and is traced instead.
     """
 
-    def __init__(
-        self, recipe: Recipe, name: str, forward: CapturedGraph, pullback: Pullback
-    ) -> None:
+    def __init__(self, recipe: Recipe, name: str, forward: KeptGraph, pullback: Pullback) -> None:
         self.forward, self.pullback = forward, pullback
-        self.backward: CapturedGraph | None = None
+        self.backward: KeptGraph | None = None
         self.is_traced = False
         self._recipe = recipe
         # Constants are among the residuals, and may be large.
@@ -173,7 +176,7 @@ class GraphPair:
         self._tangent_types: tuple[Any, ...] | None = None
 
     def __repr__(self) -> str:
-        return f"<GraphPair {self.forward.name}>"
+        return f"<GraphPair {self._function.__name__.removesuffix('.backward')}>"
 
     def find_tangent_types(self, results: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the types of the results' tangents; those of all calls are the same."""
@@ -197,7 +200,11 @@ class GraphPair:
                     name = self._function.__name__
                     prepared = self._recipe.prepare(self._function, name, args, {})
                     self.backward = self._recipe.capture(prepared)
-        return self.backward(*args)
+        return self.backward.find()(*args)
+
+    def list_graphs(self) -> list[KeptGraph]:
+        """Returns the graphs that are captured."""
+        return [self.forward] if self.backward is None else [self.forward, self.backward]
 
 
 def _find_device() -> Device:
@@ -205,5 +212,5 @@ def _find_device() -> Device:
 
 
 # No other call waits for a capture here.
-def _ignore(_graph: CapturedGraph) -> None:
+def _ignore(_graph: object) -> None:
     return

@@ -81,7 +81,7 @@ class Making:
         """
         if self._pair is None:
             return
-        forward = self._pair.forward
+        forward = self._pair.forward.find()
         unused = find_unused(forward.checked.graph, len(self._results))
         if unused:
             names = [forward.names[index] for index in unused]

@@ -184,8 +184,8 @@ class LoadedFunction:
     def _list_recent(self) -> Sequence[ReplayableGraph]:
         """Returns the graphs that a call tries before it works out its signature."""
         with self._lock:
-            recent = itertools.islice(reversed(self._graphs.values()), MAX_TRIED)
-            return [graph for graph in recent if graph.signature not in self._unproven]
+            recent = list(itertools.islice(reversed(self._graphs.values()), MAX_TRIED))
+        return [graph for graph in recent if graph.signature not in self._unproven]
 
     def _find_entry(
         self, found: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
