@@ -12,6 +12,7 @@ This file is past 400 lines because it is the one door.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import threading
@@ -33,6 +34,8 @@ PRIVATE_NAMES = {
     "jax._src.compilation_cache.extract_executable_and_time": "see Note [Code of JAX's cache]",
     "jax._src.array.ArrayImpl": "the type of plain arrays; `jax.Array` also covers tracers",
     "jax._src.core.ShapedArray": "abstract values; the public alias does not take a weak type",
+    "jax._src.core.eval_trace": "what computes an op at once, see `computing`",
+    "jax._src.core.set_current_trace": "the same",
     "jax._src.core.pytype_aval_mappings": "tracing asks it for an argument's abstract value",
     "jax._src.dtypes.register_canonicalize_value_handler": "turns operands into plain arrays",
     "jax._src.interpreters.pxla.shard_arg_handlers": "puts the arguments of `jax.jit` on devices",
@@ -107,6 +110,16 @@ waiting_types: dict[str, list[Any]] = _private["_custom_type_id"]
 
 # True once JAX has opened its backends, and with them CUDA, in this process.
 has_backends: Callable[[], bool] = _private["backends_are_initialized"]
+
+
+def computing() -> contextlib.AbstractContextManager[Any]:
+    """Has JAX compute at once what this thread calls in a block, whatever is traced around it.
+
+    JAX asks for the value of an array of ours wherever it meets one: also between the ops of a
+    trace, which would record our own calls.
+    """
+    return _private["set_current_trace"](_private["eval_trace"])
+
 
 T = TypeVar("T")
 

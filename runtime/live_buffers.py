@@ -20,7 +20,7 @@ import numpy as np
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array_errors import make_recorded_copy_error, make_unreplayed_error
 from tracegraph.runtime.graph import ReplayClock
-from tracegraph.runtime.jax_interop import ArrayImpl, is_default_device, make_aval
+from tracegraph.runtime.jax_interop import ArrayImpl, computing, is_default_device, make_aval
 from tracegraph.runtime.packing import is_packable
 from tracegraph.runtime.recorder import Recorder, recorder_state
 from tracegraph.runtime.static_buffer import (
@@ -267,7 +267,8 @@ class StaticInput:
         with self._clock.lock:
             if self._is_pending and self._writer is not None:
                 if not self._writer.is_idle():
-                    return _copy_array(self.value)
+                    with computing():
+                        return _copy_array(self.value)
                 self._is_pending = False
             if not self.is_shared:
                 self.is_shared = True

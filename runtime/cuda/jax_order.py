@@ -40,7 +40,7 @@ import numpy as np
 from jax.experimental import buffer_callback
 
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
-from tracegraph.runtime.jax_interop import ArrayImpl
+from tracegraph.runtime.jax_interop import ArrayImpl, computing
 from tracegraph.runtime.stream import Stream, default_stream
 from tracegraph.runtime.stream_backend import check_device
 
@@ -162,7 +162,10 @@ class JaxOrder:
         Args:
             array: memory that our work has been writing; it is used up.
         """
-        return array if self.is_idle() else _define_anew(array)
+        if self.is_idle():
+            return array
+        with computing():
+            return _define_anew(array)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

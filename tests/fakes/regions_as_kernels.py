@@ -17,6 +17,7 @@ import pytest
 from tests.fakes.compilers import make_compiler
 from tests.fakes.cuda_on_host import SHAPE, CudaOnHost, make_device
 from tracegraph import captured_graphs, load_file, static_inputs
+from tracegraph.graphed_callables import graph_pair
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceStep
@@ -26,6 +27,9 @@ from tracegraph.recording import cuda_core, cuda_graph
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode
 from tracegraph.runtime.packing import PACKED_BITS, pack, unpack
+
+# The modules that ask which device graphs are for.
+DOORS = (captured_graphs, cuda_core, cuda_graph, graph_pair, load_file, static_inputs)
 
 
 def capture_for_gpu(
@@ -62,7 +66,7 @@ def capture_for_gpu(
 
     monkeypatch.setattr(JaxOrder, "await_array", await_on_host)
     monkeypatch.setattr(compile_gpu, "_compile_to_kernels", compile_to_kernels)
-    for door in (captured_graphs, load_file, static_inputs, cuda_graph, cuda_core):
+    for door in DOORS:
         monkeypatch.setattr(door, "find_device", lambda is_checking: device)
     return device
 

@@ -21,6 +21,7 @@ import pytest
 import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost
 from tests.raw_graphs import use_device
+from tracegraph.runtime.cuda.jax_order import JaxOrder
 
 BATCH, IN, HIDDEN, OUT = 4, 5, 6, 3
 Weights = dict[str, jax.Array]
@@ -79,6 +80,16 @@ def count_fresh(graphed: Any) -> int:
     """Returns how many residuals the forward graph itself writes."""
     (pair,) = graphed._graphs._pairs.values()
     return sum(kind == 2 for kind, _ in pair.pullback.sources)
+
+
+def test_a_pullback_may_be_called_twice_while_the_device_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(JaxOrder, "is_idle", lambda _order: False)
+    weights, x = make_weights(0, IN, HIDDEN), make_input(0, BATCH, IN)
+    graphed = tg.make_graphed_callables(layer, (weights, x))
+    y, pull = jax.vjp(graphed, weights, x)
+    assert_same(pull(y), pull(y))
 
 
 def test_g17_checkpointing_keeps_its_policy_and_its_random_numbers():

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, is_default_device
+from tracegraph.runtime.jax_interop import ArrayImpl, computing, find_sharding, is_default_device
 
 _is_ready = ArrayImpl.is_ready
 # See Note [Small arenas].
@@ -86,7 +86,8 @@ def allocate_arrays(
     Raises:
         jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
     """
-    arrays = list(_make_allocator(((shape, dtype),) * count, jax_device)())
+    with computing():
+        arrays = list(_make_allocator(((shape, dtype),) * count, jax_device)())
     for array in arrays:
         # Without memory: Note [Arrays that were never made].
         if _is_ready(array):
@@ -126,7 +127,8 @@ def allocate_bytes(nbytes: int, jax_device: Any) -> Any:
     if left > 1:
         _to_copy[key] = left - 1
     host = np.empty(nbytes, np.uint8)
-    return jax.block_until_ready(jax.device_put(host, jax_device, may_alias=False))
+    with computing():
+        return jax.block_until_ready(jax.device_put(host, jax_device, may_alias=False))
 
 
 # By size and GPU, how many times more.

@@ -199,6 +199,30 @@ def test_a_read_that_fails_may_be_tried_again(
     np.testing.assert_array_equal(result, [8] * 4)
 
 
+def test_a_read_while_jax_traces_is_no_part_of_the_trace(late: CudaOnHost) -> None:
+    result = call(make_cuda_replay(late, DOUBLE), 4)
+
+    def add(x: jax.Array) -> Any:
+        plain = result.jax()
+        assert not isinstance(plain, jax.core.Tracer)
+        return x + 1
+
+    assert [eqn.primitive.name for eqn in jax.make_jaxpr(add)(1.0).eqns] == ["add"]
+    np.testing.assert_array_equal(result, [8] * 4)
+
+
+def test_memory_that_is_taken_while_jax_traces_is_no_part_of_the_trace() -> None:
+    device = jax.devices("cpu")[0]
+
+    def add(x: jax.Array) -> Any:
+        assert jax_arrays.prepare_bytes(64, device)
+        for _ in range(3):
+            jax_arrays.allocate_bytes(64, device).unsafe_buffer_pointer()
+        return x + 1
+
+    assert [eqn.primitive.name for eqn in jax.make_jaxpr(add)(1.0).eqns] == ["add"]
+
+
 def test_a_failed_launch_hands_out_nothing_old(device: CudaOnHost) -> None:
     replay = make_cuda_replay(device, DOUBLE)
     kept = call(replay, 1)
