@@ -1,6 +1,7 @@
 """How soon a fresh process replays: with and without what other processes have compiled.
 
-    PYTHONPATH=. python benchmarks/cold_start.py [--output DIR] [--case NAME] [--repeats N]
+    PYTHONPATH=. python benchmarks/cold_start.py [--output DIR] [--case NAME] [--side NAME]
+        [--repeats N]
     PYTHONPATH=. python benchmarks/cold_start.py --host
 
 Every start is made in a process of its own (`cold_start_process.py`); the sides take turns, and the
@@ -29,13 +30,12 @@ from machine import read_driver, read_processor
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result files")
 _CASES = flags.DEFINE_multi_enum("case", list(CASES), list(CASES), "these cases")
+_SIDES = flags.DEFINE_multi_enum("side", list(SIDES), list(SIDES), "ways to start, of SIDES")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "processes of each side", 1)
 _HOST = flags.DEFINE_bool("host", False, "on the CPU: a GPT of four layers, eight decode shapes")
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes on the CPU")
 
 TIMEOUT_S = 600.0
-# What a capture does that a hit does as well: JAX's trace of the function.
-TRACE = "trace"
 # The settings with which JAX keeps every program.
 JAX_CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -52,7 +52,7 @@ class Limit:
     highest: float
 
 
-HIT_RATIO, BEYOND, REPLAY_RATIO = "hit / first", "hit beyond trace s", "replay loaded / first"
+HIT_RATIO, BEYOND, REPLAY_RATIO = "hit / first", "hit beyond traces s", "replay loaded / first"
 LOAD_RATIO, LOAD_SECONDS, LOAD_JIT = "load / first", "load s", "load / jax.jit warm"
 FILE_RATIO = "file / kernels"
 GPU_LIMITS = (
@@ -96,24 +96,28 @@ def measure_case(case: str) -> dict[str, Any]:
     Raises:
         StartError: a hit called XLA, or the results of two sides of ours differ.
     """
-    samples: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    sides: list[str] = _SIDES.value
+    samples: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory(prefix="cold_start_") as folder:
         shared = pathlib.Path(folder)
         # What the later ones find. They are no samples: each is the first process of its kind.
-        filled = run_start(case, FIRST, shared, has_file=True)
-        run_start(case, WARM_JIT, shared)
+        code = shared / "code"
+        filled = run_start(case, FIRST, shared, code, has_file=True)
+        if WARM_JIT in sides:
+            run_start(case, WARM_JIT, shared, code)
         for index in range(_REPEATS.value):
-            for side in SIDES[:: -1 if index % 2 else 1]:
+            for side in sides[:: -1 if index % 2 else 1]:
                 with tempfile.TemporaryDirectory(prefix="cold_start_") as own:
                     place = pathlib.Path(own) if side == FIRST else shared
-                    samples[side].append(run_start(case, side, place))
+                    samples[side].append(run_start(case, side, place, code))
                 print(f"[{case}, {side}: {samples[side][-1]['seconds']:.2f} s]", file=sys.stderr)
+    samples.setdefault(FIRST, [filled])
     check_samples(filled, samples)
     return {"figures": compute_figures(filled, samples), "samples": samples}
 
 
 def run_start(
-    case: str, side: str, folder: pathlib.Path, *, has_file: bool = False
+    case: str, side: str, folder: pathlib.Path, code: pathlib.Path, *, has_file: bool = False
 ) -> dict[str, Any]:
     """Makes one start in a process of its own.
 
@@ -121,6 +125,7 @@ def run_start(
         case: what is started.
         side: how.
         folder: of both caches, and of the saved file.
+        code: folder of what Python compiles, for all starts.
         has_file: True to save what was captured.
 
     Raises:
@@ -137,14 +142,17 @@ def run_start(
         text=True,
         timeout=TIMEOUT_S,
         check=True,
-        env=make_environment(side, folder),
+        env=make_environment(side, folder, code),
     )
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def make_environment(side: str, folder: pathlib.Path) -> dict[str, str]:
+def make_environment(side: str, folder: pathlib.Path, code: pathlib.Path) -> dict[str, str]:
     """Returns the environment of a start: its own cache, if it is to have one, and no other."""
-    variables = {name: value for name, value in os.environ.items() if "CACHE" not in name}
+    kept = {name: value for name, value in os.environ.items() if "CACHE" not in name}
+    # As an installed package, ours is compiled once.
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    variables = {**kept, "PYTHONPYCACHEPREFIX": str(code)}
     variables |= {"JAX_PLATFORMS": "cpu"} if _HOST.value or _DRY_RUN.value else {}
     if side == WARM_JIT:
         return {**variables, **JAX_CACHE, "JAX_COMPILATION_CACHE_DIR": str(folder / "jax")}
@@ -157,7 +165,7 @@ def make_environment(side: str, folder: pathlib.Path) -> dict[str, str]:
 def check_samples(filled: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]) -> None:
     """Raises `StartError` for a side that did not do what its name says."""
     stores = filled["stores"]
-    first, hit, loaded = samples[FIRST], samples[HIT], samples[LOAD]
+    first, hit, loaded = (samples.get(side, []) for side in (FIRST, HIT, LOAD))
     if any((each["hits"], each["stores"]) != (0, stores) for each in first):
         raise StartError("a first capture found its program, or did not store it")
     if any((each["hits"], each["stores"]) != (stores, 0) for each in hit):
@@ -175,27 +183,30 @@ def compute_figures(
     seconds = {side: _take_median(samples[side], "seconds") for side in samples}
     replays = {side: _take_median(samples[side], "replay us") for side in samples}
     # The phases are those of the last signature.
-    names = list(dict.fromkeys(name for each in samples[HIT] for name in each["phases"]))
+    hits = samples.get(HIT, [])
+    names = list(dict.fromkeys(name for each in hits for name in each["phases"]))
     phases = {
-        name: statistics.median(each["phases"].get(name, 0.0) for each in samples[HIT])
-        for name in names
+        name: statistics.median(each["phases"].get(name, 0.0) for each in hits) for name in names
     }
     figures = {
         "seconds": seconds,
         "replay us": replays,
         "hit phases": phases,
         "file bytes": filled["file bytes"],
-        HIT_RATIO: seconds[HIT] / seconds[FIRST],
-        LOAD_RATIO: seconds[LOAD] / seconds[FIRST],
-        LOAD_SECONDS: seconds[LOAD],
-        LOAD_JIT: seconds[LOAD] / seconds[WARM_JIT],
-        REPLAY_RATIO: replays[LOAD] / replays[FIRST],
     }
-    if filled["stores"] == 1:
-        figures[BEYOND] = seconds[HIT] - phases[TRACE]
-        # On the host device kernels are a part of XLA's executable.
-        if filled["kernel bytes"]:
-            figures[FILE_RATIO] = filled["file bytes"] / filled["kernel bytes"]
+    if HIT in seconds:
+        figures[HIT_RATIO] = seconds[HIT] / seconds[FIRST]
+        # JAX traces as for a first capture: once, and again to check.
+        figures[BEYOND] = seconds[HIT] - _take_median(hits, "trace seconds")
+    if LOAD in seconds:
+        figures[LOAD_SECONDS] = seconds[LOAD]
+        figures[LOAD_RATIO] = seconds[LOAD] / seconds[FIRST]
+        figures[REPLAY_RATIO] = replays[LOAD] / replays[FIRST]
+    if LOAD in seconds and WARM_JIT in seconds:
+        figures[LOAD_JIT] = seconds[LOAD] / seconds[WARM_JIT]
+    # On the host device kernels are a part of XLA's executable.
+    if filled["stores"] == 1 and filled["kernel bytes"]:
+        figures[FILE_RATIO] = filled["file bytes"] / filled["kernel bytes"]
     return figures
 
 

@@ -3,8 +3,9 @@
 Note [Programmatic edges]
 An edge P -> C is full when C is started after P has completed, and programmatic when C may be
 started before that. XLA writes kernels that begin with a wait (`griddepcontrol.wait`, before they
-touch memory): there C waits until every kernel with an edge to it has *completed* and what
-it wrote is visible. Starting C early then hides the time that starting takes, and nothing else.
+touch memory: the machine code is read, see Note [Loads ahead of the wait] in `lowering/xla`): there
+C waits until every kernel with an edge to it has *completed* and what it wrote is visible. Starting
+C early then hides the time that starting takes, and nothing else.
 An edge is programmatic only if both nodes are kernels and C begins with a wait; else it is full.
 
 Why that is safe. Say X comes before C in the order of the edges; the claim is that X has completed,

@@ -23,6 +23,7 @@ from typing import Any
 
 from tracegraph.lowering.device_program import DeviceStep, GraphStep
 from tracegraph.lowering.xla.enums import read_value
+from tracegraph.lowering.xla.machine_code import waits_first
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Launch, Scope
 from tracegraph.runtime.launch_limits import find_shape_problem, find_tile_problem
@@ -80,14 +81,15 @@ def decode_kernel(thunk: Any, name: str, scope: Scope) -> list[DeviceStep]:
     blocks, threads = dimensions.block_counts, dimensions.thread_counts_per_block
     shape = _read_shape(blocks, threads, thunk, thunk.shmem_bytes)
     code = scope.intern_code(thunk.kernel_name, scope.binary)
-    return _make_steps(thunk, name, scope, uses, Launch(code, shape, tuple(range(len(uses)))))
+    launch = Launch(code, shape, tuple(range(len(uses))), waits_first(code))
+    return _make_steps(thunk, name, scope, uses, launch)
 
 
 def _read_launch(kernel: Any, count: int, scope: Scope) -> Launch:
     shape = _read_shape(kernel.block_dims, kernel.thread_dims, kernel, kernel.shared_memory_bytes)
     spec = kernel.kernel_spec
     code = scope.intern_code(spec.kernel_name, _read_image(spec))
-    return Launch(code, shape, _read_packing(spec, count))
+    return Launch(code, shape, _read_packing(spec, count), waits_first(code))
 
 
 def _read_image(spec: Any) -> bytes:
@@ -121,7 +123,7 @@ def _make_steps(
             [each if isinstance(each, bytes) else maps.get(each, uses[each]) for each in numbers]
         ),
         tuple([not isinstance(each, bytes) and written[each] for each in numbers]),
-        thunk.use_pdl,
+        thunk.use_pdl and launch.waits_first,
     )
     passed = [each for each in numbers if not isinstance(each, bytes)]
     fills = [make_fill(name, uses[each]) for each in sorted(zeroed) if uses[each].nbytes]

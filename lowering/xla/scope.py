@@ -26,11 +26,13 @@ class Launch:
         code: what runs.
         shape: on how many threads.
         parameters: for each of the kernel's the number of its argument, or its bytes.
+        waits_first: True if it waits for the kernels before it before it touches memory.
     """
 
     code: KernelCode
     shape: LaunchShape
     parameters: tuple[int | bytes, ...]
+    waits_first: bool
 
 
 @dataclasses.dataclass(frozen=True)

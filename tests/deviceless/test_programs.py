@@ -11,6 +11,17 @@ import pytest
 
 from tests.deviceless import pipeline, topology
 from tests.deviceless.programs import PROGRAMS, Program
+from tests.fakes.machine_code import ALWAYS, LDG, WAIT
+from tracegraph.runtime.nodes import KernelNode
+
+
+def count_early_loads(image: bytes) -> int:
+    """Returns how many loads of a kernel come before its wait."""
+    # Each kernel begins with this one: LDC R1, c[0x0][0x28].
+    begin = image.index(0x00000A00FF017B82.to_bytes(8, "little"))
+    wait = image.index((ALWAYS << 12 | WAIT).to_bytes(8, "little"), begin)
+    words = [int.from_bytes(image[at : at + 8], "little") for at in range(begin, wait, 16)]
+    return sum(word & 0xFFF == LDG for word in words)
 
 
 def test_names_differ() -> None:
@@ -57,6 +68,24 @@ def test_a_padded_matmul_takes_its_bias_as_it_is(h200: Any) -> None:
     steps = pipeline.lower_for_gpu(request, h200).program.steps
     (matmul,) = [step.node for step in steps if step.kind == "matmul"]
     assert (matmul.matmul.d.rows, dict(matmul.operands)["bias"].nbytes) == (8, 8)
+
+
+def test_no_kernel_that_loads_ahead_of_its_wait_is_started_early(h200: Any) -> None:
+    """The numbers that the first kernels compute are read by an address without arithmetic."""
+
+    def drop(x: Any, key: Any) -> Any:
+        key, other = (jax.random.fold_in(key, number) for number in range(2))
+        kept = jax.random.bernoulli(key, 0.9, x.shape)
+        return jnp.where(kept, x * jax.random.uniform(other, x.shape), 0.0)
+
+    request = pipeline.make_capture_request(drop, (np.ones(8, np.float32), np.zeros(2, np.uint32)))
+    (stage,) = pipeline.lower_for_gpu(request, h200).definition.stages
+    kernels = [node for node in stage.nodes if isinstance(node, KernelNode)]
+    assert len(kernels) == len(stage.nodes)
+    loads = [count_early_loads(node.code.cubin) for node in kernels]
+    assert [node.begins_with_wait for node in kernels] == [not count for count in loads]
+    assert any(loads), "this ptxas moves no load ahead of the wait: find another program"
+    assert stage.programmatic == {edge for edge in stage.edges if not loads[edge[1]]}
 
 
 def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

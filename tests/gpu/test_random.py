@@ -56,3 +56,22 @@ def test_dropout_and_gradients_equal_jit_with_the_same_keys():
     gen.manual_seed(9)
     twin = jax.jit(jax.grad(loss))
     assert_same(found, [np.asarray(twin(w, x, gen.next_key())) for _ in range(3)])
+
+
+def test_each_replay_reads_the_keys_that_it_has_computed():
+    """See Note [Loads ahead of the wait] in `lowering/xla/machine_code.py`."""
+
+    def drop(x, words):
+        key, other = (jax.random.fold_in(words, number) for number in range(2))
+        kept = jax.random.bernoulli(key, 0.9, x.shape)
+        return jnp.where(kept, x * jax.random.uniform(other, x.shape), 0.0)
+
+    x, step = jnp.arange(8.0), tg.capture(drop)
+    words = [jnp.array([0, number], jnp.uint32) for number in range(500)]
+    found = [step(x, each) for each in words]
+    key, other = (
+        jax.vmap(lambda w, n=n: jax.random.fold_in(w, n))(jnp.stack(words)) for n in (0, 1)
+    )
+    kept = jax.vmap(lambda k: jax.random.bernoulli(k, 0.9, (8,)))(key)
+    slope = jax.vmap(lambda k: jax.random.uniform(k, (8,)))(other)
+    np.testing.assert_array_equal(jnp.stack(found), jnp.where(kept, x * slope, 0.0))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
+from tests.fakes.machine_code import make_waiting_image
 from tests.fakes.xla_programs import make_kernel, make_program, name_thunk, piece
 from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.xla.decode import decode_executable
@@ -71,17 +72,23 @@ def catch_refused_edit(path: str, value: Any = None) -> str:
 def test_a_kernel_with_all_that_it_may_have():
     text = """use_pdl: true custom_kernel {
       shared_memory_bytes: 100000 cluster_dim { coordinates { x: 2 y: 1 z: 1 } } }"""
-    (step,) = decode(make_kernel(text=text)).steps
+    image = make_waiting_image("add_kernel")
+    waiting = edit("custom_kernel.kernel_spec.cubin.data", image, thunk=make_kernel(text=text))
+    (step,) = decode_executable(waiting, name="step").steps
     assert step.node == KernelNode(
         "add",
-        KernelCode("add_kernel", b"code of add"),
+        KernelCode("add_kernel", image),
         LaunchShape((4, 1, 1), (8, 1, 1), (2, 1, 1), 100000),
         (A, B, OUT),
         (False, False, True),
         begins_with_wait=True,
     )
     assert (step.reads, step.writes) == ((A, B), (OUT,))
-    assert not decode_node(make_kernel()).begins_with_wait
+    # Both say so: XLA, and the code.
+    assert not decode_node(make_kernel(text="use_pdl: true")).begins_with_wait
+    silent = edit("custom_kernel.kernel_spec.cubin.data", image, thunk=make_kernel())
+    (step,) = decode_executable(silent, name="step").steps
+    assert not step.node.begins_with_wait
 
 
 def test_equal_kernels_are_one():
