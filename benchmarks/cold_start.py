@@ -172,7 +172,8 @@ def check_samples(filled: Mapping[str, Any], samples: Mapping[str, Sequence[Any]
         raise StartError("a start with a filled cache did not find all of its programs there")
     if any("compile" in each["phases"] for each in hit):
         raise StartError("a start with a filled cache called XLA")
-    if len({each["digest"] for each in (filled, *first, *hit, *loaded)}) > 1:
+    # Each first capture on a GPU may choose other kernels of a library.
+    if len({each["digest"] for each in (filled, *hit, *loaded)}) > 1:
         raise StartError("a cached or loaded program has other results than a first capture")
 
 

@@ -175,6 +175,7 @@ class CudaDevice:
             patchers = find_patchers(buffers[name]) if fresh.count(name) == 1 else None
             if patchers and name not in definition.inputs:
                 ports[name] = ResultPort(buffers[name], patchers)
+                ports[name].take_first()
         for index, graph in graphs.items():
             graph.upload(order.stream)
             # Every port is renewed before the first stage, whichever stage writes it.

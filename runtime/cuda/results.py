@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.cuda.buffer import CudaBuffer, DeviceValue, DeviceView
 from tracegraph.runtime.cuda.context import CudaContext
-from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays
+from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays, make_first_arrays
 from tracegraph.runtime.graph import ReplayClock
 from tracegraph.runtime.jax_interop import ArrayImpl
 
@@ -87,6 +87,11 @@ class ResultPort:
                 patch(piece[1])
             self._piece = piece
         self.is_taken = False
+
+    def take_first(self) -> None:
+        """Gets memory for the first results, if a launch would compile for it; the host waits."""
+        raws = make_first_arrays(self.aval, self.context.jax_device, count_stock(self.nbytes))
+        self.spares += [(raw, _get_pointer(raw)) for raw in raws]
 
     def close(self) -> None:
         """Lets go of the graph and of the memory for its next results: there will be none."""

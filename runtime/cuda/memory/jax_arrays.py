@@ -5,12 +5,15 @@ A compiled program allocates them, one per shape, dtype and count: it runs nothi
 Note [Small arenas]. To compile that program takes XLA 20 ms or more, for which a capture would
 wait: the size of its scratch is known last of all. On a machine with an H200, 8 MB are copied from
 the host in 2 ms, 24 in 5, 64 in 11, and so a small part of an arena is. The copy waits for JAX's
-work so far, as a capture does anyway; no other allocation may.
+work so far, as a capture does anyway. The first results of a graph that was not compiled in this
+process are made so, too, when it is instantiated: 64 graphs of a file have 64 shapes of results. No
+other allocation may wait.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +22,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracegraph.runtime.jax_interop import ArrayImpl, computing, find_sharding, is_default_device
+from tracegraph.runtime.jax_interop import (
+    ArrayImpl,
+    computing,
+    find_sharding,
+    is_default_device,
+    to_immutable,
+)
 
 _is_ready = ArrayImpl.is_ready
 # See Note [Small arenas].
 SMALL_BYTES = 32 << 20
+SMALL_RESULTS_BYTES = 8 << 20
 
 
 def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
@@ -93,6 +103,30 @@ def allocate_arrays(
         if _is_ready(array):
             array.block_until_ready()
     return [_make_weak(array) for array in arrays] if weak_type else arrays
+
+
+def make_first_arrays(aval: Any, jax_device: Any, count: int) -> list[Any]:
+    """Returns what `allocate_arrays` does, by copies; see Note [Small arenas].
+
+    Args:
+        aval: JAX's abstract value of each.
+        jax_device: the GPU.
+        count: how many.
+
+    Returns:
+        The arrays, or none: if they are large, if a program for them is compiled, or without
+        memory, which is an error only of what needs them.
+    """
+    key = ((aval.shape, aval.dtype),) * count, jax_device
+    nbytes = count * math.prod(aval.shape) * aval.dtype.itemsize
+    if key in _allocators or not 0 < nbytes <= SMALL_RESULTS_BYTES:
+        return []
+    # One each: a host device takes them as they are.
+    hosts = [np.empty(aval.shape, aval.dtype) for _ in range(count)]
+    try:
+        return jax.block_until_ready([to_immutable(each, aval, jax_device) for each in hosts])
+    except jax.errors.JaxRuntimeError:
+        return []
 
 
 def prepare_bytes(nbytes: int, jax_device: Any) -> bool:

@@ -74,7 +74,7 @@ def test_a_kernel_with_all_that_it_may_have():
       shared_memory_bytes: 100000 cluster_dim { coordinates { x: 2 y: 1 z: 1 } } }"""
     image = make_waiting_image("add_kernel")
     waiting = edit("custom_kernel.kernel_spec.cubin.data", image, thunk=make_kernel(text=text))
-    (step,) = decode_executable(waiting, name="step").steps
+    (step,) = list_device_steps(decode_executable(waiting, name="step").steps)
     assert step.node == KernelNode(
         "add",
         KernelCode("add_kernel", image),
@@ -87,7 +87,8 @@ def test_a_kernel_with_all_that_it_may_have():
     # Both say so: XLA, and the code.
     assert not decode_node(make_kernel(text="use_pdl: true")).begins_with_wait
     silent = edit("custom_kernel.kernel_spec.cubin.data", image, thunk=make_kernel())
-    (step,) = decode_executable(silent, name="step").steps
+    (step,) = list_device_steps(decode_executable(silent, name="step").steps)
+    assert isinstance(step.node, KernelNode)
     assert not step.node.begins_with_wait
 
 

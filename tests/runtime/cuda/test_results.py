@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.core import Tracer
 
 from tests.fakes.cuda_on_host import (
     CudaOnHost,
@@ -183,6 +184,43 @@ def test_everything_goes_with_the_last_result(device: CudaOnHost) -> None:
     assert left <= {"host memory", "event"}
 
 
+def test_the_first_results_need_no_compile(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+    compile_allocator = jax_arrays._compile_allocator
+
+    def note(shapes: Any, jax_device: Any) -> Any:
+        # The arena has another.
+        compiled.extend(each for each in shapes[:1] if each[0] == (4,))
+        return compile_allocator(shapes, jax_device)
+
+    monkeypatch.setattr(jax_arrays, "SMALL_RESULTS_BYTES", 1000)
+    monkeypatch.setattr(jax_arrays, "_allocators", {})
+    monkeypatch.setattr(jax_arrays, "_compile_allocator", note)
+    replay = make_cuda_replay(device, DOUBLE)
+    kept = [call(replay, value) for value in range(STOCK)]
+    assert not compiled
+    kept += [call(replay, value) for value in range(STOCK, 2 * STOCK)]
+    assert len(compiled) == 1
+    for value, result in enumerate(kept):
+        np.testing.assert_array_equal(result, [2 * value] * 4)
+    assert len({each.unsafe_buffer_pointer() for each in kept}) == 2 * STOCK
+    # Where that program is at hand, nothing is copied.
+    assert not find_port(make_cuda_replay(device, DOUBLE)).spares
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int4", "bfloat16", "bool"])
+def test_first_arrays_have_the_type_that_is_asked_for(dtype: str) -> None:
+    device = jax.devices("cpu")[0]
+    aval = make_aval((3,), np.dtype(dtype), weak_type=True)
+    (array,) = jax_arrays.make_first_arrays(aval, device, 1)
+    assert (array.shape, array.dtype, array.weak_type) == ((3,), np.dtype(dtype), True)
+    assert not array.committed
+    wide = make_aval((jax_arrays.SMALL_RESULTS_BYTES,), np.dtype("int16"))
+    assert not jax_arrays.make_first_arrays(wide, device, 1)
+
+
 def test_a_read_that_fails_may_be_tried_again(
     late: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +242,7 @@ def test_a_read_while_jax_traces_is_no_part_of_the_trace(late: CudaOnHost) -> No
 
     def add(x: jax.Array) -> Any:
         plain = result.jax()
-        assert not isinstance(plain, jax.core.Tracer)
+        assert not isinstance(plain, Tracer)
         return x + 1
 
     assert [eqn.primitive.name for eqn in jax.make_jaxpr(add)(1.0).eqns] == ["add"]
