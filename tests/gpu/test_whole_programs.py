@@ -69,10 +69,13 @@ def test_a_program_is_one_graph_and_equals_jit(name: str):
         with pytest.raises(tg.UnsupportedError, match=REFUSED[name]):
             captured(state, *batch)
         return
-    for _ in range(STEPS):
-        state, result = captured(state, *batch)
-        wanted_state, wanted = jitted(wanted_state, *batch)
-        assert measure(result, wanted) <= program.tolerance
+    # Of two compilations each may choose other algorithms of cuDNN; in TF32 training drives what
+    # they compute apart.
+    with jax.default_matmul_precision("highest"):
+        for _ in range(STEPS):
+            state, result = captured(state, *batch)
+            wanted_state, wanted = jitted(wanted_state, *batch)
+            assert measure(result, wanted) <= program.tolerance
     assert measure(state, wanted_state) <= program.tolerance
     assert captured.cache_info().captures == 1
     stages = find_captured(captured).lowered.definition.stages
