@@ -40,6 +40,8 @@ def test_dry_run_measures_every_side(tmp_path: pathlib.Path):
     assert case["figures"]["hit / first"] == seconds["cache hit"] / seconds["first capture"]
     (first,), (hit,) = case["samples"]["first capture"], case["samples"]["cache hit"]
     assert (first["hits"], first["stores"], hit["hits"], hit["stores"]) == (0, 2, 2, 0)
+    # Both traces of each of two signatures; a capture moves the clocks while it traces again.
+    assert 0 < hit["trace seconds"] < hit["seconds"]
     assert document["checks"] == []
     assert (tmp_path / "cold_start_dry_run.md").read_text() in ran.stdout
 
