@@ -209,9 +209,7 @@ class StaticInput:
         return self._find_plain() if recorder is None else recorder.read_live(self)
 
     def write(self, value: Any) -> None:
-        """Takes a copy of an array of the same shape and dtype; where this thread records, it is
-        taken in each replay.
-        """
+        """Takes a copy of an array like the value; where this thread records, in each replay."""
         if recorder_state.recorder is not None:
             recorder_state.recorder.write_live(self, value)
             return
