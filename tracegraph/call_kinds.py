@@ -129,6 +129,9 @@ class CallKinds(CapturedGraphs):
         with self._lock:
             for signature in self._cache.list_released():
                 self._restore_graph(signature)
+            for capture in self._cache.list_latest():
+                if isinstance(capture.graph, BranchingGraph):
+                    capture.graph.restore()
             if self._differentiated is not None:
                 self._differentiated.restore()
             for each in self._list_inner():

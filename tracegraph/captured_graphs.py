@@ -208,6 +208,8 @@ class CapturedGraphs:
             if isinstance(capture.graph, CapturedGraph):
                 detach_results(capture.graph)
                 self._cache.release(capture)
+            elif isinstance(capture.graph, BranchingGraph):
+                capture.graph.release()
         self._latest = None
 
     def _restore_graph(self, signature: Signature) -> Capture | None:

@@ -189,7 +189,7 @@ def test_memory_goes_with_the_function_without_the_collector():
     try:
         captured = tg.capture(branch, mode="partial")
         results = [captured(make_vector(value)) for value in (1.0, -9.0)]
-        graph = find_tree(captured).root.part.capture.graph
+        graph = find_tree(captured).root.part.find()
         gone = weakref.ref(graph)
         del captured, results, graph
         assert gone() is None

@@ -146,7 +146,7 @@ def test_a_call_that_fails_gives_the_locks_back(
 def test_the_owner_of_what_is_read_in_place_cannot_replay_before_the_launch(trained: Any) -> None:
     captured, state, expected = trained
     lock, held = state["first"].lock, []
-    graph = captured._latest.root.part.capture.graph
+    graph = captured._latest.root.part.find()
     launch = graph._launch_stages
 
     def note() -> None:

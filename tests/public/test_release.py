@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.raw_graphs import use_device
 
 
 @pytest.fixture
@@ -99,3 +100,31 @@ def test_the_graphs_of_gradients_give_their_memory_back():
     assert loss.pool_bytes == before
     np.testing.assert_allclose(jax.grad(loss)(w, x), expected, rtol=1e-6)
     assert loss.cache_info().captures == captures, "nothing is captured anew"
+
+
+@pytest.mark.parametrize("kind", ["host", "cuda"])
+def test_the_parts_of_a_function_with_breaks_are_given_back(kind, monkeypatch):
+    use_device(kind, monkeypatch)
+
+    @tg.capture(mode="partial", donate_argnums=0, verify=False)
+    def step(state, x):
+        state = state + x
+        return (state * 2, x - 1) if state.sum() > 10 else (state, x + 1)
+
+    def expect(x):
+        return [x * 2, np.zeros(4)] if x.sum() > 10 else [x, np.full(4, 2.0)]
+
+    found = [step(jnp.full(4, value, jnp.float32), jnp.ones(4)) for value in (1.0, 5.0)]
+    before = step.pool_bytes
+    assert before > 0
+    step.release()
+    assert step.pool_bytes == 0
+    assert "cuts: 3 graphs, 1 break" in step.explain(jnp.ones(4), jnp.ones(4))
+    for value, result in zip((1.0, 5.0), found, strict=True):
+        for one, other in zip(result, expect(np.full(4, value + 1)), strict=True):
+            np.testing.assert_array_equal(one, other)
+    captures = step.cache_info().captures
+    state, _ = step(found[1][0], jnp.ones(4))
+    np.testing.assert_array_equal(state, np.full(4, 26.0))
+    step.restore()
+    assert (step.pool_bytes, step.cache_info().captures) == (before, captures)

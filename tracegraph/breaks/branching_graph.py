@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tracegraph.breaks.node import MAX_PARTS, Node, Read
+from tracegraph.breaks.node import MAX_PARTS, Node, Part, Read
 from tracegraph.breaks.reads import has_few_values, make_key, read_value
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.randomness.draws import UnboundDrawsSignal
@@ -119,7 +119,7 @@ class BranchingGraph:
         """Shows the probes of the parts that a call has replayed."""
         parts = [node.part for node in nodes if node.part is not None and node.part.has_probes]
         if parts or self._probes.turn:
-            graphs = [part.capture.graph for part in parts]
+            graphs = [part.find() for part in parts]
             self._probes.show(probes for graph in graphs for probes in graph.list_probes())
 
     def respell(
@@ -132,6 +132,23 @@ class BranchingGraph:
         """Returns all nodes with their depth, each before those that follow it."""
         with self.lock:
             return _list_below(self.root)
+
+    def release(self) -> None:
+        """Gives the memory of all parts back; the next call makes those that it needs again."""
+        for part in self._list_parts():
+            part.release()
+
+    def restore(self) -> None:
+        """Makes all parts again whose memory was given back.
+
+        Raises:
+            OutOfMemoryError: the pool cannot hold them; those that are missing stay released.
+        """
+        for part in self._list_parts():
+            part.find()
+
+    def _list_parts(self) -> list[Part]:
+        return [node.part for _, node in self.list_nodes() if node.part is not None]
 
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
         """Calls with the arguments, or returns MISS if they have another signature.

@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 
 import jax
 
+from tracegraph.capturing.kept_graph import KeptGraph
 from tracegraph.capturing.pipeline import Capture
 from tracegraph.constraints.mismatch import make_refusal_error
 from tracegraph.ir.graph import Graph
-from tracegraph.replaying.captured_graph import MISS
+from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.invalid_floats import InvalidResultsSignal, make_invalid_error
+from tracegraph.tracing.checked_graph import CheckedGraph
 
 # Of each read; what follows other values is run op by op.
 MAX_BRANCHES = 8
@@ -26,22 +28,45 @@ _MAX_SEEN = 64
 Source: TypeAlias = tuple[int, int]
 
 
-@dataclasses.dataclass(frozen=True)
 class Part:
     """A captured part of a function.
 
-    Attributes:
-        capture: its graph, or the `JitCall` that is faster, and how it came about.
+    Args:
+        capture: its graph, or the `JitCall` that is faster, and what it is made of.
         inputs: where its inputs are.
+
+    Attributes:
+        checked: the traced graph.
+        inputs: the same.
     """
 
-    capture: Capture
-    inputs: tuple[Source, ...]
+    def __init__(self, capture: Capture, inputs: tuple[Source, ...]) -> None:
+        self.checked: CheckedGraph = capture.graph.checked
+        self.inputs = inputs
+        self._kept: KeptGraph | None = None
+        self._jit_call: Any = None
+        if isinstance(capture.graph, CapturedGraph) and capture.recipe is not None:
+            self._kept = KeptGraph(capture.graph, capture.recipe)
+        else:
+            self._jit_call = capture.graph
 
     @property
     def has_probes(self) -> bool:
         """True for a part that shows values."""
-        return bool(self.capture.graph.checked.probes)
+        return bool(self.checked.probes)
+
+    def find(self) -> Any:
+        """Returns the graph, which is made again if it was released, or the `JitCall`.
+
+        Raises:
+            OutOfMemoryError: the pool cannot hold the graph; it stays released.
+        """
+        return self._jit_call if self._kept is None else self._kept.find()
+
+    def release(self) -> None:
+        """Drops the graph; results that are still held get memory of their own first."""
+        if self._kept is not None:
+            self._kept.release()
 
     def run(self, levels: Sequence[Sequence[Any]], donated: Sequence[Any] = ()) -> Any:
         """Replays the part.
@@ -53,7 +78,7 @@ class Part:
         Raises:
             InvalidFloatError: with ``debug_nans=True``, a result has a NaN or an infinity.
         """
-        graph = self.capture.graph
+        graph = self.find()
         values = [levels[level][place] for level, place in self.inputs]
         try:
             result = graph.try_call((*values, *donated), {}, True)

@@ -29,7 +29,6 @@ from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.jax_interop import to_plain
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.tracing.trace import JaxTrace, build_traced
-from tracegraph.user_memory.live_plans import watch_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,10 +108,7 @@ def capture_part(
     where = locate_function(prepared.function)
     with drop_unit_axes(call.leaves), Progress(f"capturing `{part.name}`") as progress:
         pipeline = TracedPipeline(part.jaxpr, part.out_tree, where, call, device, pool, progress)
-        capture = pipeline.capture(_ignore)
-    if isinstance(capture.graph, CapturedGraph):
-        watch_plan(capture.graph.lowered.plan, capture.graph.replay)
-    return capture
+        return pipeline.capture(_ignore)
 
 
 def compute_part(jaxpr: Any, values: Sequence[Any]) -> list[Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from tracegraph.capturing.kept_graph import KeptGraph
 from tracegraph.graphed_callables.callable_errors import make_signature_error
 from tracegraph.graphed_callables.graph_pair import GraphPair, Recipe
-from tracegraph.graphed_callables.kept_graph import KeptGraph
 from tracegraph.graphed_callables.module_function import ModuleFunction
 from tracegraph.graphed_callables.object_function import ObjectFunction
 from tracegraph.graphed_callables.residuals import ForwardFunction

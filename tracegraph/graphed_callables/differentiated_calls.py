@@ -28,10 +28,10 @@ from jax.core import Tracer
 from tracegraph.cache_info import CacheInfo
 from tracegraph.capturing.capture_cache import MAX_SIGNATURES
 from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.capturing.kept_graph import KeptGraph
 from tracegraph.constraints.leaf_kinds import is_array
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
 from tracegraph.graphed_callables.graph_pair import Recipe
-from tracegraph.graphed_callables.kept_graph import KeptGraph
 from tracegraph.graphed_callables.primitives import call_differentiated
 from tracegraph.options import Options
 from tracegraph.randomness.draws import UnboundDrawsSignal

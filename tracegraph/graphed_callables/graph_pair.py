@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.capturing.kept_graph import KeptGraph
 from tracegraph.capturing.pipeline import CapturePipeline
 from tracegraph.capturing.progress import Progress
-from tracegraph.graphed_callables.kept_graph import KeptGraph
 from tracegraph.graphed_callables.residuals import BackwardFunction, Pullback
 from tracegraph.jax_internals import drop_unit_axes
 from tracegraph.options import read_options

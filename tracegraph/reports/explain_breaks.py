@@ -19,6 +19,7 @@ from tracegraph.reports.summary import (
     list_reasons,
 )
 from tracegraph.runtime.device import Device
+from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
 
 _MAX_BREAKS, _MAX_SHOWN = 12, 4
@@ -43,14 +44,14 @@ def explain_breaks(
         parts: the long parts that are known already.
     """
     nodes = [node for _, node in graph.list_nodes()]
-    captures = [node.part.capture for node in nodes if node.part is not None]
+    graphs = [node.part.checked for node in nodes if node.part is not None]
     breaks = [line for node in nodes for line in _describe_break(node)]
     eager = {
         index: violation
-        for number, capture in enumerate(captures)
-        for index, violation in _list_eager(number, capture)
+        for number, checked in enumerate(graphs)
+        for index, violation in _list_eager(number, checked)
     }
-    head = f"cuts: {count_noun(len(captures), 'graph')}, {count_noun(len(breaks), 'break')}"
+    head = f"cuts: {count_noun(len(graphs), 'graph')}, {count_noun(len(breaks), 'break')}"
     lines = [
         *describe_call(prepared, device, "is captured in parts"),
         f"{head}; at most {MAX_BRANCHES} branches per break, {MAX_PARTS} parts",
@@ -94,6 +95,5 @@ def _describe_break(node: Node) -> list[str]:
     return [f"{name} at {read.where}: {size} fetched; taken: {shown or 'none'}{rest}"]
 
 
-def _list_eager(number: int, capture: Capture) -> list[tuple[tuple[int, int], Violation]]:
-    found = capture.graph.checked.uncapturable
-    return [((number, index), violation) for index, violation in found.items()]
+def _list_eager(number: int, checked: CheckedGraph) -> list[tuple[tuple[int, int], Violation]]:
+    return [((number, index), each) for index, each in checked.uncapturable.items()]
