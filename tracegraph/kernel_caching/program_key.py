@@ -211,6 +211,9 @@ class _Writer:
             fields = [each.name for each in dataclasses.fields(value) if each.compare]
             self._add(name, f"{type(value).__qualname__} of {len(fields)}")
             return sum([self.write(f"{name}.{each}", getattr(value, each)) for each in fields])
+        if _is_primitive_of_jax(value):
+            self._add(name, f"primitive {type(value).__module__}.{type(value).__qualname__}")
+            return self.write(f"{name}.params", value.params)
         self._write_by_repr(name, value)
         return 0
 
@@ -238,3 +241,12 @@ def _is_named_by_jax(function: types.FunctionType) -> bool:
 def _is_function(value: Any) -> bool:
     """True for what is called, and for JAX's record of a function."""
     return callable(value) or hasattr(value, "call_wrapped")
+
+
+def _is_primitive_of_jax(value: Any) -> bool:
+    """True for the parameter of ``call_hi_primitive``, if its class is JAX's own.
+
+    Such an object is a class with its parameters; the version of JAX tells what the class does.
+    """
+    is_own = type(value).__module__.partition(".")[0] == "jax"
+    return is_own and hasattr(value, "in_avals") and isinstance(value.params, Mapping)

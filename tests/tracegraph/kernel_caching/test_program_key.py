@@ -48,6 +48,8 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "solve": lambda x: jax.scipy.sparse.linalg.cg(lambda v: x.T @ (x @ v) + v, x[0])[0],
     "platform": lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos),
     "fft": lambda x: jnp.fft.fft(x),
+    "interp": lambda x: jnp.interp(x, jnp.arange(4.0), jnp.arange(4.0)),
+    "searchsorted": lambda x: jnp.searchsorted(x[0], x),
     "attention": lambda x: jax.nn.dot_product_attention(*[x[None, :, None]] * 3),
 }
 
@@ -142,6 +144,33 @@ def test_streams_are_numbered_by_their_first_use():
 def test_what_calls_back_has_no_key(function: Any):
     with pytest.raises(NoKey):
         find_key(function)
+
+
+def test_parameters_of_primitives_that_are_objects_make_a_difference():
+    keys = [
+        find_key(lambda x, side=side, method=method: jnp.searchsorted(x[0], x, side, method=method))
+        for side in ("left", "right")
+        for method in ("scan", "sort")
+    ]
+    assert len(set(keys)) == 4
+
+
+def test_a_primitive_of_others_that_is_an_object_has_no_key():
+    hijax = pytest.importorskip("jax.experimental.hijax")
+    base: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive", None)
+    if base is None:
+        pytest.skip("this JAX has no such primitives for users")
+
+    class Double(base):
+        def __init__(self, aval: Any) -> None:
+            self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+            super().__init__()
+
+        def expand(self, x: Any) -> Any:
+            return 2 * x
+
+    with pytest.raises(NoKey, match="Double"):
+        find_key(lambda x: Double(jax.typeof(x))(x))
 
 
 def test_an_unknown_kind_of_surroundings_has_no_key():
