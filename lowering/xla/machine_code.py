@@ -5,9 +5,10 @@ XLA writes ``griddepcontrol.wait`` as the first instruction of a kernel and says
 But it also loads what a kernel only reads by ``ld.global.nc``, which promises that nobody writes it
 while the kernel runs, and on that promise ptxas may move such a load ahead of the wait. It does
 where the address needs no arithmetic: for scalars that an earlier kernel has computed. Started
-early, such a kernel reads the bytes of the replay before. On an H200 that made four of ten
-captures of a dropout of eight elements wrong. So the word of XLA is not taken: the instructions
-of the code are read up to its wait, and all of them have to be known to touch no memory.
+early, such a kernel reads the bytes of the replay before. On an H200 one capture in six of a
+dropout of eight elements was refused by its verification, and others drew wrong numbers later. So
+the word of XLA is not taken: the instructions of the code are read up to its wait, and all of them
+have to be known to touch no memory.
 
 The encoding is that of compute capability 7.0 and later: 16 bytes an instruction, its operation in
 the lowest nine bits, the predicate in bits 12 to 15. NVIDIA does not document it; the numbers below
