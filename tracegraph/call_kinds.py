@@ -129,9 +129,8 @@ class CallKinds(CapturedGraphs):
         with self._lock:
             for signature in self._cache.list_released():
                 self._restore_graph(signature)
-            for capture in self._cache.list_latest():
-                if isinstance(capture.graph, BranchingGraph):
-                    capture.graph.restore()
+            for graph in self._list_branching():
+                graph.restore()
             if self._differentiated is not None:
                 self._differentiated.restore()
             for each in self._list_inner():
@@ -360,6 +359,11 @@ class CallKinds(CapturedGraphs):
     def _list_inner(self) -> list[Any]:
         """Returns the captured functions that stand for this one in calls of a certain kind."""
         return [each.captured for each in (self._objects, self._random) if each is not None]
+
+    def _list_branching(self) -> list[BranchingGraph]:
+        """Returns the graphs of signatures with breaks, which stay when their memory goes."""
+        graphs = [each.graph for each in self._cache.list_latest()]
+        return [each for each in graphs if isinstance(each, BranchingGraph)]
 
     def _list_probes(self) -> list[ProbeValues]:
         with self._lock:
