@@ -21,6 +21,7 @@ from tracegraph.lowering.kernels.conditions import (
 from tracegraph.lowering.kernels.guards import end_turn, keep_state
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
 from tracegraph.lowering.kernels.waits import add_waits
+from tracegraph.lowering.xla.machine_code import waits_first
 from tracegraph.runtime.graph_nodes import Construct
 from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 
@@ -81,8 +82,11 @@ def test_the_assembler_takes_a_text_that_waits(index: int, tmp_path: pathlib.Pat
     if assembler is None:
         pytest.skip("needs the wheel of nvcc; run make deviceless")
     _, step = add_waits([make_xla_kernel(begins_with_wait=True), OWN[index]])
-    source = tmp_path / "kernels.ptx"
-    source.write_bytes(read_kernel(step).code.cubin.rstrip(b"\0"))
-    command = [assembler, "-arch=sm_90a", "-c", str(source), "-o", str(tmp_path / "out")]
+    code = read_kernel(step).code
+    source, image = tmp_path / "kernels.ptx", tmp_path / "out"
+    source.write_bytes(code.cubin.rstrip(b"\0"))
+    command = [assembler, "-arch=sm_90a", "-c", str(source), "-o", str(image)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
+    # And moves no load ahead of the wait: none of ours promises that nobody writes what it reads.
+    assert waits_first(KernelCode(code.symbol, image.read_bytes()))
