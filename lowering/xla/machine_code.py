@@ -12,8 +12,8 @@ have to be known to touch no memory.
 
 The encoding is that of compute capability 7.0 and later: 16 bytes an instruction, its operation in
 the lowest nine bits, the predicate in bits 12 to 15. NVIDIA does not document it; the numbers below
-are what nvdisasm 13 prints for code for an H200. What is not known counts as a load: then the edge
-to the kernel is a full one, which is right and slower.
+are what nvdisasm 13 prints for code for an H200 and for Blackwell. What is not known counts as a
+load: then the edge to the kernel is a full one, which is right and slower.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ HARMLESS = {
     "IMAD": 0x024,
     "IMAD.WIDE": 0x025,
     "IMAD.HI": 0x027,
-    "HFMA2": 0x035,
+    "HFMA2": 0x031,
+    "HFMA2.MMA": 0x035,
     "VIADD": 0x036,
     "UMOV": 0x082,
     "UISETP": 0x08C,
@@ -59,6 +60,7 @@ HARMLESS = {
     "NOP": 0x118,
     "S2R": 0x119,
     "LDC": 0x182,
+    "LDCU": 0x1AC,
     "S2UR": 0x1C3,
 }
 _HARMLESS = frozenset(HARMLESS.values())

@@ -76,8 +76,9 @@ def test_where_no_kernel_of_xla_waits_ours_do_not():
     assert all(read_kernel(each).code.cubin.startswith(FIRST_LINES) for each in OWN)
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("index", range(len(OWN)))
-def test_the_assembler_takes_a_text_that_waits(index: int, tmp_path: pathlib.Path):
+def test_the_assembler_takes_a_text_that_waits(index: int, target: str, tmp_path: pathlib.Path):
     assembler = topology.find_assembler()
     if assembler is None:
         pytest.skip("needs the wheel of nvcc; run make deviceless")
@@ -85,7 +86,7 @@ def test_the_assembler_takes_a_text_that_waits(index: int, tmp_path: pathlib.Pat
     code = read_kernel(step).code
     source, image = tmp_path / "kernels.ptx", tmp_path / "out"
     source.write_bytes(code.cubin.rstrip(b"\0"))
-    command = [assembler, "-arch=sm_90a", "-c", str(source), "-o", str(image)]
+    command = [assembler, f"-arch={target}", "-c", str(source), "-o", str(image)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     # And moves no load ahead of the wait: none of ours promises that nobody writes what it reads.
