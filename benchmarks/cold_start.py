@@ -30,7 +30,7 @@ from machine import read_driver, read_processor
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result files")
 _CASES = flags.DEFINE_multi_enum("case", list(CASES), list(CASES), "these cases")
-_SIDES = flags.DEFINE_multi_enum("side", list(SIDES), list(SIDES), "ways to start, of SIDES")
+_SIDES = flags.DEFINE_multi_enum("side", list(SIDES), list(SIDES), "these ways to start")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "processes of each side", 1)
 _HOST = flags.DEFINE_bool("host", False, "on the CPU: a GPT of four layers, eight decode shapes")
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes on the CPU")

@@ -57,9 +57,8 @@ PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
 
 # XLA's options of every first compilation, over its defaults. XLA, too, would start kernels early
 # that load ahead of their wait, see Note [Loads ahead of the wait]: the reference must not.
-# `benchmarks/copy_analysis.py` tried
-# ("xla_gpu_copy_insertion_use_region_analysis", True) on an H200: 8 % less time for a GPT step of
-# 2 layers, 4 % more for one of 12, so it is not set.
+# ("xla_gpu_copy_insertion_use_region_analysis", True) is not set: `benchmarks/copy_analysis.py`
+# found 8 % less time for a GPT step of 2 layers on an H200, and 4 % more for one of 12.
 FIRST_OPTIONS: tuple[tuple[str, bool | str], ...] = (("xla_gpu_enable_pdl_launch", False),)
 
 # How much more memory steps side by side may take than one after another. They are put side by

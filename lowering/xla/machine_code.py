@@ -2,9 +2,9 @@
 
 Note [Loads ahead of the wait]
 XLA writes ``griddepcontrol.wait`` as the first instruction of a kernel and says so (``use_pdl``).
-But it also loads what a kernel only reads by ``ld.global.nc``, which promises that nobody writes it
-while the kernel runs, and on that promise ptxas may move such a load ahead of the wait. It does
-where the address needs no arithmetic: for scalars that an earlier kernel has computed. Started
+But it also loads what a kernel only reads by ``ld.global.nc``, which promises that it does not
+change while the kernel runs, and on that promise ptxas may move such a load ahead of the wait. It
+does where the address needs no arithmetic: for scalars that an earlier kernel has computed. Started
 early, such a kernel reads the bytes of the replay before. On an H200 one capture in six of a
 dropout of eight elements was refused by its verification, and others drew wrong numbers later. So
 the word of XLA is not taken: the instructions of the code are read up to its wait, and all of them

@@ -30,7 +30,7 @@ from tracegraph.runtime.saving.saved_file import SavedFile, read_file, write_fil
 LOGGER = logging.getLogger("tracegraph")
 SUFFIX = ".tgk"
 STORES_NOTHING = "stores nothing"
-# Older files of this ending that nobody moved to their places: their writers are gone.
+# An unfinished file that is older than this: the process that wrote it has ended.
 _ABANDONED_S = 3600.0
 
 

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tracegraph.breaks.node import MAX_PARTS, Node, Part, Read
+from tracegraph.breaks.node import MAX_PARTS, Node, Read
 from tracegraph.breaks.reads import has_few_values, make_key, read_value
 from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.capturing.kept_graph import KeptGraph, restore_graphs
 from tracegraph.randomness.draws import UnboundDrawsSignal
 from tracegraph.replaying.argument_order import ArgumentOrder
 from tracegraph.replaying.argument_slots import StaticSlot
@@ -135,8 +136,8 @@ class BranchingGraph:
 
     def release(self) -> None:
         """Gives the memory of all parts back; the next call makes those that it needs again."""
-        for part in self._list_parts():
-            part.release()
+        for graph in self._list_kept():
+            graph.release()
 
     def restore(self) -> None:
         """Makes all parts again whose memory was given back.
@@ -144,11 +145,11 @@ class BranchingGraph:
         Raises:
             OutOfMemoryError: the pool cannot hold them; those that are missing stay released.
         """
-        for part in self._list_parts():
-            part.find()
+        restore_graphs(self._list_kept())
 
-    def _list_parts(self) -> list[Part]:
-        return [node.part for _, node in self.list_nodes() if node.part is not None]
+    def _list_kept(self) -> list[KeptGraph]:
+        parts = [node.part for _, node in self.list_nodes() if node.part is not None]
+        return [part.kept for part in parts if part.kept is not None]
 
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
         """Calls with the arguments, or returns MISS if they have another signature.

@@ -38,17 +38,18 @@ class Part:
     Attributes:
         checked: the traced graph.
         inputs: the same.
+        kept: its graph; None where a call takes its place, which has no memory to give back.
     """
 
     def __init__(self, capture: Capture, inputs: tuple[Source, ...]) -> None:
         self.checked: CheckedGraph = capture.graph.checked
         self.inputs = inputs
-        self._kept: KeptGraph | None = None
-        self._jit_call: Any = None
+        self.kept: KeptGraph | None = None
+        self._call: Any = None
         if isinstance(capture.graph, CapturedGraph) and capture.recipe is not None:
-            self._kept = KeptGraph(capture.graph, capture.recipe)
+            self.kept = KeptGraph(capture.graph, capture.recipe)
         else:
-            self._jit_call = capture.graph
+            self._call = capture.graph
 
     @property
     def has_probes(self) -> bool:
@@ -56,17 +57,12 @@ class Part:
         return bool(self.checked.probes)
 
     def find(self) -> Any:
-        """Returns the graph, which is made again if it was released, or the `JitCall`.
+        """Returns the graph, which is made again if it was released, or the call in its place.
 
         Raises:
             OutOfMemoryError: the pool cannot hold the graph; it stays released.
         """
-        return self._jit_call if self._kept is None else self._kept.find()
-
-    def release(self) -> None:
-        """Drops the graph; results that are still held get memory of their own first."""
-        if self._kept is not None:
-            self._kept.release()
+        return self._call if self.kept is None else self.kept.find()
 
     def run(self, levels: Sequence[Sequence[Any]], donated: Sequence[Any] = ()) -> Any:
         """Replays the part.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.lowering.lower import Lowered
@@ -57,3 +58,19 @@ class KeptGraph:
             if self._graph is not None:
                 detach_results(self._graph)
                 self._graph = None
+
+
+def restore_graphs(graphs: Iterable[KeptGraph]) -> None:
+    """Makes all graphs again that were released, those with most scratch first.
+
+    The others have theirs in it.
+
+    Raises:
+        OutOfMemoryError: the pool cannot hold them; those that are missing stay released.
+    """
+
+    def read_scratch(graph: KeptGraph) -> int:
+        return graph.lowered.definition.arena_size.scratch_bytes
+
+    for graph in sorted(graphs, key=read_scratch, reverse=True):
+        graph.find()

@@ -28,7 +28,7 @@ from jax.core import Tracer
 from tracegraph.cache_info import CacheInfo
 from tracegraph.capturing.capture_cache import MAX_SIGNATURES
 from tracegraph.capturing.function_pool import FunctionPool
-from tracegraph.capturing.kept_graph import KeptGraph
+from tracegraph.capturing.kept_graph import KeptGraph, restore_graphs
 from tracegraph.constraints.leaf_kinds import is_array
 from tracegraph.graphed_callables.callable_graphs import CallableGraphs
 from tracegraph.graphed_callables.graph_pair import Recipe
@@ -161,16 +161,13 @@ class DifferentiatedCalls:
         Raises:
             OutOfMemoryError: the pool cannot hold them; those that are missing stay released.
         """
-        for graph in self._list_graphs():
-            graph.find()
+        restore_graphs(self._list_graphs())
 
     def _list_graphs(self) -> list[KeptGraph]:
-        """Returns all graphs, those with most scratch first: the others have theirs in it."""
         with self._lock:
             found = list(self._graphs.values())
         graphs = [each for each in found if not isinstance(each, str)]
-        kept = [graph for each in graphs for graph in each.list_graphs()]
-        return sorted(kept, key=lambda each: -each.lowered.definition.arena_size.scratch_bytes)
+        return [graph for each in graphs for graph in each.list_graphs()]
 
     def cache_info(self) -> CacheInfo:
         """Returns the counts of calls; a forward graph and its backward graph count as one."""

@@ -1,4 +1,4 @@
-"""Who says what an op computes: JAX and tracegraph, whose versions are in a key, or somebody else.
+"""Who says what an op computes: JAX or tracegraph, whose versions are in a key, or other code.
 
 Note [Rules of others]
 What XLA is given for an op is not in a program. Where functions of JAX's write it, their names say

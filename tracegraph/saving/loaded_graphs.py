@@ -121,7 +121,6 @@ def load_parts(opened: Opened, device: Device, names: Names, constants: Any) -> 
             held = _choose_constants(each, arrays)
             _check_entry(call, results, lowered, held)
             _check_in_place(lowered, device, opened.source, place)
-            device.prepare_arena(lowered.plan.arena_size)
             _check_proof(each, call)
             entries.append(
                 LoadedEntry(call, results, lowered, held, each.verification, each.expectation)

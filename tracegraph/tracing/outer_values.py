@@ -39,7 +39,7 @@ class ArrayMark:
     """An array that was read.
 
     Attributes:
-        array: itself, while somebody else keeps it.
+        array: itself, while the user's code keeps it.
         text: its type.
         checksum: of its bytes; 0 for one that cannot be written.
     """

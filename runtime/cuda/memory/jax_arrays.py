@@ -125,7 +125,9 @@ def make_first_arrays(aval: Any, jax_device: Any, count: int) -> list[Any]:
     hosts = [np.empty(aval.shape, aval.dtype) for _ in range(count)]
     try:
         return jax.block_until_ready([to_immutable(each, aval, jax_device) for each in hosts])
-    except jax.errors.JaxRuntimeError:
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
         return []
 
 

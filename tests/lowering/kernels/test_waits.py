@@ -89,5 +89,5 @@ def test_the_assembler_takes_a_text_that_waits(index: int, target: str, tmp_path
     command = [assembler, f"-arch={target}", "-c", str(source), "-o", str(image)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
-    # And moves no load ahead of the wait: none of ours promises that nobody writes what it reads.
+    # And moves no load ahead of the wait: our kernels read nothing as constant.
     assert waits_first(KernelCode(code.symbol, image.read_bytes()))

@@ -221,6 +221,22 @@ def test_first_arrays_have_the_type_that_is_asked_for(dtype: str) -> None:
     assert not jax_arrays.make_first_arrays(wide, device, 1)
 
 
+@pytest.mark.parametrize("reason", ["RESOURCE_EXHAUSTED", "INTERNAL"])
+def test_only_missing_memory_is_left_to_the_launch(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: Any) -> Any:
+        raise jax.errors.JaxRuntimeError(f"{reason}: planted")
+
+    monkeypatch.setattr(jax_arrays, "to_immutable", fail)
+    arguments = make_aval((3,), np.dtype("float32")), jax.devices("cpu")[0], 7
+    if reason == "RESOURCE_EXHAUSTED":
+        assert jax_arrays.make_first_arrays(*arguments) == []
+        return
+    with pytest.raises(jax.errors.JaxRuntimeError, match="planted"):
+        jax_arrays.make_first_arrays(*arguments)
+
+
 def test_a_read_that_fails_may_be_tried_again(
     late: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,7 +171,7 @@ def test_values_that_no_file_has_are_refused() -> None:
     deep: Any = ()
     for _ in range(20):
         deep = (deep,)
-    for packed in (deep, object(), KeyDtype("of nobody")):
+    for packed in (deep, object(), KeyDtype("unknown")):
         with pytest.raises(ContentProblem):
             unpack_value(packed, Names())
 
