@@ -171,7 +171,7 @@ def test_the_tables_of_explain_are_complete(folder: pathlib.Path) -> None:
     report = tg.capture(lambda x: x * 2).explain(1.0)
     titles = [line.split(":")[0] for line in report.splitlines() if line[0].isalpha()]
     # What only some reports have: a GPU, eager parts, an earlier capture, gradients, notes, loops.
-    rare = {"device", "calls run", "captured anew", "gradients", "notes", "loops"}
+    rare = {"device", "replaced", "calls run", "captured anew", "gradients", "notes", "loops"}
     assert set(titles) - {"more"} == set(lines[1:]) - rare
 
 

@@ -35,6 +35,7 @@ def capture(
     static_leaves: Literal["auto", "refuse"] = "auto",
     control_flow: Literal["allow", "refuse"] = "allow",
     prefer: Literal["auto", "graph"] = "auto",
+    numerics: Literal["xla", "equivalent"] = "xla",
     buckets: Buckets | None = None,
     debug_nans: bool = False,
     warm: bool = True,
@@ -56,6 +57,7 @@ def capture(
     static_leaves: Literal["auto", "refuse"] = "auto",
     control_flow: Literal["allow", "refuse"] = "allow",
     prefer: Literal["auto", "graph"] = "auto",
+    numerics: Literal["xla", "equivalent"] = "xla",
     buckets: Buckets | None = None,
     debug_nans: bool = False,
     warm: bool = True,
@@ -76,6 +78,7 @@ def capture(
     static_leaves: Literal["auto", "refuse"] = "auto",
     control_flow: Literal["allow", "refuse"] = "allow",
     prefer: Literal["auto", "graph"] = "auto",
+    numerics: Literal["xla", "equivalent"] = "xla",
     buckets: Buckets | None = None,
     debug_nans: bool = False,
     warm: bool = True,
@@ -113,6 +116,9 @@ def capture(
             ``"refuse"`` holds every replay to one path, as graphs of PyTorch are held to theirs.
         prefer: in partial mode, what runs where a part is eager: ``"auto"`` the faster one of the
             graph and `jax.jit`, as timed when it is captured; ``"graph"`` always the graph.
+        numerics: ``"xla"`` computes what `jax.jit` does, bit for bit; ``"equivalent"`` lets what is
+            faster, and as exact, take the place of some of XLA's kernels: docs/numerics.md. Each is
+            measured and timed when the function is captured; `explain` lists them.
         buckets: sizes that arguments are padded to, as ``{"x": {0: (1, 2, 4, 8)}}`` for axis 0 of
             the argument ``x``: one graph per size serves every size up to it. What is padded must
             not reach a result, which is checked.
@@ -165,6 +171,7 @@ def capture(
         "static_leaves": static_leaves,
         "control_flow": control_flow,
         "prefer": prefer,
+        "numerics": numerics,
         "debug_nans": debug_nans,
         "warm": warm,
         **unknown,

@@ -20,6 +20,7 @@ LIVE_OUTPUTS = "live"
 STATIC_LEAVES = ("auto", "refuse")
 CONTROL_FLOW = ("allow", "refuse")
 PREFERENCES = ("auto", "graph")
+NUMERICS = ("xla", "equivalent")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Options:
     static_leaves: str
     control_flow: str
     prefer: str
+    numerics: str
     debug_nans: bool
     warm: bool
 
@@ -86,6 +88,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         ("static_leaves", STATIC_LEAVES),
         ("control_flow", CONTROL_FLOW),
         ("prefer", PREFERENCES),
+        ("numerics", NUMERICS),
     ):
         if given[keyword] not in words:
             _raise_option_error(
@@ -121,6 +124,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         static_leaves=given["static_leaves"],
         control_flow=given["control_flow"],
         prefer=given["prefer"],
+        numerics=given["numerics"],
         debug_nans=given["debug_nans"],
         warm=given["warm"],
     )
@@ -152,6 +156,7 @@ def make_block_options(where: str, *, pool: Any, stream: Any) -> Options:
         static_leaves="refuse",
         control_flow="allow",
         prefer="graph",
+        numerics="xla",
         debug_nans=False,
         warm=True,
     )

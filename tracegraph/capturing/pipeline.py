@@ -13,6 +13,12 @@ from tracegraph.capturing.capture_lowering import (
     list_preparations,
     lower_checked,
 )
+from tracegraph.capturing.fastest_variant import (
+    Variant,
+    choose_variant,
+    find_chosen,
+    takes_replacements,
+)
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.partition import find_embedded
@@ -30,6 +36,7 @@ from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot,
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.overlap import Overlap
+from tracegraph.replacements.report import Replacement
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.jit_call import JitCall
 from tracegraph.replaying.spread_call import SpreadCall
@@ -61,6 +68,7 @@ class Capture:
         seconds: of each phase, by name.
         comparison: with `jax.jit`, of a graph with eager parts; None without any.
         recipe: makes the graph again; it holds no memory of the device.
+        replacements: what became of ops that have one, with ``numerics="equivalent"``.
     """
 
     graph: Any
@@ -68,6 +76,7 @@ class Capture:
     seconds: Mapping[str, float]
     comparison: JitComparison | None = None
     recipe: LoweredCapture | None = None
+    replacements: tuple[Replacement, ...] = ()
 
 
 class CapturePipeline:
@@ -96,9 +105,11 @@ class CapturePipeline:
         self._jaxpr: Any = None
         # What the function reads from around it, the same.
         self._outer: OuterValues = {}
-        # Its place in the kernel cache, and what is there.
-        self._slot: CacheSlot | None = None
-        self._cached: CachedLowering | None = None
+        # The program that is captured, once it is lowered.
+        self._variant: Variant | None = None
+        self._replacements: tuple[Replacement, ...] = ()
+        # True while a graph is made of it: only then may others be timed beside.
+        self._may_time = False
         # The devices of a call that is spread over several, once that is known.
         self._spread: Spread | None = None
 
@@ -114,6 +125,7 @@ class CapturePipeline:
             VerificationError: the new graph differs from its reference.
             OutOfMemoryError: the pool cannot hold the graph.
         """
+        self._may_time = True
         try:
             lowered = self.run_to_lowered()
         except BaseException as error:
@@ -130,7 +142,8 @@ class CapturePipeline:
             comparison, call = self.compare(graph)
         # Complete when the progress has ended.
         recipe = dataclasses.replace(lowered, prepared=lowered.prepared.drop_values())
-        return Capture(call or graph, verification, self._progress.seconds, comparison, recipe)
+        seconds = self._progress.seconds
+        return Capture(call or graph, verification, seconds, comparison, recipe, self._replacements)
 
     def _finish_spread(self, lowered: LoweredSpread) -> Capture:
         """Verifies a program of several devices, when all of their processes have it."""
@@ -183,10 +196,44 @@ class CapturePipeline:
         """Compiles, plans and builds; the checks are finished while XLA compiles, or at the end."""
         if self._spread is not None:
             return self._lower_spread(first, self._spread)
-        if (cached := self._find_cached(first)) is not None:
-            return cached
+        if self._prepared.options.numerics == "equivalent":
+            self._variant = self._lower_equivalent(first)
+        else:
+            self._variant = self._lower_variant(first)
+        return self._variant.lowered
+
+    def _lower_equivalent(self, first: FirstTrace) -> Variant:
+        """Lowers the fastest variant of a function, see Note [Trials]."""
+        if not takes_replacements(first.checked):
+            return self._lower_variant(first)
+        chosen = find_chosen(first, self._find_slot(first))
+        if chosen is not None:
+            self._progress.enter("check")
+            self.finish_checks(first)
+            variant, self._replacements = chosen
+            return self._lower_variant(variant, is_checked=variant is not first)
+        variant = self._lower_variant(first)
+        # The device may have more that no graph holds.
+        if not self._may_time or not takes_replacements(variant.lowered.checked):
+            return variant
+        self._progress.enter("compare", "replacements")
+        lower = functools.partial(self._lower_variant, is_checked=True)
+        variant, self._replacements = choose_variant(self._prepared, variant, lower)
+        return variant
+
+    def _lower_variant(self, first: FirstTrace, *, is_checked: bool = False) -> Variant:
+        """Lowers a function, or one with ops replaced, which was checked before that."""
+        finish = (
+            first.rewritten.verify if is_checked else functools.partial(self.finish_checks, first)
+        )
+        slot = self._find_slot(first)
+        cached = self._find_cached(first, slot)
+        if cached is not None:
+            self._progress.enter("check")
+            finish()
+            return Variant(first, self._make_lowered(first.checked, cached.lowered), slot, cached)
         preparations = list_preparations(self._device, self._prepared.options, first.checked.graph)
-        overlap = Overlap("check", lambda: self.finish_checks(first), preparations)
+        overlap = Overlap("check", finish, preparations)
         compiler = Compiler(self._device, self._progress, overlap)
         self._progress.enter("lower")
         try:
@@ -198,33 +245,34 @@ class CapturePipeline:
             overlap.finish()
             raise
         compiler.finish_overlap()
-        return self._make_lowered(checked, lowered)
+        return Variant(first, self._make_lowered(checked, lowered), slot, None)
 
     def _make_lowered(self, checked: CheckedGraph, lowered: Lowered) -> LoweredCapture:
         return LoweredCapture(
             self._prepared, checked, lowered, self._device, self._pool, self._outer
         )
 
-    def _find_cached(self, first: FirstTrace) -> LoweredCapture | None:
+    def _find_slot(self, first: FirstTrace) -> CacheSlot | None:
+        graph, shares = first.checked.graph, self.shares_arguments
+        embedded = find_embedded(graph)
+        return find_slot(self._prepared, graph, embedded, self._device, shares_arguments=shares)
+
+    def _find_cached(self, first: FirstTrace, slot: CacheSlot | None) -> CachedLowering | None:
         """Returns the lowering that the kernel cache has, see Note [Kernel cache]."""
-        prepared, device, shares = self._prepared, self._device, self.shares_arguments
-        graph = first.checked.graph
-        self._slot = find_slot(
-            prepared, graph, find_embedded(graph), device, shares_arguments=shares
-        )
-        if self._slot is None:
+        if slot is None:
             return None
         self._progress.enter("lower", "kernel cache")
         compile_regions = functools.partial(
-            compile_again, prepared.drop_values(), first, device, shares_arguments=shares
+            compile_again,
+            self._prepared.drop_values(),
+            first,
+            self._device,
+            shares_arguments=self.shares_arguments,
         )
-        self._cached = self._slot.find(device, compile_regions)
-        if self._cached is None:
-            return None
-        device.prepare_arena(self._cached.lowered.plan.arena_size)
-        self._progress.enter("check")
-        self.finish_checks(first)
-        return self._make_lowered(first.checked, self._cached.lowered)
+        cached = slot.find(self._device, compile_regions)
+        if cached is not None:
+            self._device.prepare_arena(cached.lowered.plan.arena_size)
+        return cached
 
     def _lower_spread(self, first: FirstTrace, spread: Spread) -> LoweredSpread:
         overlap = Overlap("check", lambda: self.finish_checks(first))
@@ -248,11 +296,12 @@ class CapturePipeline:
         self._progress.enter("verify")
         if isinstance(graph, SpreadCall):
             return verify_spread(self._prepared, graph)
-        if self._cached is not None:
-            return self._cached.verification
+        variant = self._variant
+        if variant is not None and variant.cached is not None:
+            return variant.cached.verification
         report = verify_capture(self._prepared, graph, self._device)
-        if self._slot is not None:
-            self._slot.add(graph.lowered, report)
+        if variant is not None and variant.slot is not None:
+            variant.slot.add(graph.lowered, report)
         return report
 
     def compare(self, graph: CapturedGraph) -> tuple[JitComparison | None, JitCall | None]:

@@ -39,6 +39,7 @@ _GIVEN = {
     "static_leaves": "auto",
     "control_flow": "allow",
     "prefer": "graph",
+    "numerics": "xla",
     "debug_nans": False,
     "warm": True,
 }

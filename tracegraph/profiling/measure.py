@@ -42,6 +42,7 @@ from tracegraph.runtime.nodes import (
 from tracegraph.runtime.replay import Replay
 from tracegraph.verification.device_verification import place_values
 from tracegraph.verification.host_verification import copy_inputs
+from tracegraph.verification.whole_times import bind_loading
 
 # Replays of the whole that count, at most; user code in eager parts runs as often as it must.
 REPEATS, REPEATS_WITH_EAGER = 9, 2
@@ -152,23 +153,12 @@ def _time_wholes(
     timer: NodeTimer, replay: Replay, values: Sequence[Any], leaf_count: int
 ) -> list[float]:
     """Returns the median of each stage's times, on the arguments as a call takes them."""
-    kept = {slot.name for slot in replay.definition.slots if slot.is_resident}
-    kept |= set(replay.definition.outputs)
-    is_kept = [name in kept for name in replay.definition.inputs]
-    writers = [
-        (buffer.make_writer(), value)
-        for buffer, value, is_copied in zip(replay.inputs, values, is_kept, strict=True)
-        if not is_copied
-    ]
-    state = [(i, values[i]) for i in range(leaf_count) if is_kept[i]]
-    replay.load(list(enumerate(values)))
+    load = bind_loading(replay, values, leaf_count)
     repeats = REPEATS if replay.is_whole else REPEATS_WITH_EAGER
     found: list[list[float]] = []
     deadline = time.perf_counter() + WHOLE_SECONDS
     while len(found) <= repeats and (len(found) < 2 or time.perf_counter() < deadline):
-        replay.load(state)
-        for write, value in writers:
-            write(value)
+        load()
         found.append([timer.time_stage(index) for index in range(len(replay.stages))])
     # The first launch loads what the others find there.
     return [statistics.median(times) for times in zip(*found[1:], strict=True)]

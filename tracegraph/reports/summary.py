@@ -73,6 +73,7 @@ def summarise(explained: Explained) -> str:
         *_list_cuts(checked, lowered),
         *_list_probes(checked),
         *_list_comparison(explained),
+        *_list_replacements(explained),
         f"nodes: {count_nodes(lowered)}",
         *list_turns(lowered),
         *_list_roles(lowered),
@@ -183,6 +184,19 @@ def _list_comparison(explained: Explained) -> list[str]:
     if kept is not None or not is_cut or options.prefer == "graph":
         return []
     return ["calls run as the faster one of the graph and jax.jit, timed at the first call"]
+
+
+def _list_replacements(explained: Explained) -> list[str]:
+    """Returns what became of ops that something faster can compute."""
+    kept = explained.kept
+    if explained.prepared.options.numerics == "xla":
+        return []
+    if kept is None:
+        return ["replaced: what is faster, timed at the first call"]
+    if not kept.replacements:
+        return ["replaced: nothing"]
+    lines = [str(each) for each in kept.replacements]
+    return ["replaced:", *limit_lines(lines, MAX_REASONS, "replacement")]
 
 
 def _and_more(places: Sequence[str]) -> str:

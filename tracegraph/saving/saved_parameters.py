@@ -160,6 +160,7 @@ def unpack_options(saved: SavedOptions, name: str, outputs: str) -> Options:
         static_leaves=saved.static_leaves,
         control_flow="allow",
         prefer="graph",
+        numerics="xla",
         debug_nans=False,
         warm=True,
     )

@@ -125,6 +125,7 @@ def _time_graph(graph: CapturedGraph, arrays: Sequence[jax.Array]) -> float:
     synchronize()
     start = time.perf_counter()
     graph.launch_loaded()
+    graph.replay.clock.wait()
     synchronize()
     return time.perf_counter() - start
 

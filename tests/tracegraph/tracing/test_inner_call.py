@@ -22,6 +22,7 @@ GIVEN = {
     "static_leaves": "auto",
     "control_flow": "allow",
     "prefer": "auto",
+    "numerics": "xla",
     "debug_nans": False,
     "warm": True,
     "name": None,

@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "static_leaves": "auto",
     "control_flow": "allow",
     "prefer": "auto",
+    "numerics": "xla",
     "debug_nans": False,
     "warm": True,
 }

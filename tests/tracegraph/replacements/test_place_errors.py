@@ -1,0 +1,72 @@
+"""Errors in place: both sides are measured on the values that the function computes there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
+from tracegraph.replacements.match import Match
+from tracegraph.replacements.place_errors import PlaceError, measure_places
+from tracegraph.tracing.trace import trace_function
+
+X = jnp.linspace(1.0, 2.0, 4)
+TABLE = np.arange(4, dtype=np.float32)
+
+
+def measure(*computes: Any, reference: Any = jnp.sin, x: Any = X) -> list[PlaceError]:
+    def function(x: Any) -> Any:
+        return [jnp.sin(x * (index + 1) + TABLE) for index in range(len(computes))]
+
+    graph = run_passes(trace_function(function, (x,), {}, name="f").graph, DEFAULT_PASSES)[0]
+    sines = [op for op in graph.ops if op.name == "sin"]
+    matches = [
+        Match(op, op.operands, lambda x, f=compute: (f(x),), lambda x: (reference(x),))
+        for op, compute in zip(sines, computes, strict=True)
+    ]
+    # In another order than in the graph.
+    return measure_places(graph, matches[::-1], [x])[::-1]
+
+
+def test_each_place_is_measured_on_its_own_values() -> None:
+    one, other = measure(jnp.sin, lambda x: jnp.sin(x) + 0.25 * (x > 4))
+    assert one.ours == one.theirs == 0.0
+    assert other.ours == pytest.approx(0.25, rel=1e-5)
+    assert (one.is_allowed, other.is_allowed) == (True, False)
+
+
+def test_as_exact_as_xla_is_exact_enough() -> None:
+    (error,) = measure(lambda x: jnp.sin(x) - 0.125, reference=lambda x: jnp.sin(x) + 0.125)
+    assert error.ours == pytest.approx(0.25, rel=1e-5)
+    assert error.theirs == pytest.approx(0.125, rel=1e-5)
+    assert not error.is_allowed
+    (error,) = measure(lambda x: jnp.sin(x) + 0.03, reference=lambda x: jnp.sin(x) + 0.125)
+    assert error.is_allowed
+
+
+def test_half_a_unit_in_the_last_place_is_allowed() -> None:
+    assert PlaceError(0.5, 0.0, 0.5).is_allowed
+    assert not PlaceError(0.6, 0.0, 0.5).is_allowed
+    (error,) = measure(jnp.sin)
+    # The largest sine of these is of 0 + 1.0 ... 3 + 2.0, below 1.
+    largest = float(jnp.max(jnp.abs(jnp.sin(X + TABLE))))
+    assert error.rounding == pytest.approx(largest * 2.0**-24)
+
+
+@pytest.mark.parametrize("wrong", [jnp.nan, jnp.inf])
+def test_what_is_finite_on_one_side_only_is_never_allowed(wrong: float) -> None:
+    (error,) = measure(lambda x: jnp.where(x > 4, wrong, jnp.sin(x)))
+    assert error.ours == np.inf
+    assert not error.is_allowed
+    (error,) = measure(jnp.sin, reference=lambda x: jnp.where(x > 4, wrong, jnp.sin(x)))
+    assert error.ours == error.theirs == np.inf
+    assert error.is_allowed
+
+
+def test_equal_nans_are_no_difference() -> None:
+    (error,) = measure(jnp.sin, x=X.at[1].set(jnp.nan).at[2].set(jnp.inf))
+    assert (error.ours, error.theirs) == (0.0, 0.0)
+    assert error.is_allowed

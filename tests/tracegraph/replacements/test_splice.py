@@ -1,0 +1,87 @@
+"""Splicing: new ops are in the place of old ones, with their origin, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tracegraph.ir.graph import Graph, Op
+from tracegraph.ir.interpreter import evaluate_graph
+from tracegraph.ir.printer import print_graph
+from tracegraph.ir.verifier import verify_graph
+from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
+from tracegraph.replacements.match import Match
+from tracegraph.replacements.splice import splice_matches
+from tracegraph.runtime.errors import InternalError
+from tracegraph.tracing.trace import trace_function
+
+X = jnp.linspace(1.0, 2.0, 3)
+
+
+def build(function: Any, *args: Any) -> Graph:
+    return run_passes(trace_function(function, args, {}, name="f").graph, DEFAULT_PASSES)[0]
+
+
+def find_ops(graph: Graph, name: str) -> list[Op]:
+    return [op for op in graph.ops if op.name == name]
+
+
+def double(x: Any) -> Sequence[Any]:
+    return (jax.jit(lambda x: x + x)(x),)
+
+
+def match_sines(graph: Graph, compute: Any = double) -> list[Match]:
+    return [Match(op, op.operands, compute, compute) for op in find_ops(graph, "sin")]
+
+
+def test_several_places_are_replaced_and_what_only_they_needed_goes() -> None:
+    def function(x: Any) -> Any:
+        with jax.named_scope("layer"):
+            y = jnp.sin(jnp.exp(x))
+        return jnp.sin(y) * 3, jnp.exp(x)
+
+    graph = build(function, X)
+    spliced = splice_matches(graph, match_sines(graph))
+    verify_graph(spliced)
+    assert [op.name for op in spliced.ops] == ["exp", "add", "add", "mul"]
+    first = spliced.ops[1].origin
+    assert first.scope == "layer"
+    assert first.source == find_ops(graph, "sin")[0].origin.source
+    got = evaluate_graph(spliced, X)
+    assert jnp.allclose(got[0], 12 * jnp.exp(X))
+    assert len(graph.ops) == 4
+
+
+def test_ops_that_something_else_needs_stay() -> None:
+    graph = build(lambda x: (jnp.sin(jnp.exp(x)), jnp.exp(x)), X)
+    (sine,) = find_ops(graph, "sin")
+    two_steps = Match(sine, graph.inputs, lambda x: (x * 2,), lambda x: (x * 2,))
+    spliced = splice_matches(graph, [two_steps])
+    assert [op.name for op in spliced.ops] == ["exp", "mul"]
+    only = build(lambda x: jnp.sin(jnp.exp(x)), X)
+    (sine,) = find_ops(only, "sin")
+    spliced = splice_matches(only, [Match(sine, only.inputs, lambda x: (x * 2,), double)])
+    assert [op.name for op in spliced.ops] == ["mul"]
+
+
+def test_a_result_of_the_graph_may_be_an_input_of_a_replacement() -> None:
+    graph = build(jnp.sin, X)
+    spliced = splice_matches(graph, match_sines(graph, lambda x: (x,)))
+    verify_graph(spliced)
+    assert (spliced.ops, spliced.outputs) == ((), spliced.inputs)
+
+
+def test_nothing_to_replace_gives_the_same_graph() -> None:
+    graph = build(lambda x: jnp.sin(x) * 2, X)
+    assert print_graph(splice_matches(graph, [])) == print_graph(graph)
+
+
+@pytest.mark.parametrize("wrong", [lambda x: (x.astype("float16"),), lambda x: (x[:2],)])
+def test_a_replacement_of_another_type_is_refused(wrong: Any) -> None:
+    graph = build(lambda x: jnp.sin(x) * 2, X)
+    with pytest.raises(InternalError, match=r"the replacement of `sin` returns \["):
+        splice_matches(graph, match_sines(graph, wrong))

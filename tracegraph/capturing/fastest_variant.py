@@ -1,0 +1,192 @@
+"""The fastest variant of a program: replacements are tried one rule after another, in their place.
+
+Note [Trials]
+A rule is tried on the whole function, since what its ops fuse with decides what they cost. Its
+matches are measured on the values of the call first, see Note [Errors in place]; those that are
+less exact than XLA are left out. Then the function is lowered with the others, both graphs are made
+in a pool that is dropped afterwards, and their replays are timed in turns. What is not faster is
+dropped, with its times. The next rule is tried on the winner.
+
+The winner is instantiated and verified against XLA's executable of it, as any graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+
+from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.capturing.lowered_capture import LoweredCapture
+from tracegraph.ir.origins import locate_origin
+from tracegraph.kernel_caching.cached_choice import add_choice, find_choice
+from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot
+from tracegraph.passes.pipeline import PassReport, Rewritten
+from tracegraph.replacements.match import Match, Rule
+from tracegraph.replacements.place_errors import PlaceError, measure_places
+from tracegraph.replacements.report import Replacement
+from tracegraph.replacements.rules import RULES
+from tracegraph.replacements.splice import splice_matches
+from tracegraph.runtime.errors import OutOfMemoryError, UnsupportedError
+from tracegraph.runtime.jax_interop import to_plain
+from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
+from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.trace import LostTraceError
+from tracegraph.verification.whole_times import time_in_turns
+
+# Two measurements of one thing differ by less.
+MARGIN = 0.98
+NOT_FASTER = "it is not faster here"
+NO_MEMORY = "no memory is left to time it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One program for a call, lowered.
+
+    Attributes:
+        first: what it was lowered from.
+        lowered: the lowering.
+        slot: its place in the kernel cache, if it has one.
+        cached: what was there.
+    """
+
+    first: FirstTrace = dataclasses.field(repr=False)
+    lowered: LoweredCapture
+    slot: CacheSlot | None
+    cached: CachedLowering | None
+
+
+# Lowers a variant.
+Lower = Callable[[FirstTrace], Variant]
+
+
+def takes_replacements(checked: CheckedGraph) -> bool:
+    """True for a function that is one graph on one stream: rules see all that it does."""
+    return not checked.uncapturable and not checked.graph.has_streams
+
+
+def find_chosen(
+    first: FirstTrace, slot: CacheSlot | None
+) -> tuple[FirstTrace, tuple[Replacement, ...]] | None:
+    """Returns the variant that an earlier process has chosen, or None.
+
+    Args:
+        first: the function.
+        slot: of the function without replacements.
+    """
+    choice = find_choice(slot) if slot is not None else None
+    if choice is None:
+        return None
+    for replacement in choice.replacements:
+        rule = next((rule for rule in RULES if rule.name == replacement.rule), None)
+        if replacement.is_used and rule is not None:
+            found = rule.find(first.checked.graph)
+            first = _replace(first, rule, [found[number] for number in replacement.matches])
+    return first, choice.replacements
+
+
+def choose_variant(
+    prepared: PreparedCall, current: Variant, lower: Lower
+) -> tuple[Variant, tuple[Replacement, ...]]:
+    """Tries all rules on a call; returns the fastest variant and what became of each rule.
+
+    Args:
+        prepared: the call, with values.
+        current: the function without replacements.
+        lower: lowers a variant.
+    """
+    slot = current.slot
+    replacements: list[Replacement] = []
+    for rule in RULES:
+        found = rule.find(current.first.checked.graph)
+        if not found:
+            continue
+        exact, dropped = _measure(prepared, current, rule, found)
+        replacements += dropped
+        if exact:
+            current, replacement = _try(prepared, current, rule, exact, found, lower)
+            replacements.append(replacement)
+    if slot is not None and replacements:
+        add_choice(slot, replacements)
+    return current, tuple(replacements)
+
+
+def _measure(
+    prepared: PreparedCall, current: Variant, rule: Rule, found: Sequence[Match]
+) -> tuple[list[int], list[Replacement]]:
+    """Returns which matches are exact enough, and one report for each that is not."""
+    graph = current.first.checked.graph
+    arguments = [to_plain(leaf) for leaf in prepared.leaves]
+    with jax.default_device(current.lowered.device.jax_device):
+        errors = measure_places(graph, found, arguments)
+    exact = [number for number, error in enumerate(errors) if error.is_allowed]
+    dropped = [
+        Replacement(rule.name, (number,), _locate([found[number]]), _describe(error))
+        for number, error in enumerate(errors)
+        if not error.is_allowed
+    ]
+    return exact, dropped
+
+
+def _try(
+    prepared: PreparedCall,
+    current: Variant,
+    rule: Rule,
+    numbers: Sequence[int],
+    found: Sequence[Match],
+    lower: Lower,
+) -> tuple[Variant, Replacement]:
+    """Returns the faster one of a variant and the same with a rule's matches replaced."""
+    matches = [found[number] for number in numbers]
+    what = Replacement(rule.name, tuple(numbers), _locate(matches))
+    try:
+        candidate = lower(_replace(current.first, rule, matches))
+        before, after = _time(prepared, current, candidate)
+    except UnsupportedError as error:
+        return current, dataclasses.replace(what, dropped=error.what)
+    except OutOfMemoryError:
+        return current, dataclasses.replace(what, dropped=NO_MEMORY)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return current, dataclasses.replace(what, dropped=NO_MEMORY)
+    what = dataclasses.replace(what, before_us=1e6 * before, after_us=1e6 * after)
+    if after > MARGIN * before:
+        return current, dataclasses.replace(what, dropped=NOT_FASTER)
+    return candidate, what
+
+
+def _time(prepared: PreparedCall, one: Variant, other: Variant) -> tuple[float, float]:
+    """Returns the seconds of a replay of two variants, in a pool that is dropped afterwards."""
+    pool = FunctionPool(None)
+    graphs = [dataclasses.replace(each.lowered, pool=pool).instantiate() for each in (one, other)]
+    before, after = time_in_turns(graphs, prepared.leaves, one.lowered.device)
+    return before, after
+
+
+def _replace(first: FirstTrace, rule: Rule, matches: Sequence[Match]) -> FirstTrace:
+    """Returns a function with matches replaced; it is bound op by op from then on."""
+    checked = first.checked
+    graph = splice_matches(checked.graph, matches)
+    report = PassReport(rule.name, len(checked.graph.ops), len(graph.ops))
+    return FirstTrace(
+        dataclasses.replace(first.traced, bind=_lose_trace),
+        Rewritten((graph,), (report,)),
+        dataclasses.replace(checked, graph=graph, reports=(*checked.reports, report)),
+    )
+
+
+def _lose_trace(*_: Any) -> NoReturn:
+    # What JAX holds is the function without replacements.
+    raise LostTraceError
+
+
+def _locate(matches: Sequence[Match]) -> tuple[str, ...]:
+    return tuple(locate_origin(match.op.origin) for match in matches)
+
+
+def _describe(error: PlaceError) -> str:
+    return f"its error is {error.ours:.2g}, where XLA's is {error.theirs:.2g}"
