@@ -173,13 +173,13 @@ def _replace(first: FirstTrace, rule: Rule, matches: Sequence[Match]) -> FirstTr
     graph = splice_matches(checked.graph, matches)
     report = PassReport(rule.name, len(checked.graph.ops), len(graph.ops))
     return FirstTrace(
-        dataclasses.replace(first.traced, bind=_lose_trace),
+        dataclasses.replace(first.traced, bind=_raise_lost_trace),
         Rewritten((graph,), (report,)),
         dataclasses.replace(checked, graph=graph, reports=(*checked.reports, report)),
     )
 
 
-def _lose_trace(*_: Any) -> NoReturn:
+def _raise_lost_trace(*_: Any) -> NoReturn:
     # What JAX holds is the function without replacements.
     raise LostTraceError
 
