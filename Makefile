@@ -50,7 +50,8 @@ $(VENV)/installed: pyproject.toml
 # Compiling for a GPU needs 1.2 GB of wheels; their dependencies, 3 GB more, are for running on one.
 $(VENV)/deviceless: $(VENV)/installed
 	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
-	$(BIN)/python -m pip install --quiet --no-compile --no-deps 'nvidia-cuda-nvcc-cu12>=12.9' \
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps \
+	    'nvidia-cuda-nvcc-cu12>=12.9' 'nvidia-cuda-nvrtc-cu12>=12.9' \
 	    "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
 	$(BIN)/python -m pip install --quiet --no-compile 'cuda-bindings>=12.9,<13'
 	touch $@

@@ -23,6 +23,7 @@ from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.detach_results import detach_results
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.limit_workspaces import limit_workspaces
+from tracegraph.lowering.merge_loops import merge_loops
 from tracegraph.lowering.pack_elements import pack_elements
 from tracegraph.lowering.planning.drop_steps import drop_unread
 from tracegraph.lowering.planning.forward_copies import forward_copies
@@ -40,6 +41,7 @@ from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.xla.decode import read_program
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
+from tracegraph.runtime.code_target import CompileKernel
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.event_nodes import EventNode
@@ -126,7 +128,8 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
         pieces.append(XlaRegion(_rename(arranged, renamed), program, count, behind))
     if refusals:
         raise _make_joined_error(refusals)
-    program, plan = plan_program(pieces, declared_edges(request.regions), frame)
+    compile_kernel = compiler.target.compile_kernel if compiler.merges else None
+    program, plan = plan_program(pieces, declared_edges(request.regions), frame, compile_kernel)
     return CompiledForGpu(program, plan, tuple(compiled))
 
 
@@ -167,7 +170,10 @@ def prepare_reading() -> None:
 
 @hold_collector
 def plan_program(
-    regions: Sequence[RegionSteps], order: Sequence[tuple[int, int]], frame: DeviceProgram
+    regions: Sequence[RegionSteps],
+    order: Sequence[tuple[int, int]],
+    frame: DeviceProgram,
+    compile_kernel: CompileKernel | None = None,
 ) -> tuple[DeviceProgram, MemoryPlan]:
     """Returns the assembled program and its plan: as wide as about the same memory allows.
 
@@ -175,11 +181,13 @@ def plan_program(
         regions: in program order.
         order: pairs of region indices; the first must finish before the second.
         frame: what comes around the regions; see `assemble`.
+        compile_kernel: of the device, to merge small kernels; None to leave them.
 
     Raises:
         CaptureError: the streams leave two steps that touch the same bytes unordered.
+        UnsupportedError: kernels are to be merged, and there is no compiler for that.
     """
-    serial, serial_plan = plan_smallest(regions, order, frame)
+    serial, serial_plan = plan_smallest(regions, order, frame, compile_kernel)
     # The levels replace the order of the streams.
     verify_order(serial)
     wide = widen(serial, int(WIDE_BUDGET * serial_plan.arena_bytes))
@@ -190,7 +198,10 @@ def plan_program(
 
 
 def plan_smallest(
-    regions: Sequence[RegionSteps], order: Sequence[tuple[int, int]], frame: DeviceProgram
+    regions: Sequence[RegionSteps],
+    order: Sequence[tuple[int, int]],
+    frame: DeviceProgram,
+    compile_kernel: CompileKernel | None = None,
 ) -> tuple[DeviceProgram, MemoryPlan]:
     """Returns the assembled program and its plan, with temporaries split unless XLA packs better.
 
@@ -198,8 +209,10 @@ def plan_smallest(
         regions: in program order.
         order: pairs of region indices; the first must finish before the second.
         frame: what comes around the regions; see `assemble`.
+        compile_kernel: as for `plan_program`.
     """
     assembled = drop_unread(assemble(regions, order, into=frame))
+    assembled = _merge(assembled, compile_kernel)
     forwarded = forward_copies(assembled)
     split = detach_results(forwarded)
     split_plan = plan_memory(frame.name, find_lifetimes(split))
@@ -216,11 +229,16 @@ def plan_smallest(
         return split, split_plan
     if split_plan.arena_bytes <= split_plan.kept_bytes + _find_whole_peak(regions):
         return split, split_plan
-    whole = detach_results(assemble(regions, order, into=frame, is_whole=True))
+    whole = _merge(assemble(regions, order, into=frame, is_whole=True), compile_kernel)
+    whole = detach_results(whole)
     whole_plan = plan_memory(frame.name, find_lifetimes(whole))
     if whole_plan.arena_bytes < split_plan.arena_bytes:
         return whole, whole_plan
     return split, split_plan
+
+
+def _merge(program: DeviceProgram, compile_kernel: CompileKernel | None) -> DeviceProgram:
+    return program if compile_kernel is None else merge_loops(program, compile_kernel)
 
 
 def _count_kept(frame: DeviceProgram) -> int:
@@ -255,6 +273,9 @@ def _compile_to_kernels(
     Where no graph can hold what it calls, which holds for the handlers inside of XLA, and
     there are plain kernels for the same, it compiles once more.
     """
+    found = compiler.find_compiled(region)
+    if found is not None:
+        return found.executable, _read(found.executable, region, compiler), found.options
     first = _keep_legal(FIRST_OPTIONS)
     executable: Any = compiler.compile(region, in_place, count=count, options=dict(first))
     try:
@@ -297,6 +318,7 @@ def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
         name=region.name,
         check_call=compiler.target.find_call_problem,
         plan_call=compiler.target.plan_library_call,
+        reads_loops=compiler.merges,
     )
     return limit_workspaces(program, read_cublas_workspace_bytes())
 

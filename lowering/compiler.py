@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 import jax
 
+from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import Region
+from tracegraph.runtime.code_target import CompileKernel
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize
@@ -48,6 +50,11 @@ class CompileTarget(Protocol):
         """Returns how many bytes of workspace a call of a library of NVIDIA needs."""
         ...
 
+    @property
+    def compile_kernel(self) -> CompileKernel | None:
+        """Makes machine code of a source of ours; None where no kernels are taken."""
+        ...
+
 
 class PhaseProgress(Protocol):
     """Is notified of each phase of a capture."""
@@ -65,13 +72,30 @@ class Compiler:
         progress: enters ``compile`` when JAX begins to compile, and ``lower`` when it is done.
         overlap: work for the calling thread while XLA compiles. Where nothing is compiled, or an
             error comes before that, it is left to the caller.
+        merges: merge small kernels that compute the same, see Note [Merged loops].
+        compiled: regions that were compiled before, with the same options.
+
+    Attributes:
+        target: the same.
+        merges: the same.
     """
 
     def __init__(
-        self, target: CompileTarget, progress: PhaseProgress, overlap: Overlap | None = None
+        self,
+        target: CompileTarget,
+        progress: PhaseProgress,
+        overlap: Overlap | None = None,
+        *,
+        merges: bool = False,
+        compiled: Sequence[CompiledRegion] = (),
     ) -> None:
-        self.target, self._progress = target, progress
+        self.target, self._progress, self.merges = target, progress, merges
+        self._compiled = {region.name: region for region in compiled}
         self._overlap = overlap if overlap is not None else Overlap()
+
+    def find_compiled(self, region: Region) -> CompiledRegion | None:
+        """Returns a region that was compiled before, or None."""
+        return self._compiled.get(region.name)
 
     def compile(
         self,

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
+from tracegraph.lowering.element_loops import ElementLoop
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec
 from tracegraph.runtime.graph_nodes import Construct, DeviceNode, Turn
 from tracegraph.runtime.nodes import BufferUse, Relocate
@@ -67,12 +68,14 @@ class DeviceStep:
         reads: the byte ranges that it reads; those that it only overwrites are not among them.
         writes: the byte ranges that it writes.
         stream: number of the stream it is on.
+        loop: what its kernel computes for each element, where that was asked for and is known.
     """
 
     node: DeviceNode
     reads: tuple[BufferUse, ...]
     writes: tuple[BufferUse, ...]
     stream: int = 0
+    loop: ElementLoop | None = dataclasses.field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -96,6 +99,7 @@ class DeviceStep:
             tuple(relocate(use) for use in self.reads),
             tuple(relocate(use) for use in self.writes),
             self.stream,
+            self.loop,
         )
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
+
+# From a source in C++ and options of NVRTC to machine code.
+CompileKernel: TypeAlias = Callable[[str, tuple[str, ...]], bytes]
 
 
 @dataclasses.dataclass(frozen=True)

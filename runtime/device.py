@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.code_target import CodeTarget
+from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
@@ -143,6 +143,11 @@ class Device(Protocol):
     @property
     def comparison(self) -> MemoryComparison | None:
         """Compares results where they are; None where the host reads them at once."""
+        ...
+
+    @property
+    def compile_kernel(self) -> CompileKernel | None:
+        """Makes machine code of a source of ours; None where no graph takes kernels."""
         ...
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ def decode_executable(
     name: str,
     check_call: CheckCall | None = None,
     plan_call: PlanCall | None = None,
+    reads_loops: bool = False,
 ) -> XlaProgram:
     """Returns the steps of a compiled program over XLA's own allocations.
 
@@ -52,6 +54,7 @@ def decode_executable(
         check_call: of the device; says why a call of a handler cannot be in a graph; None to ask
             nothing.
         plan_call: of the device; says how much workspace a call of a library needs; None for none.
+        reads_loops: say of each kernel what it computes for each element, where that is known.
 
     Raises:
         UnsupportedError: the program has thunks, fields, memory or layouts that are not lowered;
@@ -65,6 +68,7 @@ def decode_executable(
         outputs = read_outputs(program, views)
         updated = read_updated(program)
         scope = _make_scope(program, views, check_call, plan_call)
+        scope = dataclasses.replace(scope, reads_loops=reads_loops)
         steps = tuple(decode_sequence(program.thunks, scope, refused))
         if not refused:
             steps = add_waits(_guard(steps, outputs, scope))
@@ -89,6 +93,7 @@ def read_program(
     name: str,
     check_call: CheckCall | None = None,
     plan_call: PlanCall | None = None,
+    reads_loops: bool = False,
 ) -> XlaProgram:
     """Returns the steps of a compiled program from the bytes that XLA writes it as.
 
@@ -97,13 +102,20 @@ def read_program(
         name: of the region, for messages.
         check_call: as for `decode_executable`.
         plan_call: as for `decode_executable`.
+        reads_loops: as for `decode_executable`.
 
     Raises:
         UnsupportedError: as `decode_executable`; or the bytes are no program that the installed
             CUDA plugin knows, or there is no such plugin.
     """
     executable = read_executable(serialized, load_schema())
-    return decode_executable(executable, name=name, check_call=check_call, plan_call=plan_call)
+    return decode_executable(
+        executable,
+        name=name,
+        check_call=check_call,
+        plan_call=plan_call,
+        reads_loops=reads_loops,
+    )
 
 
 def read_origins(executable: Any) -> Origins:

@@ -22,7 +22,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tracegraph.lowering.device_program import DeviceStep, GraphStep
+from tracegraph.lowering.element_loops import ELEMENT_BYTES, ElementLoop
 from tracegraph.lowering.xla.enums import read_value
+from tracegraph.lowering.xla.loop_fusions import read_loop_fusion
 from tracegraph.lowering.xla.machine_code import waits_first
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Launch, Scope
@@ -132,7 +134,24 @@ def _make_steps(
         reads=_collect([uses[each] for each in passed if each not in overwritten]),
         writes=_collect([uses[each] for each in passed if written[each]]),
     )
-    return [*fills, kernel]
+    loop = _find_loop(name, uses, scope) if scope.reads_loops and not fills else None
+    return [*fills, kernel if loop is None else dataclasses.replace(kernel, loop=loop)]
+
+
+def _find_loop(name: str, uses: Sequence[BufferUse], scope: Scope) -> ElementLoop | None:
+    """Returns what a kernel computes for each element, where its arguments are those of that."""
+    loop = read_loop_fusion(scope.instructions.get(name), scope.computations)
+    if loop is None:
+        return None
+    function = loop.function
+    sizes = [
+        ELEMENT_BYTES[operand.kind] * (1 if operand.is_single else loop.count)
+        for operand in function.operands
+    ]
+    results = [function.find_kind(result) for result in function.results]
+    sizes += [ELEMENT_BYTES[kind] * loop.count for kind in results]
+    given = [uses[place].nbytes for place in loop.arguments if place < len(uses)]
+    return loop if sizes == given and len(given) == len(uses) else None
 
 
 def make_fill(name: str, target: BufferUse, value: int = 0, element_bytes: int = 0) -> DeviceStep:

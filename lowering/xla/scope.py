@@ -69,6 +69,7 @@ class Scope:
         check_call: of the device; says why a call of a handler or of cuDNN cannot be in a graph.
         plan_call: of the device; says how much workspace a call of a library needs.
         cudnn_graphs: the compiled graphs of cuDNN, by their fingerprints.
+        reads_loops: say of each kernel what it computes for each element, where that is known.
     """
 
     views: tuple[BufferUse | None, ...]
@@ -84,6 +85,7 @@ class Scope:
     check_call: CheckCall | None = dataclasses.field(default=None, repr=False)
     plan_call: PlanCall | None = dataclasses.field(default=None, repr=False)
     cudnn_graphs: Mapping[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
+    reads_loops: bool = False
 
     def open_loop(self, name: str, iteration: Iteration | None) -> Scope:
         """Returns the scope of a sequence of a loop.

@@ -15,9 +15,10 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from tracegraph.runtime.code_target import CodeTarget
+from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cuda.gpu_targets import GPU_TARGETS
 from tracegraph.runtime.cuda.libraries.cublas import count_workspace_bytes
+from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
 from tracegraph.runtime.cuda.properties import find_compiler
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.errors import ConfigError, UnsupportedError
@@ -51,6 +52,11 @@ class DescribedGpu:
         capability = str(self.jax_device.compute_capability)
         compiler = find_compiler(self.jax_device)
         return CodeTarget("cuda", capability, self.jax_device.device_kind, compiler=compiler)
+
+    @property
+    def compile_kernel(self) -> CompileKernel:
+        """Makes machine code for the GPU, by NVRTC, which needs none."""
+        return functools.partial(compile_source, self.target.architecture)
 
     def prepare_arena(self, size: ArenaSize) -> None:
         """Does nothing: there is no memory to prepare."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.code_target import CodeTarget
+from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cuda.buffer import CudaBuffer
 from tracegraph.runtime.cuda.comparison import CudaComparison
 from tracegraph.runtime.cuda.context import CudaContext
@@ -30,6 +30,7 @@ from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
 from tracegraph.runtime.cuda.libraries.cudnn import Cudnn, GraphCudnn
 from tracegraph.runtime.cuda.libraries.cufft import CuFft, FftCalls
 from tracegraph.runtime.cuda.libraries.handler_calls import GraphCalls, HandlerCalls, LeasedStream
+from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
 from tracegraph.runtime.cuda.memory.events import CudaEvents
 from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation, prepare_bytes
@@ -116,6 +117,11 @@ class CudaDevice:
     def input_writer(self) -> CudaContext:
         """Writes static inputs where they are."""
         return self.context
+
+    @property
+    def compile_kernel(self) -> CompileKernel:
+        """Makes machine code for this GPU, by NVRTC."""
+        return functools.partial(compile_source, self.target.architecture)
 
     @property
     def target(self) -> CodeTarget:

@@ -54,6 +54,7 @@ class HostDevice:
     name = "host"
     takes_kernels = False
     comparison = None
+    compile_kernel = None
     exchange = None
     input_writer = None
 

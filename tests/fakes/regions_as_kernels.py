@@ -45,7 +45,12 @@ def capture_for_gpu(
     # Captures in several threads must not take one name twice.
     numbers = itertools.count()
 
+    programs: dict[int, Any] = {}
+
     def compile_to_kernels(region: Region, compiler: Compiler, *, in_place: int, count: int) -> Any:
+        found = compiler.find_compiled(region)
+        if found is not None:
+            return found.executable, programs[id(found.executable)], ()
         executable: Any = compiler.compile(region, in_place, count=count)
         symbol = f"{region.name}_{next(numbers)}"
         compute = executable
@@ -53,7 +58,9 @@ def capture_for_gpu(
             # A kernel gives nothing up that the host's compiler could take for its results.
             compute = make_compiler(compiler.target.jax_device).compile(region)
         device.driver.kernels[symbol] = make_kernel(region, compute, in_place)
-        return executable, write_program(region, symbol, in_place, tuple(float_atomics)), ()
+        program = write_program(region, symbol, in_place, tuple(float_atomics))
+        programs[id(executable)] = program
+        return executable, program, ()
 
     await_array = JaxOrder.await_array
 

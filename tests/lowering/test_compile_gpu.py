@@ -64,8 +64,15 @@ class FakeReader:
         self.refusals: list[str] = []
 
     def __call__(
-        self, serialized: bytes, *, name: str, check_call: Any, plan_call: Any
+        self,
+        serialized: bytes,
+        *,
+        name: str,
+        check_call: Any,
+        plan_call: Any,
+        reads_loops: bool,
     ) -> XlaProgram:
+        assert not reads_loops
         assert callable(check_call)
         assert callable(plan_call)
         assert isinstance(serialized, bytes)

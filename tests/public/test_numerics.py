@@ -140,7 +140,7 @@ def test_a_replacement_that_computes_something_else_is_never_used(monkeypatch: A
 @pytest.mark.usefixtures("times")
 @pytest.mark.parametrize("error", [OutOfMemoryError, UnsupportedError])
 def test_what_cannot_be_tried_is_dropped(monkeypatch: Any, error: Any) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise error("there is no such kernel", where="here", why="planted", fix="none", anchor="x")
 
     monkeypatch.setattr(fastest_variant, "_time", fail)

@@ -7,14 +7,18 @@ less exact than XLA are left out. Then the function is lowered with the others, 
 in a pool that is dropped afterwards, and their replays are timed in turns. What is not faster is
 dropped, with its times. The next rule is tried on the winner.
 
+Last, small kernels are merged: Note [Merged loops]. XLA's programs stay as they are for that, so
+nothing is compiled again, and the merged graph has to give the same bits.
+
 The winner is instantiated and verified against XLA's executable of it, as any graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jax
 
@@ -23,21 +27,24 @@ from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.ir.origins import locate_origin
 from tracegraph.kernel_caching.cached_choice import add_choice, find_choice
 from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot
+from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.passes.pipeline import PassReport, Rewritten
 from tracegraph.replacements.match import Match, Rule
 from tracegraph.replacements.place_errors import PlaceError, measure_places
 from tracegraph.replacements.report import Replacement
 from tracegraph.replacements.rules import RULES
 from tracegraph.replacements.splice import splice_matches
-from tracegraph.runtime.errors import OutOfMemoryError, UnsupportedError
+from tracegraph.runtime.errors import OutOfMemoryError, UnsupportedError, VerificationError
 from tracegraph.runtime.jax_interop import to_plain
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.trace import LostTraceError
+from tracegraph.verification.capture_verification import verify_capture
 from tracegraph.verification.whole_times import time_in_turns
 
 # Two measurements of one thing differ by less.
 MARGIN = 0.98
+MERGED = "small kernels merged"
 NOT_FASTER = "it is not faster here"
 NO_MEMORY = "no memory is left to time it"
 
@@ -59,8 +66,33 @@ class Variant:
     cached: CachedLowering | None
 
 
-# Lowers a variant.
-Lower = Callable[[FirstTrace], Variant]
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """What was the fastest in an earlier process.
+
+    Attributes:
+        first: the function, with what was replaced.
+        merges: True if small kernels are merged.
+        replacements: what became of each rule.
+    """
+
+    first: FirstTrace
+    merges: bool
+    replacements: tuple[Replacement, ...]
+
+
+class Lower(Protocol):
+    """Lowers a variant; regions that were compiled before need not be compiled again."""
+
+    def __call__(
+        self,
+        first: FirstTrace,
+        *,
+        merges: bool = False,
+        compiled: Sequence[CompiledRegion] = (),
+    ) -> Variant:
+        """Returns the variant of a function, with small kernels merged or not."""
+        ...
 
 
 def takes_replacements(checked: CheckedGraph) -> bool:
@@ -68,9 +100,7 @@ def takes_replacements(checked: CheckedGraph) -> bool:
     return not checked.uncapturable and not checked.graph.has_streams
 
 
-def find_chosen(
-    first: FirstTrace, slot: CacheSlot | None
-) -> tuple[FirstTrace, tuple[Replacement, ...]] | None:
+def find_chosen(first: FirstTrace, slot: CacheSlot | None) -> Chosen | None:
     """Returns the variant that an earlier process has chosen, or None.
 
     Args:
@@ -85,7 +115,8 @@ def find_chosen(
         if replacement.is_used and rule is not None:
             found = rule.find(first.checked.graph)
             first = _replace(first, rule, [found[number] for number in replacement.matches])
-    return first, choice.replacements
+    merges = any(each.rule == MERGED and each.is_used for each in choice.replacements)
+    return Chosen(first, merges, choice.replacements)
 
 
 def choose_variant(
@@ -109,6 +140,8 @@ def choose_variant(
         if exact:
             current, replacement = _try(prepared, current, rule, exact, found, lower)
             replacements.append(replacement)
+    current, merged = _try_merging(prepared, current, lower)
+    replacements += merged
     if slot is not None and replacements:
         add_choice(slot, replacements)
     return current, tuple(replacements)
@@ -142,10 +175,52 @@ def _try(
     """Returns the faster one of a variant and the same with a rule's matches replaced."""
     matches = [found[number] for number in numbers]
     what = Replacement(rule.name, tuple(numbers), _locate(matches))
+    replaced = _replace(current.first, rule, matches)
+    lower_replaced = functools.partial(lower, replaced)
+    return _choose_faster(prepared, current, lower_replaced, what, is_exact=False)
+
+
+def _try_merging(
+    prepared: PreparedCall, current: Variant, lower: Lower
+) -> tuple[Variant, list[Replacement]]:
+    """Returns the faster one of a variant and the same with small kernels merged."""
+    if not current.lowered.device.takes_kernels:
+        return current, []
+    # What came from a file has no executables.
+    compiled = () if current.cached is not None else current.lowered.lowered.regions
     try:
-        candidate = lower(_replace(current.first, rule, matches))
-        before, after = _time(prepared, current, candidate)
+        candidate = lower(current.first, merges=True, compiled=compiled)
     except UnsupportedError as error:
+        return current, [Replacement(MERGED, (), ("any",), f"{error.what}; {error.fix}")]
+    before, after = (len(_list_nodes(each)) for each in (current, candidate))
+    if before == after:
+        return current, []
+    what = Replacement(MERGED, (), (f"{before} nodes become {after}",))
+    chosen, what = _choose_faster(prepared, current, lambda: candidate, what, is_exact=True)
+    return chosen, [what]
+
+
+def _list_nodes(variant: Variant) -> list[Any]:
+    stages = variant.lowered.lowered.definition.stages
+    return [node for stage in stages for node in stage.nodes]
+
+
+def _choose_faster(
+    prepared: PreparedCall,
+    current: Variant,
+    make_candidate: Callable[[], Variant],
+    what: Replacement,
+    *,
+    is_exact: bool,
+) -> tuple[Variant, Replacement]:
+    """Returns the faster one of two variants, and what is to be said of the second.
+
+    One that is to give the bits of XLA's own kernels is compared with them first.
+    """
+    try:
+        candidate = make_candidate()
+        before, after = _time(prepared, current, candidate, is_exact=is_exact)
+    except (UnsupportedError, VerificationError) as error:
         return current, dataclasses.replace(what, dropped=error.what)
     except OutOfMemoryError:
         return current, dataclasses.replace(what, dropped=NO_MEMORY)
@@ -159,11 +234,15 @@ def _try(
     return candidate, what
 
 
-def _time(prepared: PreparedCall, one: Variant, other: Variant) -> tuple[float, float]:
+def _time(
+    prepared: PreparedCall, one: Variant, other: Variant, *, is_exact: bool
+) -> tuple[float, float]:
     """Returns the seconds of a replay of two variants, in a pool that is dropped afterwards."""
-    pool = FunctionPool(None)
+    pool, device = FunctionPool(None), one.lowered.device
     graphs = [dataclasses.replace(each.lowered, pool=pool).instantiate() for each in (one, other)]
-    before, after = time_in_turns(graphs, prepared.leaves, one.lowered.device)
+    if is_exact:
+        verify_capture(prepared, graphs[1], device)
+    before, after = time_in_turns(graphs, prepared.leaves, device)
     return before, after
 
 

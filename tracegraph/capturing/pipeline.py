@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracegraph.capturing.agreement import Agreement, describe_program
@@ -33,6 +33,7 @@ from tracegraph.constraints.meshes import check_context_mesh, check_meshes
 from tracegraph.constraints.spread import Spread
 from tracegraph.constraints.violation import make_capture_error
 from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot, find_slot
+from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.overlap import Overlap
@@ -210,8 +211,10 @@ class CapturePipeline:
         if chosen is not None:
             self._progress.enter("check")
             self.finish_checks(first)
-            variant, self._replacements = chosen
-            return self._lower_variant(variant, is_checked=variant is not first)
+            self._replacements = chosen.replacements
+            return self._lower_variant(
+                chosen.first, is_checked=chosen.first is not first, merges=chosen.merges
+            )
         variant = self._lower_variant(first)
         # The device may have more that no graph holds.
         if not self._may_time or not takes_replacements(variant.lowered.checked):
@@ -221,12 +224,19 @@ class CapturePipeline:
         variant, self._replacements = choose_variant(self._prepared, variant, lower)
         return variant
 
-    def _lower_variant(self, first: FirstTrace, *, is_checked: bool = False) -> Variant:
+    def _lower_variant(
+        self,
+        first: FirstTrace,
+        *,
+        is_checked: bool = False,
+        merges: bool = False,
+        compiled: Sequence[CompiledRegion] = (),
+    ) -> Variant:
         """Lowers a function, or one with ops replaced, which was checked before that."""
         finish = (
             first.rewritten.verify if is_checked else functools.partial(self.finish_checks, first)
         )
-        slot = self._find_slot(first)
+        slot = self._find_slot(first, merges=merges)
         cached = self._find_cached(first, slot)
         if cached is not None:
             self._progress.enter("check")
@@ -234,7 +244,7 @@ class CapturePipeline:
             return Variant(first, self._make_lowered(first.checked, cached.lowered), slot, cached)
         preparations = list_preparations(self._device, self._prepared.options, first.checked.graph)
         overlap = Overlap("check", finish, preparations)
-        compiler = Compiler(self._device, self._progress, overlap)
+        compiler = Compiler(self._device, self._progress, overlap, merges=merges, compiled=compiled)
         self._progress.enter("lower")
         try:
             checked, lowered = lower_checked(
@@ -252,10 +262,16 @@ class CapturePipeline:
             self._prepared, checked, lowered, self._device, self._pool, self._outer
         )
 
-    def _find_slot(self, first: FirstTrace) -> CacheSlot | None:
-        graph, shares = first.checked.graph, self.shares_arguments
-        embedded = find_embedded(graph)
-        return find_slot(self._prepared, graph, embedded, self._device, shares_arguments=shares)
+    def _find_slot(self, first: FirstTrace, *, merges: bool = False) -> CacheSlot | None:
+        graph = first.checked.graph
+        return find_slot(
+            self._prepared,
+            graph,
+            find_embedded(graph),
+            self._device,
+            shares_arguments=self.shares_arguments,
+            merges=merges,
+        )
 
     def _find_cached(self, first: FirstTrace, slot: CacheSlot | None) -> CachedLowering | None:
         """Returns the lowering that the kernel cache has, see Note [Kernel cache]."""

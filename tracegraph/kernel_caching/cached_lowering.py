@@ -92,6 +92,7 @@ def find_slot(
     device: Device,
     *,
     shares_arguments: bool,
+    merges: bool = False,
 ) -> CacheSlot | None:
     """Returns the place of a program in the cache; None where it has none, or the cache is off.
 
@@ -103,11 +104,14 @@ def find_slot(
         embedded: those of its constants that are part of XLA's program.
         device: that it is lowered for.
         shares_arguments: see `share_arguments`.
+        merges: see `Compiler`.
     """
     store = find_store()
     if store is None or not prepared.options.verify or read_check_replay():
         return None
-    surroundings = describe_surroundings(prepared, device, shares_arguments=shares_arguments)
+    surroundings = describe_surroundings(
+        prepared, device, shares_arguments=shares_arguments, merges=merges
+    )
     try:
         return CacheSlot(store, make_key(graph, embedded, surroundings))
     except NoKey as problem:

@@ -62,7 +62,7 @@ _PACKAGES = (
 
 
 def describe_surroundings(
-    prepared: PreparedCall, device: Device, *, shares_arguments: bool
+    prepared: PreparedCall, device: Device, *, shares_arguments: bool, merges: bool = False
 ) -> dict[str, Any]:
     """Returns what lowering a call's program depends on, by name, as plain values.
 
@@ -70,6 +70,7 @@ def describe_surroundings(
         prepared: the call.
         device: that it is lowered for.
         shares_arguments: see `share_arguments`.
+        merges: see `Compiler`.
     """
     options = {name: getattr(prepared.options, name) for name in _OPTIONS}
     return {
@@ -81,7 +82,7 @@ def describe_surroundings(
             for name, value in os.environ.items()
             if name.startswith(_VARIABLES) and not name.startswith(_UNRELATED)
         },
-        "form": (device.takes_kernels, device.updates_in_place, shares_arguments),
+        "form": (device.takes_kernels, device.updates_in_place, shares_arguments, merges),
         "options": options,
         # The names of mapped axes are an object without a text; a captured call is in no map.
         "settings": _ADDRESS.sub("", repr(prepared.signature.settings)),

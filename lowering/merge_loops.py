@@ -1,0 +1,186 @@
+"""Merge loops: many kernels that compute the same function of small arrays become few.
+
+Note [Merged loops]
+An optimizer updates each leaf of a model by a kernel of its own: a thousand small leaves are a
+thousand nodes of a microsecond each. XLA has no pass that would merge them. Here those that compute
+the same for each element, see `ElementLoop`, become one node with the arrays of all of them.
+
+A step is moved back to the place of the last one that it is merged with. It may, if no step on the
+way writes what it reads or touches what it writes. Steps are grouped by function and by size, since
+blocks of a small array would wait for those of a large one. A group ends where a step cannot be
+moved, or where the parameters of one kernel end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+
+from tracegraph.lowering.device_program import DeviceProgram, DeviceStep, Step, list_uses
+from tracegraph.lowering.element_loops import ElementFunction, ElementLoop
+from tracegraph.lowering.kernels.merged_loops import (
+    OPTIONS,
+    SYMBOL,
+    THREADS,
+    LoopArguments,
+    write_merged_loops,
+)
+from tracegraph.lowering.planning.drop_steps import drop_steps
+from tracegraph.runtime.code_target import CompileKernel
+from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
+
+# Fewer small kernels take about as long as one that has to find its arrays.
+MIN_STEPS = 8
+# Above it a kernel of its own keeps most of a GPU busy.
+MAX_ELEMENTS = 1 << 16
+# A kernel takes 4096 bytes of parameters on every GPU; a rest is left for what the driver adds.
+MAX_PARAMETERS = 500
+
+
+def merge_loops(program: DeviceProgram, compile_kernel: CompileKernel) -> DeviceProgram:
+    """Returns the program with small loops merged, see Note [Merged loops].
+
+    Args:
+        program: on one stream; one on several is returned as it is. Its edges lead from earlier
+            steps to later ones.
+        compile_kernel: of the device.
+
+    Returns:
+        The program; what its kernels compute is left out.
+
+    Raises:
+        UnsupportedError: there is no compiler.
+    """
+    is_single = len({step.stream for step in program.steps}) <= 1
+    groups = _Grouping(program).find_groups() if is_single else []
+    steps = list(program.steps)
+    gone: list[int] = []
+    for group in groups:
+        members = [steps[index] for index in group]
+        loops = [each for each in members if isinstance(each, DeviceStep)]
+        steps[group[-1]] = _merge(loops, compile_kernel)
+        gone += group[:-1]
+    plain = tuple(_forget_loop(step) for step in steps)
+    return drop_steps(dataclasses.replace(program, steps=plain), gone)
+
+
+def _forget_loop(step: Step) -> Step:
+    if not isinstance(step, DeviceStep) or step.loop is None:
+        return step
+    return dataclasses.replace(step, loop=None)
+
+
+def can_merge(step: DeviceStep) -> bool:
+    """True for a step whose kernel is known to be a loop over few elements."""
+    loop = step.loop
+    return isinstance(step.node, KernelNode) and loop is not None and 0 < loop.count <= MAX_ELEMENTS
+
+
+class _Group:
+    """Steps that become one, at the place of the last of them.
+
+    Attributes:
+        members: their indices, in order.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[int] = []
+        self._parameters: set[BufferUse] = set()
+        self._reads: defaultdict[str, set[BufferUse]] = defaultdict(set)
+        self._writes: defaultdict[str, set[BufferUse]] = defaultdict(set)
+
+    def add(self, index: int, step: DeviceStep) -> None:
+        """Adds a step behind the others."""
+        self.members.append(index)
+        self._parameters.update(step.ranges)
+        for use in step.reads:
+            self._reads[use.buffer].add(use)
+        for use in step.writes:
+            self._writes[use.buffer].add(use)
+
+    def has_room(self, step: DeviceStep) -> bool:
+        """True where one kernel takes the parameters of a further step."""
+        return len(self._parameters.union(step.ranges)) <= MAX_PARAMETERS
+
+    def can_pass(self, step: Step) -> bool:
+        """True where all members may change places with a step behind them."""
+        writes = [(use, self._reads.get(use.buffer, ())) for use in step.writes]
+        uses = [(use, self._writes.get(use.buffer, ())) for use in list_uses(step)]
+        return not any(use.overlaps(own) for use, others in (*writes, *uses) for own in others)
+
+
+class _Grouping:
+    """Finds the steps that can be merged, in one walk over a program."""
+
+    def __init__(self, program: DeviceProgram) -> None:
+        self._steps = program.steps
+
+    def find_groups(self) -> list[list[int]]:
+        """Returns the indices of the steps of each group."""
+        found: list[_Group] = []
+        latest: dict[Hashable, _Group] = {}
+        for index, step in enumerate(self._steps):
+            if not isinstance(step, DeviceStep) or step.loop is None or not can_merge(step):
+                continue
+            key = _make_key(step, step.loop)
+            group = latest.get(key)
+            if group is None or not self._takes(group, index, step):
+                group = latest[key] = _Group()
+                found.append(group)
+            group.add(index, step)
+        return [group.members for group in found if len(group.members) >= MIN_STEPS]
+
+    def _takes(self, group: _Group, index: int, step: DeviceStep) -> bool:
+        """True where all members of a group may be moved to the place of another step."""
+        behind = range(group.members[-1] + 1, index + 1)
+        return group.has_room(step) and all(group.can_pass(self._steps[each]) for each in behind)
+
+
+def _make_key(step: DeviceStep, loop: ElementLoop) -> Hashable:
+    assert isinstance(step.node, KernelNode)
+    blocks = -(-loop.count // THREADS)
+    return loop.function, blocks.bit_length(), step.node.begins_with_wait
+
+
+def _merge(steps: Sequence[DeviceStep], compile_kernel: CompileKernel) -> DeviceStep:
+    """Returns one step for several of one function."""
+    members = [(step.loop, step.node) for step in steps if step.loop is not None]
+    nodes = [(loop, node) for loop, node in members if isinstance(node, KernelNode)]
+    first, waits = nodes[0][0].function, nodes[0][1].begins_with_wait
+    kinds = _list_kinds(first)
+    parameters: dict[BufferUse, tuple[str, bool]] = {}
+    for loop, node in nodes:
+        for place, kind in zip(loop.arguments, kinds, strict=True):
+            use, is_written = node.uses[place]
+            is_written |= parameters.get(use, (kind, False))[1]
+            parameters[use] = kind, is_written
+    numbers = {use: number for number, use in enumerate(parameters)}
+    arguments = [_number_arguments(loop, node, numbers) for loop, node in nodes]
+    types = [kind for kind, _ in parameters.values()]
+    source = write_merged_loops(first, arguments, types, waits=waits)
+    blocks = max(-(-each.count // THREADS) for each in arguments)
+    node = KernelNode(
+        steps[0].name,
+        KernelCode(SYMBOL, compile_kernel(source, OPTIONS)),
+        LaunchShape((blocks, len(steps), 1), (THREADS, 1, 1)),
+        tuple(parameters),
+        tuple(is_written for _, is_written in parameters.values()),
+        waits,
+    )
+    reads = dict.fromkeys(use for step in steps for use in step.reads)
+    writes = dict.fromkeys(use for step in steps for use in step.writes)
+    return DeviceStep(node, tuple(reads), tuple(writes), steps[0].stream)
+
+
+def _number_arguments(
+    loop: ElementLoop, node: KernelNode, numbers: Mapping[BufferUse, int]
+) -> LoopArguments:
+    places = [numbers[node.ranges[place]] for place in loop.arguments]
+    count = len(loop.function.operands)
+    return LoopArguments(loop.count, tuple(places[:count]), tuple(places[count:]))
+
+
+def _list_kinds(function: ElementFunction) -> list[str]:
+    operands = [operand.kind for operand in function.operands]
+    return operands + [function.find_kind(result) for result in function.results]

@@ -1,0 +1,75 @@
+"""NVRTC: source of a kernel in C++ → machine code, with NVIDIA's compiler at run time."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from tracegraph.runtime.errors import CudaError, UnsupportedError
+
+
+@functools.lru_cache(maxsize=256)
+def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> bytes:
+    """Returns the machine code of a source.
+
+    Args:
+        architecture: compute capability, as ``9.0``.
+        source: in C++; its kernels are ``extern "C"``.
+        options: further ones of NVRTC.
+
+    Raises:
+        UnsupportedError: NVRTC is not installed.
+        CudaError: it does not take the source.
+    """
+    nvrtc = _load()
+    name = f"sm_{architecture.replace('.', '')}"
+    flags = [f"--gpu-architecture={name}".encode(), *(option.encode() for option in options)]
+    program = _call(nvrtc, nvrtc.nvrtcCreateProgram, source.encode(), b"kernel.cu", 0, [], [])
+    try:
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = bytearray(_call(nvrtc, nvrtc.nvrtcGetProgramLogSize, program))
+            _call(nvrtc, nvrtc.nvrtcGetProgramLog, program, log)
+            raise _make_nvrtc_error("nvrtcCompileProgram", log.rstrip(b"\0\n").decode(), flags)
+        code = bytearray(_call(nvrtc, nvrtc.nvrtcGetCUBINSize, program))
+        _call(nvrtc, nvrtc.nvrtcGetCUBIN, program, code)
+        return bytes(code)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+@functools.cache
+def _load() -> Any:
+    try:
+        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+        # The library itself is loaded by the first call.
+        _call(nvrtc, nvrtc.nvrtcVersion)
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UnsupportedError(
+            "NVRTC is missing",
+            where="the compilation of a kernel of tracegraph's own",
+            why=f"kernels are compiled for the GPU that is there: {reason}",
+            fix='pip install "jax[cuda13]", which brings it, or nvidia-cuda-nvrtc',
+            anchor="unsupported",
+        ) from error
+    return nvrtc
+
+
+def _call(nvrtc: Any, function: Any, *arguments: Any) -> Any:
+    result, *values = function(*arguments)
+    if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise _make_nvrtc_error(function.__name__, str(result), ())
+    return values[0] if values else None
+
+
+def _make_nvrtc_error(call: str, text: str, options: Sequence[bytes]) -> CudaError:
+    return CudaError(
+        f"{call} failed: {text.splitlines()[0] if text else 'no reason is given'}",
+        where=f"a kernel of tracegraph's own, options {b' '.join(options).decode()}",
+        why=f"NVRTC says: {'; '.join(text.splitlines())}",
+        fix="report this text: the source was written by tracegraph",
+        anchor="cuda",
+    )

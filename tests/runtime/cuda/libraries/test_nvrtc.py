@@ -1,0 +1,122 @@
+"""NVRTC: its calls, its errors, and what happens without it."""
+
+# ruff: noqa: N802, N815  the names are those of NVIDIA's bindings
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.oracles.error_lines import match
+from tracegraph.runtime.cuda.libraries import nvrtc
+from tracegraph.runtime.errors import CudaError, UnsupportedError
+
+
+class FakeNvrtc(types.ModuleType):
+    """Stands for `cuda.bindings.nvrtc`: machine code is the source with its options."""
+
+    nvrtcResult = types.SimpleNamespace(NVRTC_SUCCESS=0)
+
+    def __init__(self) -> None:
+        super().__init__("cuda.bindings.nvrtc")
+        self.programs: dict[int, bytes] = {}
+        self.result = 0
+
+    def nvrtcVersion(self) -> Any:
+        return 0, 12, 9
+
+    def nvrtcCreateProgram(self, source: bytes, name: bytes, *rest: Any) -> Any:
+        assert rest == (0, [], [])
+        assert name == b"kernel.cu"
+        self.programs[len(self.programs)] = source
+        return 0, len(self.programs) - 1
+
+    def nvrtcCompileProgram(self, program: int, count: int, options: list[bytes]) -> Any:
+        assert count == len(options)
+        self.programs[program] += b"".join(options)
+        return (self.result,)
+
+    def nvrtcGetProgramLogSize(self, program: int) -> Any:
+        del program
+        return 0, 20
+
+    def nvrtcGetProgramLog(self, program: int, log: bytearray) -> Any:
+        del program
+        log[:] = b"line 3: no such name\nsecond\n\0"
+        return (0,)
+
+    def nvrtcGetCUBINSize(self, program: int) -> Any:
+        return 0, len(self.programs[program])
+
+    def nvrtcGetCUBIN(self, program: int, code: bytearray) -> Any:
+        code[:] = self.programs[program]
+        return (0,)
+
+    def nvrtcDestroyProgram(self, program: int) -> Any:
+        del self.programs[program]
+        return (0,)
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvrtc]:
+    module = FakeNvrtc()
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", module)
+    _forget()
+    yield module
+    _forget()
+
+
+def _forget() -> None:
+    nvrtc.compile_source.cache_clear()
+    nvrtc._load.cache_clear()
+
+
+def test_a_source_becomes_machine_code_once(fake: FakeNvrtc) -> None:
+    for _ in range(2):
+        code = nvrtc.compile_source("9.0", "source", ("--fmad=false",))
+        assert code == b"source--gpu-architecture=sm_90--fmad=false"
+    assert fake.programs == {}
+    assert nvrtc.compile_source.cache_info().misses == 1
+    assert b"sm_100" in nvrtc.compile_source("10.0", "source", ())
+
+
+def test_a_source_that_is_refused_is_said_with_the_log(fake: FakeNvrtc) -> None:
+    fake.result = 6
+    with pytest.raises(CudaError) as caught:
+        nvrtc.compile_source("9.0", "source", ())
+    match(
+        caught.value,
+        "nvrtcCompileProgram failed: line 3: no such name",
+        "a kernel of tracegraph's own, options --gpu-architecture=sm_90",
+        "NVRTC says: line 3: no such name; second",
+        "report this text",
+    )
+    # Nothing is left of it, and the next one works.
+    assert fake.programs == {}
+    fake.result = 0
+    assert nvrtc.compile_source("9.0", "source", ()).startswith(b"source")
+
+
+@pytest.mark.parametrize("missing", ["bindings", "library"])
+def test_without_nvrtc_that_is_said(missing: str, fake: FakeNvrtc, monkeypatch: Any) -> None:
+    def fail() -> Any:
+        raise RuntimeError('Failure finding "libnvrtc.so"\nsearched everywhere')
+
+    if missing == "bindings":
+        monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
+    else:
+        monkeypatch.setattr(fake, "nvrtcVersion", fail)
+    with pytest.raises(UnsupportedError) as caught:
+        nvrtc.compile_source("9.0", "source", ())
+    match(
+        caught.value,
+        "NVRTC is missing",
+        "the compilation of a kernel",
+        "kernels are compiled for the GPU that is there: ",
+        'pip install "jax[cuda13]"',
+    )
+    assert "\n" not in caught.value.why
