@@ -427,7 +427,20 @@ class Array(jax.Array):
 # Everything else is forwarded to the plain value.
 forward_names(Array, Array.jax)
 Array.__module__ = "tracegraph"
-register_array_type(Array, Array.jax)
+
+
+def _offer(array: Array) -> Any:
+    """Returns the value; of a LIVE array itself, where the block that is recorded takes it.
+
+    `jax.vjp` hands to the user what it got here, if the function returns its own argument.
+    """
+    recorder = recorder_state.recorder
+    if recorder is not None and array._state is _LIVE and recorder.takes_arrays():
+        return array
+    return array.jax()
+
+
+register_array_type(Array, Array.jax, _offer)
 
 
 def _check_generation(buffer: ReadableBuffer, array: Array) -> None:

@@ -126,18 +126,21 @@ T = TypeVar("T")
 _readers: dict[type, Callable[[Any], jax.Array]] = {}
 
 
-def register_array_type(array_type: type, read: Callable[[Any], jax.Array]) -> None:
+def register_array_type(
+    array_type: type, read: Callable[[Any], jax.Array], offer: Callable[[Any], Any]
+) -> None:
     """Registers an array type with JAX, which gets the values by reading them.
 
     Args:
         array_type: a subclass of ``jax.Array`` with an attribute ``aval``.
         read: returns the plain array of an instance.
+        offer: returns what JAX binds, and may hand to the user again: the same, or the instance.
     """
     _readers[array_type] = read
     _private["pytype_aval_mappings"][array_type] = _get_aval
     # Every bind passes here first, so that what JAX keeps (residuals of `jax.vjp`, constants of a
     # jaxpr) is the immutable value at that time and never the array in the pool itself.
-    _private["register_canonicalize_value_handler"](array_type, read)
+    _private["register_canonicalize_value_handler"](array_type, offer)
 
     def shard_arguments(
         values: Sequence[Any], shardings: Any, layouts: Any, copy_semantics: Any

@@ -9,6 +9,10 @@ from typing import Any, Protocol
 class Recorder(Protocol):
     """A program that is being recorded."""
 
+    def takes_arrays(self) -> bool:
+        """True where ops of this thread go straight into it, with LIVE arrays as operands."""
+        ...
+
     def read_live(self, buffer: Any) -> Any:
         """Returns what stands for a live value in the program.
 

@@ -326,6 +326,11 @@ def run_in(trace: Any) -> contextlib.AbstractContextManager[Any]:
     return _private["set_current_trace"](trace)
 
 
+def is_current(trace: Any) -> bool:
+    """True for the trace that takes the ops of this thread as they are called."""
+    return trace_state.value is trace
+
+
 def find_base_trace() -> Any:
     """Returns what takes ops of this thread on values that are neither differentiated nor mapped.
 

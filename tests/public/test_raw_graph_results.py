@@ -11,6 +11,7 @@ import pytest
 
 import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost
+from tests.oracles.tree_equality import assert_same
 from tests.raw_graphs import N, assert_value, fill, record, use_device
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -86,3 +87,36 @@ def test_outside_of_a_block_the_result_is_a_plain_array():
     for array in kept:
         assert_value(array, fill(1))
     assert_value(y, fill(8))
+
+
+def square(y: Any) -> Any:
+    return (y**2).sum(), y
+
+
+def square_nested(y: Any) -> Any:
+    return (y**2).sum(), {"own": [y], "made": y * 3}
+
+
+TRANSFORMED = {
+    "value_and_grad": lambda x: jax.value_and_grad(square, has_aux=True)(x),
+    "nested": lambda x: jax.value_and_grad(square_nested, has_aux=True)(x),
+    "vjp": lambda x: jax.vjp(square, x, has_aux=True)[::2],
+    "pullback": lambda x: jax.vjp(square, x, has_aux=True)[1](jnp.ones(())),
+    "jvp": lambda x: jax.jvp(square, (x,), (x,), has_aux=True),
+    "linearize": lambda x: jax.linearize(square, x, has_aux=True)[::2],
+    "vmap": lambda x: jax.vmap(lambda y: (y * 2, y))(x),
+    "jit": lambda x: jax.jit(lambda y: (y * 2, y))(x),
+    "checkpoint": lambda x: jax.grad(jax.checkpoint(lambda y: jnp.sin(y).sum()))(x),
+    "closure": lambda x: jax.value_and_grad(lambda y: ((y**2).sum(), x), has_aux=True)(x),
+}
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_function_may_return_its_own_argument(name: str, *, is_made: bool) -> None:
+    x, graph = jnp.arange(3.0), tg.CUDAGraph()
+    with tg.graph(graph):
+        given = x * 2 if is_made else x
+        result = TRANSFORMED[name](given)
+    graph.replay()
+    assert_same(result, TRANSFORMED[name](x * 2 if is_made else x))

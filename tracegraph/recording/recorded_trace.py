@@ -19,7 +19,13 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from tracegraph.jax_internals import JaxprTrace, is_array_aval, is_key_dtype, send_ops_to
+from tracegraph.jax_internals import (
+    JaxprTrace,
+    is_array_aval,
+    is_current,
+    is_key_dtype,
+    send_ops_to,
+)
 from tracegraph.recording.graph_errors import make_device_error
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray, unwrap_key, wrap_key
@@ -59,6 +65,10 @@ class RecordedTrace(JaxprTrace):
         made, self._made = self._made, []
         self._keys.clear()
         return made
+
+    def takes_arrays(self) -> bool:
+        """True where the block's ops are bound, and no transformation of JAX is around them."""
+        return is_current(self)
 
     def read_live(self, buffer: Any) -> Any:
         """Returns the tracer of a LIVE array: of this block, or of outside; then it is an input."""
