@@ -1,0 +1,134 @@
+"""`numerics="equivalent"` on a GPU: merged kernels give the bits of XLA's, sums are more exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tracegraph as tg
+from tests.oracles.tree_equality import assert_same
+from tracegraph.capturing import fastest_variant
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+SHAPES = [(8, 8), (3,), (5, 7, 11), (1000,), (256,), (257,), (64, 64), (1, 1)] * 4
+SPECIAL = np.array(
+    [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-45, 3e38, 1e-38, 1.0], np.float32
+)
+
+
+@pytest.fixture(autouse=True)
+def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every replacement wins: whether it is faster here is not what is tested."""
+    monkeypatch.setattr(fastest_variant, "time_in_turns", lambda *_: [2e-5, 1e-5])
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "0")
+
+
+def make_leaves(seed: int) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    leaves = []
+    for shape in SHAPES:
+        leaf = rng.normal(size=shape).astype(np.float32)
+        leaf.flat[: SPECIAL.size] = np.roll(SPECIAL, seed)[: leaf.size]
+        leaves.append(jnp.asarray(leaf))
+    return leaves
+
+
+def descend(state: Any, gradients: Any) -> Any:
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, gradients)
+
+
+def adam(state: Any, gradients: Any) -> Any:
+    parameters, means, squares, count = state
+    count = count + 1
+    means = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, means, gradients)
+    squares = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, squares, gradients)
+
+    def move(p: Any, m: Any, v: Any) -> Any:
+        m, v = m / (1 - 0.9**count), v / (1 - 0.999**count)
+        return p - 1e-3 * (m / (jnp.sqrt(v) + 1e-8) + 0.01 * p)
+
+    return jax.tree.map(move, parameters, means, squares), means, squares, count
+
+
+def clip(state: Any, gradients: Any) -> Any:
+    def move(p: Any, g: Any) -> Any:
+        g = jnp.clip(g, -0.5, 0.5)
+        return jnp.where(jnp.abs(g) > 0.1, p - jnp.maximum(g, 0.2), jnp.exp(-p) + jax.lax.rsqrt(p))
+
+    return jax.tree.map(move, state, gradients)
+
+
+def mix(state: Any, gradients: Any) -> Any:
+    masters, _ = state
+    masters = jax.tree.map(lambda p, g: p - 0.1 * g, masters, gradients)
+    return masters, jax.tree.map(lambda p: p.astype(jnp.bfloat16), masters)
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
+    "descend": (descend, lambda: make_leaves(1)),
+    "adam": (
+        adam,
+        lambda: (make_leaves(1), make_leaves(2), make_leaves(3), jnp.float32(2)),
+    ),
+    "clip": (clip, lambda: make_leaves(1)),
+    "mix": (
+        mix,
+        lambda: (make_leaves(1), [leaf.astype(jnp.bfloat16) for leaf in make_leaves(2)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_merged_kernels_give_the_bits_of_xlas_kernels(name: str) -> None:
+    function, make_state = CASES[name]
+    gradients = make_leaves(4)
+    merged: Any = tg.capture(function, donate_argnums=0, numerics="equivalent")
+    plain: Any = tg.capture(function, donate_argnums=0)
+    ours, theirs = make_state(), make_state()
+    for _ in range(3):
+        ours, theirs = merged(ours, gradients), plain(theirs, gradients)
+    assert_same(ours, theirs)
+    report = merged.explain(ours, gradients)
+    assert "small kernels merged (" in report
+    assert "): used; 20 µs without, 10 µs with" in report
+    nodes = [each.get_graph_data(ours, gradients).nodes for each in (merged, plain)]
+    assert len(nodes[0]) < len(nodes[1]) / 4
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("rows", [4096, 512])
+def test_sums_of_a_scatter_are_made_in_32_bits(rows: int, dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(0, 40, (4, 64)), jnp.int32)
+    table = jnp.asarray(rng.normal(size=(rows, 32)), dtype)
+    updates = jnp.asarray(rng.normal(size=(4, 64, 32)), dtype)
+
+    def add(table: Any, tokens: Any, updates: Any) -> Any:
+        return 2 * table + jnp.zeros_like(table).at[tokens].add(updates)
+
+    captured: Any = tg.capture(add, numerics="equivalent")
+    result = np.asarray(captured(table, tokens, updates), np.float64)
+    wanted = 2 * np.asarray(table, np.float64)
+    np.add.at(wanted, np.asarray(tokens), np.asarray(updates, np.float64))
+    assert "scattered sums in float32" in captured.explain(table, tokens, updates)
+    eps = float(jnp.finfo(dtype).eps)
+    # Rounded once, and the doubled table before that.
+    assert np.max(np.abs(result - wanted)) <= eps * np.max(np.abs(wanted))
+
+
+def test_what_is_timed_is_the_two_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "0")
+    leaves = [jnp.full((8, 8), index, jnp.float32) for index in range(400)]
+    step: Any = tg.capture(descend, numerics="equivalent")
+    result = step(leaves, leaves)
+    assert_same(result, jax.jit(descend)(leaves, leaves))
+    (line,) = [each for each in step.explain(leaves, leaves).splitlines() if "merged" in each]
+    # 400 nodes of a microsecond each against two or three of a few.
+    assert "): used; " in line
