@@ -6,6 +6,8 @@ The merged kernels run here, compiled for this machine, and compute what `jax.ji
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ from tests.fakes.kernels_on_host import run_on_host
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.kernels.merged_loops import SYMBOL
 from tracegraph.lowering.lower import Lowered, lower_request
-from tracegraph.lowering.xla.machine_code import waits_first
+from tracegraph.lowering.xla.machine_code import _find_text, _read_operations, waits_first
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
 from tracegraph.runtime.nodes import KernelCode, KernelNode
 
@@ -150,15 +152,58 @@ def test_merged_optimizers_compute_what_jit_computes(name: str, h200: Any) -> No
 def test_nvrtc_takes_what_is_written_and_the_kernels_wait_first(h200: Any) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     arguments = CASES["mix"][1]()
-
-    def compile_kernel(source: str, options: tuple[str, ...]) -> bytes:
-        return compile_source("9.0", source, options)
-
+    compile_kernel = functools.partial(compile_source, "9.0")
     _, merged = lower_both(mix, arguments, h200, compile_kernel)
     for node in list_nodes(merged):
         assert node.code.cubin.startswith(b"\x7fELF")
         assert node.begins_with_wait
         assert waits_first(KernelCode(SYMBOL, node.code.cubin))
+
+
+# In machine code: what computes with floats.
+ARITHMETIC = {0x009: "FMNMX", 0x020: "FMUL", 0x021: "FADD", 0x023: "FFMA", 0x108: "MUFU"}
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "exp": jnp.exp,
+    "log": jnp.log,
+    "rsqrt": jax.lax.rsqrt,
+    "sqrt": jnp.sqrt,
+    "divide": lambda x: 1.7 / x + x / 3.1,
+    "multiply_add": lambda x: 1.3 * x + x * x - 0.7 * x,
+    "maximum": lambda x: jnp.maximum(x, 0.3),
+    "clip": lambda x: jnp.clip(x, -0.5, 0.5),
+    "select": lambda x: jnp.where(x > 0.5, x, -x),
+    "bfloat16": lambda x: x.astype(jnp.bfloat16).astype(jnp.float32) * 3,
+    "float16": lambda x: (x * 1.1).astype(jnp.float16),
+}
+
+
+def count_arithmetic(node: KernelNode) -> Counter[str]:
+    operations = [operation for operation, _ in _read_operations(_find_text(node.code))]
+    return Counter(ARITHMETIC[each] for each in operations if each in ARITHMETIC)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_arithmetic_is_that_of_xlas_kernels(name: str, h200: Any) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    operation = OPERATIONS[name]
+
+    def function(leaves: Any) -> Any:
+        return [operation(leaf) for leaf in leaves]
+
+    arguments = ([np.ones(number + 2, np.float32) for number in range(8)],)
+    compile_kernel = functools.partial(compile_source, "9.0")
+    plain, merged = lower_both(function, arguments, h200, compile_kernel)
+    (ours,) = list_nodes(merged)
+    theirs = list_nodes(plain)[0]
+    found = count_arithmetic(ours)
+    assert found == count_arithmetic(theirs)
+    assert found or name in ("select", "float16")
+    # Other options give other instructions: products that are added without being rounded.
+    if name == "multiply_add":
+        _, fused = lower_both(
+            function, arguments, h200, lambda source, _: compile_source("9.0", source, ())
+        )
+        assert count_arithmetic(list_nodes(fused)[0])["FFMA"] > found["FFMA"]
 
 
 def test_large_arrays_and_what_is_no_loop_stay(h200: Any) -> None:
