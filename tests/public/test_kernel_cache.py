@@ -124,6 +124,47 @@ def test_any_difference_compiles(monkeypatch: pytest.MonkeyPatch, compiled: list
     assert len(compiled) == wanted + 2
 
 
+def record_block(rows: int = 4) -> tuple[Any, Any, Any]:
+    """Returns a raw graph, its static input, and what it computes from that."""
+    given, graph = tg.static_input(jnp.zeros((rows, 8))), tg.CUDAGraph()
+    with tg.graph(graph):
+        result = jnp.tanh(given @ X.T).sum(axis=1)
+    return graph, given, result
+
+
+def test_raw_graphs_are_stored_and_found(compiled: list[str]):
+    before, results = count(), []
+    for stores in ((0, 1, 1), (1, 1, 1)):
+        graph, given, result = record_block()
+        for factor in (1.0, -2.0):
+            given.copy_(X * factor)
+            graph.replay()
+            results.append(np.asarray(result))
+            np.testing.assert_allclose(result, jnp.tanh(given @ X.T).sum(axis=1), rtol=1e-5)
+        assert subtract(before) == stores
+    np.testing.assert_array_equal(results[:2], results[2:])
+    assert len(compiled) == 1
+    record_block(rows=2)
+    assert subtract(before) == (1, 2, 2)
+    # A recorded block is no captured function of the same ops: its results live in the graph.
+    tg.capture(lambda x: jnp.tanh(x @ X.T).sum(axis=1))(X)
+    assert subtract(before)[0] == 1
+
+
+def test_a_raw_graph_that_was_not_right_is_not_stored(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> Any:
+        raise tg.VerificationError("planted", where="", why="", fix="", anchor="x")
+
+    before = count()
+    with monkeypatch.context() as patch:
+        patch.setattr("tracegraph.capturing.pipeline.verify_capture", fail)
+        with pytest.raises(tg.VerificationError):
+            record_block()
+    assert subtract(before) == (0, 1, 0)
+    record_block()
+    assert subtract(before) == (0, 2, 1)
+
+
 def test_what_is_not_verified_is_not_stored(folder: pathlib.Path, compiled: list[str]):
     before = count()
     train(make_step(verify=False))

@@ -92,6 +92,8 @@ class CapturePipeline:
     Attributes:
         shares_arguments: True where arguments and results are in memory that the pool shares.
         takes_spread: True where the call may run on several devices.
+        variant: the program that is captured, once it is lowered; another pipeline may go on with
+            it.
     """
 
     shares_arguments = False
@@ -106,8 +108,7 @@ class CapturePipeline:
         self._jaxpr: Any = None
         # What the function reads from around it, the same.
         self._outer: OuterValues = {}
-        # The program that is captured, once it is lowered.
-        self._variant: Variant | None = None
+        self.variant: Variant | None = None
         self._replacements: tuple[Replacement, ...] = ()
         # True while a graph is made of it: only then may others be timed beside.
         self._may_time = False
@@ -198,10 +199,10 @@ class CapturePipeline:
         if self._spread is not None:
             return self._lower_spread(first, self._spread)
         if self._prepared.options.numerics == "equivalent":
-            self._variant = self._lower_equivalent(first)
+            self.variant = self._lower_equivalent(first)
         else:
-            self._variant = self._lower_variant(first)
-        return self._variant.lowered
+            self.variant = self._lower_variant(first)
+        return self.variant.lowered
 
     def _lower_equivalent(self, first: FirstTrace) -> Variant:
         """Lowers the fastest variant of a function, see Note [Trials]."""
@@ -312,7 +313,7 @@ class CapturePipeline:
         self._progress.enter("verify")
         if isinstance(graph, SpreadCall):
             return verify_spread(self._prepared, graph)
-        variant = self._variant
+        variant = self.variant
         if variant is not None and variant.cached is not None:
             return variant.cached.verification
         report = verify_capture(self._prepared, graph, self._device)

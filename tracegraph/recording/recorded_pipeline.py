@@ -50,12 +50,17 @@ class BlockTemplate:
         self._options, self._where, self._device, self._pool = options, where, device, pool
         prepared = self._prepare()
         with Progress(f"capturing `{options.name}`") as progress:
-            self.lowered = self._start(prepared, progress).run_to_lowered()
+            pipeline = self._start(prepared, progress)
+            self.lowered = pipeline.run_to_lowered()
+        # Where it is in the kernel cache, for when it is verified.
+        self._variant = pipeline.variant
 
     def drop_values(self) -> None:
         """Keeps only the types of what the block read of static inputs."""
         prepared = self.lowered.prepared.drop_values()
         self.lowered = dataclasses.replace(self.lowered, prepared=prepared)
+        if self._variant is not None:
+            self._variant = dataclasses.replace(self._variant, lowered=self.lowered)
 
     def instantiate(self) -> CapturedGraph:
         """Returns a new executable graph, verified; `bind` makes the block's arrays show it.
@@ -69,6 +74,7 @@ class BlockTemplate:
             lowered = dataclasses.replace(lowered, prepared=self._prepare())
         with Progress(f"instantiating `{self._options.name}`") as progress:
             pipeline = self._start(lowered.prepared, progress)
+            pipeline.variant = self._variant
             graph = pipeline.instantiate(lowered)
             with graph.hold_back():
                 pipeline.verify(graph)
