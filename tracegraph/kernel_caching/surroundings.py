@@ -41,6 +41,16 @@ _REPORTING = (
 )
 # What a user's option changes in a graph; the others choose memory and checks.
 _OPTIONS = ("mode", "outputs", "static_leaves", "control_flow", "debug_nans")
+_SUFFIXES = ("", "-cu12", "-cu13")
+# By the package that has it, the library whose algorithms and plans a graph calls.
+_LIBRARIES = {
+    "nvidia-cublas": "libcublasLt",
+    "nvidia-cudnn": "libcudnn",
+    "nvidia-cufft": "libcufft",
+    "nvidia-cusolver": "libcusolver",
+}
+_SYSTEM_FOLDERS = ("/usr/local/cuda/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu")
+_SYSTEM_FOLDERS += ("/usr/lib/aarch64-linux-gnu",)
 # Whose versions matter on a GPU: they compile, or their calls are in the graph.
 _PACKAGES = (
     *(f"jax-cuda{cuda}-{part}" for cuda in (12, 13) for part in ("pjrt", "plugin")),
@@ -56,7 +66,7 @@ _PACKAGES = (
             "cuda-nvrtc",
             "nvjitlink",
         )
-        for suffix in ("", "-cu12", "-cu13")
+        for suffix in _SUFFIXES
     ),
 )
 
@@ -98,6 +108,7 @@ def read_versions() -> dict[str, str]:
         "jaxlib": importlib.metadata.version("jaxlib"),
         "tracegraph": _sum_own_files(),
         **_read_package_versions(),
+        **_find_system_libraries(),
     }
 
 
@@ -135,6 +146,30 @@ def _read_package_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+@functools.cache
+def _find_system_libraries() -> dict[str, str]:
+    """Returns the files of NVIDIA's libraries that no package has: their names say the version.
+
+    XLA loads those of an installed CUDA where JAX was installed without its own.
+    """
+    packages = _read_package_versions()
+    missing = {
+        library
+        for package, library in _LIBRARIES.items()
+        if not any(f"{package}{suffix}" in packages for suffix in _SUFFIXES)
+    }
+    if not missing:
+        return {}
+    found: dict[str, set[str]] = {library: set() for library in missing}
+    folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_SYSTEM_FOLDERS]
+    for folder in filter(os.path.isdir, folders):
+        for path in pathlib.Path(folder).iterdir():
+            library, is_shared, _ = path.name.partition(".so")
+            if is_shared and library in missing:
+                found[library].add(str(path.resolve()))
+    return {library: " ".join(sorted(paths)) for library, paths in found.items()}
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
+from tracegraph.kernel_caching import surroundings
 from tracegraph.kernel_caching.program_key import make_key
 from tracegraph.kernel_caching.surroundings import describe_surroundings
 
@@ -83,3 +85,29 @@ def test_the_gpu_and_its_driver_count(monkeypatch: pytest.MonkeyPatch):
     assert kind != here
     assert kind[-1].platform == "cuda"
     assert kind[-1].driver > 0
+
+
+def test_the_libraries_of_an_installed_cuda_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
+    def find() -> dict[str, str]:
+        surroundings._find_system_libraries.cache_clear()
+        return surroundings._find_system_libraries()
+
+    packages: dict[str, str] = {}
+    monkeypatch.setattr(surroundings, "_read_package_versions", lambda: packages)
+    monkeypatch.setattr(surroundings, "_SYSTEM_FOLDERS", (str(tmp_path / "absent"),))
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}")
+    assert set(find().values()) == {""}
+    library = tmp_path / "libcublasLt.so.13.0.1.2"
+    library.write_bytes(b"")
+    (tmp_path / "libcublasLt.so.13").symlink_to(library)
+    (tmp_path / "libcublasLt_static.a").write_bytes(b"")
+    assert find()["libcublasLt"] == str(library)
+    newer = library.rename(tmp_path / "libcublasLt.so.13.0.1.3")
+    (tmp_path / "libcublasLt.so.13").unlink()
+    assert find()["libcublasLt"] == str(newer)
+    # Where a package has the library, its version counts, and not what else is installed.
+    packages["nvidia-cublas-cu12"] = "12.9"
+    assert "libcublasLt" not in find()
+    surroundings._find_system_libraries.cache_clear()
