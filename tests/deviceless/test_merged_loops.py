@@ -206,6 +206,32 @@ def test_the_arithmetic_is_that_of_xlas_kernels(name: str, h200: Any) -> None:
         assert count_arithmetic(list_nodes(fused)[0])["FFMA"] > found["FFMA"]
 
 
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "transposed": lambda x: x + x.T,
+    "rows": lambda x: x + x[0],
+    "reversed": lambda x: x[::-1] * 2,
+    "counted": lambda x: x + jnp.arange(8.0),
+    "integers": lambda x: x.astype(jnp.int32) * 3,
+    "narrow": lambda x: x.astype(jnp.bfloat16) * jnp.bfloat16(1.1),
+    "sine": jnp.sin,
+    "part": lambda x: x[:4] * 2,
+    "shape": lambda x: x.reshape(4, 16) + jnp.arange(16.0),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_known_loop_over_arrays_alike_stays(name: str, h200: Any) -> None:
+    operation = OTHERS[name]
+
+    def function(leaves: Any) -> Any:
+        return [operation(leaf) for leaf in leaves]
+
+    arguments = ([np.ones((8, 8), np.float32) * number for number in range(1, 11)],)
+    plain, merged = lower_both(function, arguments, h200, lambda *_: b"code")
+    assert not [node for node in list_nodes(merged) if node.code.symbol == SYMBOL]
+    assert len(list_nodes(merged)) == len(list_nodes(plain)) >= 10
+
+
 def test_large_arrays_and_what_is_no_loop_stay(h200: Any) -> None:
     def function(state: Any, gradients: Any) -> Any:
         small, large = state

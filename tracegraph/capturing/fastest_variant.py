@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import jax
@@ -34,7 +34,12 @@ from tracegraph.replacements.place_errors import PlaceError, measure_places
 from tracegraph.replacements.report import Replacement
 from tracegraph.replacements.rules import RULES
 from tracegraph.replacements.splice import splice_matches
-from tracegraph.runtime.errors import OutOfMemoryError, UnsupportedError, VerificationError
+from tracegraph.runtime.errors import (
+    CudaError,
+    OutOfMemoryError,
+    UnsupportedError,
+    VerificationError,
+)
 from tracegraph.runtime.jax_interop import to_plain
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -138,7 +143,7 @@ def choose_variant(
         exact, dropped = _measure(prepared, current, rule, found)
         replacements += dropped
         if exact:
-            current, replacement = _try(prepared, current, rule, exact, found, lower)
+            current, replacement = _try_rule(prepared, current, rule, exact, lower)
             replacements.append(replacement)
     current, merged = _try_merging(prepared, current, lower)
     replacements += merged
@@ -149,13 +154,18 @@ def choose_variant(
 
 def _measure(
     prepared: PreparedCall, current: Variant, rule: Rule, found: Sequence[Match]
-) -> tuple[list[int], list[Replacement]]:
-    """Returns which matches are exact enough, and one report for each that is not."""
+) -> tuple[dict[int, Match], list[Replacement]]:
+    """Returns the matches that are exact enough, by number, and a report for each other one."""
     graph = current.first.checked.graph
     arguments = [to_plain(leaf) for leaf in prepared.leaves]
-    with jax.default_device(current.lowered.device.jax_device):
-        errors = measure_places(graph, found, arguments)
-    exact = [number for number, error in enumerate(errors) if error.is_allowed]
+    try:
+        with jax.default_device(current.lowered.device.jax_device):
+            errors = measure_places(graph, found, arguments)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return {}, [Replacement(rule.name, (), _locate(found), NO_MEMORY)]
+    exact = {number: found[number] for number, error in enumerate(errors) if error.is_allowed}
     dropped = [
         Replacement(rule.name, (number,), _locate([found[number]]), _describe(error))
         for number, error in enumerate(errors)
@@ -164,19 +174,17 @@ def _measure(
     return exact, dropped
 
 
-def _try(
+def _try_rule(
     prepared: PreparedCall,
     current: Variant,
     rule: Rule,
-    numbers: Sequence[int],
-    found: Sequence[Match],
+    exact: Mapping[int, Match],
     lower: Lower,
 ) -> tuple[Variant, Replacement]:
     """Returns the faster one of a variant and the same with a rule's matches replaced."""
-    matches = [found[number] for number in numbers]
-    what = Replacement(rule.name, tuple(numbers), _locate(matches))
-    replaced = _replace(current.first, rule, matches)
-    lower_replaced = functools.partial(lower, replaced)
+    matches = list(exact.values())
+    what = Replacement(rule.name, tuple(exact), _locate(matches))
+    lower_replaced = functools.partial(lower, _replace(current.first, rule, matches))
     return _choose_faster(prepared, current, lower_replaced, what, is_exact=False)
 
 
@@ -190,9 +198,9 @@ def _try_merging(
     compiled = () if current.cached is not None else current.lowered.lowered.regions
     try:
         candidate = lower(current.first, merges=True, compiled=compiled)
-    except UnsupportedError as error:
+    except (UnsupportedError, CudaError) as error:
         return current, [Replacement(MERGED, (), ("any",), f"{error.what}; {error.fix}")]
-    before, after = (len(_list_nodes(each)) for each in (current, candidate))
+    before, after = (_count_nodes(each) for each in (current, candidate))
     if before == after:
         return current, []
     what = Replacement(MERGED, (), (f"{before} nodes become {after}",))
@@ -200,9 +208,8 @@ def _try_merging(
     return chosen, [what]
 
 
-def _list_nodes(variant: Variant) -> list[Any]:
-    stages = variant.lowered.lowered.definition.stages
-    return [node for stage in stages for node in stage.nodes]
+def _count_nodes(variant: Variant) -> int:
+    return sum(len(stage.nodes) for stage in variant.lowered.lowered.definition.stages)
 
 
 def _choose_faster(

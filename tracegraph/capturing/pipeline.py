@@ -213,9 +213,7 @@ class CapturePipeline:
             self._progress.enter("check")
             self.finish_checks(first)
             self._replacements = chosen.replacements
-            return self._lower_variant(
-                chosen.first, is_checked=chosen.first is not first, merges=chosen.merges
-            )
+            return self._lower_variant(chosen.first, is_checked=True, merges=chosen.merges)
         variant = self._lower_variant(first)
         # The device may have more that no graph holds.
         if not self._may_time or not takes_replacements(variant.lowered.checked):
