@@ -152,11 +152,9 @@ class Side:
     """
 
     def __init__(self, case: NumericsCase, name: str) -> None:
-        donate: dict[str, Any] = {"donate_argnums": 0}
-        if name == "jax.jit":
-            self.call: Any = jax.jit(case.function, **donate)
-        else:
-            self.call = tg.capture(case.function, numerics=name, **donate)  # pyright: ignore[reportArgumentType]
+        options: dict[str, Any] = {} if name == "jax.jit" else {"numerics": name}
+        wrap: Any = jax.jit if name == "jax.jit" else tg.capture
+        self.call = wrap(case.function, donate_argnums=0, **options)
         # Copies: on the host device an array would share the memory of the one it is made of.
         self._batch, self._state = jax.tree.map(jnp.array, (case.batch, case.state))
         self._result: Any = None
