@@ -27,6 +27,7 @@ from tracegraph.lowering.kernels.merged_loops import (
     write_merged_loops,
 )
 from tracegraph.lowering.planning.drop_steps import drop_steps
+from tracegraph.lowering.planning.rename_values import rename_passing_values
 from tracegraph.runtime.code_target import CompileKernel
 from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 
@@ -34,6 +35,8 @@ from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchSh
 MIN_STEPS = 8
 # Above it a kernel of its own keeps most of a GPU busy.
 MAX_ELEMENTS = 1 << 16
+# Values of loops that take part; see Note [Passing values].
+MAX_VALUE_BYTES = 4 * MAX_ELEMENTS
 # A kernel takes 4096 bytes of parameters on every GPU; a rest is left for what the driver adds.
 MAX_PARAMETERS = 500
 
@@ -53,7 +56,10 @@ def merge_loops(program: DeviceProgram, compile_kernel: CompileKernel) -> Device
         UnsupportedError: there is no compiler.
     """
     is_single = len({step.stream for step in program.steps}) <= 1
-    groups = _Grouping(program).find_groups() if is_single else []
+    freed = rename_passing_values(program, MAX_VALUE_BYTES) if is_single else program
+    groups = _Grouping(freed).find_groups() if is_single else []
+    if groups:
+        program = freed
     steps = list(program.steps)
     gone: list[int] = []
     for group in groups:
