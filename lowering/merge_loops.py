@@ -8,7 +8,8 @@ the same for each element, see `ElementLoop`, become one node with the arrays of
 A step is moved back to the place of the last one that it is merged with. It may, if no step on the
 way writes what it reads or touches what it writes. Steps are grouped by function and by size, since
 blocks of a small array would wait for those of a large one. A group ends where a step cannot be
-moved, or where the parameters of one kernel end.
+moved, where the parameters of one kernel end, or where the temporaries that wait for it would take
+more memory than is worth it: a gradient is alive until its leaf is updated.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ MIN_STEPS = 8
 MAX_ELEMENTS = 1 << 16
 # Values of loops that take part; see Note [Passing values].
 MAX_VALUE_BYTES = 4 * MAX_ELEMENTS
+# Of temporaries that one merged kernel reads.
+MAX_HELD_BYTES = 4 << 20
 # A kernel takes 4096 bytes of parameters on every GPU; a rest is left for what the driver adds.
 MAX_PARAMETERS = 500
 
@@ -86,12 +89,16 @@ def can_merge(step: DeviceStep) -> bool:
 class _Group:
     """Steps that become one, at the place of the last of them.
 
+    Args:
+        fixed: buffers that are there all the time.
+
     Attributes:
         members: their indices, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fixed: frozenset[str]) -> None:
         self.members: list[int] = []
+        self._fixed, self._held_bytes = fixed, 0
         self._parameters: set[BufferUse] = set()
         self._reads: defaultdict[str, set[BufferUse]] = defaultdict(set)
         self._writes: defaultdict[str, set[BufferUse]] = defaultdict(set)
@@ -100,14 +107,20 @@ class _Group:
         """Adds a step behind the others."""
         self.members.append(index)
         self._parameters.update(step.ranges)
+        self._held_bytes += self._count_held(step)
         for use in step.reads:
             self._reads[use.buffer].add(use)
         for use in step.writes:
             self._writes[use.buffer].add(use)
 
     def has_room(self, step: DeviceStep) -> bool:
-        """True where one kernel takes the parameters of a further step."""
-        return len(self._parameters.union(step.ranges)) <= MAX_PARAMETERS
+        """True where one kernel takes a further step's parameters, and memory what it reads."""
+        held = self._held_bytes + self._count_held(step)
+        is_small = len(self._parameters.union(step.ranges)) <= MAX_PARAMETERS
+        return is_small and held <= MAX_HELD_BYTES
+
+    def _count_held(self, step: DeviceStep) -> int:
+        return sum(use.nbytes for use in step.reads if use.buffer not in self._fixed)
 
     def can_pass(self, step: Step) -> bool:
         """True where all members may change places with a step behind them."""
@@ -121,6 +134,8 @@ class _Grouping:
 
     def __init__(self, program: DeviceProgram) -> None:
         self._steps = program.steps
+        specs = (*program.inputs, *program.outputs)
+        self._fixed = frozenset(spec.buffer.name for spec in specs)
 
     def find_groups(self) -> list[list[int]]:
         """Returns the indices of the steps of each group."""
@@ -132,7 +147,7 @@ class _Grouping:
             key = _make_key(step, step.loop)
             group = latest.get(key)
             if group is None or not self._takes(group, index, step):
-                group = latest[key] = _Group()
+                group = latest[key] = _Group(self._fixed)
                 found.append(group)
             group.add(index, step)
         return [group.members for group in found if len(group.members) >= MIN_STEPS]

@@ -37,7 +37,8 @@ def rename_passing_values(program: DeviceProgram, limit_bytes: int) -> DevicePro
             users[buffer].append(index)
     steps, buffers = list(program.steps), list(program.buffers)
     for name, indices in users.items():
-        for place, first in enumerate(indices):
+        # From the end: what a small value overwrites is free when that one has gone.
+        for place, first in reversed(list(enumerate(indices))):
             for value in dict.fromkeys(steps[first].writes):
                 if value.buffer != name or not 0 < value.nbytes <= limit_bytes:
                     continue

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.gpu_programs import make_frame, spec, use
+from tracegraph.lowering import merge_loops as merge_loops_module
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.element_loops import (
     ElementFunction,
@@ -180,6 +181,17 @@ def test_a_kernel_has_no_more_parameters_than_a_gpu_takes(merge: Any, sources: l
     assert names == [f"update.0 {most}", f"update.{most} {most}", "update.498 1", "update.499 1"]
     heads = [source.count("float *p") for source in sources]
     assert heads == [MAX_PARAMETERS - 1] * 2
+
+
+def test_temporaries_that_would_wait_for_it_end_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_loops_module, "MAX_HELD_BYTES", 64 * MIN_STEPS)
+    before = program(*(update(number) for number in range(2 * MIN_STEPS)))
+    # As long as gradients are arguments, they are there all the time.
+    assert len(merge_loops(before, lambda *_: b"machine code").steps) == 1
+    kept = tuple(each for each in before.inputs if not each.buffer.name.startswith("g"))
+    before = dataclasses.replace(before, inputs=kept)
+    after = merge_loops(before, lambda *_: b"machine code")
+    assert [len(step.writes) for step in after.steps] == [MIN_STEPS, MIN_STEPS]
 
 
 def test_programs_on_several_streams_are_left(merge: Any) -> None:

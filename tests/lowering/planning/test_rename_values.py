@@ -96,7 +96,15 @@ def test_several_values_may_pass_one_after_another() -> None:
     steps = [KEEP, GRADIENT, kernel("r", "x[0:32]", "y"), GRADIENT, UPDATE, OTHER]
     found = rename_passing_values(program(*steps), LIMIT)
     names = [buffer.name for buffer in found.buffers if "passing" in buffer.name]
-    assert names == ["x.passing.1.0", "x.passing.3.0"]
+    assert names == ["x.passing.3.0", "x.passing.1.0"]
+
+
+def test_a_value_that_a_smaller_passing_one_overwrites_passes_too() -> None:
+    whole, part = kernel("a", "w", "x"), kernel("b", "w", "x[0:16]")
+    steps = [KEEP, whole, kernel("r", "x", "y"), part, kernel("s", "x[0:16]", "y"), OTHER]
+    found = rename_passing_values(program(*steps), LIMIT)
+    passing = [buffer.nbytes for buffer in found.buffers if "x.passing" in buffer.name]
+    assert passing == [16, 64]
 
 
 def draw_steps(seed: int) -> list[DeviceStep]:
