@@ -453,6 +453,18 @@ def name_jaxprs(params: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return found
 
 
+def expand_equation(equation: Any, operands: Sequence[Any]) -> Any:
+    """Returns what a ``HiPrim`` does, as `custom_root` is one, as a closed jaxpr; None if none."""
+    primitive = equation.params.get("_prim")
+    if primitive is None:
+        return None
+
+    def expand(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(primitive.expand(*jax.tree.unflatten(primitive.in_tree, leaves)))
+
+    return jax.make_jaxpr(expand)(*operands)
+
+
 def measure_scan(params: Mapping[str, Any]) -> tuple[int, int]:
     """Returns how many operands of a ``scan`` are constants and how many are carried."""
     if "ft_in" not in params:
