@@ -54,7 +54,7 @@ class ProbeSpec:
     source: str
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _Solves:
     """What is known of the linear solves of a function, in all its loops.
 
