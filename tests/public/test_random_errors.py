@@ -14,6 +14,8 @@ from tests.raw_graphs import record
 from tracegraph.randomness import random_calls
 from tracegraph.randomness.generator_state import GeneratorState
 
+# Of no type that a checker knows.
+ANYTHING: Any = None
 TRACED = {
     "jit": lambda gen: jax.jit(lambda: draw(gen))(),
     "scan": lambda gen: jax.lax.scan(lambda c, _: (c + draw(gen), None), X, None, length=2)[0],
@@ -179,7 +181,7 @@ def enter_fork(given):
     [
         (lambda: tg.random.Generator(0, "gpu7"), "device='gpu7' is not a device of JAX"),
         (lambda: tg.random.Generator(0, 0), "device=0 is not a device of JAX"),
-        (lambda: tg.random.set_rng_state_all(None), "cannot be NoneType"),
+        (lambda: tg.random.set_rng_state_all(ANYTHING), "cannot be NoneType"),
         (lambda: tg.random.set_rng_state_all([]), "cannot be 0 states"),
         (lambda: enter_fork(tg.random.Generator(0)), "a list of generators is expected"),
         (lambda: enter_fork(1), "a list of generators is expected, not int"),
