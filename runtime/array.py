@@ -430,14 +430,11 @@ Array.__module__ = "tracegraph"
 
 
 def _offer(array: Array) -> Any:
-    """Returns the value; of a LIVE array itself, where the block that is recorded takes it.
-
-    `jax.vjp` hands to the user what it got here, if the function returns its own argument.
-    """
-    recorder = recorder_state.recorder
-    if recorder is not None and array._state is _LIVE and recorder.takes_arrays():
-        return array
-    return array.jax()
+    """Returns the value; of a LIVE array what the block that is recorded offers for it."""
+    value, recorder = array.jax(), recorder_state.recorder
+    if recorder is None or array._state is not _LIVE:
+        return value
+    return recorder.offer_value(value)
 
 
 register_array_type(Array, Array.jax, _offer)

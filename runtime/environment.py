@@ -81,12 +81,8 @@ def read_kernel_cache_bytes() -> int:
     value = os.environ.get(name, "4096")
     if re.fullmatch("[0-9]{1,9}", value):
         return int(value) * KIB * KIB
-    raise ConfigError(
-        f"environment variable {name} has the value {value!r}",
-        where=f"{name} in the environment of this process",
-        why="it is a number of MiB: 2**20 bytes each",
-        fix=f"export {name}=4096, or unset it",
-        anchor="config",
+    raise _make_value_error(
+        name, why="it is a number of MiB: 2**20 bytes each", fix=f"export {name}=4096, or unset it"
     )
 
 
@@ -130,12 +126,10 @@ def read_cublas_workspace_bytes() -> int | None:
     if re.fullmatch(r"(:[0-9]{1,9}:[0-9]{1,9})+", value):
         pairs = re.findall(r":([0-9]+):([0-9]+)", value)
         return sum(int(size) * int(count) * KIB for size, count in pairs)
-    raise ConfigError(
-        f"environment variable {name} has the value {value!r}",
-        where=f"{name} in the environment of this process",
+    raise _make_value_error(
+        name,
         why="the allowed values are pairs of KiB and count, each after a colon, as :4096:2:16:8",
         fix=f"export {name}=:4096:8, or unset it",
-        anchor="config",
     )
 
 
@@ -148,12 +142,10 @@ def check_dispatch() -> None:
     name = "PJRT_GPU_ENABLE_ASYNC_DISPATCH"
     # XLA takes no other value for yes.
     if os.environ.get(name) == "1":
-        raise ConfigError(
-            f"environment variable {name} has the value '1'",
-            where=f"{name} in the environment of this process",
+        raise _make_value_error(
+            name,
             why="XLA then enqueues work after its calls have returned: a graph would overtake it",
             fix=f"unset {name} before the process starts",
-            anchor="config",
         )
 
 
@@ -167,10 +159,19 @@ def _read_choice(name: str, choices: tuple[str, ...]) -> str:
     value = os.environ.get(name, choices[0])
     if value in choices:
         return value
-    raise ConfigError(
-        f"environment variable {name} has the value {value!r}",
-        where=f"{name} in the environment of this process",
+    raise _make_value_error(
+        name,
         why=f"the allowed values are {', '.join(choices)}",
         fix=f"export {name}={choices[-1]}, or unset it",
+    )
+
+
+def _make_value_error(name: str, *, why: str, fix: str) -> ConfigError:
+    """Returns the error of a variable that is set to what it may not be."""
+    return ConfigError(
+        f"environment variable {name} has the value {os.environ[name]!r}",
+        where=f"{name} in the environment of this process",
+        why=why,
+        fix=fix,
         anchor="config",
     )

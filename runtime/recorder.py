@@ -9,10 +9,6 @@ from typing import Any, Protocol
 class Recorder(Protocol):
     """A program that is being recorded."""
 
-    def takes_arrays(self) -> bool:
-        """True where ops of this thread go straight into it, with LIVE arrays as operands."""
-        ...
-
     def read_live(self, buffer: Any) -> Any:
         """Returns what stands for a live value in the program.
 
@@ -32,6 +28,14 @@ class Recorder(Protocol):
 
     def show_value(self, value: Any) -> Any:
         """Returns an array for what stands for a value in the program; anything else as it is.
+
+        Args:
+            value: what `read_live` has returned.
+        """
+        ...
+
+    def offer_value(self, value: Any) -> Any:
+        """Returns what JAX gets as the value of a live array: an array, where one may be bound.
 
         Args:
             value: what `read_live` has returned.

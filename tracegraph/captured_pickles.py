@@ -9,12 +9,11 @@ process that loads them has another ``__main__``; a captured one goes the same w
 from __future__ import annotations
 
 import copyreg
-import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tracegraph.options import Options
+from tracegraph.options import Options, list_keywords
 from tracegraph.runtime.handles import make_pickle_error
 
 
@@ -25,8 +24,7 @@ def list_given(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
         options: of the capture.
         given: its keywords; a stream that was not given is a new one in each copy.
     """
-    fields = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
-    return {**fields, "stream": given["stream"]}
+    return {**list_keywords(options), "stream": given["stream"]}
 
 
 def reduce_captured(captured: Any, function: Callable[..., Any], given: dict[str, Any]) -> Any:

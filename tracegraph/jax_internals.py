@@ -17,8 +17,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -75,6 +76,8 @@ for _folder in OWN_FOLDERS:
 
 
 _UNCHANGED = contextlib.nullcontext()
+# The modules of `Primitive.bind` and of `jax.vjp`.
+_TAKERS = ("jax._src.core", "jax._src.api")
 _NO_SETTINGS = ("configs", "__weakref__")
 # Raised for the results of a whole program; a user never sees it.
 InvalidFloatSignal: Any = _private["InternalFloatingPointError"]
@@ -326,9 +329,20 @@ def run_in(trace: Any) -> contextlib.AbstractContextManager[Any]:
     return _private["set_current_trace"](trace)
 
 
-def is_current(trace: Any) -> bool:
-    """True for the trace that takes the ops of this thread as they are called."""
-    return trace_state.value is trace
+def is_asked_for_operand() -> bool:
+    """True where JAX asks for a value to bind it, or to differentiate there; called by a handler.
+
+    Where it closes a trace it asks, too, with the outer trace in charge already: `jax.jit` passes
+    on the tracers that the function holds, and would make constants of arrays.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _name_module(frame).startswith("tracegraph."):
+        frame = frame.f_back
+    return frame is not None and _name_module(frame) in _TAKERS
+
+
+def _name_module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 def find_base_trace() -> Any:
@@ -437,6 +451,18 @@ def name_jaxprs(params: Mapping[str, Any]) -> list[tuple[str, Any]]:
             items = enumerate(value)
             found += [(f"{name}[{i}]", item) for i, item in items if isinstance(item, _JAXPRS)]
     return found
+
+
+def expand_equation(equation: Any, operands: Sequence[Any]) -> Any:
+    """Returns what a ``HiPrim`` does, as `custom_root` is one, as a closed jaxpr; None if none."""
+    primitive = equation.params.get("_prim")
+    if primitive is None:
+        return None
+
+    def expand(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(primitive.expand(*jax.tree.unflatten(primitive.in_tree, leaves)))
+
+    return jax.make_jaxpr(expand)(*operands)
 
 
 def measure_scan(params: Mapping[str, Any]) -> tuple[int, int]:

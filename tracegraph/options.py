@@ -130,6 +130,11 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
     )
 
 
+def list_keywords(options: Options) -> dict[str, Any]:
+    """Returns the keywords of `capture` that make these options again."""
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+
+
 def make_block_options(where: str, *, pool: Any, stream: Any) -> Options:
     """Returns the options of a block that is recorded.
 

@@ -31,7 +31,7 @@ def static_input(shape_or_array: Any, dtype: Any = None) -> Array:
 
     Raises:
         CaptureError: this thread records: an input is made before its block.
-        ConfigError: the value is a typed key, or no array.
+        ConfigError: the value is a typed key, or no array; or the shape or dtype is none.
 
     Example:
         >>> x = tg.static_input((2,))
@@ -55,13 +55,30 @@ def static_input(shape_or_array: Any, dtype: Any = None) -> Array:
 
 def _make_value(given: Any, dtype: Any) -> jax.Array:
     """Returns a new array of a strong type."""
+    try:
+        # None is float64 here; of Python's own types JAX has others than NumPy.
+        jnp.dtype(dtype)
+    except TypeError:
+        raise _make_type_error(f"dtype={dtype!r}") from None
     sizes: tuple[Any, ...] = given if isinstance(given, tuple) else (given,)
     if all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
+        if any(size < 0 for size in sizes):
+            raise _make_type_error(f"the shape {sizes}")
         return jnp.zeros(sizes, jnp.float32 if dtype is None else dtype)
     own = getattr(given, "dtype", None)
     if own is None or is_key_dtype(own):
         raise _make_value_error(given)
     return jnp.array(given, own if dtype is None else dtype)
+
+
+def _make_type_error(given: str) -> ConfigError:
+    return ConfigError(
+        f"static_input is given {given}",
+        where=locate_caller(),
+        why="a shape has sizes of zero and more, a dtype is one of NumPy's or of jax.numpy's",
+        fix="tg.static_input((2, 3), jnp.float32)",
+        anchor="config",
+    )
 
 
 def _make_value_error(given: Any) -> ConfigError:

@@ -181,6 +181,20 @@ class TestRefusals:
         with pytest.raises(tg.CaptureError, match="is not given"):
             tg.capture(lambda x=1: x, buckets={"x": {0: (2,)}})()
 
+    @pytest.mark.parametrize("empty", [None, [], {"a": None}])
+    def test_an_argument_without_an_array_has_no_size(self, empty):
+        step = tg.capture(lambda x: 1.0, buckets={"x": {0: (2, 4)}})
+        with pytest.raises(tg.CaptureError, match="axis 0 of `x` is missing") as caught:
+            step(empty)
+        assert len(str(caught.value).splitlines()) == 4
+
+    def test_one_argument_of_a_size_may_be_left_out(self):
+        step = tg.capture(
+            lambda x, mask: x * 2 if mask is None else x * mask,
+            buckets={"x": {0: (2, 4)}, "mask": {0: (2, 4)}},
+        )
+        np.testing.assert_array_equal(step(jnp.ones(3), None), np.full(3, 2.0))
+
     @pytest.mark.parametrize(
         "buckets",
         [

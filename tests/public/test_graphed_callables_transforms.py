@@ -253,6 +253,7 @@ X = jnp.zeros(2)
 WRONG = {
     "no callable": ((3, (X,)), {}, "callable 0 is int"),
     "no tuple": ((jnp.sin, X), {}, "sample_args of callable 0 is"),
+    "a type": ((jnp.sin, (jax.eval_shape(jnp.sin, X),)), {}, "has a jax.ShapeDtypeStruct"),
     "too few samples": (
         ((jnp.sin, jnp.cos), ((X,),)),
         {},

@@ -207,8 +207,8 @@ def no_array(x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (in_while, "a probe is inside of `while`"),
-        (in_branch, "a probe is inside of `cond`"),
+        (in_while, "probe 'c' is inside of `while`"),
+        (in_branch, "probe 'b' is inside of `cond`"),
         (twice, "probe 'h' is there twice"),
         (nameless, "is given '' for a name"),
         (no_array, "probe 'text' is given str"),

@@ -14,6 +14,8 @@ from tests.raw_graphs import record
 from tracegraph.randomness import random_calls
 from tracegraph.randomness.generator_state import GeneratorState
 
+# Of no type that a checker knows.
+ANYTHING: Any = None
 TRACED = {
     "jit": lambda gen: jax.jit(lambda: draw(gen))(),
     "scan": lambda gen: jax.lax.scan(lambda c, _: (c + draw(gen), None), X, None, length=2)[0],
@@ -167,6 +169,37 @@ def test_only_generators_are_registered():
         g.register_generator_state(gen)
     g.replay()
     assert_same([y], list_eager(1, 1))
+
+
+def enter_fork(given):
+    with tg.random.fork_rng(given):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: tg.random.Generator(0, "gpu7"), "device='gpu7' is not a device of JAX"),
+        (lambda: tg.random.Generator(0, 0), "device=0 is not a device of JAX"),
+        (lambda: tg.random.set_rng_state_all(ANYTHING), "cannot be NoneType"),
+        (lambda: tg.random.set_rng_state_all([]), "cannot be 0 states"),
+        (lambda: enter_fork(tg.random.Generator(0)), "a list of generators is expected"),
+        (lambda: enter_fork(1), "a list of generators is expected, not int"),
+        (lambda: enter_fork([1]), "a generator is expected, not int"),
+    ],
+)
+def test_what_is_no_device_state_or_generator_is_refused(call, words):
+    before = tg.random.get_rng_state()
+    with pytest.raises(tg.ConfigError, match=words) as caught:
+        call()
+    assert read_words(caught.value) == ["where", "why", "fix"]
+    np.testing.assert_array_equal(tg.random.get_rng_state(), before)
+
+
+def test_a_platform_is_a_device_too():
+    gen = tg.random.Generator(3, "cpu")
+    assert gen.device == "cpu"
+    assert_same([draw(gen)], list_eager(3, 1))
 
 
 def test_planted_a_replay_that_does_not_count_is_caught(monkeypatch):

@@ -237,3 +237,22 @@ def test_wrong_arguments_are_named():
         y = jnp.ones(N) * 3
     g.replay()
     assert_value(y, fill(3))
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "words"),
+    [
+        ((-1, 2), None, r"the shape \(-1, 2\)"),
+        ((2,), "float7", "dtype='float7'"),
+        (jnp.ones(2), 3.0, "dtype=3.0"),
+    ],
+)
+def test_a_shape_or_dtype_that_is_none_is_refused(given: Any, dtype: Any, words: str) -> None:
+    with pytest.raises(tg.ConfigError, match=words) as caught:
+        tg.static_input(given, dtype)
+    assert len(str(caught.value).splitlines()) == 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_dtype_of_python_is_that_of_jax() -> None:
+    assert tg.static_input((2,), float).dtype == jnp.zeros((), float).dtype

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import pytest
 
@@ -120,3 +121,49 @@ def test_a_function_may_return_its_own_argument(name: str, *, is_made: bool) -> 
         result = TRANSFORMED[name](given)
     graph.replay()
     assert_same(result, TRANSFORMED[name](x * 2 if is_made else x))
+
+
+def differentiate_inside(x: Any) -> Any:
+    def measure(y: Any) -> Any:
+        return (y**2).sum(), jax.value_and_grad(square, has_aux=True)(x)
+
+    return jax.value_and_grad(measure, has_aux=True)(x + 1)
+
+
+OF_AN_INPUT = TRANSFORMED | {
+    "inner": differentiate_inside,
+    "checkpointed": lambda x: jax.value_and_grad(jax.checkpoint(square), has_aux=True)(x),
+    "jitted": lambda x: jax.value_and_grad(jax.jit(square), has_aux=True)(x),
+    "closed over by jit": lambda x: jax.jit(lambda y: (x, y))(x + 1),
+    "closed over by checkpoint": lambda x: jax.checkpoint(lambda y: (x, y))(x + 1),
+    "closed over by scan": lambda x: jax.lax.scan(lambda c, y: (x, c * y), x, x),
+    "closed over by jit in vmap": lambda x: jax.vmap(jax.jit(lambda y: x * y))(x),
+}
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize("name", OF_AN_INPUT)
+def test_what_a_function_returns_of_an_input_follows_it(name: str, *, is_made: bool) -> None:
+    x, graph = tg.static_input((3,)), tg.CUDAGraph()
+    x.copy_(jnp.ones(3))
+    with tg.graph(graph):
+        result = OF_AN_INPUT[name](x * 2 if is_made else x)
+    value = jnp.arange(3.0)
+    x.copy_(value)
+    graph.replay()
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result))
+    assert_same(result, OF_AN_INPUT[name](value * 2 if is_made else value))
+
+
+def test_auxiliary_data_is_the_value_before_the_input_is_written():
+    w, graph = tg.static_input((3,)), tg.CUDAGraph()
+    with tg.graph(graph):
+        (loss, old), slope = jax.value_and_grad(square, has_aux=True)(w)
+        w.copy_(w - slope / 4)
+        (_, new), _ = jax.value_and_grad(square, has_aux=True)(w)
+    w.copy_(jnp.full(3, 8.0))
+    graph.replay()
+    assert_value(old, jnp.full(3, 8.0))
+    assert_value(new, jnp.full(3, 4.0))
+    assert_value(w, jnp.full(3, 4.0))
+    assert_value(loss, jnp.array(192.0))

@@ -63,6 +63,10 @@ def measure_call(
             first, first_label = found.setdefault(each.size, (size, label))
             if first != size:
                 raise make_unequal_error(first_label, first, label, size)
+    for each in sizes.axes:
+        if each.size not in found:
+            label = f"axis {each.axis} of `{each.argument}`"
+            raise make_leaf_error(label, "missing: there is no array in it")
     return {name: size for name, (size, _) in found.items()}
 
 

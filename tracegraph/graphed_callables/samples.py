@@ -60,6 +60,12 @@ def check_samples(functions: tuple[Any, ...], samples: Any, keywords: Any) -> No
                 "make graphed callables before the function that is traced or differentiated, and "
                 "call them in it",
             )
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            raise make_samples_error(
+                f"the sample of callable {index} has a jax.ShapeDtypeStruct, not an array",
+                "graphs are captured and verified with values",
+                "pass an array of that type, as jnp.zeros(type.shape, type.dtype)",
+            )
 
 
 def check_settings(num_warmup_iters: Any, pool: Any) -> None:

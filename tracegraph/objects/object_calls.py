@@ -12,13 +12,12 @@ attribute, returns all state with the new structure, and nnx changes the user's 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from tracegraph.extra_parameter import name_parameter
 from tracegraph.objects.graph_objects import (
     find_nnx,
     find_structure,
@@ -31,7 +30,7 @@ from tracegraph.objects.graph_objects import (
 )
 from tracegraph.objects.object_watch import ObjectWatch
 from tracegraph.objects.state_holder import StateHolder
-from tracegraph.options import Options
+from tracegraph.options import Options, list_keywords
 from tracegraph.tracing.signature import name_positions
 
 STATE = "nnx_state"
@@ -124,8 +123,7 @@ class ObjectCalls:
         capture: Callable[[Callable[..., Any], dict[str, Any]], Any],
     ) -> None:
         self._function = function
-        given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-        given |= {"donate_argnames": options.donate_argnames | {STATE}}
+        given = list_keywords(options) | {"donate_argnames": options.donate_argnames | {STATE}}
         self.captured = capture(_make_pure(function), given)
         self._state = StateHolder()
         self._repeat: Repeat | None = None
@@ -287,13 +285,5 @@ def _make_pure(function: Callable[..., Any]) -> Callable[..., Any]:
         names = [name for place in places for name in place.names]
         return dict(zip(names, flat, strict=True)), Outcome(inner, has_objects), result
 
-    functools.update_wrapper(pure, function)
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:
-        return pure
-    state = inspect.Parameter(STATE, inspect.Parameter.KEYWORD_ONLY)
-    is_last = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    parameters.insert(len(parameters) - is_last, state)
-    vars(pure)["__signature__"] = inspect.Signature(parameters)
+    name_parameter(pure, function, STATE)
     return pure

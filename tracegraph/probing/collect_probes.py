@@ -1,8 +1,9 @@
 """Turns the probes of a traced function into further results of it, see Note [Probes].
 
-What is called once is inlined where it holds a probe: `jit`, custom derivatives, `checkpoint`. A
-scan gives the values of its iterations, stacked. What a backward pass computes again is not probed
-again. While loops and branches are refused.
+What is called once is inlined where it holds a probe: `jit`, custom derivatives, `checkpoint`, and
+what solves in a `custom_linear_solve` or a `custom_root`. A scan gives the values of its
+iterations, stacked. What a derivative computes or solves again is not probed again. While loops and
+branches are refused, and so is a probe in the linear function of a solve that never calls it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tracegraph.jax_internals import (
     bind_equation,
     describe_source,
     equation_context,
+    expand_equation,
     hold_equation,
     is_literal,
     make_open,
@@ -26,7 +28,9 @@ from tracegraph.jax_internals import (
     open_jaxpr,
 )
 from tracegraph.probing.probe import has_probes, probe_p
-from tracegraph.probing.probe_errors import make_place_error, make_twice_error
+from tracegraph.probing.probe_errors import make_place_error, make_twice_error, make_unrun_error
+
+_SOLVE = "custom_linear_solve"
 
 _CALLS = frozenset(
     ["jit", "pjit", "closed_call", "core_closed_call", "core_call", "call", "custom_jvp_call"]
@@ -50,6 +54,29 @@ class ProbeSpec:
     source: str
 
 
+@dataclasses.dataclass(frozen=True)
+class _Solves:
+    """What is known of the linear solves of a function, in all its loops.
+
+    Attributes:
+        names: of the probes that a solve keeps, by the identity of its functions' jaxprs.
+        first: the equation that keeps them, by the same.
+        skipped: the line of each probe in a linear function.
+    """
+
+    names: dict[int, frozenset[str]] = dataclasses.field(default_factory=dict)
+    first: dict[int, Any] = dataclasses.field(default_factory=dict)
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def holds_probes(jaxpr: Any) -> bool:
+    """True for a jaxpr with a probe in it, or in a function of a linear solve: those JAX hides."""
+    if has_probes(jaxpr):
+        return True
+    opened, _ = open_jaxpr(jaxpr)
+    return any(holds_probes(inner) for each in opened.eqns for _, inner in name_jaxprs(each.params))
+
+
 def collect_probes(closed: Any) -> tuple[Any, tuple[ProbeSpec, ...]]:
     """Returns a closed jaxpr with the leaves of its probes as further results, and the probes.
 
@@ -65,6 +92,7 @@ def collect_probes(closed: Any) -> tuple[Any, tuple[ProbeSpec, ...]]:
         collector = _Collector(is_kept=True)
         results = collector.evaluate(closed, leaves)
         specs[:] = collector.specs
+        collector.check_skipped()
         return [*results, *collector.values]
 
     jaxpr, _ = open_jaxpr(closed)
@@ -80,10 +108,14 @@ class _Collector:
 
     Args:
         is_kept: False where probes are dropped.
+        outer: of the function that a loop is in.
     """
 
-    def __init__(self, *, is_kept: bool) -> None:
+    def __init__(self, *, is_kept: bool, outer: _Collector | None = None) -> None:
         self._is_kept = is_kept
+        self._solves = _Solves() if outer is None else outer._solves
+        # Names that a derivative's solve does not keep again.
+        self._dropped: frozenset[str] = frozenset() if outer is None else outer._dropped
         self.specs: list[ProbeSpec] = []
         self.values: list[Any] = []
 
@@ -105,7 +137,8 @@ class _Collector:
         if equation.primitive is probe_p:
             self._keep(equation, operands)
             return operands
-        if not any(has_probes(each) for _, each in name_jaxprs(equation.params)):
+        held = [each for _, each in name_jaxprs(equation.params) if holds_probes(each)]
+        if not held and not has_probes(equation):
             return bind_equation(equation, operands)
         name = equation.primitive.name
         with hold_equation(equation):
@@ -117,10 +150,28 @@ class _Collector:
                 return self._scan(equation, operands)
             if name in _CHECKPOINTS:
                 return self._recompute(equation, operands)
-        raise make_place_error(name, _locate(equation))
+            if name == _SOLVE:
+                return self._solve(equation, operands)
+            expanded = expand_equation(equation, operands)
+            if expanded is not None:
+                return self.evaluate(expanded, operands)
+        found = [probe for each in held for probe in _list_probes(each)]
+        probe, line = found[0] if found else ("", _locate(equation))
+        raise make_place_error(name, line, probe)
+
+    def check_skipped(self) -> None:
+        """Refuses a probe in a linear function that nothing calls.
+
+        Raises:
+            CaptureError: there is one.
+        """
+        kept = {spec.name for spec in self.specs}
+        for name, source in self._solves.skipped.items():
+            if name not in kept:
+                raise make_unrun_error(name, source)
 
     def _keep(self, equation: Any, operands: list[Any]) -> None:
-        if not self._is_kept:
+        if not self._is_kept or equation.params["name"] in self._dropped:
             return
         params = equation.params
         self._add(ProbeSpec(params["name"], params["tree"], _locate(equation)), operands)
@@ -139,7 +190,7 @@ class _Collector:
         specs: list[ProbeSpec] = []
 
         def body(carry: Any, xs: Any) -> Any:
-            inner = _Collector(is_kept=self._is_kept)
+            inner = _Collector(is_kept=self._is_kept, outer=self)
             results = inner.evaluate(params["jaxpr"], [*constants, *carry, *xs])
             specs[:] = inner.specs
             return results[:carry_count], (results[carry_count:], inner.values)
@@ -159,6 +210,33 @@ class _Collector:
             start += spec.tree.num_leaves
         return [*carry, *stacked]
 
+    def _solve(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """Inlines what solves; the linear functions beside it only make derivatives."""
+        functions, lengths = equation.params["jaxprs"], equation.params["const_lengths"]
+        solves = self._solves
+        if self._is_kept:
+            solves.skipped.update(_list_probes(functions.matvec))
+        start = lengths.matvec + lengths.vecmat
+        own = operands[start : start + lengths.solve]
+        inputs = [*own, *operands[sum(lengths) :]]
+        # The transposed solve has the same two functions, the other way round.
+        both = (functions.solve, functions.transpose_solve)
+        keys = [id(each) for each in both if each is not None]
+        earlier = next((key for key in keys if key in solves.first), None)
+        if earlier is None or solves.first[earlier] is equation:
+            before = len(self.specs)
+            results = self.evaluate(functions.solve, inputs)
+            names = frozenset(spec.name for spec in self.specs[before:])
+            solves.names.update(dict.fromkeys(keys, names))
+            solves.first.update(dict.fromkeys(keys, equation))
+            return results
+        dropped = self._dropped
+        self._dropped = dropped | solves.names[earlier]
+        try:
+            return self.evaluate(functions.solve, inputs)
+        finally:
+            self._dropped = dropped
+
     def _recompute(self, equation: Any, operands: list[Any]) -> list[Any]:
         """Inlines a checkpoint; one of a backward pass stays, since it computes again."""
         jaxpr = equation.params["jaxpr"]
@@ -170,6 +248,17 @@ class _Collector:
         params = {**equation.params, "jaxpr": bare}
         bare = equation.replace(params=params, effects=bare.effects)
         return bind_equation(bare, operands)
+
+
+def _list_probes(jaxpr: Any) -> list[tuple[str, str]]:
+    """Returns name and line of the probes in a jaxpr and in its functions."""
+    found: list[tuple[str, str]] = []
+    for equation in open_jaxpr(jaxpr)[0].eqns:
+        if equation.primitive is probe_p:
+            found.append((equation.params["name"], _locate(equation)))
+        for _, inner in name_jaxprs(equation.params):
+            found += _list_probes(inner)
+    return found
 
 
 def _locate(equation: Any) -> str:

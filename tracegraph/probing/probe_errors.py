@@ -43,13 +43,24 @@ def make_twice_error(name: str, first: str, second: str) -> CaptureError:
     )
 
 
-def make_place_error(op: str, where: str) -> CaptureError:
+def make_place_error(op: str, where: str, name: str) -> CaptureError:
     """Returns the error of a probe in a function that is not called once, or a known number."""
     return CaptureError(
-        f"a probe is inside of `{op}`",
+        f"{f'probe {name!r}' if name else 'a probe'} is inside of `{op}`",
         where=where,
         why="how often a while loop, or whether a branch runs is not known before the replay",
         fix="return the value from it (in a loop: carry it) and probe that; or use jax.lax.scan",
+        anchor=ANCHOR,
+    )
+
+
+def make_unrun_error(name: str, where: str) -> CaptureError:
+    """Returns the error of a probe in the linear function of a solve that never calls it."""
+    return CaptureError(
+        f"probe {name!r} is in the `matvec` of `custom_linear_solve`, which is not run",
+        where=where,
+        why="`solve` computes the result; JAX uses `matvec` for derivatives only, if that",
+        fix="probe what `solve` computes, or what custom_linear_solve returns",
         anchor=ANCHOR,
     )
 

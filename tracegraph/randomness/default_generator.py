@@ -10,7 +10,11 @@ import jax
 import numpy as np
 
 from tracegraph.constraints.frames import hides_own_frames
-from tracegraph.randomness.errors import make_generator_error, make_state_error
+from tracegraph.randomness.errors import (
+    make_generator_error,
+    make_generators_error,
+    make_state_error,
+)
 from tracegraph.randomness.generator import Generator
 
 # Of the process: keys belong to no device.
@@ -99,6 +103,8 @@ def set_rng_state_all(states: Iterable[Any]) -> None:
     Raises:
         ConfigError: it is not one state.
     """
+    if not isinstance(states, Iterable):
+        raise make_state_error(type(states).__name__, "in a list, one for all devices")
     given = list(states)
     if len(given) != 1:
         raise make_state_error(f"{len(given)} states", "one for all devices")
@@ -117,7 +123,7 @@ def fork_rng(
 
     Raises:
         CaptureError: it is called inside a capture.
-        ConfigError: one of them is no generator.
+        ConfigError: it is no list, or one of them is no generator.
 
     Example:
         >>> _ = tg.random.manual_seed(0)
@@ -126,6 +132,8 @@ def fork_rng(
         >>> bool(key == tg.random.next_key())
         True
     """
+    if generators is not None and not isinstance(generators, Iterable):
+        raise make_generators_error(generators)
     given = [default_generator] if generators is None else list(generators)
     for each in given:
         if not isinstance(each, Generator):

@@ -58,6 +58,17 @@ def make_seed_error(seed: Any) -> ConfigError:
     )
 
 
+def make_device_error(device: Any) -> ConfigError:
+    """Returns the error of a device that JAX does not know."""
+    return ConfigError(
+        f"device={device!r} is not a device of JAX",
+        where=f"{locate_caller()}, argument `device`",
+        why="eager keys are put on the device, with those of its platform that JAX has here",
+        fix="pass one of jax.devices(), or leave device= out",
+        anchor=ANCHOR,
+    )
+
+
 def make_state_error(found: str, wanted: str) -> ConfigError:
     """Returns the error of a state that no generator has given."""
     return ConfigError(
@@ -65,6 +76,17 @@ def make_state_error(found: str, wanted: str) -> ConfigError:
         where=f"{locate_caller()}, argument `state`",
         why=f"the state of this generator is {wanted}",
         fix="pass what `get_state()` of a generator with the same kind of keys returned",
+        anchor=ANCHOR,
+    )
+
+
+def make_generators_error(given: Any) -> ConfigError:
+    """Returns the error of something else in the place of several generators."""
+    return ConfigError(
+        f"a list of generators is expected, not {type(given).__name__}",
+        where=f"{locate_caller()}, argument `generators`",
+        why="the states of all of them are given back after the block",
+        fix="pass [generator], or nothing for the default generator",
         anchor=ANCHOR,
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracegraph.constraints.frames import hides_own_frames
 from tracegraph.randomness.draws import check_outside, draw_key
-from tracegraph.randomness.errors import make_generator_error
+from tracegraph.randomness.errors import make_device_error, make_generator_error
 from tracegraph.randomness.generator_state import GeneratorState
 
 _SEED_BYTES = 8
@@ -28,7 +28,7 @@ class Generator:
             capture are where it is.
 
     Raises:
-        ConfigError: the seed is no such int.
+        ConfigError: the seed is no such int, or JAX does not know the device.
 
     Example:
         >>> gen = tg.random.Generator(7)
@@ -43,7 +43,7 @@ class Generator:
 
     def __init__(self, seed: int = 0, device: Any = None) -> None:
         self._state = GeneratorState(seed)
-        self._device = device
+        self._device = _check_device(device)
 
     def __repr__(self) -> str:
         return f"<Generator seed={self._state.seed}>"
@@ -196,3 +196,14 @@ class Generator:
     def __deepcopy__(self, memo: dict[int, Any]) -> Generator:
         new = memo[id(self)] = self._join(self._state.copy())
         return new
+
+
+def _check_device(device: Any) -> Any:
+    """Returns a device, or a platform's name, that JAX can make the default one; None for none."""
+    if device is None:
+        return None
+    try:
+        with jax.default_device(device):
+            return device
+    except ValueError:
+        raise make_device_error(device) from None

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 
-from tracegraph.options import Options
+from tracegraph.extra_parameter import name_parameter
+from tracegraph.options import Options, list_keywords
 from tracegraph.randomness.draws import UnboundDrawsSignal, binding, hold_states
 from tracegraph.randomness.generator_state import GeneratorState
 
@@ -59,8 +59,7 @@ class RandomCalls:
         capture: Callable[[Callable[..., Any], dict[str, Any]], Any],
         states: tuple[GeneratorState, ...],
     ) -> None:
-        given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-        self.captured = capture(_make_pure(function, states), given)
+        self.captured = capture(_make_pure(function, states), list_keywords(options))
         self.states = states
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,13 +114,5 @@ def _make_pure(
             return *result, Drawn(drawn, is_tuple=True)
         return result, Drawn(drawn, is_tuple=False)
 
-    functools.update_wrapper(pure, function)
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:
-        return pure
-    extra = inspect.Parameter(STATES, inspect.Parameter.KEYWORD_ONLY)
-    is_last = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    parameters.insert(len(parameters) - is_last, extra)
-    vars(pure)["__signature__"] = inspect.Signature(parameters)
+    name_parameter(pure, function, STATES)
     return pure

@@ -21,8 +21,9 @@ import numpy as np
 
 from tracegraph.jax_internals import (
     JaxprTrace,
+    find_base_trace,
     is_array_aval,
-    is_current,
+    is_asked_for_operand,
     is_key_dtype,
     send_ops_to,
 )
@@ -58,6 +59,8 @@ class RecordedTrace(JaxprTrace):
         self._made: list[tuple[weakref.ref[Array], GraphOutput]] = []
         # By the identity of its key data, which it holds.
         self._keys: dict[int, tuple[Any, Any]] = {}
+        # By the identity of its tracer, which it holds.
+        self._arrays: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
         self._wraps = True
 
     def take_made(self) -> list[tuple[weakref.ref[Array], GraphOutput]]:
@@ -65,10 +68,6 @@ class RecordedTrace(JaxprTrace):
         made, self._made = self._made, []
         self._keys.clear()
         return made
-
-    def takes_arrays(self) -> bool:
-        """True where the block's ops are bound, and no transformation of JAX is around them."""
-        return is_current(self)
 
     def read_live(self, buffer: Any) -> Any:
         """Returns the tracer of a LIVE array: of this block, or of outside; then it is an input."""
@@ -90,6 +89,15 @@ class RecordedTrace(JaxprTrace):
     def show_value(self, value: Any) -> Any:
         """Returns a new array of the block for a tracer; anything else as it is."""
         return self._wrap(value)
+
+    def offer_value(self, value: Any) -> Any:
+        """Returns the array for the tracer of a LIVE array, where the block's ops take arrays.
+
+        `jax.vjp` and `jax.checkpoint` hand to the user what they got, if their function returns its
+        own argument. A function that JAX traces may hold nothing but tracers.
+        """
+        is_bound = find_base_trace() is self and is_asked_for_operand()
+        return self._wrap(value) if is_bound else value
 
     # What JAX calls.
 
@@ -173,8 +181,11 @@ class RecordedTrace(JaxprTrace):
         return self._make_array(value) if isinstance(aval.dtype, np.dtype) else value
 
     def _make_array(self, tracer: Any) -> Array:
+        if (known := self._arrays.get(id(tracer))) is not None:
+            return known
         name = f"output {len(self._made)}"
         buffer = GraphOutput(self, tracer, tracer.aval, self._jax_device, name)
         array = Array(buffer, 0, ArrayState.LIVE)
         self._made.append((weakref.ref(array), buffer))
+        self._arrays[id(tracer)] = array
         return array

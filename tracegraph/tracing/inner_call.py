@@ -10,10 +10,15 @@ would hide things: an inner function that was traced under `jit` has left no mar
 one that was traced for another capture names the streams of that one, and Python work that changes
 would be seen once instead of twice. So inside a capture the inner function is traced anew, once for
 each trace of the outer one and each stream that it is called on. The passes inline it.
+
+A function that draws keys draws them at each call, as a part of what is around it. That it does so
+shows in a trace of its own, which is given up. Each kind of call is remembered, so that later ones
+need no such trace. A kind that draws no more is called all the same, which is right and slower.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 from collections.abc import Callable
@@ -28,6 +33,9 @@ from tracegraph.runtime.stream import current_stream
 from tracegraph.runtime.stream_capture import read_trace_memo
 from tracegraph.tracing.static_leaves import wrap_static_leaves
 
+# Of calls that draw keys; as many as a captured function keeps signatures.
+_MAX_KINDS = 64
+
 
 class InnerCall:
     """Calls a captured function by way of `jax.jit`, for where JAX traces or computes op by op.
@@ -39,10 +47,14 @@ class InnerCall:
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self._function, self._options = function, options
+        # The kinds of calls that draw keys, as they were found.
+        self._drawing: collections.OrderedDict[Any, None] = collections.OrderedDict()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, traced as Note [Inner calls] says."""
         wrapped, named = self._wrap(args, kwargs)
+        if self._drawing and self._find_kind(wrapped, named) in self._drawing:
+            return self._function(*args, **kwargs)
         memo = read_trace_memo()
         key = (self, current_stream().number)
         if memo is not None and key not in memo:
@@ -51,6 +63,11 @@ class InnerCall:
         # A function that draws keys may do so as a part of what is around it, not in its own trace.
         with contextlib.suppress(TracedDrawError):
             return jitted(*wrapped, **named)
+        kind = self._find_kind(wrapped, named)
+        if kind is not None:
+            self._drawing[kind] = None
+        if len(self._drawing) > _MAX_KINDS:
+            self._drawing.popitem(last=False)
         return self._function(*args, **kwargs)
 
     def eval_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,7 +80,8 @@ class InnerCall:
             return self._jit().eval_shape(*args, **kwargs)
 
     def clear(self) -> None:
-        """Drops what JAX traced and compiled of it."""
+        """Drops what JAX traced and compiled of it, and which calls draw keys."""
+        self._drawing.clear()
         if "_jitted" in vars(self):
             self._jitted.clear_cache()
 
@@ -78,6 +96,21 @@ class InnerCall:
             static_argnums=tuple(sorted(self._options.static_argnums)),
             static_argnames=tuple(sorted(self._options.static_argnames)),
         )
+
+    def _find_kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns static arguments and types of a call; None if they cannot be compared."""
+        positions, names = self._options.static_argnums, self._options.static_argnames
+        static = [value for position, value in enumerate(args) if position in positions]
+        named = tuple((key, value) for key, value in kwargs.items() if key in names)
+        values = [value for position, value in enumerate(args) if position not in positions]
+        rest = {key: value for key, value in kwargs.items() if key not in names}
+        leaves, tree = jax.tree.flatten((values, rest))
+        try:
+            kind = (tree, *map(jax.typeof, leaves), *static, named)
+            hash(kind)
+        except TypeError:
+            return None
+        return kind
 
     def _wrap(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -38,10 +38,9 @@ from tracegraph.jax_internals import (
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.precision.apply_flags import apply_flags
 from tracegraph.precision.flags import UNSET, PrecisionFlags
-from tracegraph.probing.collect_probes import ProbeSpec, collect_probes
+from tracegraph.probing.collect_probes import ProbeSpec, collect_probes, holds_probes
 from tracegraph.probing.probe import (
     binding_probes,
-    has_probes,
     has_probes_anywhere,
     watching_probes,
 )
@@ -140,7 +139,7 @@ def trace_jaxpr(
 
     origin = Origin(_describe_function(function))
     jaxpr, probes = traced.jaxpr, ()
-    if has_probes(jaxpr):
+    if is_probed and holds_probes(jaxpr):
         jaxpr, probes = collect_probes(jaxpr)
     jaxpr = apply_flags(jaxpr, flags)
     if jaxpr is not traced.jaxpr:
