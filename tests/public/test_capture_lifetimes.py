@@ -75,7 +75,8 @@ def test_read_results_outlive_the_pool(count_segment_bytes):
     _, unread = captured({"w": X}, 1.0)
     _, read = captured({"w": X}, 2.0)
     read.block_until_ready()
-    values = [read + 0, np.asarray(read)]
+    # A computation of JAX that has not ended holds what it reads.
+    values = [(read + 0).block_until_ready(), np.asarray(read)]
     del captured
     gc.collect()
     assert_same(read, X * 2)
