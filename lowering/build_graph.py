@@ -28,7 +28,7 @@ returned after A had, and what A wrote was visible then and stays so. The waits 
 none of another: a launch begins when the work before it on its stream has completed.
 
 What must never be: a programmatic edge into a kernel that does not wait. It would start early and
-read what P has not written yet.
+read what P has not written yet. The only loads ahead of a wait are those of Note [Early loads].
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ from tracegraph.lowering.device_program import (
     ExecutableCall,
     GraphStep,
     Step,
+    list_device_steps,
 )
 from tracegraph.lowering.planning.byte_edges import find_edges, verify_edges
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.lowering.planning.step_order import reduce_edges
 from tracegraph.lowering.request import Role
+from tracegraph.runtime.early_loads import find_settled
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, GraphNode, Node
-from tracegraph.runtime.nodes import CallNode, CopyNode, KernelNode
+from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, KernelNode
 
 
 def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
@@ -98,6 +100,7 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
 
 def _build_stages(program: DeviceProgram, plan: MemoryPlan) -> tuple[Stage, ...]:
     stages = []
+    settled = _find_settled(program, plan)
     # The key changes at every border between two stages.
     borders = itertools.accumulate(
         0 if _is_captured(step) and (not index or _is_captured(program.steps[index - 1])) else 1
@@ -107,13 +110,13 @@ def _build_stages(program: DeviceProgram, plan: MemoryPlan) -> tuple[Stage, ...]
     for indices in [[index for index, _ in run] for _, run in keyed]:
         steps = program.steps[indices[0] : indices[-1] + 1]
         edges = _find_stage_edges(program, plan, indices[0], steps)
-        nodes = tuple(_build_node(step, program, plan) for step in steps)
+        nodes = tuple(_build_node(step, program, plan, settled) for step in steps)
         stages.append(
             Stage(
                 nodes=nodes,
                 edges=edges,
                 is_captured=_is_captured(steps[0]),
-                programmatic=find_programmatic(nodes, edges),
+                programmatic=find_programmatic(nodes, edges, settled),
             )
         )
     return tuple(stages)
@@ -137,43 +140,75 @@ def _find_stage_edges(
     return edges
 
 
+def _find_settled(program: DeviceProgram, plan: MemoryPlan) -> frozenset[BufferUse]:
+    """Returns the early loads of the program's kernels that may be early."""
+    early = [
+        use
+        for step in list_device_steps(_list_graph_steps(program))
+        if isinstance(step.node, KernelNode)
+        for use in step.node.early_loads
+    ]
+    if not early:
+        return frozenset()
+    places = {
+        buffer.name: range(start, start + buffer.nbytes)
+        for buffer in program.buffers
+        for start in (plan.offsets[buffer.name],)
+    }
+    written = [use.buffer for step in program.steps for use in step.writes]
+    return find_settled(early, written, places)
+
+
+def _list_graph_steps(program: DeviceProgram) -> list[GraphStep]:
+    return [step for step in program.steps if not isinstance(step, ExecutableCall | Copy)]
+
+
 def find_programmatic(
-    nodes: Sequence[Node], edges: Iterable[tuple[int, int]]
+    nodes: Sequence[Node],
+    edges: Iterable[tuple[int, int]],
+    settled: frozenset[BufferUse] = frozenset(),
 ) -> frozenset[tuple[int, int]]:
     """Returns the edges at which the second kernel may be started early.
 
     See Note [Programmatic edges].
+
+    Args:
+        nodes: of a stage or a body.
+        edges: pairs of their indices.
+        settled: what kernels may load before they wait.
     """
     return frozenset(
         (first, second)
         for first, second in edges
-        if _is_kernel(nodes[first]) and _begins_with_wait(nodes[second])
+        if isinstance(nodes[first], KernelNode) and _starts_early(nodes[second], settled)
     )
 
 
-def _is_kernel(node: Node) -> bool:
-    return isinstance(node, KernelNode)
-
-
-def _begins_with_wait(node: Node) -> bool:
-    return isinstance(node, KernelNode) and node.begins_with_wait
+def _starts_early(node: Node, settled: frozenset[BufferUse]) -> bool:
+    if not isinstance(node, KernelNode) or not node.begins_with_wait:
+        return False
+    return settled.issuperset(node.early_loads)
 
 
 def _is_captured(step: Step) -> bool:
     return not isinstance(step, ExecutableCall) or step.is_captured
 
 
-def _build_node(step: Step, program: DeviceProgram, plan: MemoryPlan) -> Node:
+def _build_node(
+    step: Step, program: DeviceProgram, plan: MemoryPlan, settled: frozenset[BufferUse]
+) -> Node:
     if isinstance(step, Copy):
         return CopyNode(step.name, step.source, step.target)
     if not isinstance(step, ExecutableCall):
-        return _build_graph_node(step, program, plan)
+        return _build_graph_node(step, program, plan, settled)
     reads = tuple(use.buffer for use in step.reads)
     writes = tuple(use.buffer for use in step.writes)
     return CallNode(step.name, step.executable, reads, writes, step.in_place)
 
 
-def _build_graph_node(step: GraphStep, program: DeviceProgram, plan: MemoryPlan) -> GraphNode:
+def _build_graph_node(
+    step: GraphStep, program: DeviceProgram, plan: MemoryPlan, settled: frozenset[BufferUse]
+) -> GraphNode:
     if isinstance(step, DeviceStep):
         return step.node
     setter = step.setter.node
@@ -183,12 +218,17 @@ def _build_graph_node(step: GraphStep, program: DeviceProgram, plan: MemoryPlan)
             where=f"{step.kind} {step.name} of `{program.name}`",
             why="only a kernel can set the handle of a conditional node",
         )
-    bodies = tuple(_build_body(body, program, plan) for body in step.bodies)
+    bodies = tuple(_build_body(body, program, plan, settled) for body in step.bodies)
     return ConditionalNode(step.name, step.construct, bodies, setter, step.turn)
 
 
-def _build_body(steps: Sequence[GraphStep], program: DeviceProgram, plan: MemoryPlan) -> Body:
-    nodes = tuple(_build_graph_node(step, program, plan) for step in steps)
+def _build_body(
+    steps: Sequence[GraphStep],
+    program: DeviceProgram,
+    plan: MemoryPlan,
+    settled: frozenset[BufferUse],
+) -> Body:
+    nodes = tuple(_build_graph_node(step, program, plan, settled) for step in steps)
     edges = reduce_edges(len(steps), find_edges(steps, plan.offsets))
     verify_edges(steps, edges, plan.offsets, name=program.name)
-    return Body(nodes, edges, find_programmatic(nodes, edges))
+    return Body(nodes, edges, find_programmatic(nodes, edges, settled))

@@ -24,6 +24,7 @@ from tracegraph.lowering.detach_results import detach_results
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.limit_workspaces import limit_workspaces
 from tracegraph.lowering.merge_loops import merge_loops
+from tracegraph.lowering.own_kernels import compile_own_kernels
 from tracegraph.lowering.pack_elements import pack_elements
 from tracegraph.lowering.planning.drop_steps import drop_unread
 from tracegraph.lowering.planning.forward_copies import forward_copies
@@ -320,7 +321,12 @@ def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
         plan_call=compiler.target.plan_library_call,
         reads_loops=compiler.merges,
     )
-    return limit_workspaces(program, read_cublas_workspace_bytes())
+    program = limit_workspaces(program, read_cublas_workspace_bytes())
+    compile_kernel = compiler.target.compile_kernel
+    if compile_kernel is None:
+        return program
+    steps = compile_own_kernels(program.steps, compile_kernel)
+    return dataclasses.replace(program, steps=steps)
 
 
 def _rename(region: Region, renamed: dict[str, BufferSpec]) -> Region:

@@ -183,7 +183,7 @@ def _merge(steps: Sequence[DeviceStep], compile_kernel: CompileKernel) -> Device
     blocks = max(-(-each.count // THREADS) for each in arguments)
     node = KernelNode(
         steps[0].name,
-        KernelCode(SYMBOL, compile_kernel(source, OPTIONS)),
+        KernelCode(SYMBOL, compile_kernel(source, OPTIONS).cubin),
         LaunchShape((blocks, len(steps), 1), (THREADS, 1, 1)),
         tuple(parameters),
         tuple(is_written for _, is_written in parameters.values()),

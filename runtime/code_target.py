@@ -6,8 +6,22 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
 
-# From a source in C++ and options of NVRTC to machine code.
-CompileKernel: TypeAlias = Callable[[str, tuple[str, ...]], bytes]
+
+@dataclasses.dataclass(frozen=True)
+class CompiledSource:
+    """What NVRTC makes of a source.
+
+    Attributes:
+        cubin: machine code for one architecture.
+        ptx: what it was made from.
+    """
+
+    cubin: bytes = dataclasses.field(repr=False)
+    ptx: str = dataclasses.field(repr=False)
+
+
+# Of a source in C++, with options of NVRTC.
+CompileKernel: TypeAlias = Callable[[str, tuple[str, ...]], CompiledSource]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,10 +136,18 @@ class FillNode:
 
 @dataclasses.dataclass(frozen=True)
 class KernelCode:
-    """A compiled kernel: an image that the driver loads, and the symbol to look up in it."""
+    """A compiled kernel.
+
+    Attributes:
+        symbol: to look up in the image.
+        cubin: the image, which the driver loads.
+        early: of a kernel that begins with a wait the numbers of the parameters that it loads from
+            before that.
+    """
 
     symbol: str
     cubin: bytes = dataclasses.field(repr=False)
+    early: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +224,8 @@ class KernelNode:
         parameters: in the order of the kernel's parameters.
         written: for each parameter whether the kernel writes through it.
         begins_with_wait: True when the kernel itself waits for the kernels before it before it
-            touches memory; see Note [Programmatic edges] of ``lowering/build_graph.py``.
+            touches memory, but for its code's early loads; see Note [Programmatic edges] of
+            ``lowering/build_graph.py``.
     """
 
     name: str
@@ -252,6 +261,12 @@ class KernelNode:
             for parameter, is_written in pairs
             if not isinstance(parameter, bytes | ConditionHandle)
         )
+
+    @property
+    def early_loads(self) -> tuple[BufferUse, ...]:
+        """The byte ranges that it reads before it waits."""
+        early = [self.parameters[number] for number in self.code.early]
+        return tuple(each for each in early if isinstance(each, BufferUse))
 
     def bind(self, handle: int) -> KernelNode:
         """Returns the node with the handle of the conditional node that it decides for."""

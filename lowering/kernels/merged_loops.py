@@ -17,13 +17,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from tracegraph.lowering.element_loops import ElementFunction, ElementOp
+from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 
 THREADS = 256
 SYMBOL = "merged_loops"
 # See Note [Arithmetic of XLA].
 OPTIONS = ("--fmad=false", "--prec-div=false", "--prec-sqrt=false", "--ftz=false")
 
-_TYPES = {"F32": "float", "S32": "int", "PRED": "bool", "BF16": "bfloat16", "F16": "float16"}
 _OPERATORS = {
     "add": "{0} + {1}",
     "subtract": "{0} - {1}",
@@ -45,32 +45,6 @@ _OPERATORS = {
     "select": "{0} ? {1} : {2}",
 }
 _COMPARISONS = {"EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">="}
-
-_HEAD = """\
-struct bfloat16 { unsigned short bits; };
-struct float16 { unsigned short bits; };
-#ifdef __CUDACC__
-#define KERNEL extern "C" __global__ void __launch_bounds__(256)
-__device__ __forceinline__ void wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ float maximum(float a, float b) {
-    float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c;
-}
-__device__ __forceinline__ float minimum(float a, float b) {
-    float c; asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c;
-}
-__device__ __forceinline__ float widen(bfloat16 a) { return __uint_as_float(a.bits << 16); }
-__device__ __forceinline__ float widen(float16 a) {
-    float c; asm("cvt.f32.f16 %0, %1;" : "=f"(c) : "h"(a.bits)); return c;
-}
-__device__ __forceinline__ bfloat16 narrow(float a, bfloat16) {
-    bfloat16 c; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(c.bits) : "f"(a)); return c;
-}
-__device__ __forceinline__ float16 narrow(float a, float16) {
-    float16 c; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(c.bits) : "f"(a)); return c;
-}
-__device__ __forceinline__ float literal(unsigned bits) { return __uint_as_float(bits); }
-#endif
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +79,13 @@ def write_merged_loops(
         kinds: of each parameter XLA's name of its elements' type.
         waits: begin with a wait for the kernels before it, which needs compute capability 9.0.
     """
-    parameters = ", ".join(f"{_TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
+    parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
     operands, results = function.operands, function.results
     names = [f"x{index}" for index in range(len(operands))]
     names += [f"y{index}" for index in range(len(results))]
-    types = [_TYPES[operand.kind] for operand in operands]
-    types += [_TYPES[function.find_kind(result)] for result in results]
-    lines = [f"KERNEL {SYMBOL}({parameters}) {{"]
+    types = [TYPES[operand.kind] for operand in operands]
+    types += [TYPES[function.find_kind(result)] for result in results]
+    lines = [f"KERNEL({THREADS}) {SYMBOL}({parameters}) {{"]
     lines += ["    wait();"] if waits else []
     lines.append("    int count = 0;")
     lines += [f"    {kind} *{name} = nullptr;" for kind, name in zip(types, names, strict=True)]
@@ -130,7 +104,7 @@ def write_merged_loops(
         "    }",
         "}",
     ]
-    return _HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join(lines) + "\n"
 
 
 def _write_body(function: ElementFunction) -> list[str]:
@@ -138,10 +112,10 @@ def _write_body(function: ElementFunction) -> list[str]:
     lines: list[str] = []
     for index, operand in enumerate(function.operands):
         place = "0" if operand.is_single else "i"
-        lines.append(f"{_TYPES[operand.kind]} v{index} = x{index}[{place}];")
+        lines.append(f"{TYPES[operand.kind]} v{index} = x{index}[{place}];")
     first = len(function.operands)
     for number, op in enumerate(function.ops, start=first):
-        lines.append(f"{_TYPES[op.kind]} v{number} = {_write_op(function, op)};")
+        lines.append(f"{TYPES[op.kind]} v{number} = {_write_op(function, op)};")
     for index, result in enumerate(function.results):
         lines.append(f"y{index}[i] = v{result};")
     return lines
@@ -160,15 +134,15 @@ def _write_op(function: ElementFunction, op: ElementOp) -> str:
     if source in ("BF16", "F16"):
         value = f"widen({value})"
     if op.kind in ("BF16", "F16"):
-        return f"narrow((float){value}, {_TYPES[op.kind]}())"
-    return f"({_TYPES[op.kind]}){value}"
+        return f"narrow((float){value}, {TYPES[op.kind]}())"
+    return f"({TYPES[op.kind]}){value}"
 
 
 def _write_constant(op: ElementOp) -> str:
     if op.kind == "F32":
         return f"literal(0x{op.detail}u)"
     if op.kind in ("BF16", "F16"):
-        return f"{_TYPES[op.kind]}{{0x{op.detail}}}"
+        return f"{TYPES[op.kind]}{{0x{op.detail}}}"
     if op.kind == "PRED":
         return "true" if int(op.detail, 16) else "false"
     return f"(int)0x{op.detail}u"

@@ -8,10 +8,11 @@ What its kernels do with the pointers that they get is theirs: a file holds mach
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from tracegraph.runtime.early_loads import find_settled
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node
+from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node, list_nested
 from tracegraph.runtime.launch_limits import find_shape_problem, find_tile_problem
 from tracegraph.runtime.nodes import (
     BufferUse,
@@ -57,9 +58,25 @@ def _find_problems(definition: GraphDefinition) -> Iterator[str]:
         yield from _check_slot(slot, definition)
     for what, names in (("static input", definition.inputs), ("result", definition.outputs)):
         yield from (f"the {what} {n} has no place in the arena" for n in names if n not in slots)
-    nodes = _Nodes({name: slot.nbytes for name, slot in slots.items()})
+    nodes = _Nodes(slots)
     for stage in definition.stages:
         yield from nodes.check(stage, depth=0)
+    yield from _check_early_loads(definition)
+
+
+def _check_early_loads(definition: GraphDefinition) -> Iterator[str]:
+    """Yields the kernels that are started early and load what another node writes."""
+    nodes = list(list_nested(node for stage in definition.stages for node in stage.nodes))
+    early = [use for node in nodes if isinstance(node, KernelNode) for use in node.early_loads]
+    if not early:
+        return
+    places = {slot.name: range(slot.offset, slot.offset + slot.nbytes) for slot in definition.slots}
+    settled = find_settled(early, [name for node in nodes for name in node.results], places)
+    bodies = [body for node in nodes if isinstance(node, ConditionalNode) for body in node.bodies]
+    parts: list[Stage | Body] = [*definition.stages, *bodies]
+    for second in [part.nodes[edge[1]] for part in parts for edge in part.programmatic]:
+        if isinstance(second, KernelNode) and not settled.issuperset(second.early_loads):
+            yield f"{second.name} is started early and loads what another node writes"
 
 
 def _check_slot(slot: BufferSlot, definition: GraphDefinition) -> Iterator[str]:
@@ -76,8 +93,8 @@ def _check_slot(slot: BufferSlot, definition: GraphDefinition) -> Iterator[str]:
 class _Nodes:
     """Checks nodes, and counts them."""
 
-    def __init__(self, nbytes: dict[str, int]) -> None:
-        self._nbytes = nbytes
+    def __init__(self, slots: Mapping[str, BufferSlot]) -> None:
+        self._nbytes = {name: slot.nbytes for name, slot in slots.items()}
         self._count = 0
 
     def check(self, part: Stage | Body, depth: int) -> Iterator[str]:
@@ -167,6 +184,8 @@ def _find_kernel_problem(node: KernelNode, *, has_handle: bool) -> str:
         return f"has {len(node.parameters)} parameters and {len(node.written)} marks"
     if problem := find_shape_problem(node.shape):
         return problem
+    if any(not 0 <= number < len(node.parameters) for number in node.code.early):
+        return f"loads {node.code.early} of its {len(node.parameters)} parameters early"
     for parameter, is_written in zip(node.parameters, node.written, strict=True):
         if isinstance(parameter, bytes | ConditionHandle) and is_written:
             return "writes through a value"

@@ -23,6 +23,7 @@ from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.kernels.merged_loops import SYMBOL
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.xla.machine_code import _find_text, _read_operations, waits_first
+from tracegraph.runtime.code_target import CompiledSource
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
 from tracegraph.runtime.nodes import KernelCode, KernelNode
 
@@ -131,10 +132,10 @@ def test_merged_optimizers_compute_what_jit_computes(name: str, h200: Any) -> No
     function, make_arguments = CASES[name]
     arguments, sources = make_arguments(), []
 
-    def keep(source: str, options: tuple[str, ...]) -> bytes:
+    def keep(source: str, options: tuple[str, ...]) -> CompiledSource:
         del options
         sources.append(source)
-        return str(len(sources) - 1).encode()
+        return CompiledSource(str(len(sources) - 1).encode(), "")
 
     plain, merged = lower_both(function, arguments, h200, keep)
     assert len(list_nodes(plain)) >= len(SHAPES)
@@ -227,7 +228,7 @@ def test_what_is_no_known_loop_over_arrays_alike_stays(name: str, h200: Any) -> 
         return [operation(leaf) for leaf in leaves]
 
     arguments = ([np.ones((8, 8), np.float32) * number for number in range(1, 11)],)
-    plain, merged = lower_both(function, arguments, h200, lambda *_: b"code")
+    plain, merged = lower_both(function, arguments, h200, lambda *_: CompiledSource(b"code", ""))
     assert not [node for node in list_nodes(merged) if node.code.symbol == SYMBOL]
     assert len(list_nodes(merged)) == len(list_nodes(plain)) >= 10
 
@@ -239,7 +240,7 @@ def test_large_arrays_and_what_is_no_loop_stay(h200: Any) -> None:
         return moved, large - 0.1 * jnp.sum(large, axis=0)
 
     arguments = (make_leaves(1), np.ones(LARGE, np.float32)), make_leaves(2)
-    plain, merged = lower_both(function, arguments, h200, lambda *_: b"code")
+    plain, merged = lower_both(function, arguments, h200, lambda *_: CompiledSource(b"code", ""))
     before, after = list_nodes(plain), list_nodes(merged)
     ours = [node for node in after if node.code.symbol == SYMBOL]
     assert len(ours) == 1

@@ -22,7 +22,7 @@ from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Node
 from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.nodes import KernelNode, LaunchShape
 
 LAYOUT = MatrixLayout("float32", 4, 4, 4)
 MATMUL = Matmul(LAYOUT, LAYOUT, LAYOUT, LAYOUT, 1.0, 0.0, "32F", "float32")
@@ -234,6 +234,34 @@ def test_two_steps_with_an_edge_that_the_reduction_left_out():
 def test_programmatic_edges_need_both_nodes():
     nodes: list[Node] = [kernel("a", "x", "t", waits=True).node, copy("b", "t", "u").node]
     assert find_programmatic(nodes, ((0, 1),)) == frozenset()
+
+
+def load_early(step: DeviceStep) -> DeviceStep:
+    """Returns a kernel that waits, and loads its first parameter before that."""
+    assert isinstance(step.node, KernelNode)
+    code = dataclasses.replace(step.node.code, early=(0,))
+    return dataclasses.replace(step, node=dataclasses.replace(step.node, code=code))
+
+
+@pytest.mark.parametrize("written", ["y", "x"])
+def test_a_kernel_starts_early_if_what_it_loads_then_is_never_written(written: str):
+    steps = [
+        kernel("a", "x", "t", waits=True),
+        load_early(kernel("b", "x t", "u", waits=True)),
+        kernel("c", "u", written, waits=True),
+    ]
+    stage = only_stage(build(*steps, outputs=written))
+    assert stage.edges == ((0, 1), (1, 2))
+    assert stage.programmatic == ({(0, 1), (1, 2)} if written == "y" else {(1, 2)})
+
+
+def test_a_kernel_does_not_load_early_what_has_a_place_that_others_use():
+    steps = [
+        fill("zero", "t"),
+        kernel("a", "t", "u", waits=True),
+        load_early(kernel("b", "t u", "y", waits=True)),
+    ]
+    assert only_stage(build(*steps)).programmatic == frozenset()
 
 
 def test_eager_steps_part_the_stages():

@@ -19,6 +19,7 @@ from tracegraph.lowering.element_loops import (
 )
 from tracegraph.lowering.merge_loops import MAX_ELEMENTS, MAX_PARAMETERS, MIN_STEPS, merge_loops
 from tracegraph.lowering.planning.stream_order import verify_order
+from tracegraph.runtime.code_target import CompiledSource
 from tracegraph.runtime.nodes import KernelCode, KernelNode, LaunchShape
 
 EACH, SINGLE = (ElementOperand("F32", is_single=flag) for flag in (False, True))
@@ -80,10 +81,10 @@ def sources() -> list[str]:
 
 @pytest.fixture
 def merge(sources: list[str]) -> Any:
-    def compile_kernel(source: str, options: tuple[str, ...]) -> bytes:
+    def compile_kernel(source: str, options: tuple[str, ...]) -> CompiledSource:
         assert "--fmad=false" in options
         sources.append(source)
-        return b"machine code"
+        return CompiledSource(b"machine code", "")
 
     def run(*steps: Any) -> list[str]:
         before = program(*steps)
@@ -118,7 +119,7 @@ def test_equal_functions_become_one_kernel_at_the_place_of_the_last(
 def test_the_merged_kernel_says_what_it_reads_and_writes(merge: Any) -> None:
     del merge
     steps = [update(number) for number in range(MIN_STEPS)]
-    (merged,) = merge_loops(program(*steps), lambda *_: b"machine code").steps
+    (merged,) = merge_loops(program(*steps), lambda *_: CompiledSource(b"machine code", "")).steps
     assert isinstance(merged, DeviceStep)
     node = merged.node
     assert isinstance(node, KernelNode)
@@ -187,10 +188,10 @@ def test_temporaries_that_would_wait_for_it_end_a_group(monkeypatch: pytest.Monk
     monkeypatch.setattr(merge_loops_module, "MAX_HELD_BYTES", 64 * MIN_STEPS)
     before = program(*(update(number) for number in range(2 * MIN_STEPS)))
     # As long as gradients are arguments, they are there all the time.
-    assert len(merge_loops(before, lambda *_: b"machine code").steps) == 1
+    assert len(merge_loops(before, lambda *_: CompiledSource(b"machine code", "")).steps) == 1
     kept = tuple(each for each in before.inputs if not each.buffer.name.startswith("g"))
     before = dataclasses.replace(before, inputs=kept)
-    after = merge_loops(before, lambda *_: b"machine code")
+    after = merge_loops(before, lambda *_: CompiledSource(b"machine code", ""))
     assert [len(step.writes) for step in after.steps] == [MIN_STEPS, MIN_STEPS]
 
 

@@ -29,7 +29,7 @@ from tracegraph.kernel_caching.cached_choice import add_choice, find_choice
 from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.passes.pipeline import PassReport, Rewritten
-from tracegraph.replacements.match import Match, Rule
+from tracegraph.replacements.match import Machine, Match, Rule, find_machine
 from tracegraph.replacements.place_errors import PlaceError, measure_places
 from tracegraph.replacements.report import Replacement
 from tracegraph.replacements.rules import RULES
@@ -105,12 +105,15 @@ def takes_replacements(checked: CheckedGraph) -> bool:
     return not checked.uncapturable and not checked.graph.has_streams
 
 
-def find_chosen(first: FirstTrace, slot: CacheSlot | None) -> Chosen | None:
+def find_chosen(
+    first: FirstTrace, slot: CacheSlot | None, machine: Machine | None
+) -> Chosen | None:
     """Returns the variant that an earlier process has chosen, or None.
 
     Args:
         first: the function.
         slot: of the function without replacements.
+        machine: see `find_machine`.
     """
     choice = find_choice(slot) if slot is not None else None
     if choice is None:
@@ -118,7 +121,7 @@ def find_chosen(first: FirstTrace, slot: CacheSlot | None) -> Chosen | None:
     for replacement in choice.replacements:
         rule = next((rule for rule in RULES if rule.name == replacement.rule), None)
         if replacement.is_used and rule is not None:
-            found = rule.find(first.checked.graph)
+            found = rule.find(first.checked.graph, machine)
             first = _replace(first, rule, [found[number] for number in replacement.matches])
     merges = any(each.rule == MERGED and each.is_used for each in choice.replacements)
     return Chosen(first, merges, choice.replacements)
@@ -134,10 +137,10 @@ def choose_variant(
         current: the function without replacements.
         lower: lowers a variant.
     """
-    slot = current.slot
+    slot, machine = current.slot, find_machine(current.lowered.device)
     replacements: list[Replacement] = []
     for rule in RULES:
-        found = rule.find(current.first.checked.graph)
+        found = rule.find(current.first.checked.graph, machine)
         if not found:
             continue
         exact, dropped = _measure(prepared, current, rule, found)

@@ -37,6 +37,7 @@ from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.overlap import Overlap
+from tracegraph.replacements.match import find_machine
 from tracegraph.replacements.report import Replacement
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.jit_call import JitCall
@@ -208,7 +209,8 @@ class CapturePipeline:
         """Lowers the fastest variant of a function, see Note [Trials]."""
         if not takes_replacements(first.checked):
             return self._lower_variant(first)
-        chosen = find_chosen(first, self._find_slot(first))
+        machine = find_machine(self._device)
+        chosen = find_chosen(first, self._find_slot(first), machine)
         if chosen is not None:
             self._progress.enter("check")
             self.finish_checks(first)

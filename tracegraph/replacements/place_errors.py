@@ -10,7 +10,8 @@ reference that adds up in a wider type, and what is compared is how far either i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +29,8 @@ class PlaceError:
     Attributes:
         ours: of the replacement; infinite where only one side is finite.
         theirs: of XLA.
-        rounding: half a unit in the last place of the largest result.
+        rounding: half a unit in the last place of the largest result; of a sum in float32 times
+            the root of the number of its terms, which is what rounding each of them comes to.
     """
 
     ours: float
@@ -67,9 +69,7 @@ def measure_places(
             theirs = bind_op(op, [read(operand) for operand in op.operands])
             known.update(zip(op.results, theirs, strict=True))
             if (match := places.get(id(op))) is not None:
-                given = [jnp.asarray(read(each), each.aval.dtype) for each in match.inputs]
-                sides = match.compute(*given), theirs, match.reference(*given)
-                found[id(op)] = _compare(*sides)
+                found[id(op)] = _compare(match, read)
             if len(found) == len(places):
                 break
         return [found[key] for key in wanted]
@@ -80,11 +80,15 @@ def measure_places(
     return [errors[id(match.op)] for match in matches]
 
 
-def _compare(ours: Sequence[Any], theirs: Sequence[Any], reference: Sequence[Any]) -> Any:
+def _compare(match: Match, read: Callable[[Operand], Any]) -> Any:
     """Returns the three numbers of a `PlaceError`."""
+    given = [jnp.asarray(read(each), each.aval.dtype) for each in match.inputs]
+    sides = match.compute(*given), [read(each) for each in match.results], match.reference(*given)
     rows = [
-        jnp.stack([_differ(one, right), _differ(other, right), _round(right, other.dtype)])
-        for one, other, right in zip(ours, theirs, reference, strict=True)
+        jnp.stack(
+            [_differ(one, right), _differ(other, right), _round(right, other.dtype, match.terms)]
+        )
+        for one, other, right in zip(*sides, strict=True)
         if right.size and jnp.issubdtype(right.dtype, jnp.floating)
     ]
     return jnp.max(jnp.stack(rows), axis=0) if rows else jnp.zeros(3, jnp.float32)
@@ -100,6 +104,9 @@ def _differ(one: Any, right: Any) -> Any:
     return jnp.where(is_alike, distance, jnp.inf)
 
 
-def _round(right: Any, dtype: Any) -> Any:
+def _round(right: Any, dtype: Any, terms: int) -> Any:
+    """Returns what rounding makes of the largest result: see `PlaceError.rounding`."""
     largest = jnp.max(jnp.where(jnp.isfinite(right), jnp.abs(right), 0))
-    return largest.astype(jnp.float32) * float(jnp.finfo(dtype).eps) / 2
+    # Partial sums are float32, and so is the reference: theirs are no better than that.
+    units = math.sqrt(terms) if jnp.finfo(dtype).bits >= 32 else 1.0
+    return largest.astype(jnp.float32) * float(jnp.finfo(dtype).eps) / 2 * units

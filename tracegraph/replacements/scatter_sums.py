@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
-from tracegraph.replacements.match import Match
+from tracegraph.replacements.match import Machine, Match
 
 _NARROW = ("bfloat16", "float16")
 # So many times the rows that are touched, and one array per update is smaller than one of all rows:
@@ -45,7 +45,7 @@ class ScatterSums:
 
     name: str = "scattered sums in float32"
 
-    def find(self, graph: Graph) -> list[Match]:
+    def find(self, graph: Graph, machine: Machine | None) -> list[Match]:  # noqa: ARG002
         """Returns one match per scatter; one of zeros that are added to an array begins there."""
         makers: dict[Operand, Op] = {value: op for op in graph.ops for value in op.results}
         uses = Counter(operand for op in graph.ops for operand in op.operands)
@@ -127,6 +127,7 @@ def _match(scatter: Op, last: Op, start: Operand) -> Match:
     is_sparse = _takes_rows(scatter) and SPARSE * _count_rows(indices) <= start.aval.shape[0]
     return Match(
         last,
+        last.results,
         (start, indices, updates),
         ScatterSum(scatter.params, start.aval.dtype, is_sparse),
         ScatterSum(scatter.params, np.dtype(np.float32), is_sparse=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -42,29 +42,55 @@ def splice_matches(graph: Graph, matches: Sequence[Match]) -> Graph:
     replaced: Replacements = {}
     ops: list[Op] = []
     for op in graph.ops:
+        ops.append(op)
         match = ends.get(id(op))
-        if match is None:
-            ops.append(replace_operands(op, replaced))
-            continue
-        inputs = [find_replacement(operand, replaced) for operand in match.inputs]
-        new, results = _trace(match.compute, inputs, op, numbers)
-        ops += new
-        replaced.update(zip(op.results, results, strict=True))
+        if match is not None:
+            new, results = _trace(match, numbers)
+            ops += new
+            replaced.update(zip(match.results, results, strict=True))
+    ops = _sort([replace_operands(op, replaced) for op in ops])
     outputs = tuple(find_replacement(each, replaced) for each in graph.outputs)
     spliced = dataclasses.replace(graph, ops=tuple(ops), outputs=outputs)
     return renumber_graph(DeadCode().apply(spliced))
 
 
-def _trace(
-    compute: Callable[..., Any], inputs: Sequence[Operand], op: Op, numbers: Iterator[int]
-) -> tuple[list[Op], list[Operand]]:
+def _sort(ops: Sequence[Op]) -> list[Op]:
+    """Returns ops in an order in which each comes after its operands; few change their places.
+
+    What is replaced may be needed before the last of its ops.
+    """
+    makers = {value: op for op in ops for value in op.results}
+    placed: dict[int, Op] = {}
+    begun: set[int] = set()
+
+    def place(op: Op) -> None:
+        if id(op) in placed:
+            return
+        if id(op) in begun:
+            raise InternalError(
+                f"what replaces `{op.name}` needs its own results",
+                where=op.origin.source,
+                why="what takes the place of ops comes after all that it reads",
+            )
+        begun.add(id(op))
+        for operand in op.operands:
+            if (maker := makers.get(operand)) is not None:
+                place(maker)
+        placed[id(op)] = op
+
+    for op in ops:
+        place(op)
+    return list(placed.values())
+
+
+def _trace(match: Match, numbers: Iterator[int]) -> tuple[list[Op], list[Operand]]:
     """Returns the ops of a replacement, and the operands that are its results."""
-    types = [_describe(operand.aval) for operand in inputs]
-    closed = jax.make_jaxpr(compute)(*types)
-    _check_types(op, closed.out_avals)
+    op = match.op
+    closed = jax.make_jaxpr(match.compute)(*[_describe(operand.aval) for operand in match.inputs])
+    _check_types(match, closed.out_avals)
     trace = JaxTrace(closed, None, _bind_nothing, op.name, op.origin)
     body = InlineCalls().apply(build_traced(trace).graph)
-    known: Replacements = dict(zip(body.inputs, inputs, strict=True))
+    known: Replacements = dict(zip(body.inputs, match.inputs, strict=True))
     ops: list[Op] = []
     for each in body.ops:
         operands = tuple(find_replacement(operand, known) for operand in each.operands)
@@ -74,13 +100,13 @@ def _trace(
     return ops, [find_replacement(operand, known) for operand in body.outputs]
 
 
-def _check_types(op: Op, given: Sequence[Any]) -> None:
-    wanted = [_name_type(value.aval) for value in op.results]
+def _check_types(match: Match, given: Sequence[Any]) -> None:
+    wanted = [_name_type(value.aval) for value in match.results]
     found = [_name_type(aval) for aval in given]
     if found != wanted:
         raise InternalError(
-            f"the replacement of `{op.name}` returns {found}, not {wanted}",
-            where=op.origin.source,
+            f"the replacement of `{match.op.name}` returns {found}, not {wanted}",
+            where=match.op.origin.source,
             why="what takes the place of an op has its types",
         )
 

@@ -7,12 +7,13 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+from tracegraph.runtime.code_target import CompiledSource
 from tracegraph.runtime.errors import CudaError, UnsupportedError
 
 
 @functools.lru_cache(maxsize=256)
-def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> bytes:
-    """Returns the machine code of a source.
+def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> CompiledSource:
+    """Compiles a source.
 
     Args:
         architecture: compute capability, as ``9.0``.
@@ -33,9 +34,11 @@ def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> 
             log = bytearray(_call(nvrtc, nvrtc.nvrtcGetProgramLogSize, program))
             _call(nvrtc, nvrtc.nvrtcGetProgramLog, program, log)
             raise _make_nvrtc_error("nvrtcCompileProgram", log.rstrip(b"\0\n").decode(), flags)
-        code = bytearray(_call(nvrtc, nvrtc.nvrtcGetCUBINSize, program))
-        _call(nvrtc, nvrtc.nvrtcGetCUBIN, program, code)
-        return bytes(code)
+        cubin = bytearray(_call(nvrtc, nvrtc.nvrtcGetCUBINSize, program))
+        _call(nvrtc, nvrtc.nvrtcGetCUBIN, program, cubin)
+        ptx = bytearray(_call(nvrtc, nvrtc.nvrtcGetPTXSize, program))
+        _call(nvrtc, nvrtc.nvrtcGetPTX, program, ptx)
+        return CompiledSource(bytes(cubin), ptx.rstrip(b"\0").decode())
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -156,7 +156,7 @@ def test_each_loop_has_its_own_arrays_and_size() -> None:
 
 def test_a_kernel_waits_where_it_is_asked_to_before_all_else() -> None:
     loops = [LoopArguments(3, (0, 1), (2,))]
-    body = re.compile(r"KERNEL merged_loops\([^)]*\) \{\n(.*)\n")
+    body = re.compile(r"KERNEL\(256\) merged_loops\([^)]*\) \{\n(.*)\n")
     for waits in (True, False):
         source = write_merged_loops(make("add", 2), loops, ["F32"] * 3, waits=waits)
         found = body.search(source)

@@ -26,6 +26,7 @@ F32 = np.dtype(np.float32)
 SLOTS = (BufferSlot("a", 0, (16,), F32, is_resident=True), BufferSlot("b", 256, (32,), F32))
 OTHER = BufferUse("b", 64, 64)
 WAITS = dataclasses.replace(KERNEL, begins_with_wait=True)
+LOADS = dataclasses.replace(WAITS, code=dataclasses.replace(KERNEL.code, early=(0,)))
 COPY = CopyNode("copy", USE, OTHER)
 
 
@@ -62,6 +63,8 @@ def widen(levels: int) -> ConditionalNode:
 def test_a_sound_definition_has_no_problem():
     nodes = (KERNEL, WAITS, COPY, FillNode("zero", USE, 7, 4), loop(KERNEL, SETTER))
     assert find_definition_problem(define(*nodes, edges=[(0, 1), (1, 4)], early=[(0, 1)])) == ""
+    nodes = (KERNEL, LOADS, change(COPY, source=OTHER, target=BufferUse("b", 0, 64)))
+    assert find_definition_problem(define(*nodes, edges=[(0, 1)], early=[(0, 1)])) == ""
     call = CallNode("call", len, ("a",), ("b",), 1)
     assert find_definition_problem(define(call)) == ""
     assert (
@@ -90,6 +93,21 @@ PROBLEMS: dict[str, tuple[GraphDefinition, str]] = {
     "no edge": (define(KERNEL, WAITS, early=[(0, 1)]), "the early start (0, 1) is no edge"),
     "early copy": (define(COPY, WAITS, edges=[(0, 1)], early=[(0, 1)]), "is not between kernels"),
     "early": (define(KERNEL, KERNEL, edges=[(0, 1)], early=[(0, 1)]), "and does not wait"),
+    "early load": (
+        define(KERNEL, LOADS, FillNode("zero", USE), edges=[(0, 1)], early=[(0, 1)]),
+        "is started early and loads what another node writes",
+    ),
+    "early load inside": (
+        define(
+            loop(bodies=(Body((KERNEL, LOADS), ((0, 1),), frozenset({(0, 1)})),)),
+            FillNode("zero", USE),
+        ),
+        "is started early and loads what another node writes",
+    ),
+    "early parameter": (
+        define(change(LOADS, code=KernelCode("k", b"code", (3,)))),
+        "loads (3,) of its 3 parameters early",
+    ),
     "no buffer": (define(change(COPY, source=BufferUse("c", 0, 64))), "names the buffer c"),
     "past the end": (define(change(COPY, source=BufferUse("a", 8, 64))), "names bytes 8 to 72"),
     "negative": (define(change(COPY, source=BufferUse("a", -8, 64))), "names bytes -8 to 56"),

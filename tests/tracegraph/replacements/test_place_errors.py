@@ -24,7 +24,7 @@ def measure(*computes: Any, reference: Any = jnp.sin, x: Any = X) -> list[PlaceE
     graph = run_passes(trace_function(function, (x,), {}, name="f").graph, DEFAULT_PASSES)[0]
     sines = [op for op in graph.ops if op.name == "sin"]
     matches = [
-        Match(op, op.operands, lambda x, f=compute: (f(x),), lambda x: (reference(x),))
+        Match(op, op.results, op.operands, lambda x, f=compute: (f(x),), lambda x: (reference(x),))
         for op, compute in zip(sines, computes, strict=True)
     ]
     # In another order than in the graph.

@@ -35,7 +35,7 @@ def double(x: Any) -> Sequence[Any]:
 
 
 def match_sines(graph: Graph, compute: Any = double) -> list[Match]:
-    return [Match(op, op.operands, compute, compute) for op in find_ops(graph, "sin")]
+    return [Match(op, op.results, op.operands, compute, compute) for op in find_ops(graph, "sin")]
 
 
 def test_several_places_are_replaced_and_what_only_they_needed_goes() -> None:
@@ -59,12 +59,14 @@ def test_several_places_are_replaced_and_what_only_they_needed_goes() -> None:
 def test_ops_that_something_else_needs_stay() -> None:
     graph = build(lambda x: (jnp.sin(jnp.exp(x)), jnp.exp(x)), X)
     (sine,) = find_ops(graph, "sin")
-    two_steps = Match(sine, graph.inputs, lambda x: (x * 2,), lambda x: (x * 2,))
+    two_steps = Match(sine, sine.results, graph.inputs, lambda x: (x * 2,), lambda x: (x * 2,))
     spliced = splice_matches(graph, [two_steps])
     assert [op.name for op in spliced.ops] == ["exp", "mul"]
     only = build(lambda x: jnp.sin(jnp.exp(x)), X)
     (sine,) = find_ops(only, "sin")
-    spliced = splice_matches(only, [Match(sine, only.inputs, lambda x: (x * 2,), double)])
+    spliced = splice_matches(
+        only, [Match(sine, sine.results, only.inputs, lambda x: (x * 2,), double)]
+    )
     assert [op.name for op in spliced.ops] == ["mul"]
 
 

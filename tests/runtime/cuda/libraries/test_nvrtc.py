@@ -56,6 +56,13 @@ class FakeNvrtc(types.ModuleType):
         code[:] = self.programs[program]
         return (0,)
 
+    def nvrtcGetPTXSize(self, program: int) -> Any:
+        return 0, len(self.programs[program]) + 1
+
+    def nvrtcGetPTX(self, program: int, code: bytearray) -> Any:
+        code[:] = self.programs[program].upper() + b"\0"
+        return (0,)
+
     def nvrtcDestroyProgram(self, program: int) -> Any:
         del self.programs[program]
         return (0,)
@@ -78,10 +85,11 @@ def _forget() -> None:
 def test_a_source_becomes_machine_code_once(fake: FakeNvrtc) -> None:
     for _ in range(2):
         code = nvrtc.compile_source("9.0", "source", ("--fmad=false",))
-        assert code == b"source--gpu-architecture=sm_90--fmad=false"
+        assert code.cubin == b"source--gpu-architecture=sm_90--fmad=false"
+        assert code.ptx == "SOURCE--GPU-ARCHITECTURE=SM_90--FMAD=FALSE"
     assert fake.programs == {}
     assert nvrtc.compile_source.cache_info().misses == 1
-    assert b"sm_100" in nvrtc.compile_source("10.0", "source", ())
+    assert b"sm_100" in nvrtc.compile_source("10.0", "source", ()).cubin
 
 
 def test_a_source_that_is_refused_is_said_with_the_log(fake: FakeNvrtc) -> None:
@@ -98,7 +106,7 @@ def test_a_source_that_is_refused_is_said_with_the_log(fake: FakeNvrtc) -> None:
     # Nothing is left of it, and the next one works.
     assert fake.programs == {}
     fake.result = 0
-    assert nvrtc.compile_source("9.0", "source", ()).startswith(b"source")
+    assert nvrtc.compile_source("9.0", "source", ()).cubin.startswith(b"source")
 
 
 @pytest.mark.parametrize("missing", ["bindings", "library"])

@@ -1,0 +1,67 @@
+"""What the source of each kernel of our own in C++ begins with: types, and names for instructions.
+
+Note [Sources of two worlds]
+A kernel is written with the names below alone, so that a compiler for another machine takes it too,
+with other definitions in their place: tests run the kernels without a GPU.
+"""
+
+from __future__ import annotations
+
+# By XLA's names of types.
+TYPES = {"F32": "float", "S32": "int", "PRED": "bool", "BF16": "bfloat16", "F16": "float16"}
+
+HEAD = """\
+struct bfloat16 { unsigned short bits; };
+struct float16 { unsigned short bits; };
+struct alignas(16) Vector { unsigned words[4]; };
+#ifdef __CUDACC__
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define CLUSTERED(threads, blocks) KERNEL(threads) __cluster_dims__(blocks, 1, 1)
+#define DEVICE __device__ __forceinline__
+DEVICE void wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void start_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE char *shared_memory() { extern __shared__ __align__(128) char bytes[]; return bytes; }
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+DEVICE int find_cluster_rank() {
+    int rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return rank;
+}
+DEVICE float read_peer(const float *own, int rank) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(own), there; float value;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
+    return value;
+}
+DEVICE void copy_async(void *shared, const void *global) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+                 :: "r"(address), "l"(global) : "memory");
+}
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int count> DEVICE void await_copies() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(count) : "memory");
+}
+DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+DEVICE float maximum(float a, float b) {
+    float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c;
+}
+DEVICE float minimum(float a, float b) {
+    float c; asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c;
+}
+DEVICE float widen(float a) { return a; }
+DEVICE float widen(bfloat16 a) { return __uint_as_float(a.bits << 16); }
+DEVICE float widen(float16 a) {
+    float c; asm("cvt.f32.f16 %0, %1;" : "=f"(c) : "h"(a.bits)); return c;
+}
+DEVICE float narrow(float a, float) { return a; }
+DEVICE bfloat16 narrow(float a, bfloat16) {
+    bfloat16 c; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(c.bits) : "f"(a)); return c;
+}
+DEVICE float16 narrow(float a, float16) {
+    float16 c; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(c.bits) : "f"(a)); return c;
+}
+DEVICE float literal(unsigned bits) { return __uint_as_float(bits); }
+#endif
+"""
