@@ -1,0 +1,294 @@
+"""FewRows: matmuls of few rows by large matrices, with what is computed before and after.
+
+Note [Matmuls of few rows]
+One new token of a decoder multiplies a vector by each matrix of the model. All that counts is how
+fast the matrices come from memory, so the kernel is made for that:
+
+* each thread copies 16 bytes at a time into its own places in shared memory, many copies ahead, so
+  that enough is on its way while it computes, and no thread waits for another;
+* the first copies are asked for before the wait for the kernel ahead, see Note [Early loads];
+* what is small is computed by each block for itself: the norm of the rows in front of the matmul;
+* a matrix of few columns is split along its depth over the blocks of a cluster, which add up what
+  they have in each other's shared memory, so that all multiprocessors have something to ask for;
+* matmuls of the same rows are one kernel: side by side where nothing else joins them, and in one
+  block where it does, as the two of a gated layer do.
+
+Its limit is the bytes of the matrices over the memory's rate: see docs/design/replacements.md.
+
+Rows are held in float32, products are added in float32, and a result is rounded when it is stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+
+from tracegraph.lowering.element_loops import ELEMENT_BYTES
+from tracegraph.lowering.kernels.device_head import HEAD, TYPES
+from tracegraph.lowering.kernels.few_rows_source import (
+    BODY,
+    COLUMN_STEPS,
+    COLUMN_TOTALS,
+    FUNCTIONS,
+    ROW_STEPS,
+)
+from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
+from tracegraph.lowering.kernels.row_functions import (
+    ElementWriter,
+    Place,
+    RowFunction,
+    write_reductions,
+)
+from tracegraph.runtime.nodes import LaunchShape
+
+THREADS, WARP, VECTOR_BYTES = 256, 32, 16
+WARPS = THREADS // WARP
+# Copies of a thread that are on their way: two blocks on a multiprocessor keep 128 KB in flight.
+STAGES = 16
+# Of a block. Three fit on a multiprocessor of compute capability 9.0, so that the next kernel's
+# first copies run beside the end of this one's.
+MAX_SHARED_BYTES = 75 << 10
+# Of registers for sums: rows times matrices that a block multiplies at once.
+MAX_SUMS = 8
+_WIDTHS, _SPLITS = (64, 128, 256), (1, 2, 4, 8)
+# What else a block costs, and a cluster, in bytes that could have come from memory meanwhile.
+_BLOCK_COST, _CLUSTER_COST = 8 << 10, 24 << 10
+_MIN_PART = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Matrices of the same number of columns, and what is computed of their products.
+
+    Attributes:
+        columns: of each matrix.
+        matrices: numbers of the kernel's parameters.
+        finish: takes one sum per matrix, and returns the results.
+        kinds: XLA's name of the type of each result.
+    """
+
+    columns: int
+    matrices: tuple[int, ...]
+    finish: RowFunction
+    kinds: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FewRows:
+    """Matmuls of the same rows.
+
+    Attributes:
+        rows: how many.
+        depth: elements of a row.
+        kinds: XLA's name of the type of each array that is read, in the order of the parameters.
+        start: computes the rows.
+        segments: as many matrices in each.
+        is_transposed: True where a matrix has its rows as columns: ``x @ w.T``.
+    """
+
+    rows: int
+    depth: int
+    kinds: tuple[str, ...]
+    start: RowFunction
+    segments: tuple[Segment, ...]
+    is_transposed: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many matrices a block multiplies by."""
+        return len(self.segments[0].matrices)
+
+    @property
+    def matrix_kind(self) -> str:
+        """XLA's name of the type of the matrices."""
+        return self.kinds[self.segments[0].matrices[0]]
+
+    @property
+    def vector(self) -> int:
+        """Elements of a matrix that are copied at once."""
+        return VECTOR_BYTES // ELEMENT_BYTES[self.matrix_kind]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """How the work is cut.
+
+    Attributes:
+        width: columns of a block.
+        split: blocks of a cluster, each with a part of the depth.
+        part: elements of a row that a block takes.
+    """
+
+    width: int
+    split: int
+    part: int
+
+
+def find_problem(problem: FewRows) -> str:
+    """Returns why there is no kernel for it, or an empty text."""
+    vector = problem.vector
+    if problem.rows * problem.count > MAX_SUMS:
+        return f"{problem.rows} rows by {problem.count} matrices take too many registers"
+    lengths = [each.columns for each in problem.segments]
+    if any(length % vector for length in ([problem.depth] if problem.is_transposed else lengths)):
+        return f"a line of a matrix is no multiple of {vector} elements"
+    if next(_list_tilings(problem), None) is None:
+        return "its rows do not fit into shared memory"
+    return ""
+
+
+def choose_tiling(problem: FewRows, processors: int) -> Tiling:
+    """Returns the tiling whose busiest multiprocessor has the least to ask memory for.
+
+    Args:
+        problem: that has a kernel.
+        processors: multiprocessors of the GPU.
+    """
+
+    def cost(tiling: Tiling) -> int:
+        tiles = sum(-(-segment.columns // tiling.width) for segment in problem.segments)
+        size = tiling.part * tiling.width * problem.count * ELEMENT_BYTES[problem.matrix_kind]
+        turns = -(-tiles * tiling.split // processors)
+        return turns * (size + _BLOCK_COST) + (tiling.split > 1) * _CLUSTER_COST
+
+    return min(_list_tilings(problem), key=cost)
+
+
+def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
+    """Returns the kernel, see Note [Matmuls of few rows].
+
+    Args:
+        problem: without a problem, see `find_problem`.
+        processors: multiprocessors of the GPU.
+    """
+    tiling = choose_tiling(problem, processors)
+    steps, totals = (ROW_STEPS, "") if problem.is_transposed else (COLUMN_STEPS, COLUMN_TOTALS)
+    parts = {
+        "CHOOSE": _write_choice(problem, tiling),
+        "STEPS": steps,
+        "START": _write_start(problem),
+        "TOTALS": totals,
+        "FINISH": _write_finish(problem),
+    }
+    body = BODY
+    for name, text in parts.items():
+        body = body.replace(f"{{{name}}}\n", text)
+    text = f"{_write_sizes(problem, tiling)}{FUNCTIONS}{{\n{body}}}\n"
+    symbol = name_kernel("few_rows", text)
+    kinds = [*problem.kinds, *(kind for segment in problem.segments for kind in segment.kinds)]
+    parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
+    opening = "KERNEL(THREADS)" if tiling.split == 1 else "CLUSTERED(THREADS, SPLIT)"
+    source = HEAD + text.replace("\n{\n", f"\n{opening} {symbol}({parameters}) {{\n", 1)
+    tiles = sum(-(-segment.columns // tiling.width) for segment in problem.segments)
+    shape = LaunchShape(
+        (tiles * tiling.split, 1, 1), (THREADS, 1, 1), shared_bytes=_count_shared(problem, tiling)
+    )
+    matrices = {each for segment in problem.segments for each in segment.matrices}
+    return OwnKernel(symbol, source, shape, tuple(sorted(matrices)))
+
+
+def count_stages(problem: FewRows) -> int:
+    """Returns how many copies of a thread are on their way: as many of each matrix."""
+    return STAGES // problem.count * problem.count
+
+
+def _list_tilings(problem: FewRows) -> Iterator[Tiling]:
+    for width, split in itertools.product(_WIDTHS, _SPLITS):
+        part = -(-problem.depth // (split * problem.vector)) * problem.vector
+        tiling = Tiling(width, split, part)
+        is_wide = width // problem.vector > WARP and not problem.is_transposed
+        is_short = split > 1 and problem.depth - (split - 1) * part < _MIN_PART
+        if not is_wide and not is_short and _count_shared(problem, tiling) <= MAX_SHARED_BYTES:
+            yield tiling
+
+
+def _count_ring(problem: FewRows, tiling: Tiling) -> int:
+    """Returns the bytes of the copies, in whose place partial sums are put afterwards."""
+    ring = count_stages(problem) * THREADS * VECTOR_BYTES
+    return ring if problem.is_transposed else max(ring, WARPS * _count_totals(problem, tiling))
+
+
+def _count_totals(problem: FewRows, tiling: Tiling) -> int:
+    return 4 * problem.count * problem.rows * tiling.width
+
+
+def _count_shared(problem: FewRows, tiling: Tiling) -> int:
+    small = 4 * problem.rows * (tiling.part + WARPS)
+    return _count_ring(problem, tiling) + _count_totals(problem, tiling) + small
+
+
+def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
+    sizes = {
+        "ROWS": problem.rows,
+        "COUNT": problem.count,
+        "DEPTH": problem.depth,
+        "VECTOR": problem.vector,
+        "WIDTH": tiling.width,
+        "SPLIT": tiling.split,
+        "PART": tiling.part,
+        "SHARE": tiling.width // tiling.split,
+        "STAGES": count_stages(problem),
+        "THREADS": THREADS,
+        "WARPS": WARPS,
+        "RING_BYTES": _count_ring(problem, tiling),
+    }
+    lines = [f"constexpr int {name} = {size};" for name, size in sizes.items()]
+    sync = "sync_cluster" if tiling.split > 1 else "sync_block"
+    lines += [f"typedef {TYPES[problem.matrix_kind]} Weight;", f"#define sync {sync}"]
+    return "\n".join(lines) + "\n"
+
+
+def _write_choice(problem: FewRows, tiling: Tiling) -> str:
+    """Returns the choice of a tile's segment."""
+    lines: list[str] = []
+    for number, segment in enumerate(problem.segments):
+        tiles = -(-segment.columns // tiling.width)
+        places = enumerate(segment.matrices)
+        picks = " ".join(f"matrices[{index}] = p{parameter};" for index, parameter in places)
+        lines += [
+            f"if (columns == 0 && first < {tiles}) {{",
+            f"    segment = {number}; columns = {segment.columns}; {picks}",
+            "}",
+            f"if (columns == 0) first -= {tiles};",
+        ]
+    return _indent(lines, 4)
+
+
+def _write_start(problem: FewRows) -> str:
+    """Returns what puts the rows into shared memory: all of one depth beside each other."""
+    start = problem.start
+    reductions, known = write_reductions(start, problem.rows, problem.depth, THREADS)
+    body = ElementWriter(start, Place("row", "(begin + d)", "DEPTH"), known)
+    value = body.write(start.results[0])
+    lines = [
+        *reductions,
+        "for (int d = threadIdx.x; d < depth; d += THREADS)",
+        "#pragma unroll",
+        "for (int row = 0; row < ROWS; ++row) {",
+        *(f"    {line}" for line in body.lines),
+        f"    x[d * ROWS + row] = {value};",
+        "}",
+    ]
+    return _indent(lines, 4)
+
+
+def _write_finish(problem: FewRows) -> str:
+    """Returns what is computed of the sums of one element."""
+    lines: list[str] = []
+    parameter = len(problem.kinds)
+    for number, segment in enumerate(problem.segments):
+        known = {m: f"sum[{m}]" for m in range(problem.count)}
+        body = ElementWriter(segment.finish, Place("row", "column", "columns"), known)
+        values = list(map(body.write, segment.finish.results))
+        lines += [f"if (segment == {number}) {{", *(f"    {line}" for line in body.lines)]
+        for value, kind in zip(values, segment.kinds, strict=True):
+            place = f"p{parameter}[row * columns + column]"
+            lines.append(f"    {place} = narrow({value}, {TYPES[kind]}());")
+            parameter += 1
+        lines.append("}")
+    return _indent(lines, 8)
+
+
+def _indent(lines: Iterable[str], spaces: int) -> str:
+    return "".join(f"{' ' * spaces}{line}\n" for line in lines)

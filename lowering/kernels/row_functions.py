@@ -1,0 +1,208 @@
+"""RowFunction: element-wise work and sums along rows that a kernel does before or after its matmul.
+
+All of it is done in float32, whatever the types of the arrays: a value is rounded when it is
+stored. Values are numbered: sums that the kernel has made, operands, then one per operation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+
+
+class Form(enum.Enum):
+    """How many elements a value has."""
+
+    FULL = "one for each row and column"
+    COLUMN = "one for each column"
+    ROW = "one for each row"
+    ONE = "one"
+
+
+@dataclasses.dataclass(frozen=True)
+class RowOperand:
+    """An array that is read: the number of the kernel's parameter, and how it is indexed."""
+
+    parameter: int
+    form: Form
+
+
+@dataclasses.dataclass(frozen=True)
+class RowOp:
+    """One operation on one element of each of its operands, or along a row.
+
+    Attributes:
+        opcode: a name of `EXPRESSIONS`, ``constant``, or one of `REDUCTIONS`.
+        form: of its result.
+        operands: numbers of earlier values.
+        detail: of a ``constant`` its bits as a hexadecimal number.
+    """
+
+    opcode: str
+    form: Form
+    operands: tuple[int, ...] = ()
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFunction:
+    """What is computed for each element.
+
+    Attributes:
+        operands: arrays that it reads.
+        ops: each comes after its operands.
+        results: numbers of the values that it returns.
+        sums: how many values of the kernel come before the operands.
+    """
+
+    operands: tuple[RowOperand, ...]
+    ops: tuple[RowOp, ...]
+    results: tuple[int, ...]
+    sums: int = 0
+
+    @property
+    def first_op(self) -> int:
+        """Number of the first operation's value."""
+        return self.sums + len(self.operands)
+
+
+EXPRESSIONS = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "max": "maximum({0}, {1})",
+    "min": "minimum({0}, {1})",
+    "pow": "powf({0}, {1})",
+    "neg": "-{0}",
+    "abs": "fabsf({0})",
+    "square": "{0} * {0}",
+    "sqrt": "sqrtf({0})",
+    "rsqrt": "rsqrtf({0})",
+    "exp": "expf({0})",
+    "exp2": "exp2f({0})",
+    "log": "logf({0})",
+    "log1p": "log1pf({0})",
+    "expm1": "expm1f({0})",
+    "tanh": "tanhf({0})",
+    "erf": "erff({0})",
+    "logistic": "1.0f / (1.0f + expf(-{0}))",
+}
+# What is begun with, and how a value is added, in bits and as an expression.
+REDUCTIONS = {
+    "reduce_sum": ("00000000", "{0} + {1}"),
+    "reduce_max": ("ff800000", "maximum({0}, {1})"),
+}
+_INDICES = {Form.FULL: "{row} * {columns} + {column}", Form.COLUMN: "{column}", Form.ROW: "{row}"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where one element is, as expressions in C++.
+
+    Attributes:
+        row: its number.
+        column: its number.
+        columns: how many there are.
+    """
+
+    row: str
+    column: str
+    columns: str
+
+
+class ElementWriter:
+    """Writes the statements for one element of a row function.
+
+    Args:
+        function: what is computed.
+        place: of the element.
+        known: expressions of values that are there: sums, and what has been reduced.
+    """
+
+    def __init__(self, function: RowFunction, place: Place, known: Mapping[int, str]) -> None:
+        self._function, self._place, self._known = function, place, dict(known)
+        self.lines: list[str] = []
+
+    def write(self, number: int) -> str:
+        """Returns the name of a value; what it needs is written first, once."""
+        if number not in self._known:
+            expression = self._express(number)
+            self.lines.append(f"float e{number} = {expression};")
+            self._known[number] = f"e{number}"
+        return self._known[number]
+
+    def _express(self, number: int) -> str:
+        function = self._function
+        if number < function.first_op:
+            return self._load(function.operands[number - function.sums])
+        op = function.ops[number - function.first_op]
+        if op.opcode == "constant":
+            return f"literal(0x{op.detail}u)"
+        return EXPRESSIONS[op.opcode].format(*map(self.write, op.operands))
+
+    def _load(self, operand: RowOperand) -> str:
+        index = _INDICES.get(operand.form, "0").format(**dataclasses.asdict(self._place))
+        return f"widen(p{operand.parameter}[{index}])"
+
+
+def write_reductions(
+    function: RowFunction, rows: int, columns: int, threads: int
+) -> tuple[list[str], dict[int, str]]:
+    """Returns statements for all that has one value for each row, or one; and what it is called.
+
+    All threads of a block take part. They need a function ``reduce_block`` for the values of all
+    of them, which takes ``float *scratch`` in shared memory.
+
+    Args:
+        function: without sums.
+        rows: how many.
+        columns: how many.
+        threads: of a block.
+    """
+    lines: list[str] = []
+    known: dict[int, str] = {}
+    for number, op in enumerate(function.ops, start=function.first_op):
+        if op.opcode in REDUCTIONS:
+            begin, combine = REDUCTIONS[op.opcode]
+            place = Place("row", "column", str(columns))
+            body = ElementWriter(function, place, _index_rows(known))
+            added = combine.format(f"v{number}[row]", body.write(op.operands[0]))
+            lines += [
+                f"float v{number}[{rows}];",
+                f"for (int row = 0; row < {rows}; ++row) v{number}[row] = literal(0x{begin}u);",
+                f"for (int column = threadIdx.x; column < {columns}; column += {threads})",
+                "#pragma unroll",
+                f"for (int row = 0; row < {rows}; ++row) {{",
+                *(f"    {line}" for line in body.lines),
+                f"    v{number}[row] = {added};",
+                "}",
+                f"reduce_block(v{number}, scratch, [](float a, float b) {{"
+                f" return {combine.format('a', 'b')}; }});",
+            ]
+            known[number] = f"v{number}"
+        elif op.form in (Form.ROW, Form.ONE) and op.opcode != "constant":
+            lines += _write_rows(function, rows, number, known)
+            known[number] = f"v{number}"
+    return lines, _index_rows(known)
+
+
+def _write_rows(
+    function: RowFunction, rows: int, number: int, known: Mapping[int, str]
+) -> Sequence[str]:
+    """Returns statements for an array of one value for each row."""
+    body = ElementWriter(function, Place("row", "0", "1"), _index_rows(known))
+    name = body.write(number)
+    return [
+        f"float v{number}[{rows}];",
+        "#pragma unroll",
+        f"for (int row = 0; row < {rows}; ++row) {{",
+        *(f"    {line}" for line in body.lines),
+        f"    v{number}[row] = {name};",
+        "}",
+    ]
+
+
+def _index_rows(known: Mapping[int, str]) -> dict[int, str]:
+    return {number: f"{name}[row]" for number, name in known.items()}

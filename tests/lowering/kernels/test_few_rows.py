@@ -1,0 +1,227 @@
+"""Matmuls of few rows: the kernels run here, on this machine's threads, against NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.fakes.kernels_on_host import align_array, run_kernel_on_host
+from tracegraph.lowering.kernels import few_rows
+from tracegraph.lowering.kernels.few_rows import (
+    FewRows,
+    Segment,
+    Tiling,
+    choose_tiling,
+    find_problem,
+    write_few_rows,
+)
+from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOp, RowOperand
+
+DTYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
+FULL, COLUMN, ROW, ONE = Form
+PLAIN = RowFunction((RowOperand(0, FULL),), (), (0,))
+SUM = RowFunction((), (), (0,), sums=1)
+H200 = 132
+
+
+def plain(rows: int, depth: int, columns: Any, kind: str = "BF16", **more: Any) -> FewRows:
+    """Returns matmuls without anything before or after, one segment for each number of columns."""
+    segments = [Segment(each, (1 + n,), SUM, (kind,)) for n, each in enumerate(columns)]
+    return FewRows(rows, depth, (kind,) * (1 + len(segments)), PLAIN, tuple(segments), **more)
+
+
+def make_operands(problem: FewRows) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    shapes: dict[int, tuple[int, ...]] = {}
+    for operand in problem.start.operands:
+        shapes[operand.parameter] = _shape(operand.form, problem.rows, problem.depth)
+    for segment in problem.segments:
+        for number in segment.matrices:
+            sizes = problem.depth, segment.columns
+            shapes[number] = sizes[::-1] if problem.is_transposed else sizes
+        for operand in segment.finish.operands:
+            shapes[operand.parameter] = _shape(operand.form, problem.rows, segment.columns)
+    draws = [rng.normal(size=shapes[number]) for number in range(len(problem.kinds))]
+    return [
+        align_array(draw.astype(np.float32).astype(DTYPES[kind]))
+        for draw, kind in zip(draws, problem.kinds, strict=True)
+    ]
+
+
+def _shape(form: Form, rows: int, columns: int) -> tuple[int, ...]:
+    return {FULL: (rows, columns), COLUMN: (columns,), ROW: (rows, 1), ONE: (1,)}[form]
+
+
+def run(problem: FewRows, operands: Any, processors: int) -> list[np.ndarray[Any, Any]]:
+    kernel = write_few_rows(problem, processors)
+    results = [
+        # What a GPU's memory holds before is anything.
+        align_array(np.full((problem.rows, segment.columns), np.nan, DTYPES[kind]))
+        for segment in problem.segments
+        for kind in segment.kinds
+    ]
+    split = choose_tiling(problem, processors).split
+    run_kernel_on_host(kernel, [*operands, *results], cluster=split)
+    return results
+
+
+def assert_near(result: Any, wanted: Any) -> None:
+    """Asserts that a result is the wanted one, rounded once, but for the order of sums."""
+    exact = wanted.astype(np.float64)
+    bits = ml_dtypes.finfo(result.dtype).nmant
+    bound = 2.0 ** -(bits + 1) * np.abs(exact) + 2e-5 * np.abs(exact).max()
+    assert (np.abs(result.astype(np.float64) - exact) <= bound).all()
+
+
+def multiply(x: Any, matrix: Any, *, is_transposed: bool = False) -> Any:
+    wide = matrix.astype(np.float64)
+    return x.astype(np.float64) @ (wide.T if is_transposed else wide)
+
+
+@pytest.mark.parametrize(
+    ("problem", "processors"),
+    [
+        (plain(1, 96, [64]), 1),
+        (plain(1, 640, [72]), 8),
+        (plain(1, 512, [64, 8, 24]), 20),
+        (plain(1, 200, [64], "F32"), 4),
+        (plain(1, 1000, [40], "F16"), 4),
+        (plain(4, 128, [72]), 2),
+        (plain(8, 64, [24], "F32"), 1),
+        (plain(1, 264, [80], is_transposed=True), 1),
+        (plain(1, 1040, [20, 3], is_transposed=True), 8),
+        (plain(3, 136, [65], "F32", is_transposed=True), 2),
+        (plain(8, 72, [9], is_transposed=True), 1),
+    ],
+)
+def test_products_are_those_of_numpy(problem: FewRows, processors: int) -> None:
+    assert find_problem(problem) == ""
+    operands = make_operands(problem)
+    results = run(problem, operands, processors)
+    for result, matrix in zip(results, operands[1:], strict=True):
+        wanted = multiply(operands[0], matrix, is_transposed=problem.is_transposed)
+        assert_near(result, wanted)
+
+
+def make_norm(first: int, depth: int) -> RowFunction:
+    """Returns x / sqrt(mean(x * x) + 1e-5) * gain, of the parameters from a number on."""
+    bits = [f"{np.float32(each).view(np.uint32):08x}" for each in (1 / depth, 1e-5)]
+    ops = (
+        RowOp("square", FULL, (0,)),
+        RowOp("reduce_sum", ROW, (2,)),
+        RowOp("constant", ONE, (), bits[0]),
+        RowOp("mul", ROW, (3, 4)),
+        RowOp("constant", ONE, (), bits[1]),
+        RowOp("add", ROW, (5, 6)),
+        RowOp("rsqrt", ROW, (7,)),
+        RowOp("mul", FULL, (0, 8)),
+        RowOp("mul", FULL, (9, 1)),
+    )
+    operands = (RowOperand(first, FULL), RowOperand(first + 1, COLUMN))
+    return RowFunction(operands, ops, (10,))
+
+
+def normalise(x: Any, gain: Any) -> Any:
+    wide = x.astype(np.float64)
+    return wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * gain.astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "processors"), [(1, 128, 64, 1), (1, 512, 64, 8), (2, 136, 72, 4)]
+)
+def test_a_gated_layer_is_one_kernel(rows: int, depth: int, columns: int, processors: int) -> None:
+    silu = RowFunction(
+        (),
+        (RowOp("logistic", FULL, (0,)), RowOp("mul", FULL, (0, 2)), RowOp("mul", FULL, (3, 1))),
+        (4,),
+        sums=2,
+    )
+    segment = Segment(columns, (2, 3), silu, ("BF16",))
+    problem = FewRows(rows, depth, ("BF16",) * 4, make_norm(0, depth), (segment,))
+    x, gain, gate, up = operands = make_operands(problem)
+    (result,) = run(problem, operands, processors)
+    hidden = normalise(x, gain)
+    gates = multiply(hidden, gate)
+    assert_near(result, gates / (1 + np.exp(-gates)) * multiply(hidden, up))
+
+
+@pytest.mark.parametrize(("rows", "processors"), [(1, 1), (3, 16)])
+def test_a_bias_a_residual_and_two_results(rows: int, processors: int) -> None:
+    finish = RowFunction(
+        (RowOperand(2, COLUMN), RowOperand(3, FULL), RowOperand(4, ROW), RowOperand(5, ONE)),
+        (
+            RowOp("add", FULL, (0, 1)),
+            RowOp("max", FULL, (5, 4)),
+            RowOp("mul", FULL, (6, 3)),
+            RowOp("add", FULL, (7, 2)),
+        ),
+        (8, 5),
+        sums=1,
+    )
+    segment = Segment(72, (1,), finish, ("BF16", "F32"))
+    kinds = ("BF16", "BF16", "F32", "BF16", "F32", "F32")
+    problem = FewRows(rows, 520, kinds, PLAIN, (segment,))
+    x, matrix, bias, residual, factor, least = operands = make_operands(problem)
+    result, biased = run(problem, operands, processors)
+    wanted = multiply(x, matrix) + bias.astype(np.float64)
+    assert_near(biased, wanted)
+    assert_near(result, np.maximum(wanted, least) * factor + residual.astype(np.float64))
+
+
+def test_segments_have_their_own_ends() -> None:
+    double = RowFunction((), (RowOp("add", FULL, (0, 0)),), (1,), sums=1)
+    segments = (Segment(64, (1,), SUM, ("F32",)), Segment(136, (2,), double, ("BF16",)))
+    problem = FewRows(1, 96, ("BF16",) * 3, PLAIN, segments)
+    operands = make_operands(problem)
+    one, other = run(problem, operands, 4)
+    assert_near(one, multiply(operands[0], operands[1]))
+    assert_near(other, 2 * multiply(operands[0], operands[2]))
+
+
+def test_a_kernel_that_adds_up_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = plain(1, 512, [64])
+    operands = make_operands(problem)
+    right = few_rows.BODY
+    monkeypatch.setattr(few_rows, "BODY", right.replace("peer < SPLIT", "peer < SPLIT - 1"))
+    (result,) = run(problem, operands, 8)
+    with pytest.raises(AssertionError):
+        assert_near(result, multiply(operands[0], operands[1]))
+
+
+@pytest.mark.parametrize(
+    ("problem", "wanted"),
+    [
+        # Of a Llama of a billion parameters: queries, keys and values; output; gate and up; down.
+        (plain(1, 2048, [2048, 512, 512]), Tiling(64, 8, 256)),
+        (plain(1, 2048, [2048]), Tiling(64, 4, 512)),
+        (plain(1, 8192, [2048]), Tiling(64, 4, 2048)),
+        (plain(1, 2048, [128_256]), Tiling(256, 1, 2048)),
+    ],
+)
+def test_all_multiprocessors_have_something_to_ask_for(problem: FewRows, wanted: Tiling) -> None:
+    assert choose_tiling(problem, H200) == wanted
+
+
+def test_what_has_no_kernel_is_said() -> None:
+    assert find_problem(plain(9, 64, [64])) == "9 rows by 1 matrices take too many registers"
+    assert find_problem(plain(1, 64, [60])) == "a line of a matrix is no multiple of 8 elements"
+    assert find_problem(plain(1, 60, [64], is_transposed=True)).startswith("a line of a matrix")
+    assert find_problem(plain(8, 1 << 20, [64])) == "its rows do not fit into shared memory"
+
+
+def test_a_launch_has_the_threads_and_memory_that_the_source_takes() -> None:
+    for rows, columns in itertools.product((1, 8), (64, 512, 3072)):
+        problem = plain(rows, 2048, [columns])
+        kernel = write_few_rows(problem, H200)
+        assert kernel.shape.block == (few_rows.THREADS, 1, 1)
+        assert kernel.shape.shared_bytes <= few_rows.MAX_SHARED_BYTES
+        tiling = choose_tiling(problem, H200)
+        assert kernel.shape.grid[0] == -(-columns // tiling.width) * tiling.split
+        assert kernel.early == (1,)
+        again = write_few_rows(dataclasses.replace(problem), H200)
+        assert again == kernel
