@@ -87,6 +87,7 @@ EXPRESSIONS = {
     "expm1": "expm1f({0})",
     "tanh": "tanhf({0})",
     "erf": "erff({0})",
+    "erfc": "erfcf({0})",
     "logistic": "1.0f / (1.0f + expf(-{0}))",
 }
 # What is begun with, and how a value is added, in bits and as an expression.

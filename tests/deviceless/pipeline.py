@@ -13,9 +13,11 @@ import numpy as np
 from tests.deviceless.programs import Program
 from tests.fakes.compilers import make_compiler
 from tracegraph.capturing.capture_lowering import make_request
+from tracegraph.capturing.fastest_variant import _open, _replace
 from tracegraph.decorator import capture
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.request import CaptureRequest
+from tracegraph.replacements.match import Machine, Rule
 from tracegraph.tracing.checked_graph import check_trace, finish_checks, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
 
@@ -46,6 +48,24 @@ def make_capture_request(
     prepared = prepare_call(function, options, tuple(arguments), {}, device=None, has_values=False)
     first = check_trace(prepared, trace_call(prepared))
     finish_checks(prepared, first)
+    return make_request(prepared, first.checked, bind=first.traced.bind)
+
+
+def make_replaced_request(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    rules: Sequence[Rule],
+    machine: Machine,
+    donate_argnums: Sequence[int] = (),
+) -> CaptureRequest:
+    """Does what `make_capture_request` does, with all that rules find replaced."""
+    options = capture(function, donate_argnums=tuple(donate_argnums))._options
+    prepared = prepare_call(function, options, tuple(arguments), {}, device=None, has_values=False)
+    first = check_trace(prepared, trace_call(prepared))
+    finish_checks(prepared, first)
+    first = _open(first)
+    for rule in rules:
+        first = _replace(first, rule, rule.find(first.checked.graph, machine))
     return make_request(prepared, first.checked, bind=first.traced.bind)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import jax
@@ -32,8 +32,9 @@ from tracegraph.passes.pipeline import PassReport, Rewritten
 from tracegraph.replacements.match import Machine, Match, Rule, find_machine
 from tracegraph.replacements.place_errors import PlaceError, measure_places
 from tracegraph.replacements.report import Replacement
-from tracegraph.replacements.rules import RULES
+from tracegraph.replacements.rules import RULES, open_graph
 from tracegraph.replacements.splice import splice_matches
+from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import (
     CudaError,
     OutOfMemoryError,
@@ -118,11 +119,12 @@ def find_chosen(
     choice = find_choice(slot) if slot is not None else None
     if choice is None:
         return None
-    for replacement in choice.replacements:
-        rule = next((rule for rule in RULES if rule.name == replacement.rule), None)
-        if replacement.is_used and rule is not None:
-            found = rule.find(first.checked.graph, machine)
-            first = _replace(first, rule, [found[number] for number in replacement.matches])
+    used = {each.rule: each for each in choice.replacements if each.is_used}
+    for rule in [rule for rule in RULES if rule.name in used]:
+        first = _open(first)
+        found = rule.find(first.checked.graph, machine)
+        matches = [found[number] for number in used[rule.name].matches]
+        first = _replace(first, rule, matches)
     merges = any(each.rule == MERGED and each.is_used for each in choice.replacements)
     return Chosen(first, merges, choice.replacements)
 
@@ -139,15 +141,22 @@ def choose_variant(
     """
     slot, machine = current.slot, find_machine(current.lowered.device)
     replacements: list[Replacement] = []
+    opened = _open(current.first)
     for rule in RULES:
-        found = rule.find(current.first.checked.graph, machine)
+        found = rule.find(opened.checked.graph, machine)
         if not found:
             continue
-        exact, dropped = _measure(prepared, current, rule, found)
+        exact, dropped = _measure(prepared, opened, current.lowered.device, rule, found)
         replacements += dropped
-        if exact:
-            current, replacement = _try_rule(prepared, current, rule, exact, lower)
-            replacements.append(replacement)
+        if not exact:
+            continue
+        matches = list(exact.values())
+        what = Replacement(rule.name, tuple(exact), _locate(matches))
+        replaced = _replace(opened, rule, matches)
+        candidate = functools.partial(lower, replaced)
+        current, what = _choose_faster(prepared, current, candidate, what, is_exact=False)
+        replacements.append(what)
+        opened = replaced if what.is_used else opened
     current, merged = _try_merging(prepared, current, lower)
     replacements += merged
     if slot is not None and replacements:
@@ -156,14 +165,16 @@ def choose_variant(
 
 
 def _measure(
-    prepared: PreparedCall, current: Variant, rule: Rule, found: Sequence[Match]
+    prepared: PreparedCall, first: FirstTrace, device: Device, rule: Rule, found: Sequence[Match]
 ) -> tuple[dict[int, Match], list[Replacement]]:
     """Returns the matches that are exact enough, by number, and a report for each other one."""
-    graph = current.first.checked.graph
+    graph = first.checked.graph
     arguments = [to_plain(leaf) for leaf in prepared.leaves]
     try:
-        with jax.default_device(current.lowered.device.jax_device):
+        with jax.default_device(device.jax_device):
             errors = measure_places(graph, found, arguments)
+    except (UnsupportedError, CudaError) as error:
+        return {}, [Replacement(rule.name, (), _locate(found), f"{error.what}; {error.fix}")]
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -175,20 +186,6 @@ def _measure(
         if not error.is_allowed
     ]
     return exact, dropped
-
-
-def _try_rule(
-    prepared: PreparedCall,
-    current: Variant,
-    rule: Rule,
-    exact: Mapping[int, Match],
-    lower: Lower,
-) -> tuple[Variant, Replacement]:
-    """Returns the faster one of a variant and the same with a rule's matches replaced."""
-    matches = list(exact.values())
-    what = Replacement(rule.name, tuple(exact), _locate(matches))
-    lower_replaced = functools.partial(lower, _replace(current.first, rule, matches))
-    return _choose_faster(prepared, current, lower_replaced, what, is_exact=False)
 
 
 def _try_merging(
@@ -254,6 +251,13 @@ def _time(
         verify_capture(prepared, graphs[1], device)
     before, after = time_in_turns(graphs, prepared.leaves, device)
     return before, after
+
+
+def _open(first: FirstTrace) -> FirstTrace:
+    """Returns a function in whose graph rules see all ops."""
+    checked = first.checked
+    opened = dataclasses.replace(checked, graph=open_graph(checked.graph))
+    return dataclasses.replace(first, checked=opened)
 
 
 def _replace(first: FirstTrace, rule: Rule, matches: Sequence[Match]) -> FirstTrace:

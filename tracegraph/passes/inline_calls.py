@@ -12,6 +12,7 @@ from tracegraph.passes.place_backward import place_backward
 from tracegraph.passes.rewrite import Replacements, find_replacement, replace_operands
 
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_closed_call", "core_call", "call"])
+_WITH_RULES = frozenset(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,14 +21,20 @@ class InlineCalls:
 
     Ops keep their source line; their scope is the call's, then their own; an op without a stream
     is on the call's. Then backward ops go to the stream of their forward op.
+
+    Attributes:
+        name: of the pass.
+        inlines_rules: inline functions with derivatives of their own, too, which nothing is to
+            differentiate any more.
     """
 
     name: str = "inline-calls"
+    inlines_rules: bool = False
 
     def apply(self, graph: Graph) -> Graph:
         """Returns the graph without calls."""
         first = 1 + max((value.number for value in _list_values(graph)), default=-1)
-        inliner = _Inliner(itertools.count(first))
+        inliner = _Inliner(itertools.count(first), inlines_rules=self.inlines_rules)
         ops = tuple(inliner.inline(graph.ops))
         outputs = tuple(find_replacement(each, inliner.replacements) for each in graph.outputs)
         constants = (*graph.constants, *inliner.constants)
@@ -38,8 +45,10 @@ class InlineCalls:
 class _Inliner:
     """Copies the ops of one function into another graph, with calls inlined."""
 
-    def __init__(self, numbers: Iterator[int], call: Origin | None = None) -> None:
-        self._numbers = numbers
+    def __init__(
+        self, numbers: Iterator[int], call: Origin | None = None, *, inlines_rules: bool
+    ) -> None:
+        self._numbers, self._inlines_rules = numbers, inlines_rules
         self._call = call
         self._origins: dict[int, Origin] = {}
         self.constants: list[Constant] = []
@@ -48,7 +57,7 @@ class _Inliner:
     def inline(self, ops: tuple[Op, ...]) -> Iterator[Op]:
         """Yields the ops; those from an inlined call get new values and origins."""
         for op in ops:
-            if is_call(op):
+            if is_call(op) or (self._inlines_rules and _has_rule(op)):
                 yield from self._inline_call(op)
             elif self._call is None:
                 yield replace_operands(op, self.replacements)
@@ -57,7 +66,8 @@ class _Inliner:
 
     def _inline_call(self, op: Op) -> Iterator[Op]:
         ((_, callee),) = op.subgraphs
-        body = _Inliner(self._numbers, self._nest(op.origin))
+        call = self._nest(op.origin)
+        body = _Inliner(self._numbers, call, inlines_rules=self._inlines_rules)
         operands = (find_replacement(operand, self.replacements) for operand in op.operands)
         body.replacements.update(zip(callee.inputs, operands, strict=True))
         for constant in callee.constants:
@@ -90,6 +100,10 @@ class _Inliner:
 def is_call(op: Op) -> bool:
     """True for an op that only calls a function, so that the function can replace it."""
     return op.name in _CALLS and len(op.subgraphs) == 1 and has_plain_placement(op)
+
+
+def _has_rule(op: Op) -> bool:
+    return op.name in _WITH_RULES and len(op.subgraphs) == 1
 
 
 def _nest_origins(outer: Origin, inner: Origin) -> Origin:

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from tracegraph.ir.graph import Graph
+from tracegraph.passes.dead_code import DeadCode
+from tracegraph.passes.fold_scalars import FoldScalars
+from tracegraph.passes.inline_calls import InlineCalls
+from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.match import Rule
 from tracegraph.replacements.scatter_sums import ScatterSums
 
-RULES: tuple[Rule, ...] = (ScatterSums(),)
+RULES: tuple[Rule, ...] = (ScatterSums(), FewRowMatmuls())
+
+
+def open_graph(graph: Graph) -> Graph:
+    """Returns a graph with what hides ops from rules taken away.
+
+    That is functions with derivatives of their own, and choices that literals have made.
+    """
+    opened = InlineCalls(inlines_rules=True).apply(graph)
+    return DeadCode().apply(FoldScalars().apply(opened))

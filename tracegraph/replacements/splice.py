@@ -59,7 +59,7 @@ def _sort(ops: Sequence[Op]) -> list[Op]:
 
     What is replaced may be needed before the last of its ops.
     """
-    makers = {value: op for op in ops for value in op.results}
+    makers: dict[Operand, Op] = {value: op for op in ops for value in op.results}
     placed: dict[int, Op] = {}
     begun: set[int] = set()
 

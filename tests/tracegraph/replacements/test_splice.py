@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tracegraph.ir.graph import Graph, Op
@@ -87,3 +88,37 @@ def test_a_replacement_of_another_type_is_refused(wrong: Any) -> None:
     graph = build(lambda x: jnp.sin(x) * 2, X)
     with pytest.raises(InternalError, match=r"the replacement of `sin` returns \["):
         splice_matches(graph, match_sines(graph, wrong))
+
+
+def test_results_that_are_needed_before_the_last_op_come_before_that() -> None:
+    def function(x: Any) -> Any:
+        one = jnp.sin(x)
+        between = one * 3
+        return between, jnp.sin(x + 1) * between
+
+    graph = build(function, X)
+    (first, last) = find_ops(graph, "sin")
+    (add,) = find_ops(graph, "add")
+
+    def compute(x: Any, other: Any) -> Sequence[Any]:
+        return jnp.sin(x), jnp.sin(other)
+
+    results = (*first.results, *last.results)
+    match = Match(last, results, (*graph.inputs, *add.results), compute, compute)
+    spliced = splice_matches(graph, [match])
+    verify_graph(spliced)
+    assert sorted(op.name for op in spliced.ops) == ["add", "mul", "mul", "sin", "sin"]
+    for one, other in zip(evaluate_graph(spliced, X), evaluate_graph(graph, X), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_replacement_that_needs_its_own_results_is_a_fault() -> None:
+    graph = build(lambda x: jnp.cos(jnp.sin(x)), X)
+    (sine,), (cosine,) = find_ops(graph, "sin"), find_ops(graph, "cos")
+
+    def compute(x: Any) -> Sequence[Any]:
+        return jnp.exp(x), jnp.exp(x)
+
+    match = Match(cosine, (*sine.results, *cosine.results), sine.results, compute, compute)
+    with pytest.raises(InternalError, match="needs its own results"):
+        splice_matches(graph, [match])

@@ -1,0 +1,144 @@
+"""A decoder compiled for an H200: few kernels a layer, started early, in front of their weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.deviceless.pipeline import make_capture_request, make_replaced_request
+from tests.fakes.compilers import make_compiler
+from tracegraph.lowering.compiler import Compiler
+from tracegraph.lowering.lower import Lowered, lower_request
+from tracegraph.lowering.request import CaptureRequest
+from tracegraph.lowering.xla.machine_code import ACQBULK, _find_text, _read_operations
+from tracegraph.replacements.few_rows.rule import FewRowMatmuls
+from tracegraph.replacements.match import Machine
+from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
+from tracegraph.runtime.nodes import KernelNode
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+LAYERS, WIDTH, HIDDEN, VOCABULARY, HEADS, CONTEXT = 2, 512, 1024, 2048, 8, 64
+COMPILE = functools.partial(compile_source, "9.0")
+H200 = Machine("9.0", 132, COMPILE)
+# In machine code: loads from memory, stores to it, and copies from memory to shared memory.
+LOAD, STORE, COPY, LOCAL = 0x181, 0x186, 0x1AE, (0x183, 0x187)
+
+
+def normalise(x: Any, gain: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    return (wide * lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype) * gain
+
+
+def attend(query: Any, keys: Any, values: Any, position: Any) -> Any:
+    scores = jnp.einsum("hd,thd->ht", query, keys).astype(jnp.float32) * query.shape[-1] ** -0.5
+    is_past = jnp.arange(CONTEXT) <= position
+    shares = jax.nn.softmax(jnp.where(is_past, scores, -1e9)).astype(query.dtype)
+    return jnp.einsum("ht,thd->hd", shares, values)
+
+
+def decode(state: Any, weights: Any) -> Any:
+    caches, position, token = state
+    x, written = weights["table"][token][None], []
+    for block, cache in zip(weights["blocks"], caches, strict=True):
+        hidden = normalise(x, block["gain"])
+        query, *new = ((hidden @ block[name]).reshape(HEADS, -1) for name in ("q", "k", "v"))
+        places = (position, 0, 0)
+        pair = tuple(
+            lax.dynamic_update_slice(kept, each[None], places)
+            for kept, each in zip(cache, new, strict=True)
+        )
+        written.append(pair)
+        x = x + attend(query, *pair, position).reshape(1, WIDTH) @ block["out"]
+        hidden = normalise(x, block["gain"])
+        x = x + (jax.nn.silu(hidden @ block["gate"]) * (hidden @ block["up"])) @ block["down"]
+    logits = normalise(x, weights["gain"]) @ weights["head"]
+    return (written, position + 1, logits[0].argmax().astype(jnp.int32)), logits
+
+
+def make_arguments() -> Any:
+    def give(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    square, wide = give(WIDTH, WIDTH), give(WIDTH, HIDDEN)
+    names = {"q": square, "k": square, "v": square, "out": square, "gate": wide, "up": wide}
+    block = names | {"down": give(HIDDEN, WIDTH), "gain": give(WIDTH)}
+    cache = give(CONTEXT, HEADS, WIDTH // HEADS)
+    number = jax.ShapeDtypeStruct((), np.int32)
+    head = {"table": give(VOCABULARY, WIDTH), "head": give(WIDTH, VOCABULARY), "gain": give(WIDTH)}
+    return ([(cache, cache)] * LAYERS, number, number), head | {"blocks": [block] * LAYERS}
+
+
+def lower(request: CaptureRequest, device: Any) -> Lowered:
+    compiler = make_compiler(device, takes_kernels=True)
+    target: Any = dataclasses.replace(compiler.target, compile_kernel=COMPILE)  # pyright: ignore[reportArgumentType]
+    return lower_request(request, Compiler(target, compiler._progress))
+
+
+@pytest.fixture(scope="module")
+def both(h200: Any) -> tuple[Lowered, Lowered]:
+    """The lowering without and with replacements."""
+    plain = make_capture_request(decode, make_arguments(), (0,))
+    replaced = make_replaced_request(decode, make_arguments(), [FewRowMatmuls()], H200, (0,))
+    return lower(plain, h200), lower(replaced, h200)
+
+
+def list_own(lowered: Lowered) -> list[KernelNode]:
+    (stage,) = lowered.definition.stages
+    kernels = [node for node in stage.nodes if isinstance(node, KernelNode)]
+    return [node for node in kernels if node.code.symbol.startswith("few_rows")]
+
+
+def test_a_layer_has_four_kernels_of_ours_and_half_as_many_in_all(both: Any) -> None:
+    plain, replaced = both
+    assert len(list_own(replaced)) == 4 * LAYERS + 1
+    assert len({node.code for node in list_own(replaced)}) == 5
+    (before,), (after,) = (each.definition.stages for each in (plain, replaced))
+    assert len(after.nodes) <= 0.6 * len(before.nodes)
+
+
+def test_each_starts_early_and_loads_its_weights_before_it_waits(both: Any) -> None:
+    _, lowered = both
+    (stage,) = lowered.definition.stages
+    sizes = {2 * WIDTH * columns for columns in (WIDTH, HIDDEN, VOCABULARY)}
+    for place, node in enumerate(stage.nodes):
+        if node not in list_own(lowered):
+            continue
+        assert isinstance(node, KernelNode)
+        assert {use.nbytes for use in node.early_loads} <= sizes
+        into = [edge for edge in stage.edges if edge[1] == place]
+        early = [edge for edge in into if isinstance(stage.nodes[edge[0]], KernelNode)]
+        assert stage.programmatic.issuperset(early)
+
+
+def test_the_machine_code_waits_before_it_loads_anything_else(both: Any) -> None:
+    _, lowered = both
+    for code in {node.code for node in list_own(lowered)}:
+        operations = [operation for operation, _ in _read_operations(_find_text(code))]
+        ahead = operations[: operations.index(ACQBULK)]
+        assert COPY in ahead
+        assert not {LOAD, STORE} & {*ahead}
+        # Nor is a register put into memory for want of space.
+        assert not {*LOCAL} & {*operations}
+        assert {LOAD, STORE} <= {*operations}
+
+
+def test_weights_that_a_step_updates_are_not_loaded_early(h200: Any) -> None:
+    def train(weights: Any, x: Any) -> Any:
+        return weights * 2, x @ weights
+
+    arguments = [jax.ShapeDtypeStruct(each, jnp.bfloat16) for each in [(512, 512), (1, 512)]]
+    request = make_replaced_request(train, arguments, [FewRowMatmuls()], H200, (0,))
+    lowered = lower(request, h200)
+    (node,) = list_own(lowered)
+    (stage,) = lowered.definition.stages
+    place = stage.nodes.index(node)
+    assert node.begins_with_wait
+    assert not [edge for edge in stage.programmatic if edge[1] == place]

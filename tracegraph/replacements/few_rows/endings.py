@@ -1,0 +1,118 @@
+"""Endings: what a kernel computes of its matmuls' results, so that fewer values are stored.
+
+Note [Where a kernel ends]
+Element-wise ops behind a matmul can be a part of its kernel. All of them that could be are taken in
+their order; then the kernel ends behind the one after which the fewest values are stored, the last
+one of several that computes something. So a residual is added, and a gate is multiplied with what
+it gates; but the square for the next norm is left to the next kernel, since the sum is needed too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from tracegraph.ir.graph import Op, Operand, Value
+from tracegraph.lowering.kernels.row_functions import EXPRESSIONS, Form
+from tracegraph.replacements.few_rows.graph_view import GraphView
+from tracegraph.replacements.few_rows.row_matmuls import RowMatmul
+from tracegraph.replacements.few_rows.row_reader import KINDS, RowShape, keeps_elements
+
+_ELEMENTWISE = frozenset([*EXPRESSIONS, "add_any", "integer_pow", "convert_element_type"])
+
+
+class Ending:
+    """Ops behind matmuls, in their order, with what each is made from.
+
+    Args:
+        view: of the graph that they are in.
+        matmuls: of the same rows.
+
+    Attributes:
+        ops: that are a part of the kernel.
+        sources: for each value of the kernel the matmuls that it depends on, by their places.
+    """
+
+    def __init__(self, view: GraphView, matmuls: Sequence[RowMatmul]) -> None:
+        self._makers = view.makers
+        self._graph, self._uses, self._matmuls = view.graph, view.uses, matmuls
+        results: dict[Operand, frozenset[int]] = {
+            each.result: frozenset([place]) for place, each in enumerate(matmuls)
+        }
+        self.sources = dict(results)
+        self.ops = self._find_ops()
+        self.ops = self.ops[: self._choose_end()]
+        kept = {value for op in self.ops for value in op.results}
+        self.sources = {
+            value: places
+            for value, places in self.sources.items()
+            if value in kept or value in results
+        }
+
+    def list_stored(self) -> list[Value]:
+        """Returns the values that other ops or the graph's results need."""
+        return self._list_stored(self.ops)
+
+    def _find_ops(self) -> list[Op]:
+        found: list[Op] = []
+        # What depends on a matmul, and is no part of the kernel.
+        behind: set[Operand] = set()
+        own = {id(self._makers[each.result]) for each in self._matmuls}
+        own |= {id(each.op) for each in self._matmuls}
+        for op in self._graph.ops:
+            if id(op) in own:
+                continue
+            known = [self.sources[each] for each in op.operands if each in self.sources]
+            if known and behind.isdisjoint(op.operands) and self._takes(op, known):
+                self.sources[op.results[0]] = frozenset().union(*known)
+                found.append(op)
+            elif known or not behind.isdisjoint(op.operands):
+                behind.update(op.results)
+        return found
+
+    def _takes(self, op: Op, known: Collection[frozenset[int]]) -> bool:
+        """True for an op that computes each element of the results by itself."""
+        matmuls = [self._matmuls[place] for place in frozenset().union(*known)]
+        shape = RowShape(matmuls[0].rows, matmuls[0].columns)
+        result = op.results[0]
+        is_full = math.prod(result.shape) == shape.rows * shape.columns
+        is_float = str(result.dtype) in KINDS
+        if len({each.columns for each in matmuls}) > 1 or not is_full or not is_float:
+            return False
+        if keeps_elements(op):
+            return True
+        if op.name not in _ELEMENTWISE or op.params.get("y", 2) not in (2, 3):
+            return False
+        return all(_reads(each, op, shape, self.sources) for each in op.operands)
+
+    def _choose_end(self) -> int:
+        """Returns how many of the ops are taken: Note [Where a kernel ends]."""
+        counts = [len(self._list_stored(self.ops[:end])) for end in range(len(self.ops) + 1)]
+        end = max(end for end, count in enumerate(counts) if count == min(counts))
+        while end and self._costs_nothing(self.ops[end - 1]):
+            end -= 1
+        return end
+
+    def _costs_nothing(self, op: Op) -> bool:
+        """True for an op that is no kernel of its own: what reads its result does it."""
+        is_kept = op.results[0] in self._graph.outputs
+        return keeps_elements(op) or (op.name == "convert_element_type" and not is_kept)
+
+    def _list_stored(self, ops: Sequence[Op]) -> list[Value]:
+        inside = {id(op) for op in ops}
+        values = [each.result for each in self._matmuls] + [op.results[0] for op in ops]
+        return [
+            value
+            for value in values
+            if value in self._graph.outputs
+            or any(id(op) not in inside for op in self._uses.get(value, ()))
+        ]
+
+
+def _reads(
+    value: Operand, op: Op, shape: RowShape, sources: Mapping[Operand, frozenset[int]]
+) -> bool:
+    result = op.results[0].shape
+    form = shape.find_form(tuple(value.aval.shape), Form.FULL, result)
+    is_float = str(value.aval.dtype) in KINDS
+    return is_float and (form is Form.FULL if value in sources else form is not None)

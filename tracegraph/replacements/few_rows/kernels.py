@@ -1,0 +1,221 @@
+"""Kernels of few rows: what one is of a group of matmuls, and the same in float32 by JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tracegraph.ir.graph import Literal, Op, Operand, Value
+from tracegraph.jax_internals import bind_op
+from tracegraph.lowering.kernels.few_rows import FewRows, Segment, find_problem, write_few_rows
+from tracegraph.lowering.kernels.own_kernel import OwnKernel
+from tracegraph.lowering.kernels.row_functions import RowFunction
+from tracegraph.replacements.few_rows.endings import Ending
+from tracegraph.replacements.few_rows.graph_view import GraphView
+from tracegraph.replacements.few_rows.row_matmuls import RowMatmul
+from tracegraph.replacements.few_rows.row_reader import KINDS, RowReader, RowShape
+from tracegraph.replacements.kernel_call import call_kernel
+from tracegraph.replacements.match import Machine, Match
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCall:
+    """Calls a kernel, and gives its results the shapes that the graph has.
+
+    Attributes:
+        kernel: what is called.
+        machine: that it is compiled for.
+        stored: type of each of its results.
+        places: for each value that is replaced which result it is.
+        shapes: of each value.
+    """
+
+    kernel: OwnKernel
+    machine: Machine
+    stored: tuple[Any, ...]
+    places: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """Returns the values that are replaced."""
+        results = call_kernel(self.kernel, self.machine, self.stored, operands)
+        places = zip(self.places, self.shapes, strict=True)
+        return [results[place].reshape(shape) for place, shape in places]
+
+
+@dataclasses.dataclass(frozen=True)
+class WideOps:
+    """Ops of a graph on float32 values, none of them rounded.
+
+    Attributes:
+        ops: in their order.
+        inputs: what they read.
+        results: what is returned.
+    """
+
+    ops: tuple[Op, ...]
+    inputs: tuple[Value, ...]
+    results: tuple[Value, ...]
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """Returns the results in float32."""
+        known: dict[Operand, Any] = dict(zip(self.inputs, map(_widen, arrays), strict=True))
+
+        def read(operand: Operand) -> Any:
+            return _widen(operand.value) if isinstance(operand, Literal) else known[operand]
+
+        for op in self.ops:
+            (result,) = bind_op(_widen_op(op), list(map(read, op.operands)))
+            known[op.results[0]] = result
+        return [known[value] for value in self.results]
+
+
+def match_group(
+    view: GraphView, matmuls: Sequence[RowMatmul], stops: Collection[Value], machine: Machine
+) -> list[Match]:
+    """Returns the kernels of a group: one, or one for each number of matmuls that end together.
+
+    Args:
+        view: of the graph.
+        matmuls: of the same rows.
+        stops: results of other kernels.
+        machine: that they are written for.
+    """
+    ending = Ending(view, matmuls)
+    parts = _part(len(matmuls), ending)
+    found = []
+    for size in sorted({len(part) for part in parts}):
+        writer = _KernelWriter(view, matmuls, ending, frozenset(stops), machine)
+        match = writer.write([part for part in parts if len(part) == size])
+        if match is not None:
+            found.append(match)
+    return found
+
+
+def _part(count: int, ending: Ending) -> list[list[int]]:
+    """Returns the matmuls that something joins, by their places."""
+    parts = [{place} for place in range(count)]
+    for places in ending.sources.values():
+        joined = [part for part in parts if not part.isdisjoint(places)]
+        parts = [part for part in parts if part.isdisjoint(places)] + [set().union(*joined)]
+    return sorted(map(sorted, parts))
+
+
+class _KernelWriter:
+    """Makes the match of one kernel."""
+
+    def __init__(
+        self,
+        view: GraphView,
+        matmuls: Sequence[RowMatmul],
+        ending: Ending,
+        stops: frozenset[Value],
+        machine: Machine,
+    ) -> None:
+        self._view, self._matmuls, self._ending = view, matmuls, ending
+        self._stops, self._machine = stops, machine
+        self._arrays: dict[Value, int] = {}
+        self._ops: dict[int, Op] = {}
+
+    def write(self, parts: Sequence[Sequence[int]]) -> Match | None:
+        """Returns the match of some matmuls, those of each part joined; None without a kernel."""
+        first = self._matmuls[parts[0][0]]
+        start = self._read_start(first)
+        stored: list[Any] = []
+        places: dict[Value, int] = {}
+        segments = [self._read_segment(part, stored, places) for part in parts]
+        kinds = tuple(KINDS[str(value.dtype)] for value in self._arrays)
+        problem = FewRows(
+            first.rows, first.depth, kinds, start, tuple(segments), first.is_transposed
+        )
+        if find_problem(problem):
+            return None
+        results = tuple(places)
+        call = KernelCall(
+            write_few_rows(problem, self._machine.processors),
+            self._machine,
+            tuple(stored),
+            tuple(places.values()),
+            tuple(value.shape for value in results),
+        )
+        ops = sorted(self._ops.values(), key=lambda op: self._view.order[id(op)])
+        inputs = tuple(self._arrays)
+        wide = WideOps(tuple(ops), inputs, results)
+        return Match(ops[-1], results, inputs, call, wide, first.depth)
+
+    def _read_start(self, matmul: RowMatmul) -> RowFunction:
+        shape = RowShape(matmul.rows, matmul.depth)
+        reader = RowReader(shape, self._view.makers, self._stops, reads_sums_of_rows=True)
+        return self._finish(reader, [reader.read(matmul.op.operands[matmul.side])])
+
+    def _read_segment(
+        self, part: Sequence[int], stored: list[Any], places: dict[Value, int]
+    ) -> Segment:
+        matmuls = [self._matmuls[place] for place in part]
+        shape = RowShape(matmuls[0].rows, matmuls[0].columns)
+        sums = {each.result: number for number, each in enumerate(matmuls)}
+        reader = RowReader(shape, self._view.makers, self._stops, sums)
+        own = [
+            v for v in self._ending.list_stored() if not self._ending.sources[v].isdisjoint(part)
+        ]
+        values = [reader.read(value) for value in own]
+        known: dict[tuple[Any, str], int] = {}
+        for value, read in zip(own, values, strict=True):
+            key = read, str(value.dtype)
+            if key not in known:
+                known[key] = len(stored)
+                sizes = shape.rows, shape.columns
+                stored.append(jax.ShapeDtypeStruct(sizes, value.dtype))
+            places[value] = known[key]
+        for each in matmuls:
+            self._ops[id(each.op)] = each.op
+            self._add_way(each.result, each.op.results[0])
+            self._add_way(each.op.operands[each.side], each.rows_of)
+            self._add_way(each.op.operands[1 - each.side], each.matrix)
+        finish = self._finish(reader, [read for read, _ in known])
+        numbers = tuple(self._arrays.setdefault(m.matrix, len(self._arrays)) for m in matmuls)
+        return Segment(shape.columns, numbers, finish, tuple(KINDS[kind] for _, kind in known))
+
+    def _add_way(self, value: Operand, start: Value) -> None:
+        """Adds the reshapes and transpositions that make a value of another."""
+        while value is not start:
+            op = self._view.makers[value]
+            self._ops[id(op)] = op
+            value = op.operands[0]
+
+    def _finish(self, reader: RowReader, results: list[tuple[str, int]]) -> RowFunction:
+        """Returns a reader's function, with its arrays numbered as the kernel's parameters."""
+        function = reader.finish(results)
+        self._ops |= reader.read_ops
+        numbers = [
+            self._arrays.setdefault(value, len(self._arrays))
+            for value, _ in reader.arrays
+            if isinstance(value, Value)
+        ]
+        operands = tuple(
+            dataclasses.replace(operand, parameter=numbers[operand.parameter])
+            for operand in function.operands
+        )
+        return dataclasses.replace(function, operands=operands)
+
+
+def _widen(array: Any) -> Any:
+    array = jnp.asarray(array)
+    is_float = jnp.issubdtype(array.dtype, jnp.floating)
+    return array.astype(jnp.float32) if is_float else array
+
+
+def _widen_op(op: Op) -> Op:
+    """Returns an op that rounds nothing to fewer bits than float32 has."""
+    params = dict(op.params)
+    if op.name == "convert_element_type" and jnp.issubdtype(params["new_dtype"], jnp.floating):
+        params["new_dtype"] = jnp.dtype(jnp.float32)
+    if op.name == "dot_general":
+        params["preferred_element_type"] = jnp.dtype(jnp.float32)
+        params["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+    return dataclasses.replace(op, params=params)

@@ -1,0 +1,158 @@
+"""Row matmuls: which ops multiply few rows by a large matrix, and which share their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+
+from tracegraph.ir.graph import Literal, Op, Operand, Value
+from tracegraph.replacements.few_rows.graph_view import GraphView
+from tracegraph.replacements.few_rows.row_reader import KINDS, keeps_elements
+
+MAX_ROWS = 8
+# Smaller ones take no time of their own.
+MIN_MATRIX_BYTES = 1 << 16
+_DEFAULT_NAMES = frozenset(["DEFAULT", "HIGH", "HIGHEST"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowMatmul:
+    """A matmul of few rows.
+
+    More than six fields because it is a matmul, with its sizes.
+
+    Attributes:
+        op: its ``dot_general``.
+        result: its rows of columns: of the op, or of a transposition of that.
+        side: which operand the rows are.
+        rows_of: the rows, before reshapes.
+        matrix: before reshapes and transpositions.
+        rows: how many.
+        depth: elements of a row.
+        columns: of the result.
+        is_transposed: True where the matrix has its rows as columns.
+    """
+
+    op: Op
+    result: Value
+    side: int
+    rows_of: Value
+    matrix: Value
+    rows: int
+    depth: int
+    columns: int
+    is_transposed: bool
+
+
+def find_row_matmuls(view: GraphView) -> list[RowMatmul]:
+    """Returns the matmuls of few rows by large matrices, in order."""
+    found = (_read_matmul(op, view) for op in view.graph.ops if op.name == "dot_general")
+    return [matmul for matmul in found if matmul is not None]
+
+
+def group_matmuls(matmuls: Sequence[RowMatmul]) -> list[list[RowMatmul]]:
+    """Returns matmuls of the same rows together, where one kernel could do them."""
+    groups: dict[tuple[object, ...], list[RowMatmul]] = {}
+    for each in matmuls:
+        kind = jnp.dtype(each.matrix.dtype).name
+        key = (each.rows_of, each.rows, each.depth, each.is_transposed, kind)
+        groups.setdefault(key, []).append(each)
+    return list(groups.values())
+
+
+def _read_matmul(op: Op, view: GraphView) -> RowMatmul | None:
+    contracted, batch = op.params["dimension_numbers"]
+    kinds = [jnp.dtype(each.aval.dtype).name for each in (*op.operands, *op.results)]
+    if any(batch) or any(kind not in KINDS for kind in kinds):
+        return None
+    if any(isinstance(each, Literal) for each in op.operands) or not _is_plain(op):
+        return None
+    sides = list(zip(op.operands, contracted, strict=True))
+    readings = (
+        _read_sides(op, 0, sides, view),
+        _read_sides(op, 1, sides, view),
+    )
+    found = [each for each in readings if each is not None]
+    return min(found, key=lambda each: each.rows, default=None)
+
+
+def _is_plain(op: Op) -> bool:
+    """True for a matmul whose sums may be float32: none that asks for an algorithm by its name."""
+    precision = op.params.get("precision")
+    names = precision if isinstance(precision, tuple) else (precision,)
+    return all(each is None or getattr(each, "name", "") in _DEFAULT_NAMES for each in names)
+
+
+def _read_sides(
+    op: Op,
+    side: int,
+    sides: Sequence[tuple[Operand, Sequence[int]]],
+    view: GraphView,
+) -> RowMatmul | None:
+    """Returns the matmul if the operand of one side is its rows."""
+    (x, x_axes), (matrix, axes) = sides[side], sides[1 - side]
+    rank, count = len(x.aval.shape), len(axes)
+    if tuple(x_axes) != tuple(range(rank - count, rank)):
+        return None
+    is_transposed = tuple(axes) != tuple(range(count))
+    wide = len(matrix.aval.shape)
+    if is_transposed and tuple(axes) != tuple(range(wide - count, wide)):
+        return None
+    depth = math.prod(x.aval.shape[rank - count :])
+    rows, size = math.prod(x.aval.shape) // max(depth, 1), math.prod(matrix.aval.shape)
+    if not 0 < rows <= MAX_ROWS or not depth:
+        return None
+    if size * jnp.dtype(matrix.aval.dtype).itemsize < MIN_MATRIX_BYTES:
+        return None
+    # The result of swapped sides has its rows last.
+    result = op.results[0]
+    if side and rows > 1:
+        result = _find_transposed(result, wide - count, view)
+    found = _find_matrix(matrix, view.makers, size // depth, depth, is_transposed=is_transposed)
+    rows_of = find_elements(x, view.makers)
+    if result is None or not isinstance(found[0], Value) or not isinstance(rows_of, Value):
+        return None
+    return RowMatmul(op, result, side, rows_of, found[0], rows, depth, size // depth, found[1])
+
+
+def _find_transposed(result: Value, columns: int, view: GraphView) -> Value | None:
+    """Returns a result with its rows first, if it is needed in no other way.
+
+    Args:
+        result: of a matmul.
+        columns: how many of its first axes are columns.
+        view: of the graph.
+    """
+    uses = view.uses.get(result, [])
+    if result in view.graph.outputs or [op.name for op in uses] != ["transpose"]:
+        return None
+    axes = range(len(result.shape))
+    wanted = (*axes[columns:], *axes[:columns])
+    return uses[0].results[0] if tuple(uses[0].params["permutation"]) == wanted else None
+
+
+def find_elements(value: Operand, makers: Mapping[Operand, Op]) -> Operand:
+    """Returns what has the elements of a value in the same order, before reshapes."""
+    while (maker := makers.get(value)) is not None and keeps_elements(maker):
+        value = maker.operands[0]
+    return value
+
+
+def _find_matrix(
+    value: Operand,
+    makers: Mapping[Operand, Op],
+    columns: int,
+    depth: int,
+    *,
+    is_transposed: bool,
+) -> tuple[Operand, bool]:
+    """Returns a matrix before reshapes and a transposition, and whether it is transposed."""
+    value = find_elements(value, makers)
+    maker = makers.get(value)
+    sizes = (columns, depth) if is_transposed else (depth, columns)
+    if maker is None or maker.name != "transpose" or tuple(value.aval.shape) != sizes:
+        return value, is_transposed
+    return find_elements(maker.operands[0], makers), not is_transposed
