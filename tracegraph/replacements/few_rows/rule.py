@@ -34,9 +34,7 @@ class FewRowMatmuls:
 
 def _is_acyclic(view: GraphView, matches: list[Match]) -> bool:
     """True if no match needs what is computed from its own results, through others or not."""
-    owners: dict[Operand, Match] = {
-        value: match for match in matches for value in match.results
-    }
+    owners: dict[Operand, Match] = {value: match for match in matches for value in match.results}
     begun: set[object] = set()
     done: set[object] = set()
     stack: list[tuple[Op | Match, bool]] = [(match, False) for match in matches]
