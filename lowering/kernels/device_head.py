@@ -34,6 +34,13 @@ DEVICE float read_peer(const float *own, int rank) {
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
     return value;
 }
+DEVICE Vector load_vector(const void *global) {
+    Vector v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
+                 : "l"(global) : "memory");
+    return v;
+}
 DEVICE void copy_async(void *shared, const void *global) {
     unsigned address = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"

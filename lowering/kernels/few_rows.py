@@ -7,7 +7,9 @@ fast the matrices come from memory, so the kernel is made for that:
 * each thread copies 16 bytes at a time into its own places in shared memory, many copies ahead, so
   that enough is on its way while it computes, and no thread waits for another;
 * the first copies are asked for before the wait for the kernel ahead, see Note [Early loads];
-* what is small is computed by each block for itself: the norm of the rows in front of the matmul;
+* what is small is computed by each block for itself: the norm of the rows in front of the matmul.
+  Each thread keeps its elements in registers, so that they are asked for once, all at a time;
+* what is added or multiplied at the end is asked for at the beginning;
 * a matrix of few columns is split along its depth over the blocks of a cluster, which add up what
   they have in each other's shared memory, so that all multiprocessors have something to ask for;
 * matmuls of the same rows are one kernel: side by side where nothing else joins them, and in one
@@ -35,9 +37,13 @@ from tracegraph.lowering.kernels.few_rows_source import (
 )
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
 from tracegraph.lowering.kernels.row_functions import (
+    REDUCTIONS,
     ElementWriter,
+    Form,
     Place,
     RowFunction,
+    RowLoop,
+    RowOperand,
     write_reductions,
 )
 from tracegraph.runtime.nodes import LaunchShape
@@ -46,6 +52,8 @@ THREADS, WARP, VECTOR_BYTES = 256, 32, 16
 WARPS = THREADS // WARP
 # Copies of a thread that are on their way: two blocks on a multiprocessor keep 128 KB in flight.
 STAGES = 16
+# Copies that a thread waits for, and works on, at once.
+GROUP = 4
 # Of a block. Three fit on a multiprocessor of compute capability 9.0, so that the next kernel's
 # first copies run beside the end of this one's.
 MAX_SHARED_BYTES = 75 << 10
@@ -55,6 +63,8 @@ _WIDTHS, _SPLITS = (64, 128, 256), (1, 2, 4, 8)
 # What else a block costs, and a cluster, in bytes that could have come from memory meanwhile.
 _BLOCK_COST, _CLUSTER_COST = 8 << 10, 24 << 10
 _MIN_PART = 64
+# Elements of rows that a thread loads at once; and most of them, of all operands, in registers.
+EIGHT, MAX_HELD = 8, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +88,15 @@ class Segment:
 class FewRows:
     """Matmuls of the same rows.
 
+    More than six fields because these are what tells one kernel from another.
+
     Attributes:
         rows: how many.
         depth: elements of a row.
         kinds: XLA's name of the type of each array that is read, in the order of the parameters.
         start: computes the rows.
         segments: as many matrices in each.
+        settled: numbers of the parameters that are there when the graph is launched.
         is_transposed: True where a matrix has its rows as columns: ``x @ w.T``.
     """
 
@@ -92,6 +105,7 @@ class FewRows:
     kinds: tuple[str, ...]
     start: RowFunction
     segments: tuple[Segment, ...]
+    settled: frozenset[int] = frozenset()
     is_transposed: bool = False
 
     @property
@@ -167,7 +181,8 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     parts = {
         "CHOOSE": _write_choice(problem, tiling),
         "STEPS": steps,
-        "START": _write_start(problem),
+        **_write_start(problem, tiling),
+        "HOIST": _write_hoisted(problem, tiling),
         "TOTALS": totals,
         "FINISH": _write_finish(problem),
     }
@@ -184,8 +199,9 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     shape = LaunchShape(
         (tiles * tiling.split, 1, 1), (THREADS, 1, 1), shared_bytes=_count_shared(problem, tiling)
     )
-    matrices = {each for segment in problem.segments for each in segment.matrices}
-    return OwnKernel(symbol, source, shape, tuple(sorted(matrices)))
+    early = {each for segment in problem.segments for each in segment.matrices}
+    early |= {operand.parameter for operand in _list_early(problem, tiling).values()}
+    return OwnKernel(symbol, source, shape, tuple(sorted(early)))
 
 
 def count_stages(problem: FewRows) -> int:
@@ -195,7 +211,7 @@ def count_stages(problem: FewRows) -> int:
 
 def _list_tilings(problem: FewRows) -> Iterator[Tiling]:
     for width, split in itertools.product(_WIDTHS, _SPLITS):
-        part = -(-problem.depth // (split * problem.vector)) * problem.vector
+        part = -(-problem.depth // (split * EIGHT)) * EIGHT
         tiling = Tiling(width, split, part)
         is_wide = width // problem.vector > WARP and not problem.is_transposed
         is_short = split > 1 and problem.depth - (split - 1) * part < _MIN_PART
@@ -229,8 +245,10 @@ def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
         "PART": tiling.part,
         "SHARE": tiling.width // tiling.split,
         "STAGES": count_stages(problem),
+        "GROUP": problem.count if GROUP % problem.count else GROUP,
         "THREADS": THREADS,
         "WARPS": WARPS,
+        "TURNS": _count_turns(problem, tiling),
         "RING_BYTES": _count_ring(problem, tiling),
     }
     lines = [f"constexpr int {name} = {size};" for name, size in sizes.items()]
@@ -255,22 +273,131 @@ def _write_choice(problem: FewRows, tiling: Tiling) -> str:
     return _indent(lines, 4)
 
 
-def _write_start(problem: FewRows) -> str:
-    """Returns what puts the rows into shared memory: all of one depth beside each other."""
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """The elements of rows that a block goes through.
+
+    Attributes:
+        begin: the first, in C++.
+        end: after the last one.
+        held: how many each thread keeps of each array; none where they would be too many.
+    """
+
+    begin: str
+    end: str
+    held: int
+
+
+def _find_span(problem: FewRows, tiling: Tiling) -> _Span:
     start = problem.start
-    reductions, known = write_reductions(start, problem.rows, problem.depth, THREADS)
-    body = ElementWriter(start, Place("row", "(begin + d)", "DEPTH"), known)
+    is_whole = any(op.opcode in REDUCTIONS for op in start.ops)
+    span = problem.depth if is_whole else tiling.part
+    held = -(-span // (THREADS * EIGHT)) * EIGHT
+    forms = [operand.form for operand in start.operands]
+    arrays = forms.count(Form.FULL) * problem.rows + forms.count(Form.COLUMN)
+    is_held = problem.depth % EIGHT == 0 and arrays * held <= MAX_HELD
+    ends = ("0", "DEPTH") if is_whole else ("begin", "begin + depth")
+    return _Span(*ends, held if is_held else 0)
+
+
+def _list_early(problem: FewRows, tiling: Tiling) -> dict[int, RowOperand]:
+    """Returns the operands of the rows that are loaded before the wait, by their values."""
+    if not _find_span(problem, tiling).held:
+        return {}
+    return {
+        number: operand
+        for number, operand in enumerate(problem.start.operands)
+        if operand.form is Form.COLUMN and operand.parameter in problem.settled
+    }
+
+
+def _write_start(problem: FewRows, tiling: Tiling) -> dict[str, str]:
+    """Returns what puts the rows into shared memory: all of one depth beside each other."""
+    start, span = problem.start, _find_span(problem, tiling)
+    early = _list_early(problem, tiling)
+    loads = {
+        number: _write_load(number, operand, span)
+        for number, operand in enumerate(start.operands)
+        if span.held and operand.form in (Form.FULL, Form.COLUMN)
+    }
+    loop = _make_loop(problem, span)
+    reductions, known = write_reductions(start, problem.rows, "DEPTH", loop)
+    # What is not held is loaded again, where it is needed.
+    own = loop if span.held else _make_loop(problem, _Span("begin", "begin + depth", 0))
+    body = ElementWriter(start, Place("row", "column", "DEPTH"), {**known, **own.known})
     value = body.write(start.results[0])
-    lines = [
-        *reductions,
-        "for (int d = threadIdx.x; d < depth; d += THREADS)",
+    store = f"if (column >= begin && column < begin + depth) x[(column - begin) * ROWS + row] = {value};"
+    lines = [line for number, load in loads.items() if number not in early for line in load]
+    lines += [*reductions, *own.write([*body.lines, store])]
+    first = [line for number in early for line in loads[number]]
+    return {"EARLY": _indent(first, 4), "START": _indent(lines, 4)}
+
+
+def _write_load(number: int, operand: RowOperand, span: _Span) -> list[str]:
+    """Returns what loads a thread's elements of an array into registers."""
+    rows, name = ("[ROWS]", "o{0}[row]") if operand.form is Form.FULL else ("", "o{0}")
+    row = "row * DEPTH + " if operand.form is Form.FULL else ""
+    repeat = "for (int row = 0; row < ROWS; ++row)" if rows else ""
+    place = f"{span.begin} + (chunk * THREADS + threadIdx.x) * {EIGHT}"
+    to = f"{name.format(number)} + chunk * {EIGHT}"
+    return [
+        f"float o{number}{rows}[{span.held}];",
         "#pragma unroll",
-        "for (int row = 0; row < ROWS; ++row) {",
-        *(f"    {line}" for line in body.lines),
-        f"    x[d * ROWS + row] = {value};",
-        "}",
+        f"for (int chunk = 0; chunk < {span.held // EIGHT}; ++chunk)",
+        *(["#pragma unroll", repeat] if repeat else []),
+        f"    if ({place} < {span.end}) load_eight({to}, p{operand.parameter} + {row}{place});",
     ]
-    return _indent(lines, 4)
+
+
+def _make_loop(problem: FewRows, span: _Span) -> RowLoop:
+    """Returns the loop of a block's threads through the elements of a span."""
+    rows = ("#pragma unroll", "for (int row = 0; row < ROWS; ++row) {")
+    if not span.held:
+        head = (
+            f"for (int column = {span.begin} + threadIdx.x; column < {span.end}; column += THREADS)"
+        )
+        return RowLoop((head, *rows), "}", {})
+    place = f"{span.begin} + (i / {EIGHT} * THREADS + threadIdx.x) * {EIGHT} + i % {EIGHT}"
+    head = (
+        "#pragma unroll",
+        f"for (int i = 0; i < {span.held}; ++i) {{",
+        f"const int column = {place};",
+        f"if (column >= {span.end}) continue;",
+    )
+    names = {Form.FULL: "o{0}[row][i]", Form.COLUMN: "o{0}[i]"}
+    operands = enumerate(problem.start.operands)
+    known = {n: names[each.form].format(n) for n, each in operands if each.form in names}
+    return RowLoop((*head, *rows), "}}", known)
+
+
+def _count_turns(problem: FewRows, tiling: Tiling) -> int:
+    """Returns how many results a thread computes."""
+    return -(-problem.rows * (tiling.width // tiling.split) // THREADS)
+
+
+def _write_hoisted(problem: FewRows, tiling: Tiling) -> str:
+    """Returns what loads the operands of the end, a value for each turn of a thread."""
+    turns = _count_turns(problem, tiling)
+    lines: list[str] = []
+    for number, segment in enumerate(problem.segments):
+        count = len(segment.finish.operands)
+        lines += [f"float f{number}_{index}[{turns}];" for index in range(count)]
+    lines += [
+        "#pragma unroll",
+        f"for (int turn = 0; turn < {turns}; ++turn) {{",
+        "    const int index = turn * THREADS + threadIdx.x, row = index / SHARE;",
+        "    const int column = first + rank * SHARE + index % SHARE;",
+        "    if (index >= ROWS * SHARE || column >= columns) continue;",
+    ]
+    for number, segment in enumerate(problem.segments):
+        body = ElementWriter(segment.finish, Place("row", "column", "columns"), {})
+        first = segment.finish.sums
+        values = [body.write(first + index) for index in range(len(segment.finish.operands))]
+        stores = [f"f{number}_{index}[turn] = {value};" for index, value in enumerate(values)]
+        if stores:
+            lines += [f"    if (segment == {number}) {{", *body.lines, *stores, "    }"]
+    has_operands = any(segment.finish.operands for segment in problem.segments)
+    return _indent([*lines, "}"] if has_operands else [], 4)
 
 
 def _write_finish(problem: FewRows) -> str:
@@ -279,6 +406,8 @@ def _write_finish(problem: FewRows) -> str:
     parameter = len(problem.kinds)
     for number, segment in enumerate(problem.segments):
         known = {m: f"sum[{m}]" for m in range(problem.count)}
+        operands = range(len(segment.finish.operands))
+        known |= {problem.count + index: f"f{number}_{index}[turn]" for index in operands}
         body = ElementWriter(segment.finish, Place("row", "column", "columns"), known)
         values = list(map(body.write, segment.finish.results))
         lines += [f"if (segment == {number}) {{", *(f"    {line}" for line in body.lines)]

@@ -1,7 +1,8 @@
 """The kernel of `few_rows` in C++: what is the same for all problems.
 
 What a problem adds takes the place of names in braces: sizes in front of it, which matrices a block
-has (``CHOOSE``), what computes the rows (``START``), and what is done with sums (``FINISH``).
+has (``CHOOSE``), what computes the rows (``EARLY``, ``START``), and what is done with sums (``HOIST``,
+``FINISH``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ COLUMN_STEPS = """\
         if (is_inside && step < STEPS && d < depth)
             copy_async(ring + slot * THREADS,
                        matrices[slot % COUNT] + (long long)(begin + d) * columns + first + own);
-        commit_copies();
     };
     auto consume = [&](int step, int slot) {
         int d = lane + step / COUNT * LANES;
@@ -44,7 +44,6 @@ ROW_STEPS = """\
         if (column < columns && step < STEPS && d < depth)
             copy_async(ring + slot * THREADS,
                        matrices[slot % COUNT] + (long long)column * DEPTH + begin + d);
-        commit_copies();
     };
     auto consume = [&](int step, int slot) {
         int column = own + step / (CHUNKS * COUNT), chunk = step / COUNT % CHUNKS;
@@ -93,6 +92,14 @@ DEVICE float take(const Vector &copied, int index, float) { return literal(copie
 template <class Half> DEVICE float take(const Vector &copied, int index, Half) {
     return widen(Half{(unsigned short)(copied.words[index / 2] >> index % 2 * 16)});
 }
+template <class T> DEVICE void load_eight(float *to, const T *from) {
+    constexpr int each = 16 / sizeof(T);
+    Vector vectors[8 / each];
+    #pragma unroll
+    for (int i = 0; i < 8 / each; ++i) vectors[i] = load_vector(from + i * each);
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = take(vectors[i / each], i % each, T());
+}
 template <class Row, class Combine>
 DEVICE void reduce_block(Row &values, float *scratch, Combine combine) {
     #pragma unroll
@@ -127,26 +134,36 @@ BODY = """\
     first *= WIDTH;
 {STEPS}
     #pragma unroll
-    for (int slot = 0; slot < STAGES; ++slot) fetch(slot, slot);
+    for (int slot = 0; slot < STAGES; ++slot) {
+        fetch(slot, slot);
+        if (slot % GROUP == GROUP - 1) commit_copies();
+    }
     start_dependents();
+{EARLY}
     wait();
+{HOIST}
 {START}
     sync_block();
     for (int base = 0; base < STEPS; base += STAGES) {
         #pragma unroll
-        for (int slot = 0; slot < STAGES; ++slot) {
-            await_copies<STAGES - 1>();
-            consume(base + slot, slot);
-            fetch(base + slot + STAGES, slot);
+        for (int slot = 0; slot < STAGES; slot += GROUP) {
+            await_copies<STAGES / GROUP - 1>();
+            #pragma unroll
+            for (int each = slot; each < slot + GROUP; ++each) consume(base + each, each);
+            #pragma unroll
+            for (int each = slot; each < slot + GROUP; ++each) fetch(base + each + STAGES, each);
+            commit_copies();
         }
     }
     await_copies<0>();
 {TOTALS}
     sync();
-    for (int index = threadIdx.x; index < ROWS * SHARE; index += THREADS) {
+    #pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const int index = turn * THREADS + threadIdx.x;
         const int row = index / SHARE, own_column = rank * SHARE + index % SHARE;
         const int column = first + own_column;
-        if (column >= columns) continue;
+        if (index >= ROWS * SHARE || column >= columns) continue;
         float sum[COUNT];
         #pragma unroll
         for (int m = 0; m < COUNT; ++m) {

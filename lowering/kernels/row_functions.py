@@ -148,8 +148,27 @@ class ElementWriter:
         return f"widen(p{operand.parameter}[{index}])"
 
 
+@dataclasses.dataclass(frozen=True)
+class RowLoop:
+    """How a block's threads go through the elements of rows.
+
+    Attributes:
+        opening: lines that begin it: they define ``row`` and ``column``.
+        closing: the line that ends it.
+        known: what operands are called inside of it.
+    """
+
+    opening: tuple[str, ...]
+    closing: str
+    known: Mapping[int, str]
+
+    def write(self, lines: Sequence[str]) -> list[str]:
+        """Returns the loop with lines inside of it."""
+        return [*self.opening, *(f"    {line}" for line in lines), self.closing]
+
+
 def write_reductions(
-    function: RowFunction, rows: int, columns: int, threads: int
+    function: RowFunction, rows: int, columns: str, loop: RowLoop
 ) -> tuple[list[str], dict[int, str]]:
     """Returns statements for all that has one value for each row, or one; and what it is called.
 
@@ -159,26 +178,21 @@ def write_reductions(
     Args:
         function: without sums.
         rows: how many.
-        columns: how many.
-        threads: of a block.
+        columns: how many, in C++.
+        loop: through all elements.
     """
     lines: list[str] = []
     known: dict[int, str] = {}
     for number, op in enumerate(function.ops, start=function.first_op):
         if op.opcode in REDUCTIONS:
             begin, combine = REDUCTIONS[op.opcode]
-            place = Place("row", "column", str(columns))
-            body = ElementWriter(function, place, _index_rows(known))
+            there = {**loop.known, **_index_rows(known)}
+            body = ElementWriter(function, Place("row", "column", columns), there)
             added = combine.format(f"v{number}[row]", body.write(op.operands[0]))
             lines += [
                 f"float v{number}[{rows}];",
                 f"for (int row = 0; row < {rows}; ++row) v{number}[row] = literal(0x{begin}u);",
-                f"for (int column = threadIdx.x; column < {columns}; column += {threads})",
-                "#pragma unroll",
-                f"for (int row = 0; row < {rows}; ++row) {{",
-                *(f"    {line}" for line in body.lines),
-                f"    v{number}[row] = {added};",
-                "}",
+                *loop.write([*body.lines, f"v{number}[row] = {added};"]),
                 f"reduce_block(v{number}, scratch, [](float a, float b) {{"
                 f" return {combine.format('a', 'b')}; }});",
             ]

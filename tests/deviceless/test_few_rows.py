@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import subprocess
 from typing import Any
 
 import jax
@@ -13,15 +15,19 @@ import pytest
 from jax import lax
 
 from tests.deviceless.pipeline import make_capture_request, make_replaced_request
+from tests.deviceless.topology import find_assembler
 from tests.fakes.compilers import make_compiler
 from tracegraph.lowering.compiler import Compiler
+from tracegraph.lowering.kernels.own_kernel import OPTIONS, write_listing
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.lowering.xla.machine_code import ACQBULK, _find_text, _read_operations
+from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.match import Machine
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
 from tracegraph.runtime.nodes import KernelNode
+from tracegraph.tracing.trace import trace_function
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -142,3 +148,19 @@ def test_weights_that_a_step_updates_are_not_loaded_early(h200: Any) -> None:
     place = stage.nodes.index(node)
     assert node.begins_with_wait
     assert not [edge for edge in stage.programmatic if edge[1] == place]
+
+
+def test_an_older_assembler_takes_the_ptx_that_xla_is_given(h200: Any, tmp_path: Any) -> None:
+    del h200
+    assembler = find_assembler()
+    if assembler is None:
+        pytest.skip("needs the assembler of PTX: it comes with the wheels of make deviceless")
+    x, matrix = (jax.ShapeDtypeStruct(each, jnp.bfloat16) for each in [(1, 512), (512, 1024)])
+    graph = trace_function(jnp.dot, (x, matrix), {}, name="f").graph
+    (found,) = FewRowMatmuls().find(InlineCalls().apply(graph), H200)
+    kernel = found.compute.kernel
+    listing = write_listing(kernel, COMPILE(kernel.source, OPTIONS).ptx)
+    (tmp_path / "kernel.ptx").write_text(listing)
+    command = [assembler, "-arch=sm_90", str(tmp_path / "kernel.ptx"), "-o", os.devnull]
+    subprocess.run(command, check=True, timeout=60)
+    assert ".version 8.0\n" in listing

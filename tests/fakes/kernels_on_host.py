@@ -83,6 +83,10 @@ static int find_cluster_rank() { return rank; }
 static float read_peer(const float *mine, int peer) {
     return *(const float *)(cluster->blocks[peer]->begin() + ((char *)mine - own().begin()));
 }
+static Vector load_vector(const void *global) {
+    if ((unsigned long)global % 16) std::abort();
+    return *(const Vector *)global;
+}
 /* A copy is made as late as it may be. */
 static void copy_async(void *shared, const void *global) {
     if ((unsigned long)shared % 16 || (unsigned long)global % 16) std::abort();

@@ -33,7 +33,7 @@ from tracegraph.runtime.saving.record_codec import ContentProblem, RecordCodec
 
 CODEC = RecordCodec(GRAPH_TYPES)
 USE, OTHER = BufferUse("a", 0, 64), BufferUse("b", 64, 64)
-CODE = KernelCode("add", b"\x7fELF of add")
+CODE = KernelCode("add", b"\x7fELF of add", (0,))
 MAP = TensorMap(USE, 4, (8, 2), (32,), (8, 1), (1, 1), swizzle=Swizzle.BYTES_64)
 KERNEL = KernelNode(
     "add", CODE, LaunchShape((2, 1, 1), (32, 1, 1)), (USE, MAP, b"\x01\0"), (False, False, False)

@@ -27,13 +27,15 @@ class Ending:
     Args:
         view: of the graph that they are in.
         matmuls: of the same rows.
+        most: how many of them one op may join.
 
     Attributes:
         ops: that are a part of the kernel.
         sources: for each value of the kernel the matmuls that it depends on, by their places.
     """
 
-    def __init__(self, view: GraphView, matmuls: Sequence[RowMatmul]) -> None:
+    def __init__(self, view: GraphView, matmuls: Sequence[RowMatmul], most: int) -> None:
+        self._most = most
         self._makers = view.makers
         self._graph, self._uses, self._matmuls = view.graph, view.uses, matmuls
         results: dict[Operand, frozenset[int]] = {
@@ -77,7 +79,8 @@ class Ending:
         result = op.results[0]
         is_full = math.prod(result.shape) == shape.rows * shape.columns
         is_float = str(result.dtype) in KINDS
-        if len({each.columns for each in matmuls}) > 1 or not is_full or not is_float:
+        has_one_length = len({each.columns for each in matmuls}) == 1
+        if len(matmuls) > self._most or not (has_one_length and is_full and is_float):
             return False
         if keeps_elements(op):
             return True

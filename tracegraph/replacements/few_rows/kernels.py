@@ -12,7 +12,13 @@ from jax import lax
 
 from tracegraph.ir.graph import Literal, Op, Operand, Value
 from tracegraph.jax_internals import bind_op
-from tracegraph.lowering.kernels.few_rows import FewRows, Segment, find_problem, write_few_rows
+from tracegraph.lowering.kernels.few_rows import (
+    MAX_SUMS,
+    FewRows,
+    Segment,
+    find_problem,
+    write_few_rows,
+)
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.row_functions import RowFunction
 from tracegraph.replacements.few_rows.endings import Ending
@@ -86,7 +92,7 @@ def match_group(
         stops: results of other kernels.
         machine: that they are written for.
     """
-    ending = Ending(view, matmuls)
+    ending = Ending(view, matmuls, most=max(1, MAX_SUMS // matmuls[0].rows))
     parts = _part(len(matmuls), ending)
     found = []
     for size in sorted({len(part) for part in parts}):
@@ -130,8 +136,11 @@ class _KernelWriter:
         places: dict[Value, int] = {}
         segments = [self._read_segment(part, stored, places) for part in parts]
         kinds = tuple(KINDS[str(value.dtype)] for value in self._arrays)
+        settled = frozenset(
+            number for value, number in self._arrays.items() if value not in self._view.makers
+        )
         problem = FewRows(
-            first.rows, first.depth, kinds, start, tuple(segments), first.is_transposed
+            first.rows, first.depth, kinds, start, tuple(segments), settled, first.is_transposed
         )
         if find_problem(problem):
             return None
