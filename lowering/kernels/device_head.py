@@ -22,9 +22,9 @@ DEVICE void wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void start_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE char *shared_memory() { extern __shared__ __align__(128) char bytes[]; return bytes; }
 DEVICE void sync_block() { __syncthreads(); }
-DEVICE void sync_cluster() {
-    asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
+DEVICE void arrive_cluster() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+DEVICE void sync_cluster() { arrive_cluster(); await_cluster(); }
 DEVICE int find_cluster_rank() {
     int rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return rank;
 }
@@ -33,6 +33,11 @@ DEVICE float read_peer(const float *own, int rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
     return value;
+}
+DEVICE void write_peer(float *own, int rank, float value) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(own), there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(there), "f"(value) : "memory");
 }
 DEVICE Vector load_vector(const void *global) {
     Vector v;
@@ -45,6 +50,17 @@ DEVICE void copy_async(void *shared, const void *global) {
     unsigned address = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
                  :: "r"(address), "l"(global) : "memory");
+}
+// Of what is read once: it goes first from the L2 cache.
+DEVICE unsigned long long find_stream_policy() {
+    unsigned long long policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+DEVICE void copy_streamed(void *shared, const void *global, unsigned long long policy) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
+                 :: "r"(address), "l"(global), "l"(policy) : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int count> DEVICE void await_copies() {

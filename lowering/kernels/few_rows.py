@@ -50,18 +50,18 @@ from tracegraph.runtime.nodes import LaunchShape
 
 THREADS, WARP, VECTOR_BYTES = 256, 32, 16
 WARPS = THREADS // WARP
-# Copies of a thread that are on their way: two blocks on a multiprocessor keep 128 KB in flight.
-STAGES = 16
+# Copies of a thread that are on their way: a block has up to 96 KB in flight.
+STAGES = 24
 # Copies that a thread waits for, and works on, at once.
 GROUP = 4
-# Of a block. Three fit on a multiprocessor of compute capability 9.0, so that the next kernel's
-# first copies run beside the end of this one's.
-MAX_SHARED_BYTES = 75 << 10
+# Of a block. Two fit on a multiprocessor of compute capability 9.0, so that the next kernel's first
+# copies run beside the end of this one's.
+MAX_SHARED_BYTES = 112 << 10
 # Of registers for sums: rows times matrices that a block multiplies at once.
 MAX_SUMS = 8
 _WIDTHS, _SPLITS = (64, 128, 256), (1, 2, 4, 8)
 # What else a block costs, and a cluster, in bytes that could have come from memory meanwhile.
-_BLOCK_COST, _CLUSTER_COST = 8 << 10, 24 << 10
+_BLOCK_COST, _CLUSTER_COST = 40 << 10, 24 << 10
 _MIN_PART = 64
 # Elements of rows that a thread loads at once; and most of them, of all operands, in registers.
 EIGHT, MAX_HELD = 8, 64
@@ -153,17 +153,18 @@ def find_problem(problem: FewRows) -> str:
 
 
 def choose_tiling(problem: FewRows, processors: int) -> Tiling:
-    """Returns the tiling whose busiest multiprocessor has the least to ask memory for.
+    """Returns the tiling whose multiprocessors have the least to ask memory for.
 
     Args:
         problem: that has a kernel.
         processors: multiprocessors of the GPU.
     """
 
-    def cost(tiling: Tiling) -> int:
+    def cost(tiling: Tiling) -> float:
         tiles = sum(-(-segment.columns // tiling.width) for segment in problem.segments)
         size = tiling.part * tiling.width * problem.count * ELEMENT_BYTES[problem.matrix_kind]
-        turns = -(-tiles * tiling.split // processors)
+        # Blocks of a second turn begin while others of the first still run.
+        turns = max(1.0, tiles * tiling.split / processors)
         return turns * (size + _BLOCK_COST) + (tiling.split > 1) * _CLUSTER_COST
 
     return min(_list_tilings(problem), key=cost)
@@ -209,6 +210,16 @@ def count_stages(problem: FewRows) -> int:
     return STAGES // problem.count * problem.count
 
 
+def _count_group(problem: FewRows) -> int:
+    return problem.count if GROUP % problem.count else GROUP
+
+
+def _is_even(problem: FewRows, tiling: Tiling) -> bool:
+    """True where all blocks have as much to do."""
+    tails = [segment.columns % tiling.width for segment in problem.segments]
+    return tiling.part * tiling.split == problem.depth and not any(tails)
+
+
 def _list_tilings(problem: FewRows) -> Iterator[Tiling]:
     for width, split in itertools.product(_WIDTHS, _SPLITS):
         part = -(-problem.depth // (split * EIGHT)) * EIGHT
@@ -230,7 +241,10 @@ def _count_totals(problem: FewRows, tiling: Tiling) -> int:
 
 
 def _count_shared(problem: FewRows, tiling: Tiling) -> int:
-    small = 4 * problem.rows * (tiling.part + WARPS)
+    # Threads read as many elements of rows as they have copies; the last ones may be no elements.
+    unit = THREADS * problem.vector // tiling.width * (_count_group(problem) // problem.count)
+    kept = tiling.part if problem.is_transposed else -(-tiling.part // unit) * unit
+    small = 4 * problem.rows * (kept + WARPS)
     return _count_ring(problem, tiling) + _count_totals(problem, tiling) + small
 
 
@@ -244,8 +258,9 @@ def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
         "SPLIT": tiling.split,
         "PART": tiling.part,
         "SHARE": tiling.width // tiling.split,
-        "STAGES": count_stages(problem),
-        "GROUP": problem.count if GROUP % problem.count else GROUP,
+        "GROUP": _count_group(problem),
+        "PLACES": count_stages(problem) // _count_group(problem),
+        "IS_EVEN": int(_is_even(problem, tiling)),
         "THREADS": THREADS,
         "WARPS": WARPS,
         "TURNS": _count_turns(problem, tiling),
@@ -326,7 +341,8 @@ def _write_start(problem: FewRows, tiling: Tiling) -> dict[str, str]:
     own = loop if span.held else _make_loop(problem, _Span("begin", "begin + depth", 0))
     body = ElementWriter(start, Place("row", "column", "DEPTH"), {**known, **own.known})
     value = body.write(start.results[0])
-    store = f"if (column >= begin && column < begin + depth) x[(column - begin) * ROWS + row] = {value};"
+    is_own = "column >= begin && column < begin + depth"
+    store = f"if ({is_own}) x[(column - begin) * ROWS + row] = {value};"
     lines = [line for number, load in loads.items() if number not in early for line in load]
     lines += [*reductions, *own.write([*body.lines, store])]
     first = [line for number in early for line in loads[number]]

@@ -1,69 +1,98 @@
 """The kernel of `few_rows` in C++: what is the same for all problems.
 
 What a problem adds takes the place of names in braces: sizes in front of it, which matrices a block
-has (``CHOOSE``), what computes the rows (``EARLY``, ``START``), and what is done with sums (``HOIST``,
-``FINISH``).
+has (``CHOOSE``), what computes the rows (``EARLY``, ``START``), and what is done with sums
+(``HOIST``, ``FINISH``).
 """
 
 from __future__ import annotations
 
-# How a thread finds its elements of the matrices, and what it does with them. `fetch` and `consume`
-# are given the step and, known to the compiler, the slot of the ring that it uses.
+# How a thread finds its elements of the matrices, and what it does with them. Copies come in
+# units of GROUP; `fetch` and `consume` are called for one after the other. The place of a unit in
+# the ring is known to the compiler.
 COLUMN_STEPS = """\
-    constexpr int ACROSS = WIDTH / VECTOR, LANES = THREADS / ACROSS;
-    constexpr int STEPS = (PART + LANES - 1) / LANES * COUNT;
-    const int lane = threadIdx.x / ACROSS, own = threadIdx.x % ACROSS * VECTOR;
+    constexpr int ACROSS = WIDTH / VECTOR, LANES = THREADS / ACROSS, QUAD = GROUP / COUNT;
+    constexpr int UNIT = LANES * QUAD, UNITS = (PART + UNIT - 1) / UNIT;
+    constexpr bool FITS = IS_EVEN && PART % UNIT == 0;
+    const int lane = threadIdx.x / ACROSS * QUAD, own = threadIdx.x % ACROSS * VECTOR;
     const bool is_inside = first + own < columns;
     float sums[COUNT][ROWS][VECTOR] = {};
-    auto fetch = [&](int step, int slot) {
-        int d = lane + step / COUNT * LANES;
-        if (is_inside && step < STEPS && d < depth)
-            copy_async(ring + slot * THREADS,
-                       matrices[slot % COUNT] + (long long)(begin + d) * columns + first + own);
-    };
-    auto consume = [&](int step, int slot) {
-        int d = lane + step / COUNT * LANES;
-        if (!is_inside || step >= STEPS || d >= depth) return;
-        const Vector copied = ring[slot * THREADS];
+    const Weight *next[COUNT];
+    #pragma unroll
+    for (int m = 0; m < COUNT; ++m)
+        next[m] = matrices[m] + (long long)(begin + lane) * columns + first + own;
+    auto fetch = [&](int unit, int place) {
+        if (unit >= UNITS) return;
         #pragma unroll
-        for (int i = 0; i < VECTOR; ++i)
+        for (int each = 0; each < GROUP; ++each) {
+            const int m = each / QUAD, i = each % QUAD;
+            if (FITS || (is_inside && unit * UNIT + lane + i < depth))
+                copy_streamed(ring + (place * GROUP + each) * THREADS, next[m] + i * columns,
+                              policy);
+        }
+        #pragma unroll
+        for (int m = 0; m < COUNT; ++m) next[m] += (long long)UNIT * columns;
+    };
+    auto consume = [&](int unit, int place) {
+        if (unit >= UNITS) return;
+        const int d = unit * UNIT + lane;
+        const Row<QUAD * ROWS> values = *(const Row<QUAD * ROWS> *)(x + d * ROWS);
+        #pragma unroll
+        for (int each = 0; each < GROUP; ++each) {
+            const int m = each / QUAD, i = each % QUAD;
+            if (!FITS && (!is_inside || d + i >= depth)) continue;
+            const Vector copied = ring[(place * GROUP + each) * THREADS];
             #pragma unroll
-            for (int row = 0; row < ROWS; ++row)
-                sums[slot % COUNT][row][i] += take(copied, i, Weight()) * x[d * ROWS + row];
+            for (int e = 0; e < VECTOR; ++e)
+                #pragma unroll
+                for (int row = 0; row < ROWS; ++row)
+                    sums[m][row][e] += take(copied, e, Weight()) * values.each[i * ROWS + row];
+        }
     };
 """
 # A warp has columns of its own, and adds up each when it comes to its end.
 ROW_STEPS = """\
     constexpr int CHUNK = 32 * VECTOR, CHUNKS = (PART + CHUNK - 1) / CHUNK;
     constexpr int OWN = WIDTH / WARPS, STEPS = OWN * CHUNKS * COUNT;
+    constexpr int UNITS = (STEPS + GROUP - 1) / GROUP;
     const int lane = threadIdx.x % 32 * VECTOR, own = threadIdx.x / 32 * OWN;
     float sums[COUNT][ROWS] = {};
-    auto fetch = [&](int step, int slot) {
-        int column = first + own + step / (CHUNKS * COUNT);
-        int d = lane + step / COUNT % CHUNKS * CHUNK;
-        if (column < columns && step < STEPS && d < depth)
-            copy_async(ring + slot * THREADS,
-                       matrices[slot % COUNT] + (long long)column * DEPTH + begin + d);
-    };
-    auto consume = [&](int step, int slot) {
-        int column = own + step / (CHUNKS * COUNT), chunk = step / COUNT % CHUNKS;
-        int d = lane + chunk * CHUNK, m = slot % COUNT;
-        if (first + column < columns && step < STEPS && d < depth) {
-            const Vector copied = ring[slot * THREADS];
-            #pragma unroll
-            for (int i = 0; i < VECTOR; ++i)
-                #pragma unroll
-                for (int row = 0; row < ROWS; ++row)
-                    sums[m][row] += take(copied, i, Weight()) * x[(d + i) * ROWS + row];
-        }
-        if (step >= STEPS || chunk < CHUNKS - 1) return;
+    auto fetch = [&](int unit, int place) {
         #pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
-            float value = sums[m][row];
+        for (int each = 0; each < GROUP; ++each) {
+            const int step = unit * GROUP + each;
+            const int column = first + own + step / (CHUNKS * COUNT);
+            const int d = lane + step / COUNT % CHUNKS * CHUNK;
+            if (column < columns && step < STEPS && d < depth)
+                copy_streamed(ring + (place * GROUP + each) * THREADS,
+                              matrices[each % COUNT] + (long long)column * DEPTH + begin + d,
+                              policy);
+        }
+    };
+    auto consume = [&](int unit, int place) {
+        #pragma unroll
+        for (int each = 0; each < GROUP; ++each) {
+            const int step = unit * GROUP + each, m = each % COUNT;
+            const int column = own + step / (CHUNKS * COUNT), chunk = step / COUNT % CHUNKS;
+            const int d = lane + chunk * CHUNK;
+            if (first + column < columns && step < STEPS && d < depth) {
+                const Vector copied = ring[(place * GROUP + each) * THREADS];
+                const Row<VECTOR * ROWS> values = *(const Row<VECTOR * ROWS> *)(x + d * ROWS);
+                #pragma unroll
+                for (int i = 0; i < VECTOR; ++i)
+                    #pragma unroll
+                    for (int row = 0; row < ROWS; ++row)
+                        sums[m][row] += take(copied, i, Weight()) * values.each[i * ROWS + row];
+            }
+            if (step >= STEPS || chunk < CHUNKS - 1) continue;
             #pragma unroll
-            for (int mask = 16; mask; mask >>= 1) value += shuffle_xor(value, mask);
-            if (lane == 0) totals[(m * ROWS + row) * WIDTH + column] = value;
-            sums[m][row] = 0;
+            for (int row = 0; row < ROWS; ++row) {
+                float value = sums[m][row];
+                #pragma unroll
+                for (int mask = 16; mask; mask >>= 1) value += shuffle_xor(value, mask);
+                if (lane == 0) put(m * ROWS + row, column, value);
+                sums[m][row] = 0;
+            }
         }
     };
 """
@@ -84,10 +113,12 @@ COLUMN_TOTALS = """\
         #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp)
             value += partial[warp * COUNT * ROWS * WIDTH + index];
-        totals[index] = value;
+        put(index / WIDTH, index % WIDTH, value);
     }
 """
 FUNCTIONS = """\
+// Values that are loaded at once, as far as they lie at a multiple of so many.
+template <int count> struct alignas(count % 4 ? count % 2 ? 4 : 8 : 16) Row { float each[count]; };
 DEVICE float take(const Vector &copied, int index, float) { return literal(copied.words[index]); }
 template <class Half> DEVICE float take(const Vector &copied, int index, Half) {
     return widen(Half{(unsigned short)(copied.words[index / 2] >> index % 2 * 16)});
@@ -100,8 +131,8 @@ template <class T> DEVICE void load_eight(float *to, const T *from) {
     #pragma unroll
     for (int i = 0; i < 8; ++i) to[i] = take(vectors[i / each], i % each, T());
 }
-template <class Row, class Combine>
-DEVICE void reduce_block(Row &values, float *scratch, Combine combine) {
+template <class Values, class Combine>
+DEVICE void reduce_block(Values &values, float *scratch, Combine combine) {
     #pragma unroll
     for (int row = 0; row < ROWS; ++row)
         #pragma unroll
@@ -132,11 +163,19 @@ BODY = """\
     const Weight *matrices[COUNT];
 {CHOOSE}
     first *= WIDTH;
+    if (SPLIT > 1) arrive_cluster();
+    const unsigned long long policy = find_stream_policy();
+    // A sum of this block's part of the depth, to the block that adds up its column.
+    auto put = [&](int sum, int column, float value) {
+        float *place = totals + (rank * COUNT * ROWS + sum) * SHARE + column % SHARE;
+        if (SPLIT > 1) write_peer(place, column / SHARE, value);
+        else *place = value;
+    };
 {STEPS}
     #pragma unroll
-    for (int slot = 0; slot < STAGES; ++slot) {
-        fetch(slot, slot);
-        if (slot % GROUP == GROUP - 1) commit_copies();
+    for (int place = 0; place < PLACES; ++place) {
+        fetch(place, place);
+        commit_copies();
     }
     start_dependents();
 {EARLY}
@@ -144,14 +183,14 @@ BODY = """\
 {HOIST}
 {START}
     sync_block();
-    for (int base = 0; base < STEPS; base += STAGES) {
+    // The others have begun: their shared memory can be written.
+    if (SPLIT > 1) await_cluster();
+    for (int base = 0; base < UNITS; base += PLACES) {
         #pragma unroll
-        for (int slot = 0; slot < STAGES; slot += GROUP) {
-            await_copies<STAGES / GROUP - 1>();
-            #pragma unroll
-            for (int each = slot; each < slot + GROUP; ++each) consume(base + each, each);
-            #pragma unroll
-            for (int each = slot; each < slot + GROUP; ++each) fetch(base + each + STAGES, each);
+        for (int place = 0; place < PLACES; ++place) {
+            await_copies<PLACES - 1>();
+            consume(base + place, place);
+            fetch(base + place + PLACES, place);
             commit_copies();
         }
     }
@@ -161,19 +200,16 @@ BODY = """\
     #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
         const int index = turn * THREADS + threadIdx.x;
-        const int row = index / SHARE, own_column = rank * SHARE + index % SHARE;
-        const int column = first + own_column;
+        const int row = index / SHARE, column = first + rank * SHARE + index % SHARE;
         if (index >= ROWS * SHARE || column >= columns) continue;
         float sum[COUNT];
         #pragma unroll
         for (int m = 0; m < COUNT; ++m) {
-            const float *place = totals + (m * ROWS + row) * WIDTH + own_column;
-            sum[m] = SPLIT > 1 ? 0 : *place;
+            sum[m] = 0;
             #pragma unroll
-            for (int peer = 0; SPLIT > 1 && peer < SPLIT; ++peer) sum[m] += read_peer(place, peer);
+            for (int part = 0; part < SPLIT; ++part)
+                sum[m] += totals[((part * COUNT + m) * ROWS + row) * SHARE + index % SHARE];
         }
 {FINISH}
     }
-    // What is in a block's shared memory may be read until its peers have what they need.
-    if (SPLIT > 1) sync();
 """

@@ -78,7 +78,12 @@ static void wait() {}
 static void start_dependents() {}
 static char *shared_memory() { return own().begin(); }
 static void sync_block() { own().barrier.arrive_and_wait(); }
-static void sync_cluster() { cluster->barrier.arrive_and_wait(); }
+static thread_local std::vector<std::barrier<>::arrival_token> tokens;
+static void arrive_cluster() { tokens.push_back(cluster->barrier.arrive()); }
+static void await_cluster() {
+    cluster->barrier.wait(std::move(tokens.back())); tokens.pop_back();
+}
+static void sync_cluster() { arrive_cluster(); await_cluster(); }
 static int find_cluster_rank() { return rank; }
 static float read_peer(const float *mine, int peer) {
     return *(const float *)(cluster->blocks[peer]->begin() + ((char *)mine - own().begin()));
@@ -87,10 +92,17 @@ static Vector load_vector(const void *global) {
     if ((unsigned long)global % 16) std::abort();
     return *(const Vector *)global;
 }
+static void write_peer(float *mine, int peer, float value) {
+    *(float *)(cluster->blocks[peer]->begin() + ((char *)mine - own().begin())) = value;
+}
 /* A copy is made as late as it may be. */
 static void copy_async(void *shared, const void *global) {
     if ((unsigned long)shared % 16 || (unsigned long)global % 16) std::abort();
     groups.back().push_back({shared, global});
+}
+static unsigned long long find_stream_policy() { return 0; }
+static void copy_streamed(void *shared, const void *global, unsigned long long) {
+    copy_async(shared, global);
 }
 static void commit_copies() { groups.push_back({}); }
 template <int count> static void await_copies() {

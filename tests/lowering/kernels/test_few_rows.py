@@ -187,7 +187,7 @@ def test_a_kernel_that_adds_up_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) 
     problem = plain(1, 512, [64])
     operands = make_operands(problem)
     right = few_rows.BODY
-    monkeypatch.setattr(few_rows, "BODY", right.replace("peer < SPLIT", "peer < SPLIT - 1"))
+    monkeypatch.setattr(few_rows, "BODY", right.replace("part < SPLIT", "part < SPLIT - 1"))
     (result,) = run(problem, operands, 8)
     with pytest.raises(AssertionError):
         assert_near(result, multiply(operands[0], operands[1]))
@@ -197,7 +197,7 @@ def test_a_kernel_that_adds_up_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) 
     ("problem", "wanted"),
     [
         # Of a Llama of a billion parameters: queries, keys and values; output; gate and up; down.
-        (plain(1, 2048, [2048, 512, 512]), Tiling(64, 8, 256)),
+        (plain(1, 2048, [2048, 512, 512]), Tiling(64, 4, 512)),
         (plain(1, 2048, [2048]), Tiling(64, 4, 512)),
         (plain(1, 8192, [2048]), Tiling(64, 4, 2048)),
         (plain(1, 2048, [128_256]), Tiling(256, 1, 2048)),
