@@ -220,7 +220,7 @@ def _make_torch_decoder(torch: Any, shape: Shape, batch: int, attention: str) ->
                 query.unsqueeze(2),
                 keys.transpose(1, 2),
                 values.transpose(1, 2),
-                attn_mask=is_past,
+                attn_mask=is_past[None],
                 enable_gqa=True,
             )
         scores = torch.einsum("bgqd,btgd->bgqt", query.reshape(grouped), keys)

@@ -65,7 +65,8 @@ class Ending:
             if id(op) in own:
                 continue
             known = [self.sources[each] for each in op.operands if each in self.sources]
-            if known and behind.isdisjoint(op.operands) and self._takes(op, known):
+            is_apart = behind.isdisjoint(op.operands) and len(op.results) == 1
+            if known and is_apart and self._takes(op, known):
                 self.sources[op.results[0]] = frozenset().union(*known)
                 found.append(op)
             elif known or not behind.isdisjoint(op.operands):

@@ -57,7 +57,7 @@ def group_matmuls(matmuls: Sequence[RowMatmul]) -> list[list[RowMatmul]]:
     """Returns matmuls of the same rows together, where one kernel could do them."""
     groups: dict[tuple[object, ...], list[RowMatmul]] = {}
     for each in matmuls:
-        kind = jnp.dtype(each.matrix.dtype).name
+        kind = str(each.matrix.dtype)
         key = (each.rows_of, each.rows, each.depth, each.is_transposed, kind)
         groups.setdefault(key, []).append(each)
     return list(groups.values())
@@ -65,7 +65,7 @@ def group_matmuls(matmuls: Sequence[RowMatmul]) -> list[list[RowMatmul]]:
 
 def _read_matmul(op: Op, view: GraphView) -> RowMatmul | None:
     contracted, batch = op.params["dimension_numbers"]
-    kinds = [jnp.dtype(each.aval.dtype).name for each in (*op.operands, *op.results)]
+    kinds = [str(each.aval.dtype) for each in (*op.operands, *op.results)]
     if any(batch) or any(kind not in KINDS for kind in kinds):
         return None
     if any(isinstance(each, Literal) for each in op.operands) or not _is_plain(op):

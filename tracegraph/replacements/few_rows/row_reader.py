@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Set
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from tracegraph.ir.graph import Literal, Op, Operand, Value
@@ -154,7 +153,7 @@ class RowReader:
             return self._read_array(value, form)
 
     def _read_array(self, value: Value, form: Form) -> tuple[str, int]:
-        if jnp.dtype(value.dtype).name not in KINDS:
+        if str(value.dtype) not in KINDS:
             raise UnreadableError
         key = (value, Form.ONE if math.prod(value.shape) == 1 else form)
         return "array", self.arrays.setdefault(key, len(self.arrays))
@@ -165,14 +164,15 @@ class RowReader:
         return found
 
     def _read_parts(self, op: Op, form: Form) -> tuple[str, int]:
-        value, *_ = op.operands
-        (result,) = op.results
-        if not jnp.issubdtype(result.dtype, jnp.floating):
+        if len(op.results) != 1 or not op.operands:
+            raise UnreadableError
+        value, result = op.operands[0], op.results[0]
+        if str(result.dtype) not in KINDS:
             raise UnreadableError
         if keeps_elements(op):
             return self.read(value, form)
         if op.name == "convert_element_type":
-            if isinstance(value, Value) and jnp.dtype(value.dtype).name not in KINDS:
+            if isinstance(value, Value) and str(value.dtype) not in KINDS:
                 raise UnreadableError
             return self.read(value, form)
         if op.name == "broadcast_in_dim":

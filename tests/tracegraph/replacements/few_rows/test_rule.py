@@ -227,6 +227,19 @@ def test_a_matrix_that_depends_on_its_own_rows_matmul_ends_in_two_kernels() -> N
     assert len(matches) <= 1
 
 
+def test_rows_of_an_op_with_several_results_and_of_one_without_operands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def function(x: Any, w: Any) -> Any:
+        first, second = lax.split(x, (WIDTH, WIDTH), axis=1)
+        rows = first * second + lax.iota(jnp.float32, WIDTH)[None]
+        return lax.top_k(rows @ w, 3)[0]
+
+    f32 = functools.partial(draw, dtype=jnp.float32)
+    matches = check(monkeypatch, function, f32(1, 2 * WIDTH), f32(WIDTH, HIDDEN))
+    assert describe(matches) == ["4 -> 1"]
+
+
 def test_the_ops_of_a_model_become_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     args = make_gated(1)
     graph = build(run_gated_layer, *args)
