@@ -12,13 +12,14 @@ import pytest
 
 from tests.fakes.kernels_on_host import align_array, run_kernel_on_host
 from tracegraph.lowering.kernels import few_rows
-from tracegraph.lowering.kernels.few_rows import (
+from tracegraph.lowering.kernels.few_rows import write_few_rows
+from tracegraph.lowering.kernels.few_rows_problem import (
+    MAX_SHARED_BYTES,
     FewRows,
     Segment,
     Tiling,
     choose_tiling,
     find_problem,
-    write_few_rows,
 )
 from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOp, RowOperand
 
@@ -219,7 +220,7 @@ def test_a_launch_has_the_threads_and_memory_that_the_source_takes() -> None:
         problem = plain(rows, 2048, [columns])
         kernel = write_few_rows(problem, H200)
         assert kernel.shape.block == (few_rows.THREADS, 1, 1)
-        assert kernel.shape.shared_bytes <= few_rows.MAX_SHARED_BYTES
+        assert kernel.shape.shared_bytes <= MAX_SHARED_BYTES
         tiling = choose_tiling(problem, H200)
         assert kernel.shape.grid[0] == -(-columns // tiling.width) * tiling.split
         assert kernel.early == (1,)

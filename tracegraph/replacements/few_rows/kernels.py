@@ -12,12 +12,12 @@ from jax import lax
 
 from tracegraph.ir.graph import Literal, Op, Operand, Value
 from tracegraph.jax_internals import bind_op
-from tracegraph.lowering.kernels.few_rows import (
+from tracegraph.lowering.kernels.few_rows import write_few_rows
+from tracegraph.lowering.kernels.few_rows_problem import (
     MAX_SUMS,
     FewRows,
     Segment,
     find_problem,
-    write_few_rows,
 )
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.row_functions import RowFunction

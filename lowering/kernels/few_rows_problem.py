@@ -1,0 +1,176 @@
+"""FewRows: what a kernel for few rows is to compute, and how its work is cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from tracegraph.lowering.element_loops import ELEMENT_BYTES
+from tracegraph.lowering.kernels.row_functions import RowFunction
+
+THREADS, WARP, VECTOR_BYTES = 256, 32, 16
+WARPS = THREADS // WARP
+# Copies of a thread that are on their way: a block has up to 96 KB in flight.
+STAGES = 24
+# Copies that a thread waits for, and works on, at once.
+GROUP = 4
+# Of a block. Two fit on a multiprocessor of compute capability 9.0, so that the next kernel's first
+# copies run beside the end of this one's.
+MAX_SHARED_BYTES = 112 << 10
+# Of registers for sums: rows times matrices that a block multiplies at once.
+MAX_SUMS = 8
+_WIDTHS, _SPLITS = (64, 128, 256), (1, 2, 4, 8)
+# What else a block costs, and a cluster, in bytes that could have come from memory meanwhile.
+_BLOCK_COST, _CLUSTER_COST = 40 << 10, 24 << 10
+_MIN_PART = 64
+# Elements of rows that a thread loads at once; and most of them, of all operands, in registers.
+EIGHT, MAX_HELD = 8, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Matrices of the same number of columns, and what is computed of their products.
+
+    Attributes:
+        columns: of each matrix.
+        matrices: numbers of the kernel's parameters.
+        finish: takes one sum per matrix, and returns the results.
+        kinds: XLA's name of the type of each result.
+    """
+
+    columns: int
+    matrices: tuple[int, ...]
+    finish: RowFunction
+    kinds: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FewRows:
+    """Matmuls of the same rows.
+
+    More than six fields because these are what tells one kernel from another.
+
+    Attributes:
+        rows: how many.
+        depth: elements of a row.
+        kinds: XLA's name of the type of each array that is read, in the order of the parameters.
+        start: computes the rows.
+        segments: as many matrices in each.
+        settled: numbers of the parameters that are there when the graph is launched.
+        is_transposed: True where a matrix has its rows as columns: ``x @ w.T``.
+    """
+
+    rows: int
+    depth: int
+    kinds: tuple[str, ...]
+    start: RowFunction
+    segments: tuple[Segment, ...]
+    settled: frozenset[int] = frozenset()
+    is_transposed: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many matrices a block multiplies by."""
+        return len(self.segments[0].matrices)
+
+    @property
+    def matrix_kind(self) -> str:
+        """XLA's name of the type of the matrices."""
+        return self.kinds[self.segments[0].matrices[0]]
+
+    @property
+    def vector(self) -> int:
+        """Elements of a matrix that are copied at once."""
+        return VECTOR_BYTES // ELEMENT_BYTES[self.matrix_kind]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """How the work is cut.
+
+    Attributes:
+        width: columns of a block.
+        split: blocks of a cluster, each with a part of the depth.
+        part: elements of a row that a block takes.
+    """
+
+    width: int
+    split: int
+    part: int
+
+
+def find_problem(problem: FewRows) -> str:
+    """Returns why there is no kernel for it, or an empty text."""
+    vector = problem.vector
+    if problem.rows * problem.count > MAX_SUMS:
+        return f"{problem.rows} rows by {problem.count} matrices take too many registers"
+    lengths = [each.columns for each in problem.segments]
+    if any(length % vector for length in ([problem.depth] if problem.is_transposed else lengths)):
+        return f"a line of a matrix is no multiple of {vector} elements"
+    if next(_list_tilings(problem), None) is None:
+        return "its rows do not fit into shared memory"
+    return ""
+
+
+def choose_tiling(problem: FewRows, processors: int) -> Tiling:
+    """Returns the tiling whose multiprocessors have the least to ask memory for.
+
+    Args:
+        problem: that has a kernel.
+        processors: multiprocessors of the GPU.
+    """
+
+    def cost(tiling: Tiling) -> float:
+        tiles = sum(-(-segment.columns // tiling.width) for segment in problem.segments)
+        size = tiling.part * tiling.width * problem.count * ELEMENT_BYTES[problem.matrix_kind]
+        # Blocks of a second turn begin while others of the first still run.
+        turns = max(1.0, tiles * tiling.split / processors)
+        return turns * (size + _BLOCK_COST) + (tiling.split > 1) * _CLUSTER_COST
+
+    return min(_list_tilings(problem), key=cost)
+
+
+def count_stages(problem: FewRows) -> int:
+    """Returns how many copies of a thread are on their way: as many of each matrix."""
+    return STAGES // problem.count * problem.count
+
+
+def count_group(problem: FewRows) -> int:
+    """Returns how many copies a thread waits for at once: as many of each matrix."""
+    return problem.count if GROUP % problem.count else GROUP
+
+
+def is_even(problem: FewRows, tiling: Tiling) -> bool:
+    """True where all blocks have as much to do."""
+    tails = [segment.columns % tiling.width for segment in problem.segments]
+    return tiling.part * tiling.split == problem.depth and not any(tails)
+
+
+def _list_tilings(problem: FewRows) -> Iterator[Tiling]:
+    for width, split in itertools.product(_WIDTHS, _SPLITS):
+        part = -(-problem.depth // (split * EIGHT)) * EIGHT
+        tiling = Tiling(width, split, part)
+        is_wide = width // problem.vector > WARP and not problem.is_transposed
+        is_short = split > 1 and problem.depth - (split - 1) * part < _MIN_PART
+        if not is_wide and not is_short and count_shared_bytes(problem, tiling) <= MAX_SHARED_BYTES:
+            yield tiling
+
+
+def count_ring_bytes(problem: FewRows, tiling: Tiling) -> int:
+    """Returns the bytes of the copies, in whose place partial sums are put afterwards."""
+    ring = count_stages(problem) * THREADS * VECTOR_BYTES
+    return ring if problem.is_transposed else max(ring, WARPS * _count_totals(problem, tiling))
+
+
+def _count_totals(problem: FewRows, tiling: Tiling) -> int:
+    return 4 * problem.count * problem.rows * tiling.width
+
+
+def count_shared_bytes(problem: FewRows, tiling: Tiling) -> int:
+    """Returns the bytes of shared memory that a block takes."""
+    # Threads read as many elements of rows as they have copies; the last ones may be no elements.
+    unit = THREADS * problem.vector // tiling.width * (count_group(problem) // problem.count)
+    kept = tiling.part if problem.is_transposed else -(-tiling.part // unit) * unit
+    small = 4 * problem.rows * (kept + WARPS)
+    return count_ring_bytes(problem, tiling) + _count_totals(problem, tiling) + small
