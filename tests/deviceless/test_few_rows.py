@@ -158,7 +158,8 @@ def test_an_older_assembler_takes_the_ptx_that_xla_is_given(h200: Any, tmp_path:
     x, matrix = (jax.ShapeDtypeStruct(each, jnp.bfloat16) for each in [(1, 512), (512, 1024)])
     graph = trace_function(jnp.dot, (x, matrix), {}, name="f").graph
     (found,) = FewRowMatmuls().find(InlineCalls().apply(graph), H200)
-    kernel = found.compute.kernel
+    call: Any = found.compute
+    kernel = call.kernel
     listing = write_listing(kernel, COMPILE(kernel.source, OPTIONS).ptx)
     (tmp_path / "kernel.ptx").write_text(listing)
     command = [assembler, "-arch=sm_90", str(tmp_path / "kernel.ptx"), "-o", os.devnull]
