@@ -25,6 +25,8 @@ from tracegraph.runtime.stream_capture import (
     thread_state,
 )
 from tracegraph.runtime.stream_errors import (
+    check_flags,
+    check_handle,
     make_captured_event_error,
     make_interprocess_error,
     make_no_time_error,
@@ -49,6 +51,10 @@ class Event(Handle):
         external: as given.
         handle: of the driver's event, 0 before it is recorded on a GPU.
 
+    Raises:
+        ConfigError: an argument is neither True nor False.
+        UnsupportedError: ``interprocess`` is True.
+
     Example:
         >>> start, end = (tg.Event(enable_timing=True, external=True) for _ in range(2))
         >>> @tg.capture
@@ -70,6 +76,13 @@ class Event(Handle):
         interprocess: bool = False,
         external: bool = False,
     ) -> None:
+        check_flags(
+            "tg.Event",
+            enable_timing=enable_timing,
+            blocking=blocking,
+            interprocess=interprocess,
+            external=external,
+        )
         if interprocess:
             raise make_interprocess_error()
         self.enable_timing = enable_timing
@@ -92,8 +105,11 @@ class Event(Handle):
 
         Args:
             stream: None for the current one.
+
+        Raises:
+            ConfigError: ``stream`` is no tg.Stream.
         """
-        target = stream if stream is not None else _find_current()
+        target = _find_target(stream, "Event.record")
         if is_tracing():
             self._record_in_capture(target)
             return
@@ -110,9 +126,10 @@ class Event(Handle):
             stream: None for the current one.
 
         Raises:
+            ConfigError: ``stream`` is no tg.Stream.
             CaptureError: outside of a capture, the event was recorded in one.
         """
-        target = stream if stream is not None else _find_current()
+        target = _find_target(stream, "Event.wait")
         if is_tracing():
             self._wait_in_capture(target)
             return
@@ -151,11 +168,13 @@ class Event(Handle):
             end: the later event.
 
         Raises:
+            ConfigError: ``end`` is no tg.Event.
             ReplayError: one of the two has no time: not recorded, or without ``enable_timing``; or
                 they were recorded on two devices.
             CaptureError: a function is being captured on this thread, or an event was recorded in
                 a capture.
         """
+        check_handle(Event, end, "Event.elapsed_time", "end")
         check_not_in_capture("Event.elapsed_time")
         for name, event in (("start", self), ("end", end)):
             event._check_not_captured("Event.elapsed_time")
@@ -201,5 +220,10 @@ class Event(Handle):
             raise make_captured_event_error(call, self._captured_in)
 
 
-def _find_current() -> Stream:
-    return thread_state.streams[-1] if thread_state.streams else default_streams[0]
+def _find_target(stream: Stream | None, call: str) -> Stream:
+    (default,) = default_streams
+    if stream is None:
+        return thread_state.streams[-1] if thread_state.streams else default
+    # The class is made above this module.
+    check_handle(type(default), stream, call, "stream")
+    return stream

@@ -25,7 +25,7 @@ from tracegraph.runtime.stream_capture import (
     is_tracing,
     thread_state,
 )
-from tracegraph.runtime.stream_errors import make_priority_error
+from tracegraph.runtime.stream_errors import check_handle, make_priority_error
 
 SCOPE_PREFIX = "tg_stream_"
 
@@ -127,7 +127,11 @@ class Stream(Handle):
 
         Args:
             other: the stream to wait for.
+
+        Raises:
+            ConfigError: ``other`` is no tg.Stream.
         """
+        check_handle(Stream, other, "Stream.wait_stream", "other")
         self.wait_event(other.record_event())
 
     def wait_event(self, event: Event) -> None:
@@ -135,7 +139,11 @@ class Stream(Handle):
 
         Args:
             event: recorded on another stream.
+
+        Raises:
+            ConfigError: ``event`` is no tg.Event.
         """
+        check_handle(Event, event, "Stream.wait_event", "event")
         event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -146,8 +154,12 @@ class Stream(Handle):
 
         Returns:
             The event.
+
+        Raises:
+            ConfigError: ``event`` is no tg.Event.
         """
         event = event if event is not None else Event()
+        check_handle(Event, event, "Stream.record_event", "event")
         event.record(self)
         return event
 
@@ -203,8 +215,10 @@ def set_stream(s: Stream) -> None:
         s: the stream.
 
     Raises:
+        ConfigError: ``s`` is no tg.Stream.
         CaptureError: a function is being captured on this thread.
     """
+    check_handle(Stream, s, "tg.set_stream", "s")
     if is_tracing():
         raise CaptureError(
             "set_stream is called while a function is being captured",
@@ -224,6 +238,7 @@ def stream(s: Stream | None) -> Iterator[None]:
         s: the stream; None changes nothing.
 
     Raises:
+        ConfigError: ``s`` is neither a tg.Stream nor None.
         CaptureError: the default stream is chosen inside a capture.
 
     Example:
@@ -235,6 +250,7 @@ def stream(s: Stream | None) -> Iterator[None]:
     if s is None:
         yield
         return
+    check_handle(Stream, s, "tg.stream", "s")
     if is_tracing() and s is _default_stream:
         raise CaptureError(
             "the default stream is used inside a capture",

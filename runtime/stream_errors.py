@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from tracegraph.runtime.errors import CaptureError, ConfigError, ReplayError, UnsupportedError
+from tracegraph.runtime.source_lines import locate_stack
 
 
 def make_priority_error(priority: Any) -> ConfigError:
@@ -14,6 +16,50 @@ def make_priority_error(priority: Any) -> ConfigError:
         where="argument `priority` of tg.Stream",
         why="a priority is an int, lower numbers are served first",
         fix="pass 0, or a number of tg.Stream.priority_range()",
+        anchor="config",
+    )
+
+
+def check_flags(call: str, **flags: Any) -> None:
+    """Refuses a number or a text in the place of True or False, as an event for `enable_timing`.
+
+    Args:
+        call: as the user wrote it.
+        **flags: its arguments.
+
+    Raises:
+        ConfigError: one of them is no bool.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ConfigError(
+                f"`{name}` is {value!r}",
+                where=f"argument `{name}` of {call} at {locate_stack(sys._getframe())}",
+                why="it is True or False",
+                fix=f"pass {name}=True, or leave it out",
+                anchor="config",
+            )
+
+
+def check_handle(kind: type, value: Any, call: str, name: str) -> None:
+    """Refuses what is no stream, or no event.
+
+    Args:
+        kind: the class that is expected.
+        value: what the user passed.
+        call: as the user wrote it.
+        name: of its argument.
+
+    Raises:
+        ConfigError: the value is of another class.
+    """
+    if isinstance(value, kind):
+        return
+    raise ConfigError(
+        f"`{name}` is {value!r}",
+        where=f"argument `{name}` of {call} at {locate_stack(sys._getframe())}",
+        why="streams and events are known by their objects; a number may be another library's",
+        fix=f"pass a tg.{kind.__name__}, as tg.{kind.__name__}() makes one",
         anchor="config",
     )
 

@@ -145,8 +145,8 @@ class CallKinds(CapturedGraphs):
 
         Args:
             path: of the file; one that is there is replaced.
-            constants: False to leave closed-over arrays of a mebibyte and more out; then
-                `tg.load` is given them. Smaller ones are a part of the compiled program.
+            constants: False to leave the values of closed-over arrays out; then `tg.load` is given
+                them. A program that has small ones in it is compiled once more, without them.
 
         Raises:
             SavedFileError: the file cannot be written, no graph is captured on this device, or one

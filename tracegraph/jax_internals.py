@@ -184,6 +184,28 @@ def define_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
         _private["primitive_linearizations"][primitive] = linearize
 
 
+def pass_on_results(offer: Callable[[Any], Any]) -> None:
+    """Makes JAX's rules for derivatives pass each result on through a function, for good.
+
+    Where a function that is differentiated calls one of `jax.jit` or `jax.checkpoint`, these rules
+    do not compute what the inner one returns of its operands: they hand it out as they got it.
+
+    Args:
+        offer: from a result to what the function that is differentiated gets.
+    """
+    primitives = (extend_core.primitives.jit_p, extend_core.primitives.remat_p)
+    for rules in (_private["primitive_linearizations"], ad.primitive_jvps):
+        for primitive in rules.keys() & primitives:
+            rules[primitive] = functools.partial(_offer_results, rules[primitive], offer)
+
+
+def _offer_results(
+    rule: Callable[..., Any], offer: Callable[[Any], Any], /, *args: Any, **params: Any
+) -> tuple[Any, ...]:
+    results, *rest = rule(*args, **params)
+    return [offer(each) for each in results], *rest
+
+
 @functools.cache
 def _count_rule_results() -> int:
     """Returns how many things a rule of JAX returns, as JAX's own one does for a new primitive."""
@@ -357,6 +379,16 @@ def find_base_trace() -> Any:
             break
         trace = outer
     return trace
+
+
+def has_kept_trace(outermost: Any) -> bool:
+    """True where this thread traces a function inside of a trace, and JAX may keep what it traces.
+
+    The tangents of `jax.vjp` are traced once for each call.
+    """
+    trace = find_base_trace()
+    is_inner = isinstance(trace, JaxprTrace) and trace is not outermost
+    return is_inner and getattr(trace, "tag", None) is None
 
 
 @functools.cache

@@ -94,10 +94,11 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
             _raise_option_error(
                 f"{keyword}={given[keyword]!r} is unknown", where, f"they are {_join(words)}"
             )
-    if not isinstance(given["debug_nans"], bool):
-        _raise_option_error(
-            f"debug_nans={given['debug_nans']!r} is unknown", where, "it is True or False"
-        )
+    for keyword in ("verify", "debug_nans", "warm"):
+        if not isinstance(given[keyword], bool):
+            _raise_option_error(
+                f"{keyword}={given[keyword]!r} is unknown", where, "it is True or False"
+            )
     _check_warm(given, where)
     pool = read_pool(given["pool"], where)
     if given["name"] is not None and not isinstance(given["name"], str):
@@ -119,7 +120,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         outputs=given["outputs"],
         pool=pool,
         stream=stream,
-        verify=bool(given["verify"]),
+        verify=given["verify"],
         name=given["name"] or getattr(function, "__name__", type(function).__name__),
         static_leaves=given["static_leaves"],
         control_flow=given["control_flow"],
@@ -169,8 +170,6 @@ def make_block_options(where: str, *, pool: Any, stream: Any) -> Options:
 
 def _check_warm(given: dict[str, Any], where: str) -> None:
     """Refuses what a call that runs as `jax.jit` cannot do."""
-    if not isinstance(given["warm"], bool):
-        _raise_option_error(f"warm={given['warm']!r} is unknown", where, "it is True or False")
     if given["warm"]:
         return
     for keyword, default, why in (

@@ -316,15 +316,17 @@ def test_closed_over_arrays_are_in_the_file_or_are_given(path: pathlib.Path) -> 
     assert_same(tg.load(path)(x), wanted)
     step.save(path, constants=False)
     assert path.stat().st_size < bias.nbytes / 10
-    with pytest.raises(tg.SavedFileError, match="needs 2 closed-over arrays") as raised:
+    with pytest.raises(tg.SavedFileError, match="needs 3 closed-over arrays") as raised:
         tg.load(path)
-    assert "params['w']: f32[512,1024], bias: f32[512,1024]" in raised.value.where
+    wanted_types = "params['w']: f32[512,1024], params['small']: f32[3], bias: f32[512,1024]"
+    assert wanted_types in raised.value.where
     assert "constants={'params': params, 'bias': bias}" in raised.value.fix
-    for given in ({"params": params, "bias": bias}, [params["w"], bias]):
+    for given in ({"params": params, "bias": bias}, [*params.values(), bias]):
         loaded = tg.load(path, constants=given)
         assert_same(loaded(x), wanted)
         assert_same(loaded(jnp.ones((2, 512))), other)
-    twice = tg.load(path, constants={"params": {"w": 2 * params["w"]}, "bias": bias})
+    other_params = {"w": 2 * params["w"], "small": params["small"]}
+    twice = tg.load(path, constants={"params": other_params, "bias": bias})
     assert float(twice(x)) == float(wanted) + 512 * 1024
     for wrong in (
         {"params": params, "bias": bias, "x": 1},

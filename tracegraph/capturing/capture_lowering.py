@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.partition import partition_graph
 from tracegraph.capturing.progress import Progress
 from tracegraph.capturing.unlowered import find_refused, find_unlowered
 from tracegraph.constraints.violation import Violation
-from tracegraph.ir.graph import Graph
+from tracegraph.ir.graph import Graph, Value
 from tracegraph.jax_internals import describe_physical
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compiled_region import CompiledRegion
@@ -90,6 +91,22 @@ def compile_again(
         return lowered.regions
 
 
+def lower_lifted(recipe: LoweredCapture, lifted: Collection[Value], *, merges: bool) -> Lowered:
+    """Lowers a captured function again, with closed-over arrays as inputs of the graph.
+
+    Args:
+        recipe: of the captured graph.
+        lifted: the arrays.
+        merges: see `Compiler`.
+    """
+    request = make_request(recipe.prepared, recipe.checked, lifted=lifted)
+    if any(not each.is_kept for each in recipe.lowered.program.inputs):
+        request = share_arguments(request)
+    progress = Progress(f"compiling `{recipe.prepared.options.name}` without closed-over arrays")
+    with progress:
+        return lower_request(request, Compiler(recipe.device, progress, merges=merges))
+
+
 def share_arguments(request: CaptureRequest) -> CaptureRequest:
     """Returns a request whose arguments and results are in the memory that a pool shares.
 
@@ -116,6 +133,7 @@ def make_request(
     *,
     bind: Callable[..., list[Any]] | None = None,
     is_marked: bool = False,
+    lifted: Collection[Value] = (),
 ) -> CaptureRequest:
     """Returns the regions of a checked graph.
 
@@ -124,6 +142,7 @@ def make_request(
         checked: the graph.
         bind: of its trace, to bind it as one call where one region is all of it.
         is_marked: see `partition_graph`.
+        lifted: the same.
     """
     request = partition_graph(
         checked.graph,
@@ -132,6 +151,7 @@ def make_request(
         uncapturable=checked.uncapturable,
         is_marked=is_marked,
         bind=bind,
+        lifted=lifted,
     )
     if prepared.options.outputs == "fresh":
         return request

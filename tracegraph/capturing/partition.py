@@ -46,6 +46,7 @@ def partition_graph(
     uncapturable: Collection[int] = (),
     is_marked: bool = False,
     bind: Callable[..., list[Any]] | None = None,
+    lifted: Collection[Value] = (),
 ) -> CaptureRequest:
     """Cuts a graph into regions.
 
@@ -56,13 +57,14 @@ def partition_graph(
         uncapturable: indices of the ops that run eagerly between two graphs.
         is_marked: let XLA's program name the op behind each instruction; see `find_marked_op`.
         bind: of the trace that the graph was made from, for a region that is all of it.
+        lifted: constants that are inputs, whatever their size.
 
     Returns:
         The request, with inputs in the order of the graph's inputs, then those of its constants
         that are not embedded.
     """
     drafts = Drafter().split(graph, uncapturable)
-    embedded = find_embedded(graph)
+    embedded = {v: array for v, array in find_embedded(graph).items() if v not in lifted}
     constants = [each for each in graph.constants if each.value not in embedded]
     specs = _name_inputs(graph, input_names, constants)
     producers = {value.number: draft for draft in drafts for value in _list_own(draft)}

@@ -133,11 +133,23 @@ def _find_result_violation(
     found = _RESULT.search(str(error)) if isinstance(error, TypeError) else None
     if found is None:
         return None
-    path = found.group("path")
-    result = "result" if path is None else f"result{path}"
+    return make_result_violation(function, name, found.group("kind"), found.group("path") or "")
+
+
+def make_result_violation(
+    function: Callable[..., Any], name: str, kind: str, path: str
+) -> Violation:
+    """Returns the violation of a function that returns what is neither an array nor static.
+
+    Args:
+        function: the user's function.
+        name: its name in the message.
+        kind: the name of the result's type, with its module.
+        path: of the result in the tree, as ``[1]``.
+    """
     return Violation(
         "non-array-output",
-        f"`{name}` returns a {found.group('kind')} (`{result}`), not an array",
+        f"`{name}` returns a {kind} (`result{path}`), not an array",
         locate_function(function),
         "a replay returns arrays of the graph's pool; it runs no Python that could make others",
         "return arrays, numbers or None in tuples, lists and dicts, and make the rest outside",

@@ -112,7 +112,7 @@ class CallableGraphs:
         leaves = [jax.numpy.array(x) if isinstance(x, np.ndarray) else x for x in leaves]
         args, kwargs = jax.tree.unflatten(tree, leaves)
         pair = self._find_pair(args, kwargs, wanted)
-        results, fresh = self._replay(pair.forward.find(), args, kwargs)
+        results, fresh, _statics = self._replay(pair.forward.find(), args, kwargs)
         return results, pair.pullback.join_residuals(leaves, results, fresh), pair
 
     def reset(self) -> None:

@@ -31,6 +31,7 @@ from tracegraph.jax_internals import (
     run_in,
     trace_state,
 )
+from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ def _call_plainly(call: Call, values: Any) -> Any:
 # Where no operand has a tangent.
 @graphed_call.def_impl
 def _compute(*values: Any, call: Call, trees: list[Any]) -> list[Any]:
-    results, tree = jax.tree.flatten(_call_plainly(call, values))
+    results, tree = jax.tree.flatten(wrap_static_leaves(_call_plainly(call, values)))
     trees.append(tree)
     return results
 

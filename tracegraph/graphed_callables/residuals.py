@@ -20,7 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from tracegraph.constraints.leaf_kinds import is_array
+from tracegraph.constraints.trace_errors import make_result_violation
+from tracegraph.constraints.violation import make_capture_error
 from tracegraph.ir.graph import Graph, Value
+from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 # Where a residual comes from.
 ARGUMENT, RESULT, FRESH, CONSTANT = range(4)
@@ -80,8 +84,8 @@ class ForwardFunction:
         self._function, self._wanted = function, wanted
         functools.update_wrapper(self, function, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[list[Any], list[Any]]:
-        """Returns the flat results and the fresh residuals; it is traced."""
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[list[Any], list[Any], Any]:
+        """Returns the flat results, the fresh residuals, and static leaves; it is traced."""
         leaves, tree = jax.tree.flatten((args, kwargs))
 
         def call(*values: Any) -> Any:
@@ -89,10 +93,10 @@ class ForwardFunction:
             for index, value in zip(self._wanted, values, strict=True):
                 filled[index] = value
             args, kwargs = jax.tree.unflatten(tree, filled)
-            return self._function(*args, **kwargs)
+            return self._check(wrap_static_leaves(self._function(*args, **kwargs)))
 
         result, pull = jax.vjp(call, *[leaves[index] for index in self._wanted])
-        results, out_tree = jax.tree.flatten(result)
+        results, out_tree = jax.tree.flatten(wrap_static_leaves(result))
         residuals, pull_tree = jax.tree.flatten(pull)
         # JAX passes on the traced value itself, so that its identity says where it comes from.
         known = {id(leaf): (ARGUMENT, index) for index, leaf in enumerate(leaves)}
@@ -109,7 +113,20 @@ class ForwardFunction:
         sources = tuple(known[id(residual)] for residual in residuals)
         types = tuple(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in results)
         self.pullback = Pullback(pull_tree, sources, tuple(constants), out_tree, types)
-        return results, fresh
+        # Returned, so that those that Python makes anew are noticed as in every capture.
+        statics = wrap_static_leaves(out_tree.unflatten([None] * len(results)))
+        return results, fresh, statics
+
+    def _check(self, result: Any) -> Any:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(result):
+            if is_array(leaf):
+                continue
+            kind, path = type(leaf), jax.tree_util.keystr(path)
+            name = getattr(self, "__name__", type(self._function).__name__)
+            text = f"{kind.__module__}.{kind.__qualname__}"
+            violation = make_result_violation(self._function, name, text, path)
+            raise make_capture_error([violation], graph_name=name)
+        return result
 
 
 class BackwardFunction:
@@ -136,7 +153,8 @@ class BackwardFunction:
         for index, cotangent in zip(known.differentiable, cotangents, strict=True):
             filled[index] = cotangent
         pull = jax.tree.unflatten(known.tree, residuals)
-        return tuple(pull(jax.tree.unflatten(known.out_tree, filled)))
+        cotangents = jax.tree.unflatten(known.out_tree, filled)
+        return tuple(pull(wrap_static_leaves(cotangents)))
 
 
 def find_unused(graph: Graph, count: int) -> list[int]:

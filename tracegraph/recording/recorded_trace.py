@@ -10,6 +10,7 @@ and their like all is as ever: only the results of the block's own ops are wrapp
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,15 +23,18 @@ import numpy as np
 from tracegraph.jax_internals import (
     JaxprTrace,
     find_base_trace,
+    has_kept_trace,
     is_array_aval,
     is_asked_for_operand,
     is_key_dtype,
+    pass_on_results,
     send_ops_to,
 )
 from tracegraph.recording.graph_errors import make_device_error
 from tracegraph.runtime.array import Array, ArrayState
 from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray, unwrap_key, wrap_key
 from tracegraph.runtime.live_buffers import GraphOutput
+from tracegraph.runtime.recorder import recorder_state
 
 
 class RecordedTrace(JaxprTrace):
@@ -48,6 +52,8 @@ class RecordedTrace(JaxprTrace):
         fixed: plain arrays of outside that were read, each with its tracer.
         live: buffers of LIVE arrays of outside that were read, each with its tracer.
         written: the tracers of those that were written, by the identity of the buffer.
+        is_kept: True once a function that JAX traces, and whose trace it keeps, has read an array
+            of the block or a LIVE one of outside.
     """
 
     def __init__(self, debug_info: Any, jax_device: Any) -> None:
@@ -55,6 +61,7 @@ class RecordedTrace(JaxprTrace):
         self.fixed: dict[int, tuple[Any, Any]] = {}
         self.live: dict[int, tuple[Any, Any]] = {}
         self.written: dict[int, Any] = {}
+        self.is_kept = False
         self._jax_device = jax_device
         self._made: list[tuple[weakref.ref[Array], GraphOutput]] = []
         # By the identity of its key data, which it holds.
@@ -62,6 +69,7 @@ class RecordedTrace(JaxprTrace):
         # By the identity of its tracer, which it holds.
         self._arrays: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
         self._wraps = True
+        _pass_on_results()
 
     def take_made(self) -> list[tuple[weakref.ref[Array], GraphOutput]]:
         """Returns the arrays that the block has made, in order, and drops them."""
@@ -71,6 +79,7 @@ class RecordedTrace(JaxprTrace):
 
     def read_live(self, buffer: Any) -> Any:
         """Returns the tracer of a LIVE array: of this block, or of outside; then it is an input."""
+        self.is_kept = self.is_kept or has_kept_trace(self)
         made = buffer.find_recorded(self) if isinstance(buffer, GraphOutput) else None
         if made is not None:
             return made
@@ -96,8 +105,13 @@ class RecordedTrace(JaxprTrace):
         `jax.vjp` and `jax.checkpoint` hand to the user what they got, if their function returns its
         own argument. A function that JAX traces may hold nothing but tracers.
         """
-        is_bound = find_base_trace() is self and is_asked_for_operand()
-        return self._wrap(value) if is_bound else value
+        if find_base_trace() is not self:
+            return value
+        if is_asked_for_operand():
+            return self._wrap(value)
+        # It is a result of what JAX has traced.
+        self.is_kept = True
+        return value
 
     # What JAX calls.
 
@@ -141,6 +155,11 @@ class RecordedTrace(JaxprTrace):
             self._check_device(c)
             self.fixed[id(c)] = c, self._add_input(jax.typeof(c))
         return self.fixed[id(c)][1]
+
+    def offer_result(self, value: Any) -> Any:
+        """Returns the array for a tracer of this block, where the block's ops take arrays."""
+        is_own = isinstance(value, jax.core.Tracer) and value._trace is self
+        return self._wrap(value) if is_own and find_base_trace() is self else value
 
     def _check_device(self, array: Any) -> None:
         """Refuses what the user has put on one other device; the rest is checked with the call."""
@@ -189,3 +208,14 @@ class RecordedTrace(JaxprTrace):
         self._made.append((weakref.ref(array), buffer))
         self._arrays[id(tracer)] = array
         return array
+
+
+@functools.cache
+def _pass_on_results() -> None:
+    pass_on_results(_offer_result)
+
+
+def _offer_result(value: Any) -> Any:
+    """Returns an array for a tracer that a rule of JAX hands to a function of a block."""
+    trace = recorder_state.recorder
+    return trace.offer_result(value) if isinstance(trace, RecordedTrace) else value

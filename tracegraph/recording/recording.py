@@ -10,6 +10,7 @@ from typing import Any
 from tracegraph.jax_internals import close_trace, make_debug_info, send_ops_to
 from tracegraph.randomness.draws import noting
 from tracegraph.randomness.recorded_draws import DrawTurns, RecordedDraws
+from tracegraph.recording.kept_traces import KeptTraces
 from tracegraph.recording.recorded_trace import RecordedTrace
 from tracegraph.runtime.jax_interop import find_sharding
 from tracegraph.runtime.live_buffers import GraphOutput, StaticInput
@@ -55,10 +56,12 @@ class Recording:
     def __init__(self, name: str, stream: Stream, jax_device: Any) -> None:
         # Outside of the trace: both compute.
         find_sharding(jax_device)
-        self._trace = RecordedTrace(make_debug_info(), jax_device)
+        trace = self._trace = RecordedTrace(make_debug_info(), jax_device)
         self._exits = contextlib.ExitStack()
         self.thread = threading.get_ident()
         self.stream = stream
+        kept = KeptTraces()
+        self._exits.callback(lambda: kept.leave(has_read=trace.is_kept))
         self._exits.enter_context(tracing(name, stream))
         self._exits.enter_context(send_ops_to(self._trace))
         self._draws = RecordedDraws(name, self._trace, jax_device)

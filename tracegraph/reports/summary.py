@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 
 from tracegraph.capturing.pipeline import Capture
+from tracegraph.constraints.constants import list_embedded, measure_bytes
 from tracegraph.constraints.mismatch import print_leaf_type
 from tracegraph.constraints.violation import Violation
 from tracegraph.ir.origins import locate_origin
@@ -77,6 +78,7 @@ def summarise(explained: Explained) -> str:
         f"nodes: {count_nodes(lowered)}",
         *list_turns(lowered),
         *_list_roles(lowered),
+        *_list_embedded(checked, lowered),
         *_list_largest(checked, lowered),
         *_list_copies(lowered.program),
         f"capture: {describe_times(kept.seconds if kept is not None else {})}",
@@ -233,6 +235,14 @@ def _list_roles(lowered: Lowered) -> list[str]:
     if workspaces.count:
         lines.append(f"  among them {workspaces}")
     return lines
+
+
+def _list_embedded(checked: CheckedGraph, lowered: Lowered) -> list[str]:
+    """Says which closed-over arrays have no buffer: XLA's program has their values."""
+    embedded = list_embedded(checked.graph, lowered.definition.inputs)
+    nbytes = sum(map(measure_bytes, embedded))
+    count = count_noun(len(embedded), "closed-over array")
+    return [f"in XLA's program: {count}, {nbytes:,} bytes"] if embedded else []
 
 
 def _list_largest(checked: CheckedGraph, lowered: Lowered) -> list[str]:

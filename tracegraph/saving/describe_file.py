@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tracegraph.constraints.mismatch import print_leaf_type
 from tracegraph.lowering.lower import Lowered
@@ -19,6 +19,7 @@ from tracegraph.runtime.saving.record_codec import ContentProblem
 from tracegraph.runtime.saving.saved_file import raise_damage, read_file
 from tracegraph.saving.plain_values import unpack_dtype
 from tracegraph.saving.saved_calls import SavedLeaf
+from tracegraph.saving.saved_constants import SavedConstant
 from tracegraph.saving.saved_function import Opened, SavedEntry, decode_entry, open_function
 
 MAX_ARGUMENTS = 8
@@ -55,12 +56,23 @@ def describe_file(path: str | os.PathLike[str]) -> str:
 
 def _describe_constants(opened: Opened) -> Iterable[str]:
     constants = opened.function.constants
-    if not constants:
-        return
-    left_out = sum(each.data is None for each in constants)
-    missing = f", {left_out} of them to be given to tg.load" if left_out else ""
-    yield f"closed-over arrays: {len(constants)}{missing}"
-    yield from (f"  {line}" for line in shorten_list(list(map(str, constants)), MAX_ARGUMENTS))
+    values = "with their values" if constants.has_data else "to be given to tg.load"
+    if not constants.held and not constants.embedded:
+        yield "closed-over arrays: none"
+    if constants.held:
+        yield f"closed-over arrays: {_count(constants.held)}, {values}"
+        yield from (f"  {line}" for line in _list_types(constants.held))
+    if constants.embedded:
+        yield f"closed-over arrays in XLA's program: {_count(constants.embedded)}"
+        yield from (f"  {line}" for line in _list_types(constants.embedded))
+
+
+def _count(constants: Sequence[SavedConstant]) -> str:
+    return f"{len(constants)}, {sum(each.nbytes for each in constants):,} bytes"
+
+
+def _list_types(constants: Sequence[SavedConstant]) -> list[str]:
+    return shorten_list(list(map(str, constants)), MAX_ARGUMENTS)
 
 
 def _describe_entry(entry: SavedEntry, lowered: Lowered) -> Iterable[str]:

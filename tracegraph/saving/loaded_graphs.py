@@ -144,7 +144,7 @@ def load_parts(opened: Opened, device: Device, names: Names, constants: Any) -> 
 
 def _unpack_constants(opened: Opened, given: Any) -> Sequence[Any]:
     try:
-        return unpack_constants(opened.function.constants, given, opened.source)
+        return unpack_constants(opened.function.constants.held, given, opened.source)
     except ContentProblem as problem:
         raise_damage(opened.source, problem.place, problem.problem)
 

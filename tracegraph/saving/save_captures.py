@@ -7,8 +7,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tracegraph.capturing.capture_lowering import lower_lifted
+from tracegraph.capturing.fastest_variant import MERGED
 from tracegraph.capturing.lowered_capture import LoweredCapture
+from tracegraph.capturing.partition import find_embedded
 from tracegraph.capturing.pipeline import Capture
+from tracegraph.constraints.constants import identify, list_embedded
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.mismatch import print_leaf_type
 from tracegraph.jax_internals import to_physical
@@ -19,9 +23,12 @@ from tracegraph.replaying.jit_call import JitCall
 from tracegraph.replaying.spread_call import SpreadCall
 from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.errors import SavedFileError, shorten_list
+from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.runtime.saving.saved_file import write_file
+from tracegraph.saving.embedded_arrays import find_left_out
+from tracegraph.saving.held_arrays import name_arrays
 from tracegraph.saving.saved_calls import pack_call, pack_results
-from tracegraph.saving.saved_constants import name_arrays, pack_constant
+from tracegraph.saving.saved_constants import SavedConstants, pack_constant
 from tracegraph.saving.saved_function import SavedEntry, SavedFunction, encode_function
 from tracegraph.saving.saved_parameters import (
     pack_options,
@@ -32,9 +39,12 @@ from tracegraph.saving.saved_target import describe_origin
 from tracegraph.tracing.call_spec import make_call_spec, make_result_spec
 from tracegraph.tracing.signature import Signature
 from tracegraph.verification.expectation import expect_comparison
+from tracegraph.verification.report import VerificationReport
 from tracegraph.version import VERSION
 
 ANCHOR = "cannot-save"
+_FIX = "take that part out of the captured function, or capture it where it is used"
+_FIX_ARRAYS = "let that function take the array as an argument, or save with constants=True"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +87,14 @@ def collect_captures(
     name = options.name
     if options.debug_nans:
         raise make_save_error(name, "debug_nans=True calls it again where a result is invalid")
-    recipes = [(_find_recipe(name, each), each.verification) for each in captures]
-    recipes = [pair for pair in recipes if pair[0].device.jax_device == jax_device]
-    if not recipes:
+    pairs = [(_find_recipe(name, each), each) for each in captures]
+    pairs = [pair for pair in pairs if pair[0].device.jax_device == jax_device]
+    if not pairs:
         raise make_empty_error(name)
+    recipes = [
+        (recipe, each.verification) if has_constants else _leave_out(function, recipe, each)
+        for recipe, each in pairs
+    ]
     held = {
         id(each.array): each
         for recipe, _ in recipes
@@ -93,6 +107,9 @@ def collect_captures(
         pack_constant(label, to_physical(each.array, each.value.aval), has_data=has_constants)
         for label, each in zip(labels, held.values(), strict=True)
     )
+    lists = [list_embedded(r.checked.graph, r.lowered.definition.inputs) for r, _ in recipes]
+    embedded = [*{identify(each): each for arrays in lists for each in arrays}.values()]
+    parts = zip(name_arrays(function, embedded), embedded, strict=True)
     entries: list[SavedEntry] = []
     kept: list[LoweredCapture] = []
     for recipe, verification in recipes:
@@ -109,7 +126,11 @@ def collect_captures(
         pack_parameters(function),
         pack_own_parameters(function),
         pack_options(options),
-        constants,
+        SavedConstants(
+            constants,
+            tuple(pack_constant(name, unwrap_key(each), has_data=False) for name, each in parts),
+            has_constants,
+        ),
         tuple(entries),
     )
     return Collected(
@@ -142,7 +163,7 @@ def write_captures(
 
 
 def make_save_error(
-    name: str, problem: str, recipe: LoweredCapture | None = None
+    name: str, problem: str, recipe: LoweredCapture | None = None, *, fix: str = _FIX
 ) -> SavedFileError:
     """Returns the error of a function that no file can hold.
 
@@ -150,6 +171,7 @@ def make_save_error(
         name: of the function.
         problem: what is in the way, a clause.
         recipe: of the signature that it is about.
+        fix: what to do.
     """
     where = locate_caller()
     if recipe is not None:
@@ -163,7 +185,7 @@ def make_save_error(
         f"`{name}` cannot be saved: {problem}",
         where=where,
         why="a file holds kernels, types, trees and plain values, and nothing of a process",
-        fix="take that part out of the captured function, or capture it where it is used",
+        fix=fix,
         anchor=ANCHOR,
     )
 
@@ -189,6 +211,26 @@ def _find_recipe(name: str, capture: Capture) -> LoweredCapture:
     if capture.recipe is None:
         raise make_save_error(name, "it reads values in Python between its graphs")
     return capture.recipe
+
+
+def _leave_out(
+    function: Callable[..., Any], recipe: LoweredCapture, capture: Capture
+) -> tuple[LoweredCapture, VerificationReport | None]:
+    """Returns a capture whose program has no array of the user's: Note [Embedded arrays in a file].
+
+    Another program than that of the capture is verified by the first call after loading.
+    """
+    try:
+        lifted = [each.value for each in find_left_out(function, recipe.checked.graph)]
+    except SaveProblem as problem:
+        name = recipe.prepared.options.name
+        raise make_save_error(name, str(problem), recipe, fix=_FIX_ARRAYS) from None
+    embedded = find_embedded(recipe.checked.graph)
+    if not any(each in embedded for each in lifted):
+        return recipe, capture.verification
+    merges = any(each.rule == MERGED and each.is_used for each in capture.replacements)
+    lowered = lower_lifted(recipe, lifted, merges=merges)
+    return dataclasses.replace(recipe, lowered=lowered), None
 
 
 def _pack_entry(recipe: LoweredCapture, verification: Any, places: dict[int, int]) -> SavedEntry:

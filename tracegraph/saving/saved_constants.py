@@ -1,16 +1,13 @@
 """Closed-over arrays, as weights: in a file, or left out and given by who loads it.
 
-A graph knows them as inputs of its own. A user knows them by the variable that holds them, as
-``params['w']``, where the captured function closes over it or reads it from its module.
+A graph knows them as inputs of its own, and XLA's program has the values of smaller ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +18,7 @@ from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import SavedFileError, shorten_list
 from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.runtime.saving.record_codec import ContentProblem
+from tracegraph.saving.held_arrays import list_leaves
 
 ANCHOR = "saved-constants"
 
@@ -41,8 +39,28 @@ class SavedConstant:
     dtype: np.dtype[Any]
     data: bytes | None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def __str__(self) -> str:
         return f"{self.name}: {print_leaf_type(self.shape, self.dtype, False)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedConstants:
+    """The closed-over arrays of a function.
+
+    Attributes:
+        held: those that are inputs of its graphs.
+        embedded: those that are part of XLA's programs; the data is there, not here.
+        has_data: whether the values of all were asked for.
+    """
+
+    held: tuple[SavedConstant, ...]
+    embedded: tuple[SavedConstant, ...]
+    has_data: bool
 
 
 def pack_constant(name: str, array: Any, *, has_data: bool) -> SavedConstant:
@@ -55,20 +73,6 @@ def pack_constant(name: str, array: Any, *, has_data: bool) -> SavedConstant:
     """
     data = np.asarray(array).tobytes() if has_data else None
     return SavedConstant(name, tuple(array.shape), np.dtype(array.dtype), data)
-
-
-def name_arrays(function: Callable[..., Any], arrays: Sequence[Any]) -> list[str]:
-    """Returns a name for each array: that of the variable that the function has it from.
-
-    Args:
-        function: the captured one.
-        arrays: that it closes over.
-    """
-    places = {id(leaf): name for name, leaf in _list_held(function)}
-    names = [places.get(id(array), f"constant {number}") for number, array in enumerate(arrays)]
-    # One array may be in two variables, but two arrays are in no one place.
-    assert len(set(names)) == len(names), names
-    return names
 
 
 def unpack_constants(
@@ -106,7 +110,7 @@ def _match(saved: Sequence[SavedConstant], given: Any, source: str) -> dict[str,
         return {}
     names = [each.name for each in saved]
     if isinstance(given, Mapping):
-        places = dict(_list_leaves(given.items()))
+        places = dict(list_leaves(given.items()))
         found = {name: places[name] for name in names if name in places}
         used = {name for name in given if any(each.startswith(name) for each in found)}
         unused = [f"{name} is not taken" for name in given if name not in used]
@@ -157,26 +161,3 @@ def _read(saved: SavedConstant) -> np.ndarray[Any, Any]:
     except (ValueError, TypeError):
         count = len(saved.data or b"")
         raise ContentProblem(f"the constant {saved.name}", f"it has {count} bytes") from None
-
-
-def _list_held(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """Returns the leaves of the variables that a function closes over or reads, with names."""
-    held: dict[str, Any] = {}
-    while isinstance(function, functools.partial):
-        held |= {**function.keywords, "args": function.args}
-        function = function.func
-    if isinstance(function, types.MethodType):
-        held["self"] = vars(function.__self__) if hasattr(function.__self__, "__dict__") else None
-        function = function.__func__
-    if isinstance(function := inspect.unwrap(function), types.FunctionType):
-        found = inspect.getclosurevars(function)
-        held |= {**found.globals, **found.nonlocals}
-    return _list_leaves(held.items())
-
-
-def _list_leaves(items: Iterable[tuple[Any, Any]]) -> list[tuple[str, Any]]:
-    return [
-        (f"{name}{jax.tree_util.keystr(path)}", leaf)
-        for name, tree in items
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]

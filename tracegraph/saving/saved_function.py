@@ -20,7 +20,7 @@ from tracegraph.runtime.saving.record_codec import ContentProblem, Encoded, Reco
 from tracegraph.runtime.saving.saved_file import ANCHOR, SavedFile, raise_damage
 from tracegraph.saving.plain_values import VALUE_TYPES
 from tracegraph.saving.saved_calls import CALL_TYPES, SavedCall, SavedResults
-from tracegraph.saving.saved_constants import SavedConstant
+from tracegraph.saving.saved_constants import SavedConstant, SavedConstants
 from tracegraph.saving.saved_parameters import SavedOptions, SavedParameter
 from tracegraph.saving.saved_target import Origin, read_origin
 from tracegraph.saving.saved_trees import TREE_TYPES
@@ -68,7 +68,7 @@ class SavedFunction:
     parameters: tuple[SavedParameter, ...]
     own_parameters: tuple[SavedParameter, ...]
     options: SavedOptions
-    constants: tuple[SavedConstant, ...]
+    constants: SavedConstants
     entries: tuple[SavedEntry, ...]
 
 
@@ -105,6 +105,7 @@ _codec = RecordCodec(
         SavedParameter,
         SavedOptions,
         SavedConstant,
+        SavedConstants,
         VerificationReport,
         OtherInputs,
         Expectation,

@@ -47,7 +47,7 @@ def test_a_file_is_described_without_loading_its_code(
     assert lines[0] == f"`step`: {len(data):,} bytes, sha256 {digest}"
     assert lines[1].startswith(f"saved with cpu ({platform.machine()}), JAX {jax.__version__}")
     assert lines[2:4] == [
-        "closed-over arrays: 1, 1 of them to be given to tg.load",
+        "closed-over arrays: 1, 2,097,152 bytes, to be given to tg.load",
         "  WEIGHTS: f32[512,1024]",
     ]
     assert lines[5:14] == [

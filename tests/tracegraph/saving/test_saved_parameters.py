@@ -16,13 +16,9 @@ from tracegraph.jax_internals import read_settings
 from tracegraph.lowering.saved_lowering import SaveProblem
 from tracegraph.runtime.errors import SavedFileError
 from tracegraph.runtime.saving.record_codec import ContentProblem
+from tracegraph.saving.held_arrays import name_arrays
 from tracegraph.saving.plain_values import Names
-from tracegraph.saving.saved_constants import (
-    SavedConstant,
-    name_arrays,
-    pack_constant,
-    unpack_constants,
-)
+from tracegraph.saving.saved_constants import SavedConstant, pack_constant, unpack_constants
 from tracegraph.saving.saved_parameters import (
     SavedParameter,
     make_stand_in,
