@@ -71,7 +71,7 @@ def _list_variables(function: types.FunctionType) -> dict[str, Any]:
     read = {
         name: function.__globals__[name] for name in sorted(names) if name in function.__globals__
     }
-    return read | inspect.getclosurevars(function).nonlocals
+    return {**read, **inspect.getclosurevars(function).nonlocals}
 
 
 def list_leaves(items: Iterable[tuple[Any, Any]]) -> list[tuple[str, Any]]:
