@@ -8,7 +8,14 @@ with other definitions in their place: tests run the kernels without a GPU.
 from __future__ import annotations
 
 # By XLA's names of types.
-TYPES = {"F32": "float", "S32": "int", "PRED": "bool", "BF16": "bfloat16", "F16": "float16"}
+TYPES = {
+    "F32": "float",
+    "S32": "int",
+    "S8": "signed char",
+    "PRED": "bool",
+    "BF16": "bfloat16",
+    "F16": "float16",
+}
 
 HEAD = """\
 struct bfloat16 { unsigned short bits; };

@@ -40,7 +40,6 @@ from tracegraph.lowering.kernels.few_rows_problem import (
     count_group,
     count_ring_bytes,
     count_shared_bytes,
-    count_stages,
     is_even,
 )
 from tracegraph.lowering.kernels.few_rows_source import (
@@ -102,7 +101,7 @@ def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
         "PART": tiling.part,
         "SHARE": tiling.width // tiling.split,
         "GROUP": count_group(problem),
-        "PLACES": count_stages(problem) // count_group(problem),
+        "PLACES": tiling.stages // count_group(problem),
         "IS_EVEN": int(is_even(problem, tiling)),
         "THREADS": THREADS,
         "WARPS": WARPS,

@@ -6,20 +6,22 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from tracegraph.lowering.element_loops import ELEMENT_BYTES
+from tracegraph.lowering.element_loops import ELEMENT_BYTES as FLOAT_BYTES
 from tracegraph.lowering.kernels.row_functions import RowFunction
 
-THREADS, WARP, VECTOR_BYTES = 256, 32, 16
+THREADS, WARP, VECTOR_BYTES, LINE_BYTES = 256, 32, 16, 128
 WARPS = THREADS // WARP
-# Copies of a thread that are on their way: a block has up to 96 KB in flight.
-STAGES = 24
+# Copies of a thread that are on their way, the first number that there is room for: a block has up
+# to 96 KB in flight.
+STAGES = (24, 16, 8)
 # Copies that a thread waits for, and works on, at once.
 GROUP = 4
 # Of a block. Two fit on a multiprocessor of compute capability 9.0, so that the next kernel's first
 # copies run beside the end of this one's.
 MAX_SHARED_BYTES = 112 << 10
-# Of registers for sums: rows times matrices that a block multiplies at once.
-MAX_SUMS = 8
+ELEMENT_BYTES = {**FLOAT_BYTES, "S8": 1}
+# Of a thread, in registers.
+MAX_SUMS = 128
 _WIDTHS, _SPLITS = (64, 128, 256), (1, 2, 4, 8)
 # What else a block costs, and a cluster, in bytes that could have come from memory meanwhile.
 _BLOCK_COST, _CLUSTER_COST = 40 << 10, 24 << 10
@@ -93,17 +95,19 @@ class Tiling:
         width: columns of a block.
         split: blocks of a cluster, each with a part of the depth.
         part: elements of a row that a block takes.
+        stages: copies of a thread that are on their way.
     """
 
     width: int
     split: int
     part: int
+    stages: int = STAGES[0]
 
 
 def find_problem(problem: FewRows) -> str:
     """Returns why there is no kernel for it, or an empty text."""
     vector = problem.vector
-    if problem.rows * problem.count > MAX_SUMS:
+    if problem.rows * problem.count > count_most(problem.vector):
         return f"{problem.rows} rows by {problem.count} matrices take too many registers"
     lengths = [each.columns for each in problem.segments]
     if any(length % vector for length in ([problem.depth] if problem.is_transposed else lengths)):
@@ -111,6 +115,15 @@ def find_problem(problem: FewRows) -> str:
     if next(_list_tilings(problem), None) is None:
         return "its rows do not fit into shared memory"
     return ""
+
+
+def count_most(vector: int) -> int:
+    """Returns the most rows, times matrices that a block multiplies by.
+
+    Args:
+        vector: elements of a matrix that are copied at once.
+    """
+    return MAX_SUMS // vector
 
 
 def choose_tiling(problem: FewRows, processors: int) -> Tiling:
@@ -131,11 +144,6 @@ def choose_tiling(problem: FewRows, processors: int) -> Tiling:
     return min(_list_tilings(problem), key=cost)
 
 
-def count_stages(problem: FewRows) -> int:
-    """Returns how many copies of a thread are on their way: as many of each matrix."""
-    return STAGES // problem.count * problem.count
-
-
 def count_group(problem: FewRows) -> int:
     """Returns how many copies a thread waits for at once: as many of each matrix."""
     return problem.count if GROUP % problem.count else GROUP
@@ -149,17 +157,27 @@ def is_even(problem: FewRows, tiling: Tiling) -> bool:
 
 def _list_tilings(problem: FewRows) -> Iterator[Tiling]:
     for width, split in itertools.product(_WIDTHS, _SPLITS):
-        part = -(-problem.depth // (split * EIGHT)) * EIGHT
-        tiling = Tiling(width, split, part)
-        is_wide = width // problem.vector > WARP and not problem.is_transposed
+        step = max(EIGHT, problem.vector)
+        part = -(-problem.depth // (split * step)) * step
+        stages = [each // problem.count * problem.count for each in STAGES]
+        tilings = [Tiling(width, split, part, each) for each in stages if each]
+        fitting = [each for each in tilings if _fits(problem, each)]
+        across = width // problem.vector
+        # A line of the memory is 128 bytes.
+        is_odd = across > WARP or across * VECTOR_BYTES < LINE_BYTES
+        is_odd &= not problem.is_transposed
         is_short = split > 1 and problem.depth - (split - 1) * part < _MIN_PART
-        if not is_wide and not is_short and count_shared_bytes(problem, tiling) <= MAX_SHARED_BYTES:
-            yield tiling
+        if fitting and not is_odd and not is_short:
+            yield fitting[0]
+
+
+def _fits(problem: FewRows, tiling: Tiling) -> bool:
+    return count_shared_bytes(problem, tiling) <= MAX_SHARED_BYTES
 
 
 def count_ring_bytes(problem: FewRows, tiling: Tiling) -> int:
     """Returns the bytes of the copies, in whose place partial sums are put afterwards."""
-    ring = count_stages(problem) * THREADS * VECTOR_BYTES
+    ring = tiling.stages * THREADS * VECTOR_BYTES
     return ring if problem.is_transposed else max(ring, WARPS * _count_totals(problem, tiling))
 
 

@@ -23,7 +23,7 @@ from tracegraph.lowering.kernels.few_rows_problem import (
 )
 from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOp, RowOperand
 
-DTYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
+DTYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "S8": np.int8}
 FULL, COLUMN, ROW, ONE = Form
 PLAIN = RowFunction((RowOperand(0, FULL),), (), (0,))
 SUM = RowFunction((), (), (0,), sums=1)
@@ -32,8 +32,10 @@ H200 = 132
 
 def plain(rows: int, depth: int, columns: Any, kind: str = "BF16", **more: Any) -> FewRows:
     """Returns matmuls without anything before or after, one segment for each number of columns."""
-    segments = [Segment(each, (1 + n,), SUM, (kind,)) for n, each in enumerate(columns)]
-    return FewRows(rows, depth, (kind,) * (1 + len(segments)), PLAIN, tuple(segments), **more)
+    outside = "BF16" if kind == "S8" else kind
+    segments = [Segment(each, (1 + n,), SUM, (outside,)) for n, each in enumerate(columns)]
+    kinds = (outside, *[kind] * len(segments))
+    return FewRows(rows, depth, kinds, PLAIN, tuple(segments), **more)
 
 
 def make_operands(problem: FewRows) -> list[np.ndarray[Any, Any]]:
@@ -47,7 +49,8 @@ def make_operands(problem: FewRows) -> list[np.ndarray[Any, Any]]:
             shapes[number] = sizes[::-1] if problem.is_transposed else sizes
         for operand in segment.finish.operands:
             shapes[operand.parameter] = _shape(operand.form, problem.rows, segment.columns)
-    draws = [rng.normal(size=shapes[number]) for number in range(len(problem.kinds))]
+    scales = [40 if kind == "S8" else 1 for kind in problem.kinds]
+    draws = [scale * rng.normal(size=shapes[number]) for number, scale in enumerate(scales)]
     return [
         align_array(draw.astype(np.float32).astype(DTYPES[kind]))
         for draw, kind in zip(draws, problem.kinds, strict=True)
@@ -98,6 +101,9 @@ def multiply(x: Any, matrix: Any, *, is_transposed: bool = False) -> Any:
         (plain(1, 1040, [20, 3], is_transposed=True), 8),
         (plain(3, 136, [65], "F32", is_transposed=True), 2),
         (plain(8, 72, [9], is_transposed=True), 1),
+        (plain(1, 264, [128, 48], "S8"), 4),
+        (plain(2, 160, [9], "S8", is_transposed=True), 2),
+        (plain(16, 64, [72]), 1),
     ],
 )
 def test_products_are_those_of_numpy(problem: FewRows, processors: int) -> None:
@@ -209,7 +215,8 @@ def test_all_multiprocessors_have_something_to_ask_for(problem: FewRows, wanted:
 
 
 def test_what_has_no_kernel_is_said() -> None:
-    assert find_problem(plain(9, 64, [64])) == "9 rows by 1 matrices take too many registers"
+    assert find_problem(plain(17, 64, [64])) == "17 rows by 1 matrices take too many registers"
+    assert find_problem(plain(9, 64, [64], "S8")) == "9 rows by 1 matrices take too many registers"
     assert find_problem(plain(1, 64, [60])) == "a line of a matrix is no multiple of 8 elements"
     assert find_problem(plain(1, 60, [64], is_transposed=True)).startswith("a line of a matrix")
     assert find_problem(plain(8, 1 << 20, [64])) == "its rows do not fit into shared memory"

@@ -14,9 +14,10 @@ from tracegraph.ir.graph import Literal, Op, Operand, Value
 from tracegraph.jax_internals import bind_op
 from tracegraph.lowering.kernels.few_rows import write_few_rows
 from tracegraph.lowering.kernels.few_rows_problem import (
-    MAX_SUMS,
+    VECTOR_BYTES,
     FewRows,
     Segment,
+    count_most,
     find_problem,
 )
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
@@ -27,6 +28,9 @@ from tracegraph.replacements.few_rows.row_matmuls import RowMatmul
 from tracegraph.replacements.few_rows.row_reader import KINDS, RowReader, RowShape
 from tracegraph.replacements.kernel_call import call_kernel
 from tracegraph.replacements.match import Machine, Match
+
+# Of what a kernel reads.
+_STORED_KINDS = {**KINDS, "int8": "S8"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +96,8 @@ def match_group(
         stops: results of other kernels.
         machine: that they are written for.
     """
-    ending = Ending(view, matmuls, most=max(1, MAX_SUMS // matmuls[0].rows))
+    most = count_most(VECTOR_BYTES // matmuls[0].matrix.dtype.itemsize) // matmuls[0].rows
+    ending = Ending(view, matmuls, most=max(1, most))
     parts = _part(len(matmuls), ending)
     found = []
     for size in sorted({len(part) for part in parts}):
@@ -135,7 +140,7 @@ class _KernelWriter:
         stored: list[Any] = []
         places: dict[Value, int] = {}
         segments = [self._read_segment(part, stored, places) for part in parts]
-        kinds = tuple(KINDS[str(value.dtype)] for value in self._arrays)
+        kinds = tuple(_STORED_KINDS[str(value.dtype)] for value in self._arrays)
         settled = frozenset(
             number for value, number in self._arrays.items() if value not in self._view.makers
         )
@@ -169,6 +174,9 @@ class _KernelWriter:
         shape = RowShape(matmuls[0].rows, matmuls[0].columns)
         sums = {each.result: number for number, each in enumerate(matmuls)}
         reader = RowReader(shape, self._view.makers, self._stops, sums)
+        for each in matmuls:
+            if each.scale is not None:
+                reader.scale(each.result, each.scale)
         own = [
             v for v in self._ending.list_stored() if not self._ending.sources[v].isdisjoint(part)
         ]
@@ -185,7 +193,7 @@ class _KernelWriter:
             self._ops[id(each.op)] = each.op
             self._add_way(each.result, each.op.results[0])
             self._add_way(each.op.operands[each.side], each.rows_of)
-            self._add_way(each.op.operands[1 - each.side], each.matrix)
+            self._ops |= {id(op): op for op in each.way}
         finish = self._finish(reader, [read for read, _ in known])
         numbers = tuple(self._arrays.setdefault(m.matrix, len(self._arrays)) for m in matmuls)
         return Segment(shape.columns, numbers, finish, tuple(KINDS[kind] for _, kind in known))

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from tracegraph.ir.graph import Literal, Op, Operand, Value
 from tracegraph.replacements.few_rows.graph_view import GraphView
-from tracegraph.replacements.few_rows.row_reader import KINDS, keeps_elements
+from tracegraph.replacements.few_rows.row_reader import KINDS, expand_shape, keeps_elements
 
-MAX_ROWS = 8
+MAX_ROWS = 16
 # Smaller ones take no time of their own.
 MIN_MATRIX_BYTES = 1 << 16
 _DEFAULT_NAMES = frozenset(["DEFAULT", "HIGH", "HIGHEST"])
@@ -29,7 +29,9 @@ class RowMatmul:
         result: its rows of columns: of the op, or of a transposition of that.
         side: which operand the rows are.
         rows_of: the rows, before reshapes.
-        matrix: before reshapes and transpositions.
+        matrix: before reshapes and transpositions, and as integers where it is stored so.
+        scale: a factor of each column of integers.
+        way: ops between the matrix and the matmul.
         rows: how many.
         depth: elements of a row.
         columns: of the result.
@@ -41,6 +43,8 @@ class RowMatmul:
     side: int
     rows_of: Value
     matrix: Value
+    scale: Value | None
+    way: tuple[Op, ...]
     rows: int
     depth: int
     columns: int
@@ -111,11 +115,14 @@ def _read_sides(
     result = op.results[0]
     if side and rows > 1:
         result = _find_transposed(result, wide - count, view)
-    found = _find_matrix(matrix, view.makers, size // depth, depth, is_transposed=is_transposed)
+    found = _Matrix(view.makers, size // depth, depth, is_transposed=is_transposed)
+    found.look(matrix)
     rows_of = find_elements(x, view.makers)
-    if result is None or not isinstance(found[0], Value) or not isinstance(rows_of, Value):
+    if result is None or not isinstance(found.value, Value) or not isinstance(rows_of, Value):
         return None
-    return RowMatmul(op, result, side, rows_of, found[0], rows, depth, size // depth, found[1])
+    sizes = rows, depth, size // depth, found.is_transposed
+    way = tuple(found.way)
+    return RowMatmul(op, result, side, rows_of, found.value, found.scale, way, *sizes)
 
 
 def _find_transposed(result: Value, columns: int, view: GraphView) -> Value | None:
@@ -141,18 +148,65 @@ def find_elements(value: Operand, makers: Mapping[Operand, Op]) -> Operand:
     return value
 
 
-def _find_matrix(
-    value: Operand,
-    makers: Mapping[Operand, Op],
-    columns: int,
-    depth: int,
-    *,
-    is_transposed: bool,
-) -> tuple[Operand, bool]:
-    """Returns a matrix before reshapes and a transposition, and whether it is transposed."""
-    value = find_elements(value, makers)
-    maker = makers.get(value)
-    sizes = (columns, depth) if is_transposed else (depth, columns)
-    if maker is None or maker.name != "transpose" or tuple(value.aval.shape) != sizes:
-        return value, is_transposed
-    return find_elements(maker.operands[0], makers), not is_transposed
+class _Matrix:
+    """Looks for what a matrix is made from without arithmetic, or of integers with a scale.
+
+    Attributes:
+        value: what the matrix is.
+        is_transposed: as it is.
+        scale: a factor of each column, or None.
+        way: ops that make the matmul's operand of it.
+    """
+
+    def __init__(
+        self, makers: Mapping[Operand, Op], columns: int, depth: int, *, is_transposed: bool
+    ) -> None:
+        self._makers, self._columns, self._depth = makers, columns, depth
+        self.is_transposed = is_transposed
+        self.value: Operand | None = None
+        self.scale: Value | None = None
+        self.way: list[Op] = []
+
+    def look(self, value: Operand) -> None:
+        """Sets what the operand of a matmul is made from."""
+        self.value = value
+        while (maker := self._makers.get(self.value)) is not None and self._passes(maker):
+            self.way.append(maker)
+
+    def _passes(self, op: Op) -> bool:
+        """Goes on to an operand of an op; False where the matrix is its result."""
+        (result,), first = op.results[:1], op.operands[0] if op.operands else None
+        if keeps_elements(op):
+            self.value = first
+        elif op.name == "transpose" and tuple(result.shape) == self._get_sizes():
+            self.value, self.is_transposed = first, not self.is_transposed
+        elif op.name == "convert_element_type" and str(op.operands[0].aval.dtype) == "int8":
+            self.value = first
+        else:
+            return op.name == "mul" and self.scale is None and self._takes_scale(op)
+        return True
+
+    def _get_sizes(self) -> tuple[int, int]:
+        sizes = self._depth, self._columns
+        return sizes[::-1] if self.is_transposed else sizes
+
+    def _takes_scale(self, op: Op) -> bool:
+        """Goes on to the integers of a product of them and a factor for each column."""
+        for matrix, factor in (op.operands, op.operands[::-1]):
+            maker, spread = self._makers.get(matrix), self._makers.get(factor)
+            is_stored = maker is not None and maker.name == "convert_element_type"
+            if not is_stored or str(maker.operands[0].aval.dtype) != "int8":
+                continue
+            source, shape = factor, tuple(factor.aval.shape)
+            if spread is not None and spread.name == "broadcast_in_dim":
+                source, shape = spread.operands[0], expand_shape(spread)
+            wanted = [1, self._columns]
+            sizes = tuple(wanted[::-1] if self.is_transposed else wanted)
+            if shape != sizes or tuple(matrix.aval.shape) != self._get_sizes():
+                continue
+            if not isinstance(source, Value) or str(source.dtype) not in KINDS:
+                continue
+            self.value, self.scale = matrix, source
+            self.way += [spread] if spread is not None and source is not factor else []
+            return True
+        return False

@@ -108,6 +108,12 @@ class RowReader:
         self._ops: list[RowOp] = []
         self._known: dict[tuple[Operand, Form], tuple[str, int]] = {}
 
+    def scale(self, value: Value, scale: Value) -> None:
+        """Reads a value of the kernel as itself times a factor for each column."""
+        known = "sum", self._sums[value]
+        factors: Any = (known, self._read_array(scale, Form.COLUMN))
+        self._known[value, Form.FULL] = self._add(RowOp("mul", Form.FULL, factors))
+
     def read(self, value: Operand, form: Form = Form.FULL) -> tuple[str, int]:
         """Returns what stands for a value until `finish` numbers it.
 
@@ -176,7 +182,7 @@ class RowReader:
                 raise UnreadableError
             return self.read(value, form)
         if op.name == "broadcast_in_dim":
-            return self.read(value, self._find_form(_expand_shape(op), form, result.shape))
+            return self.read(value, self._find_form(expand_shape(op), form, result.shape))
         if op.name in REDUCTIONS and self._reads_sums_of_rows and form is not Form.FULL:
             return self._read_sum_of_row(op)
         if op.name == "integer_pow":
@@ -224,7 +230,7 @@ class RowReader:
         return "op", len(self._ops) - 1
 
 
-def _expand_shape(op: Op) -> tuple[int, ...]:
+def expand_shape(op: Op) -> tuple[int, ...]:
     """Returns the shape of what is broadcast, with as many axes as the result has."""
     sizes = dict(zip(op.params["broadcast_dimensions"], op.operands[0].aval.shape, strict=True))
     return tuple(sizes.get(axis, 1) for axis in range(len(op.params["shape"])))

@@ -182,10 +182,35 @@ def test_matmuls_as_they_are_written(
     assert describe(matches) == ["2 -> 1"]
 
 
+def draw_integers(*shape: int) -> Any:
+    return jnp.asarray(np.random.default_rng(3).integers(-127, 128, shape), jnp.int8)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "inputs"),
+    [
+        (lambda x, w, s: (x @ w.astype(BF16)) * s, (WIDTH, 384), 3),
+        (lambda x, w, s: x @ (w.astype(BF16) * s), (WIDTH, 384), 3),
+        (lambda x, w, s: x @ (s[None] * w.astype(jnp.float32)).astype(BF16), (WIDTH, 384), None),
+        (lambda x, w, s: x @ (w.astype(BF16) * s[:, None]).T, (384, WIDTH), 3),
+        (lambda x, w, s: x @ w.astype(BF16).T + s, (384, WIDTH), 3),
+    ],
+)
+def test_integers_with_a_scale_for_each_column(
+    function: Any, shape: Any, inputs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = draw(2, WIDTH), draw_integers(*shape), draw(384)
+    (match,) = check(monkeypatch, function, *args)
+    kinds = [str(each.aval.dtype) for each in match.inputs]
+    # Where the weights are rounded in between, they are what XLA makes of them.
+    assert ("int8" in kinds) == (inputs is not None)
+    assert inputs is None or len(kinds) == inputs
+
+
 @pytest.mark.parametrize(
     ("function", "args"),
     [
-        ("many rows", lambda: (jnp.dot, draw(9, WIDTH), draw(WIDTH, HIDDEN))),
+        ("many rows", lambda: (jnp.dot, draw(17, WIDTH), draw(WIDTH, HIDDEN))),
         ("a small matrix", lambda: (jnp.dot, draw(1, 64), draw(64, 64))),
         (
             "integers",
