@@ -180,28 +180,26 @@ class _Matrix:
             self.value = first
         elif op.name == "transpose" and tuple(result.shape) == self._get_sizes():
             self.value, self.is_transposed = first, not self.is_transposed
-        elif op.name == "convert_element_type" and str(op.operands[0].aval.dtype) == "int8":
+        elif _is_from_integers(op):
             self.value = first
         else:
             return op.name == "mul" and self.scale is None and self._takes_scale(op)
         return True
 
     def _get_sizes(self) -> tuple[int, int]:
-        sizes = self._depth, self._columns
-        return sizes[::-1] if self.is_transposed else sizes
+        depth, columns = self._depth, self._columns
+        return (columns, depth) if self.is_transposed else (depth, columns)
 
     def _takes_scale(self, op: Op) -> bool:
         """Goes on to the integers of a product of them and a factor for each column."""
         for matrix, factor in (op.operands, op.operands[::-1]):
             maker, spread = self._makers.get(matrix), self._makers.get(factor)
-            is_stored = maker is not None and maker.name == "convert_element_type"
-            if not is_stored or str(maker.operands[0].aval.dtype) != "int8":
+            if maker is None or not _is_from_integers(maker):
                 continue
             source, shape = factor, tuple(factor.aval.shape)
             if spread is not None and spread.name == "broadcast_in_dim":
                 source, shape = spread.operands[0], expand_shape(spread)
-            wanted = [1, self._columns]
-            sizes = tuple(wanted[::-1] if self.is_transposed else wanted)
+            sizes = (self._columns, 1) if self.is_transposed else (1, self._columns)
             if shape != sizes or tuple(matrix.aval.shape) != self._get_sizes():
                 continue
             if not isinstance(source, Value) or str(source.dtype) not in KINDS:
@@ -210,3 +208,7 @@ class _Matrix:
             self.way += [spread] if spread is not None and source is not factor else []
             return True
         return False
+
+
+def _is_from_integers(op: Op) -> bool:
+    return op.name == "convert_element_type" and str(op.operands[0].aval.dtype) == "int8"
