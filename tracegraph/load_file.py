@@ -9,6 +9,7 @@ from typing import Any
 from tracegraph.buckets.saved_buckets import LoadedBucketedFunction, decode_buckets
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.constraints.frames import hides_own_frames, locate_caller
+from tracegraph.lowering.collector import hold_collector
 from tracegraph.options import read_pool
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.environment import read_check_replay
@@ -23,6 +24,7 @@ from tracegraph.user_memory.mem_pool import MemPool
 
 
 @hides_own_frames
+@hold_collector
 def load(
     path: str | os.PathLike[str],
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -105,7 +106,7 @@ class _Each:
     def __call__(self, value: Any) -> bool:
         if type(value) is not tuple or len(value) != len(self._checks):
             return False
-        return all(check(each) for check, each in zip(self._checks, value, strict=True))
+        return all(map(operator.call, self._checks, value))
 
 
 class _Pairs:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -134,7 +135,6 @@ class _Kind:
     def __init__(self, kind: type) -> None:
         self.kind, self.name = kind, kind.__name__
         self.members: Mapping[str, Any] = {}
-        self._checks: tuple[Check, ...] | None = None
         if issubclass(kind, enum.Enum):
             self.names, self.members = (), dict(kind.__members__)
         elif dataclasses.is_dataclass(kind):
@@ -144,13 +144,11 @@ class _Kind:
         else:
             raise ValueError(f"{kind.__name__} is no dataclass, NamedTuple or enum")
 
-    @property
+    @functools.cached_property
     def checks(self) -> tuple[Check, ...]:
         """One per field; made at first use, as annotations may name types that come later."""
-        if self._checks is None:
-            hints = typing.get_type_hints(self.kind)
-            self._checks = tuple(make_check(hints[name]) for name in self.names)
-        return self._checks
+        hints = typing.get_type_hints(self.kind)
+        return tuple(make_check(hints[name]) for name in self.names)
 
     def make(self, values: Sequence[Any], place: str) -> Any:
         """Returns a record with these values.
@@ -163,7 +161,7 @@ class _Kind:
                 problem = f"a value of type {type(value).__name__} does not belong there"
                 raise ContentProblem(f"{place}, field {name}", problem)
         try:
-            return self.kind(**dict(zip(self.names, values, strict=True)))
+            return self.kind(*values)
         except (TypeError, ValueError, ArithmeticError) as error:
             raise ContentProblem(place, f"it cannot be made: {error}") from None
 
@@ -291,7 +289,9 @@ class _Reader:
         place = f"{place} ({known.name})"
         if known.members or len(row) != 1 + len(known.names):
             raise ContentProblem(place, f"it has {len(row) - 1} values")
-        values = [self._read(each, place, MAX_DEPTH) for each in row[1:]]
+        values = [
+            each if type(each) in _PLAIN else self._read(each, place, MAX_DEPTH) for each in row[1:]
+        ]
         return known.make(values, place)
 
     def _find_type(self, number: Any, place: str) -> _Kind:
@@ -307,17 +307,21 @@ class _Reader:
             raise ContentProblem(place, f"{value!r:.80} stands for no value")
         if depth == 0:
             raise ContentProblem(place, f"values are nested more than {MAX_DEPTH} deep")
-        letter, *rest = value
+        letter = value[0]
         if letter == "r":
-            return self._find(self._records, rest, place, "record")
+            return self._find(self._records, value, place, "record")
         if letter == "b":
-            return bytes(self._find(self._blobs, rest, place, "blob"))
+            return bytes(self._find(self._blobs, value, place, "blob"))
         if letter == "x":
-            return self._find(self._externals, rest, place, "external")
+            return self._find(self._externals, value, place, "external")
+        rest = value[1:]
         if letter == "d":
             return self._read_dict(rest, place, depth - 1)
         if letter in ("t", "s"):
-            items = [self._read(each, place, depth - 1) for each in rest]
+            items = [
+                each if type(each) in _PLAIN else self._read(each, place, depth - 1)
+                for each in rest
+            ]
             return tuple(items) if letter == "t" else _make_set(items, place)
         return self._read_leaf(letter, rest, place)
 
@@ -336,10 +340,10 @@ class _Reader:
             return _read_dtype(rest[0], place)
         raise ContentProblem(place, f"{[letter, *rest]!r:.80} stands for no value")
 
-    def _find(self, found: Sequence[Any], rest: list[Any], place: str, what: str) -> Any:
-        if len(rest) != 1 or type(rest[0]) is not int or not 0 <= rest[0] < len(found):
-            raise ContentProblem(place, f"there is no {what} {rest!r:.80} before it")
-        return found[rest[0]]
+    def _find(self, found: Sequence[Any], value: list[Any], place: str, what: str) -> Any:
+        if len(value) != 2 or type(value[1]) is not int or not 0 <= value[1] < len(found):
+            raise ContentProblem(place, f"there is no {what} {value[1:]!r:.80} before it")
+        return found[value[1]]
 
     def _read_dict(self, pairs: list[Any], place: str, depth: int) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
