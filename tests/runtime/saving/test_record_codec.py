@@ -33,7 +33,7 @@ from tracegraph.runtime.saving.record_codec import ContentProblem, RecordCodec
 
 CODEC = RecordCodec(GRAPH_TYPES)
 USE, OTHER = BufferUse("a", 0, 64), BufferUse("b", 64, 64)
-CODE = KernelCode("add", b"\x7fELF of add", (0,))
+CODE = KernelCode("add", b"\x7fELF of add")
 MAP = TensorMap(USE, 4, (8, 2), (32,), (8, 1), (1, 1), swizzle=Swizzle.BYTES_64)
 KERNEL = KernelNode(
     "add", CODE, LaunchShape((2, 1, 1), (32, 1, 1)), (USE, MAP, b"\x01\0"), (False, False, False)
@@ -79,6 +79,12 @@ def test_a_definition_comes_back_equal():
     assert pass_through(DEFINITION, GraphDefinition) == DEFINITION
     found = pass_through(DEFINITION, GraphDefinition)
     assert [slot.dtype for slot in found.slots] == [slot.dtype for slot in DEFINITION.slots]
+
+
+def test_what_a_kernel_loads_early_comes_back():
+    code = KernelCode("rows", b"\x7fELF of rows", (1, 2))
+    node = KernelNode("call", code, KERNEL.shape, KERNEL.parameters, KERNEL.written, True)
+    assert pass_through(node, KernelNode) == node
 
 
 def test_nan_comes_back():
