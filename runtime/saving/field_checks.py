@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -106,7 +105,7 @@ class _Each:
     def __call__(self, value: Any) -> bool:
         if type(value) is not tuple or len(value) != len(self._checks):
             return False
-        return all(map(operator.call, self._checks, value))
+        return all(check(item) for check, item in zip(self._checks, value, strict=True))
 
 
 class _Pairs:
