@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,11 @@ TARGET = "__gpu$xla.gpu.ptx"
 
 
 def call_kernel(
-    kernel: OwnKernel, machine: Machine, results: Sequence[Any], operands: Sequence[Any]
+    kernel: OwnKernel,
+    machine: Machine,
+    results: Sequence[Any],
+    operands: Sequence[Any],
+    aliases: Mapping[int, int] | None = None,
 ) -> list[Any]:
     """Returns the results of a kernel, see Note [Kernels inside of XLA's program].
 
@@ -25,12 +29,13 @@ def call_kernel(
         machine: that it is compiled for.
         results: shape and dtype of each.
         operands: one array per parameter.
+        aliases: for an operand that the kernel writes into which result it is.
 
     Raises:
         UnsupportedError: NVRTC is not installed.
     """
     ptx = machine.compile_kernel(kernel.source, OPTIONS).ptx
-    call = jax.ffi.ffi_call(TARGET, tuple(results))
+    call = jax.ffi.ffi_call(TARGET, tuple(results), input_output_aliases=dict(aliases or {}))
     axes = zip("xyz", kernel.shape.grid, kernel.shape.block, strict=True)
     sizes = {
         f"{what}_{axis}": np.int32(size)

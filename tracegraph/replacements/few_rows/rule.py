@@ -26,13 +26,13 @@ class FewRowMatmuls:
         stops: set[Value] = set()
         for group in group_matmuls(find_row_matmuls(view)):
             for match in match_group(view, group, stops, machine):
-                if _is_acyclic(view, [*found, match]):
+                if is_acyclic(view, [*found, match]):
                     found.append(match)
                     stops.update(match.results)
         return found
 
 
-def _is_acyclic(view: GraphView, matches: list[Match]) -> bool:
+def is_acyclic(view: GraphView, matches: list[Match]) -> bool:
     """True if no match needs what is computed from its own results, through others or not."""
     owners: dict[Operand, Match] = {value: match for match in matches for value in match.results}
     begun: set[object] = set()

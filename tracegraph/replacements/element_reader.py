@@ -1,0 +1,399 @@
+"""Element reader: one element of a value of the Graph → ElementFunction.
+
+An element is read at an index. What the ops behind it are computed from is read at the indices that
+they have there, down to arrays, which are loaded. Values of integers are indices themselves, so
+that a mask or a position is computed from what is known of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tracegraph.ir.graph import Literal, Op, Operand, Value
+from tracegraph.lowering.kernels.element_functions import (
+    BOOL,
+    FLOAT,
+    INT,
+    ElementFunction,
+    ElementOp,
+    find_type,
+)
+from tracegraph.lowering.kernels.row_functions import EXPRESSIONS
+from tracegraph.replacements.indices import (
+    Index,
+    Quotient,
+    Remainder,
+    Scalar,
+    Variable,
+    flatten_index,
+    make_scalar,
+    unflatten_index,
+)
+
+# By JAX's names of types.
+TYPES = {"float32": FLOAT, "bfloat16": FLOAT, "float16": FLOAT, "int32": INT, "bool": BOOL}
+Place: TypeAlias = tuple[Index, ...]
+# A value of integers is an index, any other one a number of an op.
+Element: TypeAlias = Index | int
+# A kernel computes each element again that it needs again.
+MAX_OPS = 96
+# What takes more instructions than a load does: it is done once, by XLA, but for what depends on
+# a sum of the kernel.
+_DEAR = frozenset(
+    ["pow", "exp", "exp2", "log", "log1p", "expm1", "tanh", "erf", "erfc", "logistic"]
+)
+_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
+_SAME_ELEMENTS = frozenset(["reshape", "squeeze", "expand_dims"])
+_SAME_PLACES = frozenset(["stop_gradient", "copy"])
+_LOW, _HIGH = -(1 << 31), (1 << 31) - 1
+
+
+class UnreadableError(Exception):
+    """An op, or an array, that no element function takes."""
+
+
+def move_place(op: Op, place: Place) -> Place | None:
+    """Returns where an element of an op's result is in its operand; None for one that computes.
+
+    Args:
+        op: with one result.
+        place: of an element of it.
+    """
+    shape = tuple(op.operands[0].aval.shape) if op.operands else ()
+    if op.name in _SAME_PLACES:
+        return place
+    if op.name in _SAME_ELEMENTS:
+        return unflatten_index(flatten_index(place, op.results[0].shape), shape)
+    if op.name == "broadcast_in_dim":
+        axes = zip(op.params["broadcast_dimensions"], shape, strict=True)
+        return tuple(place[axis] if size > 1 else Index() for axis, size in axes)
+    if op.name == "transpose":
+        places = dict(zip(op.params["permutation"], place, strict=True))
+        return tuple(places[axis] for axis in range(len(shape)))
+    if op.name == "slice":
+        strides = op.params["strides"] or (1,) * len(shape)
+        parts = zip(place, op.params["start_indices"], strides, strict=True)
+        return tuple(each.times(stride).add(start) for each, start, stride in parts)
+    if op.name == "rev":
+        axes = set(op.params["dimensions"])
+        return tuple(
+            each.times(-1).add(size - 1) if axis in axes else each
+            for axis, (each, size) in enumerate(zip(place, shape, strict=True))
+        )
+    return None
+
+
+class ElementReader:
+    """Reads elements of values, and what they are made from.
+
+    Args:
+        makers: the op of each value.
+        arrays: the number of the kernel's parameter for each value that is loaded; it grows.
+
+    Attributes:
+        sum: the matmul whose sums the kernel has, and where they are read; for `read` to find.
+    """
+
+    def __init__(self, makers: Mapping[Operand, Op], arrays: dict[Value, int]) -> None:
+        self._makers, self._arrays = makers, arrays
+        self._ops: list[ElementOp] = []
+        self._known: dict[Any, Element] = {}
+        self._emitted: dict[ElementOp, int] = {}
+        self._of_sum: set[int] = set()
+        self._seeks_sum = False
+        self.sum: tuple[Op, Place] | None = None
+
+    def read_score(self, value: Operand, place: Place) -> Element:
+        """Reads an element that is computed from a sum of the kernel, which becomes a variable.
+
+        Raises:
+            UnreadableError: its type is none that kernels read.
+        """
+        self._seeks_sum = True
+        return self.read(value, place)
+
+    def read(self, value: Operand, place: Place) -> Element:
+        """Returns what stands for an element.
+
+        Args:
+            value: of the graph.
+            place: of the element, an index for each axis.
+
+        Raises:
+            UnreadableError: its type is none that kernels read.
+        """
+        if isinstance(value, Literal):
+            return self._read_literal(value)
+        key = (value, place)
+        if key not in self._known:
+            self._known[key] = self._read(value, place)
+        return self._known[key]
+
+    def finish(self, *results: Element) -> ElementFunction:
+        """Returns the function that computes what was read."""
+        numbers = tuple(self._emit_element(each) for each in results)
+        return _keep_needed(ElementFunction(tuple(self._ops), numbers))
+
+    def clamp(self, index: Index, low: int, high: int) -> Index:
+        """Returns an index that is no smaller and no larger than two numbers."""
+        if index.low >= low and index.high <= high:
+            return index
+        at_least = self._emit("int_max", self._emit_index(index), self._emit_constant(low))
+        number = self._emit("int_min", at_least, self._emit_constant(high))
+        return make_scalar(number, low, high)
+
+    def _read(self, value: Value, place: Place) -> Element:
+        maker = self._makers.get(value)
+        if maker is None or len(self._ops) > MAX_OPS:
+            return self._load(value, place)
+        state = self._save()
+        try:
+            return self._read_op(maker, place)
+        except UnreadableError:
+            # All of it or none: what an op that is left out would read is not read.
+            self._restore(state)
+            return self._load(value, place)
+
+    def _save(self) -> Any:
+        known, emitted = dict(self._known), dict(self._emitted)
+        return len(self._ops), dict(self._arrays), known, emitted, set(self._of_sum), self.sum
+
+    def _restore(self, state: Any) -> None:
+        count, arrays, self._known, self._emitted, self._of_sum, self.sum = state
+        del self._ops[count:]
+        # It is shared with other readers.
+        for value in [each for each in self._arrays if each not in arrays]:
+            del self._arrays[value]
+
+    def _load(self, value: Value, place: Place) -> Element:
+        kind = TYPES.get(str(value.dtype))
+        if kind is None or math.prod(value.shape) > _HIGH:
+            raise UnreadableError
+        index = self._emit_index(flatten_index(place, value.shape))
+        parameter = self._arrays.setdefault(value, len(self._arrays))
+        number = self._add(ElementOp("load", kind, (index,), str(parameter)))
+        return make_scalar(number, _LOW, _HIGH) if kind == INT else number
+
+    def _read_literal(self, literal: Literal) -> Element:
+        kind = TYPES.get(str(literal.aval.dtype))
+        if kind is None:
+            raise UnreadableError
+        if kind == INT:
+            return Index(constant=int(literal.value))
+        if kind == BOOL:
+            return self._add(ElementOp("constant", BOOL, (), str(bool(literal.value)).lower()))
+        bits = f"{np.float32(literal.value).view(np.uint32):08x}"
+        return self._add(ElementOp("constant", FLOAT, (), bits))
+
+    def _read_op(self, op: Op, place: Place) -> Element:
+        if len(op.results) != 1 or str(op.results[0].dtype) not in TYPES:
+            raise UnreadableError
+        if op.name == "dot_general" and self._seeks_sum and self.sum in (None, (op, place)):
+            self.sum = (op, place)
+            number = self._add(ElementOp("variable", FLOAT, (), "sum"))
+            self._of_sum.add(number)
+            return number
+        moved = move_place(op, place)
+        if moved is not None:
+            return self.read(op.operands[0], moved)
+        read = _READERS.get(op.name)
+        if read is not None:
+            return read(self, op, place)
+        opcode = {"add_any": "add"}.get(op.name, op.name)
+        if opcode not in EXPRESSIONS:
+            raise UnreadableError
+        return self._read_arithmetic(op, opcode, self._read_all(op, place))
+
+    def _read_all(self, op: Op, place: Place) -> list[Element]:
+        """Reads the operands of an element-wise op; one of a single element is read there."""
+        return [self.read(each, place if each.aval.shape else ()) for each in op.operands]
+
+    def _read_arithmetic(self, op: Op, opcode: str, operands: Sequence[Element]) -> Element:
+        if TYPES[str(op.results[0].dtype)] == INT:
+            return self._compute_index(opcode, operands)
+        if opcode in _DEAR and not any(each in self._of_sum for each in operands):
+            raise UnreadableError
+        return self._emit(opcode, *map(self._emit_element, operands))
+
+    def _compute_index(self, opcode: str, operands: Sequence[Element]) -> Index:
+        first, second = (*operands, Index())[:2]
+        if not isinstance(first, Index) or not isinstance(second, Index):
+            raise UnreadableError
+        if opcode == "add":
+            return first.add(second)
+        if opcode == "sub":
+            return first.add(second.times(-1))
+        if opcode == "neg":
+            return first.times(-1)
+        if opcode == "mul" and not (first.terms and second.terms):
+            return first.times(second.constant) if first.terms else second.times(first.constant)
+        if opcode in ("max", "min"):
+            bounds = zip((first.low, first.high), (second.low, second.high), strict=True)
+            choose = max if opcode == "max" else min
+            numbers = self._emit_index(first), self._emit_index(second)
+            return make_scalar(self._emit(f"int_{opcode}", *numbers), *(choose(b) for b in bounds))
+        raise UnreadableError
+
+    def _read_conversion(self, op: Op, place: Place) -> Element:
+        value = self.read(op.operands[0], place)
+        kinds = [TYPES.get(str(each.aval.dtype)) for each in (op.operands[0], op.results[0])]
+        if kinds[0] == kinds[1]:
+            return value
+        if kinds == [INT, FLOAT]:
+            return self._emit("to_float", self._emit_element(value))
+        raise UnreadableError
+
+    def _read_power(self, op: Op, place: Place) -> Element:
+        value = self.read(op.operands[0], place)
+        if op.params["y"] not in (2, 3) or isinstance(value, Index):
+            raise UnreadableError
+        square = self._emit("square", value)
+        return square if op.params["y"] == 2 else self._emit("mul", square, value)
+
+    def _read_places(self, op: Op, place: Place) -> Element:
+        index = place[op.params["dimension"]]
+        is_index = TYPES[str(op.results[0].dtype)] == INT
+        return index if is_index else self._emit("to_float", self._emit_index(index))
+
+    def _read_comparison(self, op: Op, place: Place) -> Element:
+        first, second = self._read_all(op, place)
+        if isinstance(first, Index) and isinstance(second, Index):
+            difference = first.add(second.times(-1))
+            known = _compare_with_zero(op.name, difference)
+            if known is not None:
+                return self._add(ElementOp("constant", BOOL, (), str(known).lower()))
+        return self._emit(op.name, self._emit_element(first), self._emit_element(second))
+
+    def _read_logic(self, op: Op, place: Place) -> Element:
+        operands = self._read_all(op, place)
+        if TYPES[str(op.results[0].dtype)] != BOOL:
+            raise UnreadableError
+        return self._emit(op.name, *map(self._emit_element, operands))
+
+    def _read_choice(self, op: Op, place: Place) -> Element:
+        condition, *cases = self._read_all(op, place)
+        if isinstance(condition, Index) or len(cases) != 2:
+            raise UnreadableError
+        decided = self._ops[condition]
+        if decided.opcode == "constant":
+            return cases[decided.detail == "true"]
+        number = self._emit("select", condition, *map(self._emit_element, reversed(cases)))
+        bounds = [(each.low, each.high) for each in cases if isinstance(each, Index)]
+        if not bounds:
+            return number
+        lows, highs = zip(*bounds, strict=True)
+        return make_scalar(number, min(lows), max(highs))
+
+    def _read_joined(self, op: Op, place: Place) -> Element:
+        axis = op.params["dimension"]
+        start, pieces = 0, []
+        for operand in op.operands:
+            size = operand.aval.shape[axis]
+            pieces.append((operand, start, size))
+            start += size
+        at = place[axis]
+        near = [(o, s, n) for o, s, n in pieces if at.high >= s and at.low < s + n]
+        operand, start, size = near[-1]
+        found = self._read_piece(operand, place, axis, start, size)
+        for operand, start, size in reversed(near[:-1]):
+            other = self._read_piece(operand, place, axis, start, size)
+            ends = self._emit_constant(start + size)
+            is_before = self._emit("lt", self._emit_index(at), ends)
+            cases = self._emit_element(other), self._emit_element(found)
+            number = self._emit("select", is_before, *cases)
+            is_index = isinstance(found, Index)
+            found = make_scalar(number, _LOW, _HIGH) if is_index else number
+        return found
+
+    def _read_piece(
+        self, operand: Operand, place: Place, axis: int, start: int, size: int
+    ) -> Element:
+        # Where another piece is meant, this one is read too, at a place that it has.
+        at = self.clamp(place[axis].add(-start), 0, size - 1)
+        return self.read(operand, (*place[:axis], at, *place[axis + 1 :]))
+
+    def _emit_element(self, element: Element) -> int:
+        return self._emit_index(element) if isinstance(element, Index) else element
+
+    def _emit_index(self, index: Index) -> int:
+        found: int | None = None
+        # In an order that does not change from run to run.
+        for atom, factor in sorted(index.terms, key=repr):
+            term = self._emit_atom(atom)
+            if factor != 1:
+                term = self._emit("int_mul", term, self._emit_constant(factor))
+            found = term if found is None else self._emit("int_add", found, term)
+        if found is None:
+            return self._emit_constant(index.constant)
+        if not index.constant:
+            return found
+        return self._emit("int_add", found, self._emit_constant(index.constant))
+
+    def _emit_atom(self, atom: Variable | Scalar | Quotient | Remainder) -> int:
+        if isinstance(atom, Variable):
+            return self._add(ElementOp("variable", INT, (), atom.name))
+        if isinstance(atom, Scalar):
+            return atom.number
+        opcode = "int_div" if isinstance(atom, Quotient) else "int_rem"
+        return self._emit(opcode, self._emit_index(atom.index), self._emit_constant(atom.divisor))
+
+    def _emit_constant(self, value: int) -> int:
+        return self._add(ElementOp("constant", INT, (), str(value)))
+
+    def _emit(self, opcode: str, *operands: int) -> int:
+        kind = find_type(opcode, self._ops[operands[-1]].type)
+        number = self._add(ElementOp(opcode, kind, operands))
+        if any(each in self._of_sum for each in operands):
+            self._of_sum.add(number)
+        return number
+
+    def _add(self, op: ElementOp) -> int:
+        if op not in self._emitted:
+            self._emitted[op] = len(self._ops)
+            self._ops.append(op)
+        return self._emitted[op]
+
+
+def _compare_with_zero(name: str, difference: Index) -> bool | None:
+    """Returns whether a comparison holds for the difference of its sides, if that is known."""
+    low, high = difference.low, difference.high
+    always, never = {
+        "lt": (high < 0, low >= 0),
+        "le": (high <= 0, low > 0),
+        "gt": (low > 0, high <= 0),
+        "ge": (low >= 0, high < 0),
+        "eq": (low == high == 0, low > 0 or high < 0),
+        "ne": (low > 0 or high < 0, low == high == 0),
+    }[name]
+    return True if always else False if never else None
+
+
+def _keep_needed(function: ElementFunction) -> ElementFunction:
+    """Returns a function without the ops that no result needs."""
+    needed = set(function.results)
+    for number in range(len(function.ops) - 1, -1, -1):
+        if number in needed:
+            needed.update(function.ops[number].operands)
+    numbers = {old: new for new, old in enumerate(sorted(needed))}
+    ops = [
+        dataclasses.replace(op, operands=tuple(numbers[each] for each in op.operands))
+        for number, op in enumerate(function.ops)
+        if number in needed
+    ]
+    return ElementFunction(tuple(ops), tuple(numbers[each] for each in function.results))
+
+
+_READERS: dict[str, Callable[[ElementReader, Op, Place], Element]] = {
+    "convert_element_type": ElementReader._read_conversion,
+    "integer_pow": ElementReader._read_power,
+    "iota": ElementReader._read_places,
+    "concatenate": ElementReader._read_joined,
+    "select_n": ElementReader._read_choice,
+    **dict.fromkeys(_COMPARISONS, ElementReader._read_comparison),
+    **dict.fromkeys(["and", "or", "not"], ElementReader._read_logic),
+}
