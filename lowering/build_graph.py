@@ -54,7 +54,7 @@ from tracegraph.runtime.early_loads import find_settled
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, GraphNode, Node
-from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, KernelNode
+from tracegraph.runtime.nodes import CallNode, CopyNode, KernelNode
 
 
 def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
@@ -140,23 +140,21 @@ def _find_stage_edges(
     return edges
 
 
-def _find_settled(program: DeviceProgram, plan: MemoryPlan) -> frozenset[BufferUse]:
-    """Returns the early loads of the program's kernels that may be early."""
-    early = [
-        use
-        for step in list_device_steps(_list_graph_steps(program))
-        if isinstance(step.node, KernelNode)
-        for use in step.node.early_loads
-    ]
-    if not early:
-        return frozenset()
+def _find_settled(program: DeviceProgram, plan: MemoryPlan) -> frozenset[int]:
+    """Returns the kernels whose early loads are there when the graph is launched, by identity."""
+    steps = list_device_steps(_list_graph_steps(program))
+    kernels = [step.node for step in steps if isinstance(step.node, KernelNode)]
     places = {
         buffer.name: range(start, start + buffer.nbytes)
         for buffer in program.buffers
         for start in (plan.offsets[buffer.name],)
     }
-    written = [use.buffer for step in program.steps for use in step.writes]
-    return find_settled(early, written, places)
+    writes = [
+        (step.node if isinstance(step, DeviceStep) else step, use.buffer)
+        for step in program.steps
+        for use in step.writes
+    ]
+    return find_settled(kernels, writes, places)
 
 
 def _list_graph_steps(program: DeviceProgram) -> list[GraphStep]:
@@ -166,7 +164,7 @@ def _list_graph_steps(program: DeviceProgram) -> list[GraphStep]:
 def find_programmatic(
     nodes: Sequence[Node],
     edges: Iterable[tuple[int, int]],
-    settled: frozenset[BufferUse] = frozenset(),
+    settled: frozenset[int],
 ) -> frozenset[tuple[int, int]]:
     """Returns the edges at which the second kernel may be started early.
 
@@ -175,7 +173,7 @@ def find_programmatic(
     Args:
         nodes: of a stage or a body.
         edges: pairs of their indices.
-        settled: what kernels may load before they wait.
+        settled: kernels that load nothing before they wait that is not there, by identity.
     """
     return frozenset(
         (first, second)
@@ -184,10 +182,8 @@ def find_programmatic(
     )
 
 
-def _starts_early(node: Node, settled: frozenset[BufferUse]) -> bool:
-    if not isinstance(node, KernelNode) or not node.begins_with_wait:
-        return False
-    return settled.issuperset(node.early_loads)
+def _starts_early(node: Node, settled: frozenset[int]) -> bool:
+    return isinstance(node, KernelNode) and node.begins_with_wait and id(node) in settled
 
 
 def _is_captured(step: Step) -> bool:
@@ -195,7 +191,7 @@ def _is_captured(step: Step) -> bool:
 
 
 def _build_node(
-    step: Step, program: DeviceProgram, plan: MemoryPlan, settled: frozenset[BufferUse]
+    step: Step, program: DeviceProgram, plan: MemoryPlan, settled: frozenset[int]
 ) -> Node:
     if isinstance(step, Copy):
         return CopyNode(step.name, step.source, step.target)
@@ -207,7 +203,7 @@ def _build_node(
 
 
 def _build_graph_node(
-    step: GraphStep, program: DeviceProgram, plan: MemoryPlan, settled: frozenset[BufferUse]
+    step: GraphStep, program: DeviceProgram, plan: MemoryPlan, settled: frozenset[int]
 ) -> GraphNode:
     if isinstance(step, DeviceStep):
         return step.node
@@ -226,7 +222,7 @@ def _build_body(
     steps: Sequence[GraphStep],
     program: DeviceProgram,
     plan: MemoryPlan,
-    settled: frozenset[BufferUse],
+    settled: frozenset[int],
 ) -> Body:
     nodes = tuple(_build_graph_node(step, program, plan, settled) for step in steps)
     edges = reduce_edges(len(steps), find_edges(steps, plan.offsets))

@@ -67,15 +67,18 @@ def _find_problems(definition: GraphDefinition) -> Iterator[str]:
 def _check_early_loads(definition: GraphDefinition) -> Iterator[str]:
     """Yields the kernels that are started early and load what another node writes."""
     nodes = list(list_nested(node for stage in definition.stages for node in stage.nodes))
-    early = [use for node in nodes if isinstance(node, KernelNode) for use in node.early_loads]
-    if not early:
+    kernels = [node for node in nodes if isinstance(node, KernelNode)]
+    if not any(node.early_loads for node in kernels):
         return
     places = {slot.name: range(slot.offset, slot.offset + slot.nbytes) for slot in definition.slots}
-    settled = find_settled(early, [name for node in nodes for name in node.results], places)
+    writes = [
+        (node, name) for stage in definition.stages for node in stage.nodes for name in node.results
+    ]
+    settled = find_settled(kernels, writes, places)
     bodies = [body for node in nodes if isinstance(node, ConditionalNode) for body in node.bodies]
     parts: list[Stage | Body] = [*definition.stages, *bodies]
     for second in [part.nodes[edge[1]] for part in parts for edge in part.programmatic]:
-        if isinstance(second, KernelNode) and not settled.issuperset(second.early_loads):
+        if isinstance(second, KernelNode) and id(second) not in settled:
             yield f"{second.name} is started early and loads what another node writes"
 
 
