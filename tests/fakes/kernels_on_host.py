@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,9 @@ static Dim blockIdx, threadIdx, gridDim, blockDim;
 static void wait() {}
 """
 _THREADS = """
+#ifndef COPIES_AT_ONCE
+#define COPIES_AT_ONCE 0
+#endif
 #include <barrier>
 #include <memory>
 #include <thread>
@@ -95,10 +98,11 @@ static Vector load_vector(const void *global) {
 static void write_peer(float *mine, int peer, float value) {
     *(float *)(cluster->blocks[peer]->begin() + ((char *)mine - own().begin())) = value;
 }
-/* A copy is made as late as it may be. */
+/* A copy is made as late as it may be, or at once. */
 static void copy_async(void *shared, const void *global) {
     if ((unsigned long)shared % 16 || (unsigned long)global % 16) std::abort();
-    groups.back().push_back({shared, global});
+    if (COPIES_AT_ONCE) std::memcpy(shared, global, 16);
+    else groups.back().push_back({shared, global});
 }
 static unsigned long long find_stream_policy() { return 0; }
 static void copy_streamed(void *shared, const void *global, unsigned long long) {
@@ -148,7 +152,11 @@ _LAUNCH_THREADS = """
 
 
 def run_kernel_on_host(
-    kernel: OwnKernel, arrays: Sequence[np.ndarray[Any, Any]], cluster: int = 1
+    kernel: OwnKernel,
+    arrays: Sequence[np.ndarray[Any, Any]],
+    cluster: int = 1,
+    *,
+    copies_at_once: bool = False,
 ) -> None:
     """Runs a launch of a kernel on arrays, one per parameter, in place.
 
@@ -156,8 +164,31 @@ def run_kernel_on_host(
         kernel: its threads have one dimension.
         arrays: its parameters; each begins at a multiple of 16 bytes.
         cluster: blocks of a cluster, along the first axis of the grid.
+        copies_at_once: make asynchronous copies when they are asked for, not when they are needed.
     """
-    _launch(kernel.source, kernel.symbol, kernel.shape, arrays, cluster)
+    source = kernel.source
+    if copies_at_once:
+        source = source.replace(_GPU_ONLY, f"#define COPIES_AT_ONCE 1\n{_GPU_ONLY}", 1)
+    _launch(source, kernel.symbol, kernel.shape, arrays, cluster)
+
+
+def call_on_host(
+    kernel: OwnKernel,
+    machine: Any,
+    results: Sequence[Any],
+    operands: Sequence[Any],
+    aliases: Mapping[int, int] | None = None,
+    run: Callable[..., None] | None = None,
+) -> list[np.ndarray[Any, Any]]:
+    """Returns what `call_kernel` does on a GPU; results are NaN where a kernel writes nothing."""
+    del machine
+    arrays = [align_array(np.asarray(each)) for each in operands]
+    stored = [align_array(np.full(each.shape, np.nan, each.dtype)) for each in results]
+    for operand, result in (aliases or {}).items():
+        stored[result] = arrays[operand]
+    split = int(kernel.source.partition("SPLIT = ")[2].partition(";")[0])
+    (run or run_kernel_on_host)(kernel, [*arrays, *stored], split)
+    return stored
 
 
 def run_on_host(source: str, loops: int, arrays: Sequence[np.ndarray[Any, Any]]) -> None:

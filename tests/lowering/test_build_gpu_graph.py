@@ -14,13 +14,19 @@ from hypothesis import strategies as st
 from tests.fakes.gpu_programs import CODE, copy, fill, kernel, make_frame, spec, use
 from tracegraph.lowering import build_graph as build_graph_module
 from tracegraph.lowering.build_graph import build_graph, find_programmatic
-from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall
+from tracegraph.lowering.device_program import (
+    ConditionalStep,
+    Copy,
+    DeviceProgram,
+    DeviceStep,
+    ExecutableCall,
+)
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.lowering.request import BufferSpec
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Node
+from tracegraph.runtime.graph_nodes import ConditionalNode, Construct, Node
 from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
 from tracegraph.runtime.nodes import KernelNode, LaunchShape
 
@@ -253,6 +259,19 @@ def test_a_kernel_starts_early_if_what_it_loads_then_is_never_written(written: s
     stage = only_stage(build(*steps, outputs=written))
     assert stage.edges == ((0, 1), (1, 2))
     assert stage.programmatic == ({(0, 1), (1, 2)} if written == "y" else {(1, 2)})
+
+
+def test_a_kernel_may_load_early_what_it_writes_itself_but_not_in_a_loop():
+    own = load_early(kernel("b", "x t", "x", waits=True))
+    steps = [kernel("a", "s", "t", waits=True), own, kernel("c", "x", "y", waits=True)]
+    assert only_stage(build(*steps)).programmatic == {(0, 1), (1, 2)}
+    again = [*steps, load_early(kernel("d", "x y", "x", waits=True))]
+    assert only_stage(build(*again)).programmatic == {(1, 2)}
+    # There the turn before has written it.
+    loop = ConditionalStep("loop", Construct.WHILE, (tuple(steps),), kernel("set", "s", "u"))
+    (node,) = only_stage(build(loop)).nodes
+    assert isinstance(node, ConditionalNode)
+    assert node.bodies[0].programmatic == {(1, 2)}
 
 
 def test_a_kernel_does_not_load_early_what_has_a_place_that_others_use():

@@ -32,12 +32,11 @@ from tracegraph.replacements.indices import (
     Variable,
     flatten_index,
     make_scalar,
-    unflatten_index,
 )
+from tracegraph.replacements.places import Place, move_place
 
 # By JAX's names of types.
 TYPES = {"float32": FLOAT, "bfloat16": FLOAT, "float16": FLOAT, "int32": INT, "bool": BOOL}
-Place: TypeAlias = tuple[Index, ...]
 # A value of integers is an index, any other one a number of an op.
 Element: TypeAlias = Index | int
 # A kernel computes each element again that it needs again.
@@ -48,44 +47,11 @@ _DEAR = frozenset(
     ["pow", "exp", "exp2", "log", "log1p", "expm1", "tanh", "erf", "erfc", "logistic"]
 )
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
-_SAME_ELEMENTS = frozenset(["reshape", "squeeze", "expand_dims"])
-_SAME_PLACES = frozenset(["stop_gradient", "copy"])
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
 
 
 class UnreadableError(Exception):
     """An op, or an array, that no element function takes."""
-
-
-def move_place(op: Op, place: Place) -> Place | None:
-    """Returns where an element of an op's result is in its operand; None for one that computes.
-
-    Args:
-        op: with one result.
-        place: of an element of it.
-    """
-    shape = tuple(op.operands[0].aval.shape) if op.operands else ()
-    if op.name in _SAME_PLACES:
-        return place
-    if op.name in _SAME_ELEMENTS:
-        return unflatten_index(flatten_index(place, op.results[0].shape), shape)
-    if op.name == "broadcast_in_dim":
-        axes = zip(op.params["broadcast_dimensions"], shape, strict=True)
-        return tuple(place[axis] if size > 1 else Index() for axis, size in axes)
-    if op.name == "transpose":
-        places = dict(zip(op.params["permutation"], place, strict=True))
-        return tuple(places[axis] for axis in range(len(shape)))
-    if op.name == "slice":
-        strides = op.params["strides"] or (1,) * len(shape)
-        parts = zip(place, op.params["start_indices"], strides, strict=True)
-        return tuple(each.times(stride).add(start) for each, start, stride in parts)
-    if op.name == "rev":
-        axes = set(op.params["dimensions"])
-        return tuple(
-            each.times(-1).add(size - 1) if axis in axes else each
-            for axis, (each, size) in enumerate(zip(place, shape, strict=True))
-        )
-    return None
 
 
 class ElementReader:
@@ -291,31 +257,39 @@ class ElementReader:
 
     def _read_joined(self, op: Op, place: Place) -> Element:
         axis = op.params["dimension"]
-        start, pieces = 0, []
+        starts = [0]
         for operand in op.operands:
-            size = operand.aval.shape[axis]
-            pieces.append((operand, start, size))
-            start += size
-        at = place[axis]
-        near = [(o, s, n) for o, s, n in pieces if at.high >= s and at.low < s + n]
-        operand, start, size = near[-1]
-        found = self._read_piece(operand, place, axis, start, size)
-        for operand, start, size in reversed(near[:-1]):
-            other = self._read_piece(operand, place, axis, start, size)
-            ends = self._emit_constant(start + size)
-            is_before = self._emit("lt", self._emit_index(at), ends)
-            cases = self._emit_element(other), self._emit_element(found)
-            number = self._emit("select", is_before, *cases)
-            is_index = isinstance(found, Index)
-            found = make_scalar(number, _LOW, _HIGH) if is_index else number
-        return found
+            starts.append(starts[-1] + operand.aval.shape[axis])
 
-    def _read_piece(
-        self, operand: Operand, place: Place, axis: int, start: int, size: int
+        def read(number: int) -> Element:
+            # Where another piece is meant, this one is read too, at a place that it has.
+            size = starts[number + 1] - starts[number]
+            at = self.clamp(place[axis].add(-starts[number]), 0, size - 1)
+            return self.read(op.operands[number], (*place[:axis], at, *place[axis + 1 :]))
+
+        return self._read_pieces(place[axis], starts, read)
+
+    def _read_stack(self, op: Op, place: Place) -> Element:
+        axis = op.params["axis"]
+        rest = (*place[:axis], *place[axis + 1 :])
+        starts = range(len(op.operands) + 1)
+        return self._read_pieces(place[axis], starts, lambda n: self.read(op.operands[n], rest))
+
+    def _read_pieces(
+        self, at: Index, starts: Sequence[int], read: Callable[[int], Element]
     ) -> Element:
-        # Where another piece is meant, this one is read too, at a place that it has.
-        at = self.clamp(place[axis].add(-start), 0, size - 1)
-        return self.read(operand, (*place[:axis], at, *place[axis + 1 :]))
+        """Returns the piece that an index is in, of which each begins where the one before ends."""
+        near = [
+            n for n in range(len(starts) - 1) if at.high >= starts[n] and at.low < starts[n + 1]
+        ]
+        found = read(near[-1])
+        for number in reversed(near[:-1]):
+            other = self._emit_element(read(number))
+            ends = self._emit_constant(starts[number + 1])
+            is_before = self._emit("lt", self._emit_index(at), ends)
+            chosen = self._emit("select", is_before, other, self._emit_element(found))
+            found = make_scalar(chosen, _LOW, _HIGH) if isinstance(found, Index) else chosen
+        return found
 
     def _emit_element(self, element: Element) -> int:
         return self._emit_index(element) if isinstance(element, Index) else element
@@ -393,6 +367,7 @@ _READERS: dict[str, Callable[[ElementReader, Op, Place], Element]] = {
     "integer_pow": ElementReader._read_power,
     "iota": ElementReader._read_places,
     "concatenate": ElementReader._read_joined,
+    "stack": ElementReader._read_stack,
     "select_n": ElementReader._read_choice,
     **dict.fromkeys(_COMPARISONS, ElementReader._read_comparison),
     **dict.fromkeys(["and", "or", "not"], ElementReader._read_logic),

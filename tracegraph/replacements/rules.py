@@ -6,11 +6,12 @@ from tracegraph.ir.graph import Graph
 from tracegraph.passes.dead_code import DeadCode
 from tracegraph.passes.fold_scalars import FoldScalars
 from tracegraph.passes.inline_calls import InlineCalls
+from tracegraph.replacements.attention.rule import CachedAttention
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.match import Rule
 from tracegraph.replacements.scatter_sums import ScatterSums
 
-RULES: tuple[Rule, ...] = (ScatterSums(), FewRowMatmuls())
+RULES: tuple[Rule, ...] = (ScatterSums(), CachedAttention(), FewRowMatmuls())
 
 
 def open_graph(graph: Graph) -> Graph:

@@ -65,6 +65,8 @@ def test_a_sound_definition_has_no_problem():
     assert find_definition_problem(define(*nodes, edges=[(0, 1), (1, 4)], early=[(0, 1)])) == ""
     nodes = (KERNEL, LOADS, change(COPY, source=OTHER, target=BufferUse("b", 0, 64)))
     assert find_definition_problem(define(*nodes, edges=[(0, 1)], early=[(0, 1)])) == ""
+    own = change(LOADS, written=(True, *LOADS.written[1:]))
+    assert find_definition_problem(define(KERNEL, own, edges=[(0, 1)], early=[(0, 1)])) == ""
     call = CallNode("call", len, ("a",), ("b",), 1)
     assert find_definition_problem(define(call)) == ""
     assert (
@@ -101,6 +103,20 @@ PROBLEMS: dict[str, tuple[GraphDefinition, str]] = {
         define(
             loop(bodies=(Body((KERNEL, LOADS), ((0, 1),), frozenset({(0, 1)})),)),
             FillNode("zero", USE),
+        ),
+        "is started early and loads what another node writes",
+    ),
+    "early load of the turn before": (
+        define(
+            loop(
+                bodies=(
+                    Body(
+                        (KERNEL, change(LOADS, written=(True, *LOADS.written[1:]))),
+                        ((0, 1),),
+                        frozenset({(0, 1)}),
+                    ),
+                )
+            ),
         ),
         "is started early and loads what another node writes",
     ),

@@ -11,13 +11,7 @@ import jax
 from tracegraph.ir.graph import Literal, Op, Operand, Value
 from tracegraph.lowering.kernels.attention_problem import Cached, Update
 from tracegraph.replacements.attention.softmax_chain import ELEMENT, TIME
-from tracegraph.replacements.element_reader import (
-    TYPES,
-    ElementReader,
-    Place,
-    UnreadableError,
-    move_place,
-)
+from tracegraph.replacements.element_reader import TYPES, ElementReader, UnreadableError
 from tracegraph.replacements.indices import (
     Index,
     flatten_index,
@@ -25,6 +19,7 @@ from tracegraph.replacements.indices import (
     list_variables,
     make_variable,
 )
+from tracegraph.replacements.places import Place, move_place
 
 _FLOATS = ("bfloat16", "float16", "float32")
 _DROPS = jax.lax.GatherScatterMode.FILL_OR_DROP

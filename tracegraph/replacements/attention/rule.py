@@ -25,7 +25,7 @@ from tracegraph.replacements.attention.softmax_chain import (
     make_axes,
     place_operand,
 )
-from tracegraph.replacements.element_reader import ElementReader, Place, UnreadableError
+from tracegraph.replacements.element_reader import ElementReader, UnreadableError
 from tracegraph.replacements.few_rows.graph_view import GraphView
 from tracegraph.replacements.few_rows.kernels import WideOps
 from tracegraph.replacements.few_rows.row_reader import KINDS
@@ -33,6 +33,7 @@ from tracegraph.replacements.few_rows.rule import is_acyclic
 from tracegraph.replacements.indices import list_variables, make_variable
 from tracegraph.replacements.kernel_call import call_kernel
 from tracegraph.replacements.match import Machine, Match
+from tracegraph.replacements.places import Place
 
 # Of what a kernel loads.
 _KINDS = {**KINDS, "int32": "S32", "bool": "PRED"}
@@ -108,7 +109,7 @@ class _Found:
 def _match(view: GraphView, op: Op, machine: Machine) -> Match | None:
     for side in (0, 1):
         mix = find_mix(op, side)
-        if mix is None or mix.length < MIN_LENGTH:
+        if mix is None or mix.length < MIN_LENGTH or not _is_alone(view, op, side):
             continue
         try:
             found = _find(view, mix, {})
@@ -120,6 +121,12 @@ def _match(view: GraphView, op: Op, machine: Machine) -> Match | None:
         except UnreadableError:
             continue
     return None
+
+
+def _is_alone(view: GraphView, op: Op, side: int) -> bool:
+    """True if nothing else needs the shares, as the backward pass of a training step does."""
+    shares = op.operands[side]
+    return len(view.uses[shares]) == 1 and shares not in view.graph.outputs
 
 
 def _find(view: GraphView, mix: Mix, shared: Mapping[int, int]) -> _Found | None:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from tracegraph.ir.graph import Literal, Op, Operand, Value
-from tracegraph.replacements.element_reader import Place, move_place
 from tracegraph.replacements.indices import Index, make_variable
+from tracegraph.replacements.places import Place, move_place
 
 _ROUNDS = frozenset(["convert_element_type", "stop_gradient", "copy"])
 TIME, ELEMENT = "t", "d"
