@@ -18,11 +18,13 @@ from tracegraph.breaks.branching_graph import BranchingGraph
 from tracegraph.breaks.make_branching import READ_ERRORS, can_read_inside
 from tracegraph.cache_info import CacheInfo
 from tracegraph.captured_graphs import CapturedGraphs
+from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.mismatch import make_refusal_error
 from tracegraph.graphed_callables.differentiated_calls import DRAWS, OBJECTS, DifferentiatedCalls
 from tracegraph.jax_internals import is_eager_vjp
 from tracegraph.objects.graph_objects import has_objects
 from tracegraph.objects.object_calls import STATE, ObjectCalls
+from tracegraph.options import check_flag
 from tracegraph.randomness.draws import UnboundDrawsSignal
 from tracegraph.randomness.random_calls import RandomCalls
 from tracegraph.replaying.captured_graph import MISS
@@ -152,6 +154,7 @@ class CallKinds(CapturedGraphs):
             SavedFileError: the file cannot be written, no graph is captured on this device, or one
                 holds what belongs to this process: eager parts, callbacks, events, objects, static
                 arguments that are no plain values.
+            ConfigError: ``constants`` is neither True nor False.
 
         Example:
             >>> double = tg.capture(lambda x: x * 2)
@@ -160,6 +163,7 @@ class CallKinds(CapturedGraphs):
             >>> print(tg.load(path.with_suffix(".tg"))(jnp.arange(3.0)))
             [0. 2. 4.]
         """
+        check_flag("constants", constants, locate_caller(), "save")
         collected = self._collect(has_constants=constants)
         write_captures(path, collected, extra=self._encode_extra(collected))
 

@@ -10,7 +10,7 @@ from tracegraph.buckets.saved_buckets import LoadedBucketedFunction, decode_buck
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.constraints.frames import hides_own_frames, locate_caller
 from tracegraph.lowering.collector import hold_collector
-from tracegraph.options import read_pool
+from tracegraph.options import raise_option_error, read_pool
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.memory.pool_id import PoolId
@@ -31,7 +31,7 @@ def load(
     sha256: str | None = None,
     pool: PoolId | MemPool | None = None,
     constants: Iterable[Any] | Mapping[str, Any] | None = None,
-    nodes: Iterable[Any] = (),
+    nodes: Iterable[Any] | None = (),
 ) -> LoadedFunction:
     """Returns the captured function that `save` wrote to a file, ready to be replayed.
 
@@ -54,6 +54,7 @@ def load(
     Raises:
         SavedFileError: the file cannot be read, is damaged, is for another machine or version, or
             needs what is not here.
+        ConfigError: an option has a value that is not allowed.
         OutOfMemoryError: the pool cannot hold its graphs.
 
     Example:
@@ -64,12 +65,21 @@ def load(
         [0. 2. 4.]
     """
     place = locate_caller()
+    _check(place, sha256=(sha256, str), constants=(constants, Iterable), nodes=(nodes, Iterable))
     file = read_file(path, sha256=sha256)
     opened = open_function(file)
     device = find_device(is_checking=read_check_replay())
     check_origin(opened.origin, device.target, opened.source)
-    parts = load_parts(opened, device, Names(nodes), constants)
+    parts = load_parts(opened, device, Names(nodes or ()), constants)
     memory = FunctionPool(read_pool(pool, place, "tg.load"))
     if opened.extra is None:
         return LoadedFunction(parts, device, memory)
     return LoadedBucketedFunction(parts, device, memory, decode_buckets(opened.extra, parts))
+
+
+def _check(place: str, **given: tuple[Any, type]) -> None:
+    """Refuses arguments of other types; None stands for none."""
+    for name, (value, kind) in given.items():
+        if value is not None and not isinstance(value, kind):
+            why = "it is a text of hexadecimal digits" if kind is str else "it is a list or mapping"
+            raise_option_error(f"{name}={value!r} is not allowed", place, why, "tg.load")

@@ -73,15 +73,15 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
     known = {field.name for field in dataclasses.fields(Options)}
     for keyword in given:
         if keyword not in known:
-            _raise_option_error(
+            raise_option_error(
                 f"capture has no option `{keyword}`", where, f"the options are {_join(known)}"
             )
     if given["mode"] not in MODES:
-        _raise_option_error(
+        raise_option_error(
             f"mode={given['mode']!r} is unknown", where, f"the modes are {_join(MODES)}"
         )
     if given["outputs"] not in OUTPUTS:
-        _raise_option_error(
+        raise_option_error(
             f"outputs={given['outputs']!r} is unknown", where, f"they are {_join(OUTPUTS)}"
         )
     for keyword, words in (
@@ -91,18 +91,15 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
         ("numerics", NUMERICS),
     ):
         if given[keyword] not in words:
-            _raise_option_error(
+            raise_option_error(
                 f"{keyword}={given[keyword]!r} is unknown", where, f"they are {_join(words)}"
             )
     for keyword in ("verify", "debug_nans", "warm"):
-        if not isinstance(given[keyword], bool):
-            _raise_option_error(
-                f"{keyword}={given[keyword]!r} is unknown", where, "it is True or False"
-            )
+        check_flag(keyword, given[keyword], where)
     _check_warm(given, where)
     pool = read_pool(given["pool"], where)
     if given["name"] is not None and not isinstance(given["name"], str):
-        _raise_option_error(
+        raise_option_error(
             f"name={given['name']!r} is not a text", where, "the name appears in messages"
         )
     stream = _read_stream(given["stream"], where)
@@ -110,7 +107,7 @@ def read_options(function: Callable[..., Any], given: dict[str, Any]) -> Options
     statics = _resolve(parameters, given, "static", where)
     donated = _resolve(parameters, given, "donate", where)
     if statics[0] & donated[0] or statics[1] & donated[1]:
-        _raise_option_error(
+        raise_option_error(
             "an argument is static and donated", where, "a static argument has no buffer"
         )
     return Options(
@@ -155,8 +152,8 @@ def make_block_options(where: str, *, pool: Any, stream: Any) -> Options:
         donate_argnames=frozenset(),
         mode="whole",
         outputs=LIVE_OUTPUTS,
-        pool=read_pool(pool, where),
-        stream=_read_stream(stream, where),
+        pool=read_pool(pool, where, "tg.graph"),
+        stream=_read_stream(stream, where, "tg.graph"),
         verify=True,
         name="graph",
         static_leaves="refuse",
@@ -199,7 +196,7 @@ def read_pool(given: Any, where: str, function: str = "tg.capture") -> PoolId | 
     """
     pool = given.id if isinstance(given, MemPool) else given
     if pool is not None and not isinstance(pool, PoolId):
-        _raise_option_error(
+        raise_option_error(
             "pool= is not a pool",
             where,
             "a pool is what `pool()` of a captured function, `tg.graph_pool_handle()` and "
@@ -209,11 +206,14 @@ def read_pool(given: Any, where: str, function: str = "tg.capture") -> PoolId | 
     return pool
 
 
-def _read_stream(given: Any, where: str) -> Stream:
+def _read_stream(given: Any, where: str, function: str = "tg.capture") -> Stream:
     stream = given if given is not None else Stream()
     if not isinstance(stream, Stream):
-        _raise_option_error(
-            "stream= is not a tg.Stream", where, "work is captured on a stream of tracegraph"
+        raise_option_error(
+            "stream= is not a tg.Stream",
+            where,
+            "work is captured on a stream of tracegraph",
+            function,
         )
     if stream is default_stream():
         raise CaptureError(
@@ -226,7 +226,33 @@ def _read_stream(given: Any, where: str) -> Stream:
     return stream
 
 
-def _raise_option_error(what: str, where: str, why: str, function: str = "tg.capture") -> NoReturn:
+def check_flag(keyword: str, value: Any, where: str, function: str = "tg.capture") -> None:
+    """Refuses what is neither True nor False.
+
+    Args:
+        keyword: of the user's.
+        value: that it has.
+        where: the user's line.
+        function: that it is given to.
+
+    Raises:
+        ConfigError: it is no bool.
+    """
+    if not isinstance(value, bool):
+        raise_option_error(
+            f"{keyword}={value!r} is unknown", where, "it is True or False", function
+        )
+
+
+def raise_option_error(what: str, where: str, why: str, function: str = "tg.capture") -> NoReturn:
+    """Raises the error of an option that has a value which is not allowed.
+
+    Args:
+        what: names the option and its value.
+        where: the user's line.
+        why: what is allowed.
+        function: that it is given to.
+    """
     raise ConfigError(
         what,
         where=f"{where}, {function}",
@@ -262,7 +288,7 @@ def _resolve(
     resolved = {p: p + len(positional) if p < 0 and not has_variadic else p for p in positions}
     for wanted, position in sorted(resolved.items()):
         if position < 0 or (position >= len(positional) and not has_variadic):
-            _raise_option_error(
+            raise_option_error(
                 f"{kind}_argnums has {wanted}",
                 where,
                 f"the function has {len(positional)} positional arguments",
@@ -271,7 +297,7 @@ def _resolve(
     by_name = {p.name: i for i, p in enumerate(positional)}
     for name in sorted(names):
         if name not in {p.name for p in parameters} and not takes_any_name:
-            _raise_option_error(
+            raise_option_error(
                 f"{kind}_argnames has '{name}'",
                 where,
                 f"the arguments are {', '.join(p.name for p in parameters) or 'none'}",
@@ -291,7 +317,7 @@ def _as_tuple(value: Any, kind: type, keyword: str, where: str) -> tuple[Any, ..
     is_iterable = isinstance(values, Iterable) and not isinstance(values, str)
     values = tuple(values) if is_iterable else (value,)
     if not all(isinstance(item, kind) and not isinstance(item, bool) for item in values):
-        _raise_option_error(
+        raise_option_error(
             f"{keyword}={value!r} is not allowed", where, f"it is one or more of {kind.__name__}"
         )
     return values

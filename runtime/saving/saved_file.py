@@ -79,10 +79,18 @@ def write_file(
     Raises:
         SavedFileError: the file cannot be written.
     """
-    path = pathlib.Path(path)
+    path = _take_path(path)
     parts = pack_file(content, blobs)
     temporary: str | None = None
     try:
+        if path.exists() and not path.is_file():
+            raise SavedFileError(
+                f"{path} cannot be written: it is a folder, a device or a pipe",
+                where=str(path),
+                why="the file takes the place of what is there, as a whole",
+                fix="choose the name of a file",
+                anchor=ANCHOR,
+            )
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, mode)
@@ -104,6 +112,18 @@ def write_file(
             with contextlib.suppress(OSError):
                 pathlib.Path(temporary).unlink()
     return sum(map(len, parts))
+
+
+def _take_path(path: Any) -> pathlib.Path:
+    if isinstance(path, str | os.PathLike):
+        return pathlib.Path(path)
+    raise SavedFileError(
+        f"{path!r} is not a path",
+        where="argument `path`",
+        why="a file is named by a text or a pathlib.Path",
+        fix="pass the path of a file, as 'step.tg'",
+        anchor=ANCHOR,
+    )
 
 
 def pack_file(content: Any, blobs: Sequence[bytes]) -> list[bytes]:
@@ -134,7 +154,7 @@ def read_file(
     Raises:
         SavedFileError: it is not there, not private, or not as it was written.
     """
-    path = pathlib.Path(path)
+    path = _take_path(path)
     try:
         with path.open("rb") as file:
             if is_private:

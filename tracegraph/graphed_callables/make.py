@@ -72,7 +72,7 @@ def make_graphed_callables(
     if sample_kwargs is None:
         keywords = (None,) * len(functions)
     check_samples(functions, samples, keywords)
-    check_settings(num_warmup_iters, pool)
+    check_settings(num_warmup_iters, pool, allow_unused_input)
     recipe = Recipe(FunctionPool(pool.id if isinstance(pool, MemPool) else pool))
     # The samples have values, whatever JAX traces or differentiates around this call.
     with run_in(eval_trace):

@@ -68,7 +68,7 @@ def check_samples(functions: tuple[Any, ...], samples: Any, keywords: Any) -> No
             )
 
 
-def check_settings(num_warmup_iters: Any, pool: Any) -> None:
+def check_settings(num_warmup_iters: Any, pool: Any, allow_unused_input: Any) -> None:
     """Checks the options.
 
     Raises:
@@ -79,6 +79,12 @@ def check_settings(num_warmup_iters: Any, pool: Any) -> None:
             f"num_warmup_iters={num_warmup_iters!r} is no count",
             "it is accepted for compatibility; nothing is warmed up",
             "leave it out",
+        )
+    if not isinstance(allow_unused_input, bool):
+        raise make_samples_error(
+            f"allow_unused_input={allow_unused_input!r} is unknown",
+            "it is True or False",
+            "pass allow_unused_input=True, or leave it out",
         )
     if pool is not None and not isinstance(pool, PoolId | MemPool):
         raise make_samples_error(

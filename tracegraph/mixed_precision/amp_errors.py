@@ -110,10 +110,21 @@ def make_float16_error(path: str) -> ConfigError:
     )
 
 
-def make_found_inf_error() -> ConfigError:
+def make_gradient_error(path: str, given: Any) -> ConfigError:
+    """Returns the error of a gradient that is no array."""
+    return ConfigError(
+        f"the gradient{path} is a {type(given).__name__}, not an array",
+        where=f"{locate_caller()}, argument `grads`",
+        why="gradients are divided by the scale",
+        fix="pass what jax.grad returned",
+        anchor=SCALER_ANCHOR,
+    )
+
+
+def make_found_inf_error(given: Any) -> ConfigError:
     """Returns the error of an update that is not told how the step was."""
     return ConfigError(
-        "GradScaler.update is given no found_inf",
+        f"found_inf={given!r} is no result of a step",
         where=f"{locate_caller()}, argument `found_inf`",
         why="the scale falls or grows by whether the gradients were finite",
         fix="pass what scaler.step or scaler.unscale returned",

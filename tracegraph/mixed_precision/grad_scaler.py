@@ -18,10 +18,12 @@ import numpy as np
 from jax import lax
 
 from tracegraph.constraints.frames import hides_own_frames
+from tracegraph.constraints.leaf_kinds import is_array
 from tracegraph.mixed_precision.amp_errors import (
     make_checked_trace_error,
     make_float16_error,
     make_found_inf_error,
+    make_gradient_error,
     make_lost_scale_error,
     make_optimizer_error,
     make_scaler_option_error,
@@ -156,11 +158,13 @@ class GradScaler:
             The gradients with their dtypes, and a bool of shape (), for `step` and `update`.
 
         Raises:
-            ConfigError: a gradient is of float16.
+            ConfigError: a gradient is of float16, or no array.
         """
         if not self._enabled:
             return grads, jnp.zeros((), bool)
         for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+            if not is_array(leaf):
+                raise make_gradient_error(jax.tree_util.keystr(path), leaf)
             if _is_float(leaf) and jax.typeof(leaf).dtype == jnp.float16:
                 raise make_float16_error(jax.tree_util.keystr(path))
         finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(grads) if _is_float(x)]
@@ -220,13 +224,13 @@ class GradScaler:
             new_scale: a scale to take instead, a number or an array of shape ().
 
         Raises:
-            ConfigError: ``found_inf`` is empty.
+            ConfigError: ``found_inf`` is empty, or not of arrays.
         """
         if not self._enabled:
             return self
         found = jax.tree.leaves(found_inf)
-        if not found:
-            raise make_found_inf_error()
+        if not found or not all(map(is_array, found)):
+            raise make_found_inf_error(found_inf)
         skips = jnp.any(jnp.stack([jnp.asarray(each, bool) for each in found]))
         steps = self._growth_tracker + 1
         is_due = steps >= self._growth_interval
@@ -315,7 +319,8 @@ class GradScaler:
         if not self._enabled:
             return self
         wanted = ("scale", *_OPTIONS[:3], "_growth_tracker")
-        missing = [name for name in wanted if name not in state_dict]
+        known = state_dict if isinstance(state_dict, Mapping) else {}
+        missing = [name for name in wanted if name not in known]
         if missing:
             raise make_state_dict_error(missing)
         options = {name: state_dict[name] for name in _OPTIONS[:3]}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.mismatch import LeafSpec, describe_mismatch, describe_static_mismatch
 from tracegraph.constraints.spread import print_sharding
@@ -12,6 +14,9 @@ from tracegraph.runtime.errors import ReplayError, shorten_list
 from tracegraph.tracing.call_spec import CallSpec
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.signature import Signature
+
+# Characters before and behind the first difference of two structures.
+_CONTEXT = 30
 
 
 def make_mismatch_error(
@@ -36,7 +41,8 @@ def make_mismatch_error(
         describe_static_mismatch(call.statics, found.list_static_values()),
     )
     fix = other_way or f"call `{call.name}`, which captures anew"
-    difference = "; ".join(filter(None, differences)) or "the structure of the arguments"
+    trees = wanted.tree, found.signature.tree
+    difference = "; ".join(filter(None, differences)) or _describe_structures(*trees)
     return ReplayError(
         f"the graph of `{call.name}` is called with another signature",
         where=f"{locate_caller()}: {difference}",
@@ -51,11 +57,36 @@ def _describe_shardings(names: Sequence[str], wanted: Signature, found: Prepared
     before = {name: leaf.sharding for name, leaf in zip(names, wanted.leaves, strict=True)}
     after = zip(found.names, found.signature.leaves, strict=True)
     lines = [
-        f"{name}: wanted {_print_place(before[name])}, got {_print_place(leaf.sharding)}"
+        f"{name}: {_print_places(before[name], leaf.sharding)}"
         for name, leaf in after
         if name in before and leaf.sharding != before[name]
     ]
     return "; ".join(shorten_list(lines))
+
+
+def _describe_structures(wanted: Any, got: Any) -> str:
+    """Returns where the texts of two trees differ, as at an attribute that is no array."""
+    texts = [" ".join(str(tree).split()) for tree in (wanted, got)]
+    pairs = enumerate(zip(*texts, strict=False))
+    start = next((index for index, (one, other) in pairs if one != other), 0)
+    one, other = (text[max(0, start - _CONTEXT) : start + _CONTEXT] for text in texts)
+    place = "the structure of the arguments"
+    return place if one == other else f"{place}: wanted ...{one}..., got ...{other}..."
+
+
+def _print_places(*given: Any) -> str:
+    texts = list(map(_print_place, given))
+    if texts[0] == texts[1]:
+        # Then the meshes have the same axes, over other devices or in another order.
+        texts = [
+            f"{text} on {_list_devices(each)}" for text, each in zip(texts, given, strict=True)
+        ]
+    return f"wanted {texts[0]}, got {texts[1]}"
+
+
+def _list_devices(sharding: Any) -> str:
+    devices = getattr(getattr(sharding, "mesh", None), "devices", np.empty(0))
+    return ", ".join(map(str, devices.flat))
 
 
 def _print_place(sharding: Any) -> str:
