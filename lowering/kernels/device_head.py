@@ -15,11 +15,15 @@ TYPES = {
     "PRED": "bool",
     "BF16": "bfloat16",
     "F16": "float16",
+    "F8E4M3FN": "float8e4m3",
+    "F8E5M2": "float8e5m2",
 }
 
 HEAD = """\
 struct bfloat16 { unsigned short bits; };
 struct float16 { unsigned short bits; };
+struct float8e4m3 { unsigned char bits; };
+struct float8e5m2 { unsigned char bits; };
 struct alignas(16) Vector { unsigned words[4]; };
 #ifdef __CUDACC__
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
@@ -84,6 +88,15 @@ DEVICE float widen(float a) { return a; }
 DEVICE float widen(bfloat16 a) { return __uint_as_float(a.bits << 16); }
 DEVICE float widen(float16 a) {
     float c; asm("cvt.f32.f16 %0, %1;" : "=f"(c) : "h"(a.bits)); return c;
+}
+// One of two that lie side by side.
+DEVICE float widen_of_pair(unsigned short pair, int which, float8e4m3) {
+    unsigned c; asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(c) : "h"(pair));
+    return widen(float16{(unsigned short)(c >> which * 16)});
+}
+DEVICE float widen_of_pair(unsigned short pair, int which, float8e5m2) {
+    unsigned c; asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(c) : "h"(pair));
+    return widen(float16{(unsigned short)(c >> which * 16)});
 }
 DEVICE float narrow(float a, float) { return a; }
 DEVICE bfloat16 narrow(float a, bfloat16) {

@@ -19,7 +19,7 @@ GROUP = 4
 # Of a block. Two fit on a multiprocessor of compute capability 9.0, so that the next kernel's first
 # copies run beside the end of this one's.
 MAX_SHARED_BYTES = 112 << 10
-ELEMENT_BYTES = {**FLOAT_BYTES, "S8": 1}
+ELEMENT_BYTES = {**FLOAT_BYTES, "S8": 1, "F8E4M3FN": 1, "F8E5M2": 1}
 # Of a thread, in registers.
 MAX_SUMS = 128
 _WIDTHS, _SPLITS = (64, 128, 256), (1, 2, 4, 8)

@@ -125,6 +125,15 @@ DEVICE float take(const Vector &copied, int index, signed char) {
     unsigned word = copied.words[index / 4] ^ 0x80808080u;
     return literal(0x4B000000u | (word >> index % 4 * 8 & 0xFFu)) - 8388736.0f;
 }
+DEVICE unsigned short take_pair(const Vector &copied, int index) {
+    return (unsigned short)(copied.words[index / 4] >> index / 2 % 2 * 16);
+}
+DEVICE float take(const Vector &copied, int index, float8e4m3) {
+    return widen_of_pair(take_pair(copied, index), index % 2, float8e4m3());
+}
+DEVICE float take(const Vector &copied, int index, float8e5m2) {
+    return widen_of_pair(take_pair(copied, index), index % 2, float8e5m2());
+}
 template <class Half> DEVICE float take(const Vector &copied, int index, Half) {
     return widen(Half{(unsigned short)(copied.words[index / 2] >> index % 2 * 16)});
 }

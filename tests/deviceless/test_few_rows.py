@@ -150,6 +150,22 @@ def test_weights_that_a_step_updates_are_not_loaded_early(h200: Any) -> None:
     assert not [edge for edge in stage.programmatic if edge[1] == place]
 
 
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_weights_of_bytes_are_loaded_as_they_are(dtype: Any, h200: Any) -> None:
+    def multiply(x: Any, weights: Any, scale: Any) -> Any:
+        return x @ (weights.astype(x.dtype) * scale)
+
+    shapes = {(2, 512): jnp.bfloat16, (512, 1024): dtype, (1024,): jnp.bfloat16}
+    arguments = [jax.ShapeDtypeStruct(*each) for each in shapes.items()]
+    lowered = lower(make_replaced_request(multiply, arguments, [FewRowMatmuls()], H200), h200)
+    (node,) = list_own(lowered)
+    (stage,) = lowered.definition.stages
+    assert len(stage.nodes) == 1
+    assert 512 * 1024 in {use.nbytes for use in node.early_loads}
+    operations = {operation for operation, _ in _read_operations(_find_text(node.code))}
+    assert not {*LOCAL} & operations
+
+
 def test_an_older_assembler_takes_the_ptx_that_xla_is_given(h200: Any, tmp_path: Any) -> None:
     del h200
     assembler = find_assembler()

@@ -37,6 +37,15 @@ static float rsqrtf(float a) { return 1.0f / std::sqrt(a); }
 static float widen(float a) { return a; }
 static float widen(bfloat16 a) { return literal((unsigned)a.bits << 16); }
 static float widen(float16 a) { _Float16 b; std::memcpy(&b, &a, 2); return b; }
+static float widen_of_pair(unsigned short pair, int which, float8e5m2) {
+    return widen(float16{(unsigned short)((pair >> which * 8 & 255) << 8)});
+}
+static float widen_of_pair(unsigned short pair, int which, float8e4m3) {
+    unsigned bits = pair >> which * 8 & 255, size = bits & 127;
+    float value = size == 127 ? NAN : std::ldexp((float)(size % 8 + (size > 7) * 8),
+                                                (size > 7 ? (int)(size / 8) : 1) - 10);
+    return bits > 127 ? -value : value;
+}
 static float narrow(float a, float) { return a; }
 static bfloat16 narrow(float a, bfloat16) {
     unsigned bits = read_bits(a);

@@ -75,16 +75,21 @@ def test_caches_grow_step_by_step(heads: int, groups: int, width: int, length: i
     ours = jax.tree.map(jnp.copy, ours)
     exact = widen(exact)
     places = jnp.int32(length // 2)
-    for seed in range(30):
-        query = draw(2, 1, heads, width, seed=seed)
-        new = [draw(2, 1, groups, width, seed=100 * part + seed) for part in (1, 2)]
+    tokens = [
+        (
+            draw(2, 1, heads, width, seed=seed),
+            [draw(2, 1, groups, width, seed=100 * part + seed) for part in (1, 2)],
+        )
+        for seed in range(30)
+    ]
+    for query, new in tokens:
         ours, mixed, later = captured(ours, query, new, places)
         theirs, other, _ = plain(theirs, query, new, places)
         with jax.default_matmul_precision("highest"):
             exact, right, _ = plain(exact, *widen((query, new)), places)
         compare((ours, mixed), (theirs, other), (exact, right))
         places = later
-    nodes = captured.get_graph_data(ours, query, new, places).nodes
+    nodes = captured.get_graph_data(ours, *tokens[0], places).nodes
     symbols = [node.kernel.symbol for node in nodes if node.kernel is not None]
     assert len([symbol for symbol in symbols if symbol.startswith("attention")]) == 1
     # What comes before it and behind it: angles, the next position, the activation.

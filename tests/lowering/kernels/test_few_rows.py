@@ -23,7 +23,14 @@ from tracegraph.lowering.kernels.few_rows_problem import (
 )
 from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOp, RowOperand
 
-DTYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "S8": np.int8}
+DTYPES = {
+    "F32": np.float32,
+    "BF16": ml_dtypes.bfloat16,
+    "F16": np.float16,
+    "S8": np.int8,
+    "F8E4M3FN": ml_dtypes.float8_e4m3fn,
+    "F8E5M2": ml_dtypes.float8_e5m2,
+}
 FULL, COLUMN, ROW, ONE = Form
 PLAIN = RowFunction((RowOperand(0, FULL),), (), (0,))
 SUM = RowFunction((), (), (0,), sums=1)
@@ -32,7 +39,7 @@ H200 = 132
 
 def plain(rows: int, depth: int, columns: Any, kind: str = "BF16", **more: Any) -> FewRows:
     """Returns matmuls without anything before or after, one segment for each number of columns."""
-    outside = "BF16" if kind == "S8" else kind
+    outside = "BF16" if "8" in kind else kind
     segments = [Segment(each, (1 + n,), SUM, (outside,)) for n, each in enumerate(columns)]
     kinds = (outside, *[kind] * len(segments))
     return FewRows(rows, depth, kinds, PLAIN, tuple(segments), **more)
@@ -103,6 +110,8 @@ def multiply(x: Any, matrix: Any, *, is_transposed: bool = False) -> Any:
         (plain(8, 72, [9], is_transposed=True), 1),
         (plain(1, 264, [128, 48], "S8"), 4),
         (plain(2, 160, [9], "S8", is_transposed=True), 2),
+        (plain(1, 264, [128, 48], "F8E4M3FN"), 4),
+        (plain(3, 160, [9], "F8E5M2", is_transposed=True), 2),
         (plain(16, 64, [72]), 1),
     ],
 )
@@ -113,6 +122,18 @@ def test_products_are_those_of_numpy(problem: FewRows, processors: int) -> None:
     for result, matrix in zip(results, operands[1:], strict=True):
         wanted = multiply(operands[0], matrix, is_transposed=problem.is_transposed)
         assert_near(result, wanted)
+
+
+@pytest.mark.parametrize("kind", ["S8", "F8E4M3FN", "F8E5M2"])
+def test_each_byte_is_widened_to_what_it_stands_for(kind: str) -> None:
+    problem = plain(1, 8, [256], kind)
+    x = align_array(np.eye(1, 8, dtype=ml_dtypes.bfloat16))
+    matrix = align_array(np.zeros((8, 256), DTYPES[kind]))
+    matrix[0] = np.arange(256, dtype=np.uint8).view(DTYPES[kind])
+    (result,) = run(problem, [x, matrix], 1)
+    np.testing.assert_array_equal(
+        result[0].astype(np.float32), matrix[0].astype(np.float32), strict=True
+    )
 
 
 def make_norm(first: int, depth: int) -> RowFunction:

@@ -24,13 +24,13 @@ from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.row_functions import RowFunction
 from tracegraph.replacements.few_rows.endings import Ending
 from tracegraph.replacements.few_rows.graph_view import GraphView
-from tracegraph.replacements.few_rows.row_matmuls import RowMatmul
+from tracegraph.replacements.few_rows.row_matmuls import BYTE_KINDS, RowMatmul
 from tracegraph.replacements.few_rows.row_reader import KINDS, RowReader, RowShape
 from tracegraph.replacements.kernel_call import call_kernel
 from tracegraph.replacements.match import Machine, Match
 
 # Of what a kernel reads.
-_STORED_KINDS = {**KINDS, "int8": "S8"}
+_STORED_KINDS = {**KINDS, **BYTE_KINDS}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,8 @@ from tracegraph.replacements.few_rows.row_reader import KINDS, expand_shape, kee
 MAX_ROWS = 16
 # Smaller ones take no time of their own.
 MIN_MATRIX_BYTES = 1 << 16
+# Types of 8 bits in which matrices are stored, with XLA's names: kernels widen them exactly.
+BYTE_KINDS = {"int8": "S8", "float8_e4m3fn": "F8E4M3FN", "float8_e5m2": "F8E5M2"}
 _DEFAULT_NAMES = frozenset(["DEFAULT", "HIGH", "HIGHEST"])
 
 
@@ -29,8 +31,8 @@ class RowMatmul:
         result: its rows of columns: of the op, or of a transposition of that.
         side: which operand the rows are.
         rows_of: the rows, before reshapes.
-        matrix: before reshapes and transpositions, and as integers where it is stored so.
-        scale: a factor of each column of integers.
+        matrix: before reshapes and transpositions, and in 8 bits where it is stored so.
+        scale: a factor of each column of one in 8 bits.
         way: ops between the matrix and the matmul.
         rows: how many.
         depth: elements of a row.
@@ -149,7 +151,7 @@ def find_elements(value: Operand, makers: Mapping[Operand, Op]) -> Operand:
 
 
 class _Matrix:
-    """Looks for what a matrix is made from without arithmetic, or of integers with a scale.
+    """Looks for what a matrix is made from without arithmetic, or in 8 bits with a scale.
 
     Attributes:
         value: what the matrix is.
@@ -180,7 +182,7 @@ class _Matrix:
             self.value = first
         elif op.name == "transpose" and tuple(result.shape) == self._get_sizes():
             self.value, self.is_transposed = first, not self.is_transposed
-        elif _is_from_integers(op):
+        elif _is_from_bytes(op):
             self.value = first
         else:
             return op.name == "mul" and self.scale is None and self._takes_scale(op)
@@ -191,10 +193,10 @@ class _Matrix:
         return (columns, depth) if self.is_transposed else (depth, columns)
 
     def _takes_scale(self, op: Op) -> bool:
-        """Goes on to the integers of a product of them and a factor for each column."""
+        """Goes on to the 8 bits of a product of them and a factor for each column."""
         for matrix, factor in (op.operands, op.operands[::-1]):
             maker, spread = self._makers.get(matrix), self._makers.get(factor)
-            if maker is None or not _is_from_integers(maker):
+            if maker is None or not _is_from_bytes(maker):
                 continue
             source, shape = factor, tuple(factor.aval.shape)
             if spread is not None and spread.name == "broadcast_in_dim":
@@ -210,5 +212,5 @@ class _Matrix:
         return False
 
 
-def _is_from_integers(op: Op) -> bool:
-    return op.name == "convert_element_type" and str(op.operands[0].aval.dtype) == "int8"
+def _is_from_bytes(op: Op) -> bool:
+    return op.name == "convert_element_type" and str(op.operands[0].aval.dtype) in BYTE_KINDS

@@ -182,10 +182,12 @@ def test_matmuls_as_they_are_written(
     assert describe(matches) == ["2 -> 1"]
 
 
-def draw_integers(*shape: int) -> Any:
-    return jnp.asarray(np.random.default_rng(3).integers(-127, 128, shape), jnp.int8)
+def draw_bytes(*shape: int, dtype: Any) -> Any:
+    values = np.random.default_rng(3).integers(-127, 128, shape)
+    return jnp.asarray(values).astype(dtype)
 
 
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn, jnp.float8_e5m2])
 @pytest.mark.parametrize(
     ("function", "shape", "inputs"),
     [
@@ -196,14 +198,14 @@ def draw_integers(*shape: int) -> Any:
         (lambda x, w, s: x @ w.astype(BF16).T + s, (384, WIDTH), 3),
     ],
 )
-def test_integers_with_a_scale_for_each_column(
-    function: Any, shape: Any, inputs: int | None, monkeypatch: pytest.MonkeyPatch
+def test_bytes_with_a_scale_for_each_column(
+    function: Any, shape: Any, inputs: int | None, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = draw(2, WIDTH), draw_integers(*shape), draw(384)
+    args = draw(2, WIDTH), draw_bytes(*shape, dtype=dtype), draw(384)
     (match,) = check(monkeypatch, function, *args)
     kinds = [str(each.aval.dtype) for each in match.inputs]
     # Where the weights are rounded in between, they are what XLA makes of them.
-    assert ("int8" in kinds) == (inputs is not None)
+    assert (jnp.dtype(dtype).name in kinds) == (inputs is not None)
     assert inputs is None or len(kinds) == inputs
 
 
