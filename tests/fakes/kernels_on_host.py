@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import pathlib
@@ -56,6 +57,7 @@ static float16 narrow(float a, float16) {
     _Float16 b = a; float16 c; std::memcpy(&c, &b, 2); return c;
 }
 """
+_FLAGS = ["-std=c++20", "-pthread", "-fPIC", "-O0", "-ffp-contract=off", "-w"]
 _ONE_THREAD = """
 static Dim blockIdx, threadIdx, gridDim, blockDim;
 static void wait() {}
@@ -238,11 +240,23 @@ def _compile(source: str, symbol: str, count: int, *, has_threads: bool) -> ctyp
     world, launch = (_THREADS, _LAUNCH_THREADS) if has_threads else (_ONE_THREAD, _LAUNCH_ONE)
     launch = launch.replace("SYMBOL", symbol).replace("ARGUMENTS", arguments)
     text = source.replace(_GPU_ONLY, f"{_HOST}{world}\n{_GPU_ONLY}", 1) + _LAUNCH_HEAD + launch
+    with tempfile.TemporaryDirectory(prefix="kernels-") as folder:
+        source, library = pathlib.Path(folder, "kernel.cc"), pathlib.Path(folder, "kernel.so")
+        source.write_text(text)
+        header = _compile_headers(compiler)
+        command = [compiler, *_FLAGS, "-shared", "-include", str(header), "-o", str(library)]
+        subprocess.run([*command, str(source)], check=True, timeout=60)
+        return ctypes.CDLL(str(library))
+
+
+@functools.cache
+def _compile_headers(compiler: str) -> pathlib.Path:
+    """Returns a file that includes what sources include, compiled beside it: half of the time."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="kernels-"))
-    (folder / "kernel.cc").write_text(text)
-    flags = "-std=c++20 -pthread -shared -fPIC -O0 -ffp-contract=off -w -o"
-    command = [compiler, *flags.split(), str(folder / "kernel.so"), str(folder / "kernel.cc")]
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    header = folder / "headers.h"
+    lines = [line for line in f"{_HOST}{_THREADS}".split("\n") if line.startswith("#include")]
+    header.write_text("\n".join(lines))
+    command = [compiler, *_FLAGS, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
     subprocess.run(command, check=True, timeout=60)
-    library = ctypes.CDLL(str(folder / "kernel.so"))
-    shutil.rmtree(folder)
-    return library
+    return header

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.fakes.kernels_on_host import align_array, run_kernel_on_host
+from tests.fakes.kernels_on_host import call_on_host
 from tracegraph.ir.graph import Graph, Literal
 from tracegraph.ir.verifier import verify_graph
 from tracegraph.jax_internals import bind_op
-from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
 from tracegraph.replacements.few_rows import kernels
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
@@ -48,17 +47,6 @@ def build(function: Any, *args: Any) -> Graph:
 def draw(*shape: int, dtype: Any = BF16, seed: int = 0) -> Any:
     rng = np.random.default_rng([seed, *shape])
     return jnp.asarray(rng.normal(size=shape) * shape[0] ** -0.5, dtype)
-
-
-def call_on_host(
-    kernel: OwnKernel, machine: Machine, results: Any, operands: Any
-) -> list[np.ndarray[Any, Any]]:
-    del machine
-    arrays = [align_array(np.asarray(each)) for each in operands]
-    stored = [align_array(np.full(each.shape, np.nan, each.dtype)) for each in results]
-    split = int(kernel.source.partition("SPLIT = ")[2].partition(";")[0])
-    run_kernel_on_host(kernel, [*arrays, *stored], cluster=split)
-    return stored
 
 
 def evaluate(graph: Graph, args: Any) -> dict[Any, Any]:
