@@ -241,11 +241,11 @@ def _compile(source: str, symbol: str, count: int, *, has_threads: bool) -> ctyp
     launch = launch.replace("SYMBOL", symbol).replace("ARGUMENTS", arguments)
     text = source.replace(_GPU_ONLY, f"{_HOST}{world}\n{_GPU_ONLY}", 1) + _LAUNCH_HEAD + launch
     with tempfile.TemporaryDirectory(prefix="kernels-") as folder:
-        source, library = pathlib.Path(folder, "kernel.cc"), pathlib.Path(folder, "kernel.so")
-        source.write_text(text)
+        file, library = pathlib.Path(folder, "kernel.cc"), pathlib.Path(folder, "kernel.so")
+        file.write_text(text)
         header = _compile_headers(compiler)
         command = [compiler, *_FLAGS, "-shared", "-include", str(header), "-o", str(library)]
-        subprocess.run([*command, str(source)], check=True, timeout=60)
+        subprocess.run([*command, str(file)], check=True, timeout=60)
         return ctypes.CDLL(str(library))
 
 

@@ -15,7 +15,7 @@ from jax import lax
 from tests.tracegraph.replacements.few_rows.test_rule import build
 from tracegraph.lowering.kernels.element_functions import ElementFunction, ElementLines
 from tracegraph.replacements.element_reader import ElementReader, UnreadableError
-from tracegraph.replacements.few_rows.graph_view import GraphView
+from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.indices import make_variable
 
 SHAPE = (3, 8)

@@ -26,17 +26,16 @@ from tracegraph.replacements.attention.softmax_chain import (
     place_operand,
 )
 from tracegraph.replacements.element_reader import ElementReader, UnreadableError
-from tracegraph.replacements.few_rows.graph_view import GraphView
-from tracegraph.replacements.few_rows.kernels import WideOps
-from tracegraph.replacements.few_rows.row_reader import KINDS
-from tracegraph.replacements.few_rows.rule import is_acyclic
+from tracegraph.replacements.graph_view import GraphView, is_acyclic
 from tracegraph.replacements.indices import list_variables, make_variable
 from tracegraph.replacements.kernel_call import call_kernel
+from tracegraph.replacements.kinds import FLOAT_KINDS
 from tracegraph.replacements.match import Machine, Match
 from tracegraph.replacements.places import Place
+from tracegraph.replacements.wide_ops import WideOps
 
 # Of what a kernel loads.
-_KINDS = {**KINDS, "int32": "S32", "bool": "PRED"}
+_KINDS = {**FLOAT_KINDS, "int32": "S32", "bool": "PRED"}
 # Fewer positions than this are no cache.
 MIN_LENGTH = 32
 
@@ -192,7 +191,7 @@ def _write(view: GraphView, found: _Found, machine: Machine) -> Match | None:
         for cache in found.caches
     ]
     (keys, values), result = cached, mix.op.results[0]
-    if keys is None or values is None or str(result.dtype) not in KINDS:
+    if keys is None or values is None or str(result.dtype) not in FLOAT_KINDS:
         return None
     is_same = found.caches[0].array is found.caches[1].array
     if is_same and (keys.update is not None or values.update is not None):
@@ -209,7 +208,7 @@ def _write(view: GraphView, found: _Found, machine: Machine) -> Match | None:
         found.score,
         keys,
         values,
-        KINDS[str(result.dtype)],
+        FLOAT_KINDS[str(result.dtype)],
     )
     if find_attention_problem(problem):
         return None

@@ -14,9 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tracegraph.ir.graph import Op, Operand, Value
 from tracegraph.lowering.kernels.row_functions import EXPRESSIONS, Form
-from tracegraph.replacements.few_rows.graph_view import GraphView
 from tracegraph.replacements.few_rows.row_matmuls import RowMatmul
-from tracegraph.replacements.few_rows.row_reader import KINDS, RowShape, keeps_elements
+from tracegraph.replacements.few_rows.row_reader import RowShape, keeps_elements
+from tracegraph.replacements.graph_view import GraphView
+from tracegraph.replacements.kinds import FLOAT_KINDS
 
 _ELEMENTWISE = frozenset([*EXPRESSIONS, "add_any", "integer_pow", "convert_element_type"])
 
@@ -79,7 +80,7 @@ class Ending:
         shape = RowShape(matmuls[0].rows, matmuls[0].columns)
         result = op.results[0]
         is_full = math.prod(result.shape) == shape.rows * shape.columns
-        is_float = str(result.dtype) in KINDS
+        is_float = str(result.dtype) in FLOAT_KINDS
         has_one_length = len({each.columns for each in matmuls}) == 1
         if len(matmuls) > self._most or not (has_one_length and is_full and is_float):
             return False
@@ -118,5 +119,5 @@ def _reads(
 ) -> bool:
     result = op.results[0].shape
     form = shape.find_form(tuple(value.aval.shape), Form.FULL, result)
-    is_float = str(value.aval.dtype) in KINDS
+    is_float = str(value.aval.dtype) in FLOAT_KINDS
     return is_float and (form is Form.FULL if value in sources else form is not None)

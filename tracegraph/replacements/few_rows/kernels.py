@@ -7,11 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
-from tracegraph.ir.graph import Literal, Op, Operand, Value
-from tracegraph.jax_internals import bind_op
+from tracegraph.ir.graph import Op, Operand, Value
 from tracegraph.lowering.kernels.few_rows import write_few_rows
 from tracegraph.lowering.kernels.few_rows_problem import (
     VECTOR_BYTES,
@@ -23,14 +20,16 @@ from tracegraph.lowering.kernels.few_rows_problem import (
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.row_functions import RowFunction
 from tracegraph.replacements.few_rows.endings import Ending
-from tracegraph.replacements.few_rows.graph_view import GraphView
-from tracegraph.replacements.few_rows.row_matmuls import BYTE_KINDS, RowMatmul
-from tracegraph.replacements.few_rows.row_reader import KINDS, RowReader, RowShape
+from tracegraph.replacements.few_rows.row_matmuls import RowMatmul
+from tracegraph.replacements.few_rows.row_reader import RowReader, RowShape
+from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.kernel_call import call_kernel
+from tracegraph.replacements.kinds import BYTE_KINDS, FLOAT_KINDS
 from tracegraph.replacements.match import Machine, Match
+from tracegraph.replacements.wide_ops import WideOps
 
 # Of what a kernel reads.
-_STORED_KINDS = {**KINDS, **BYTE_KINDS}
+_STORED_KINDS = {**FLOAT_KINDS, **BYTE_KINDS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,33 +55,6 @@ class KernelCall:
         results = call_kernel(self.kernel, self.machine, self.stored, operands)
         places = zip(self.places, self.shapes, strict=True)
         return [results[place].reshape(shape) for place, shape in places]
-
-
-@dataclasses.dataclass(frozen=True)
-class WideOps:
-    """Ops of a graph on float32 values, none of them rounded.
-
-    Attributes:
-        ops: in their order.
-        inputs: what they read.
-        results: what is returned.
-    """
-
-    ops: tuple[Op, ...]
-    inputs: tuple[Value, ...]
-    results: tuple[Value, ...]
-
-    def __call__(self, *arrays: Any) -> list[Any]:
-        """Returns the results in float32."""
-        known: dict[Operand, Any] = dict(zip(self.inputs, map(_widen, arrays), strict=True))
-
-        def read(operand: Operand) -> Any:
-            return _widen(operand.value) if isinstance(operand, Literal) else known[operand]
-
-        for op in self.ops:
-            (result,) = bind_op(_widen_op(op), list(map(read, op.operands)))
-            known[op.results[0]] = result
-        return [known[value] for value in self.results]
 
 
 def match_group(
@@ -196,7 +168,9 @@ class _KernelWriter:
             self._ops |= {id(op): op for op in each.way}
         finish = self._finish(reader, [read for read, _ in known])
         numbers = tuple(self._arrays.setdefault(m.matrix, len(self._arrays)) for m in matmuls)
-        return Segment(shape.columns, numbers, finish, tuple(KINDS[kind] for _, kind in known))
+        return Segment(
+            shape.columns, numbers, finish, tuple(FLOAT_KINDS[kind] for _, kind in known)
+        )
 
     def _add_way(self, value: Operand, start: Value) -> None:
         """Adds the reshapes and transpositions that make a value of another."""
@@ -219,20 +193,3 @@ class _KernelWriter:
             for operand in function.operands
         )
         return dataclasses.replace(function, operands=operands)
-
-
-def _widen(array: Any) -> Any:
-    array = jnp.asarray(array)
-    is_float = jnp.issubdtype(array.dtype, jnp.floating)
-    return array.astype(jnp.float32) if is_float else array
-
-
-def _widen_op(op: Op) -> Op:
-    """Returns an op that rounds nothing to fewer bits than float32 has."""
-    params = dict(op.params)
-    if op.name == "convert_element_type" and jnp.issubdtype(params["new_dtype"], jnp.floating):
-        params["new_dtype"] = jnp.dtype(jnp.float32)
-    if op.name == "dot_general":
-        params["preferred_element_type"] = jnp.dtype(jnp.float32)
-        params["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
-    return dataclasses.replace(op, params=params)

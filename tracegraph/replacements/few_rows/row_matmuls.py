@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 
 from tracegraph.ir.graph import Literal, Op, Operand, Value
-from tracegraph.replacements.few_rows.graph_view import GraphView
-from tracegraph.replacements.few_rows.row_reader import KINDS, expand_shape, keeps_elements
+from tracegraph.replacements.few_rows.row_reader import expand_shape, keeps_elements
+from tracegraph.replacements.graph_view import GraphView
+from tracegraph.replacements.kinds import BYTE_KINDS, FLOAT_KINDS
 
 MAX_ROWS = 16
 # Smaller ones take no time of their own.
 MIN_MATRIX_BYTES = 1 << 16
-# Types of 8 bits in which matrices are stored, with XLA's names: kernels widen them exactly.
-BYTE_KINDS = {"int8": "S8", "float8_e4m3fn": "F8E4M3FN", "float8_e5m2": "F8E5M2"}
 _DEFAULT_NAMES = frozenset(["DEFAULT", "HIGH", "HIGHEST"])
 
 
@@ -72,7 +71,7 @@ def group_matmuls(matmuls: Sequence[RowMatmul]) -> list[list[RowMatmul]]:
 def _read_matmul(op: Op, view: GraphView) -> RowMatmul | None:
     contracted, batch = op.params["dimension_numbers"]
     kinds = [str(each.aval.dtype) for each in (*op.operands, *op.results)]
-    if any(batch) or any(kind not in KINDS for kind in kinds):
+    if any(batch) or any(kind not in FLOAT_KINDS for kind in kinds):
         return None
     if any(isinstance(each, Literal) for each in op.operands) or not _is_plain(op):
         return None
@@ -204,7 +203,7 @@ class _Matrix:
             sizes = (self._columns, 1) if self.is_transposed else (1, self._columns)
             if shape != sizes or tuple(matrix.aval.shape) != self._get_sizes():
                 continue
-            if not isinstance(source, Value) or str(source.dtype) not in KINDS:
+            if not isinstance(source, Value) or str(source.dtype) not in FLOAT_KINDS:
                 continue
             self.value, self.scale = matrix, source
             self.way += [spread] if spread is not None and source is not factor else []

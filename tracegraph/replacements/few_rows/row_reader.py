@@ -22,9 +22,8 @@ from tracegraph.lowering.kernels.row_functions import (
     RowOp,
     RowOperand,
 )
+from tracegraph.replacements.kinds import FLOAT_KINDS
 
-# By JAX's names of types.
-KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _SAME_ELEMENTS = frozenset(["reshape", "squeeze", "expand_dims", "stop_gradient", "copy"])
 # More than a norm needs; each block computes all of it.
 MAX_OPS = 48
@@ -159,7 +158,7 @@ class RowReader:
             return self._read_array(value, form)
 
     def _read_array(self, value: Value, form: Form) -> tuple[str, int]:
-        if str(value.dtype) not in KINDS:
+        if str(value.dtype) not in FLOAT_KINDS:
             raise UnreadableError
         key = (value, Form.ONE if math.prod(value.shape) == 1 else form)
         return "array", self.arrays.setdefault(key, len(self.arrays))
@@ -173,12 +172,12 @@ class RowReader:
         if len(op.results) != 1 or not op.operands:
             raise UnreadableError
         value, result = op.operands[0], op.results[0]
-        if str(result.dtype) not in KINDS:
+        if str(result.dtype) not in FLOAT_KINDS:
             raise UnreadableError
         if keeps_elements(op):
             return self.read(value, form)
         if op.name == "convert_element_type":
-            if isinstance(value, Value) and str(value.dtype) not in KINDS:
+            if isinstance(value, Value) and str(value.dtype) not in FLOAT_KINDS:
                 raise UnreadableError
             return self.read(value, form)
         if op.name == "broadcast_in_dim":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from tracegraph.ir.graph import Graph, Op, Operand, Value
-from tracegraph.replacements.few_rows.graph_view import GraphView
+from tracegraph.ir.graph import Graph, Value
 from tracegraph.replacements.few_rows.kernels import match_group
 from tracegraph.replacements.few_rows.row_matmuls import find_row_matmuls, group_matmuls
+from tracegraph.replacements.graph_view import GraphView, is_acyclic
 from tracegraph.replacements.match import Machine, Match
 
 
@@ -30,32 +30,3 @@ class FewRowMatmuls:
                     found.append(match)
                     stops.update(match.results)
         return found
-
-
-def is_acyclic(view: GraphView, matches: list[Match]) -> bool:
-    """True if no match needs what is computed from its own results, through others or not."""
-    owners: dict[Operand, Match] = {value: match for match in matches for value in match.results}
-    begun: set[object] = set()
-    done: set[object] = set()
-    stack: list[tuple[Op | Match, bool]] = [(match, False) for match in matches]
-    while stack:
-        item, is_left = stack.pop()
-        if is_left:
-            done.add(item)
-            continue
-        if item in done:
-            continue
-        if item in begun:
-            return False
-        begun.add(item)
-        stack.append((item, True))
-        operands = item.inputs if isinstance(item, Match) else item.operands
-        stack += [(each, False) for each in _list_makers(view, owners, operands)]
-    return True
-
-
-def _list_makers(
-    view: GraphView, owners: dict[Operand, Match], operands: tuple[Operand, ...]
-) -> list[Op | Match]:
-    makers = [owners.get(each) or view.makers.get(each) for each in operands]
-    return [each for each in makers if each is not None]
