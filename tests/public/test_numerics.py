@@ -17,6 +17,7 @@ from tests.oracles.tree_equality import assert_same
 from tracegraph.capturing import fastest_variant
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.replacements import scatter_sums
+from tracegraph.replacements.match import Machine
 from tracegraph.runtime.errors import OutOfMemoryError, UnsupportedError
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 64, (4, 8)), jnp.int32)
@@ -115,6 +116,19 @@ def test_nothing_to_replace_is_said() -> None:
     double = tg.capture(lambda x: x * 2, numerics="equivalent")
     assert_same(double(jnp.ones(3)), 2 * jnp.ones(3))
     assert "replaced: nothing\n" in double.explain(jnp.ones(3))
+
+
+def test_what_an_older_gpu_cannot_replace_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_nothing(*_: Any) -> Any:
+        raise AssertionError
+
+    machine = Machine("8.0", 108, compile_nothing)
+    monkeypatch.setattr(fastest_variant, "find_machine", lambda _: machine)
+    multiply: Any = tg.capture(lambda x, w: x @ w, name="multiply", numerics="equivalent")
+    x, w = jnp.ones((1, 256), jnp.bfloat16), jnp.ones((256, 256), jnp.bfloat16)
+    assert_same(multiply(x, w), x @ w)
+    (line,) = [each for each in multiply.explain(x, w).splitlines() if "few rows" in each]
+    assert line.endswith("not used: it needs compute capability 9.0, and this GPU has 8.0")
 
 
 @pytest.mark.usefixtures("times")

@@ -29,7 +29,7 @@ from tracegraph.kernel_caching.cached_choice import add_choice, find_choice
 from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.passes.pipeline import PassReport, Rewritten
-from tracegraph.replacements.match import Machine, Match, Rule, find_machine
+from tracegraph.replacements.match import OLDEST, Machine, Match, Rule, find_machine
 from tracegraph.replacements.place_errors import PlaceError, measure_places
 from tracegraph.replacements.report import Replacement
 from tracegraph.replacements.rules import RULES, open_graph
@@ -145,6 +145,7 @@ def choose_variant(
     for rule in RULES:
         found = rule.find(opened.checked.graph, machine)
         if not found:
+            replacements += _find_missed(rule, opened, machine)
             continue
         exact, dropped = _measure(prepared, opened, current.lowered.device, rule, found)
         replacements += dropped
@@ -162,6 +163,16 @@ def choose_variant(
     if slot is not None and replacements:
         add_choice(slot, replacements)
     return current, tuple(replacements)
+
+
+def _find_missed(rule: Rule, first: FirstTrace, machine: Machine | None) -> list[Replacement]:
+    """Returns a report of what a newer GPU would have replaced."""
+    if machine is None or machine.has_clusters:
+        return []
+    newer = dataclasses.replace(machine, architecture=OLDEST)
+    missed = rule.find(first.checked.graph, newer)
+    why = f"it needs compute capability {OLDEST}, and this GPU has {machine.architecture}"
+    return [Replacement(rule.name, (), _locate(missed), why)] if missed else []
 
 
 def _measure(

@@ -10,6 +10,9 @@ from tracegraph.ir.graph import Graph, Op, Operand, Value
 from tracegraph.runtime.code_target import CompileKernel
 from tracegraph.runtime.device import Device
 
+# The first compute capability with clusters.
+OLDEST = "9.0"
+
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
@@ -28,7 +31,7 @@ class Machine:
     @property
     def has_clusters(self) -> bool:
         """True where blocks can share memory, and kernels can wait for each other's results."""
-        return int(self.architecture.partition(".")[0]) >= 9
+        return int(self.architecture.partition(".")[0]) >= int(OLDEST.partition(".")[0])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
