@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from tracegraph.ir.graph import Graph, Op, Operand, Value
+from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.lowering.kernels.attention import write_attention
-from tracegraph.lowering.kernels.attention_problem import Attention, find_attention_problem
+from tracegraph.lowering.kernels.attention_problem import (
+    Attention,
+    Cached,
+    find_attention_problem,
+)
 from tracegraph.lowering.kernels.element_functions import ElementFunction
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.replacements.attention.caches import Cache, find_cache
@@ -69,6 +73,7 @@ class AttentionCall:
         stored: type of each of its results: the mixed values, then the caches that it updates.
         aliases: for an operand that is updated which result it is.
         order: of the axes of the mixed values, and their sizes: as the matmul has them.
+        count: how many operands it has; the reference may need more.
     """
 
     kernel: OwnKernel
@@ -76,10 +81,13 @@ class AttentionCall:
     stored: tuple[Any, ...]
     aliases: Mapping[int, int]
     order: tuple[tuple[int, ...], tuple[int, ...]]
+    count: int
 
     def __call__(self, *operands: Any) -> list[Any]:
         """Returns the values that are replaced."""
-        mixed, *caches = call_kernel(self.kernel, self.machine, self.stored, operands, self.aliases)
+        mixed, *caches = call_kernel(
+            self.kernel, self.machine, self.stored, operands[: self.count], self.aliases
+        )
         axes, shape = self.order
         return [mixed.transpose(axes).reshape(shape), *caches]
 
@@ -148,36 +156,36 @@ def _find(view: GraphView, mix: Mix, shared: Mapping[int, int]) -> _Found | None
     if reader.sum is None:
         return None
     dot, place = reader.sum
-    width = _find_width(dot)
-    keys = [side for side in (0, 1) if _holds_time(_place_factor(dot, side, place))]
-    if width is None or len(keys) != 1:
+    if _find_width(dot) != mix.width:
+        return None
+    keys = [side for side in (0, 1) if _holds_time(_place_factor(dot, side, place, mix.width))]
+    if len(keys) != 1:
         return None
     (side,) = keys
     found = [
-        find_cache(view.makers, dot.operands[side], _place_factor(dot, side, place)),
+        find_cache(view.makers, dot.operands[side], _place_factor(dot, side, place, mix.width)),
         find_cache(view.makers, mix.op.operands[1 - mix.side], mix.place_values(axes)),
     ]
     caches = tuple(each for each in found if each is not None)
     if len(caches) != 2:
         return None
     queries = ElementReader(view.makers, arrays)
-    query = queries.read(dot.operands[1 - side], _place_factor(dot, 1 - side, place))
+    query = queries.read(dot.operands[1 - side], _place_factor(dot, 1 - side, place, mix.width))
     return _Found(mix, axes, reader.finish(score), queries.finish(query), caches, arrays)
 
 
 def _find_width(dot: Op) -> int | None:
-    """Returns how many products a score sums up."""
+    """Returns how many products a score sums up, if they lie along one axis."""
     (axes, _), _ = dot.params["dimension_numbers"]
     return dot.operands[0].aval.shape[axes[0]] if len(axes) == 1 else None
 
 
-def _place_factor(dot: Op, side: int, place: Place) -> Place:
+def _place_factor(dot: Op, side: int, place: Place, width: int) -> Place:
     """Returns where a factor of a product is that is added up at a place of a matmul's result."""
     batch = len(dot.params["dimension_numbers"][1][0])
     own = len(list_free(dot, 0))
     free = place[batch : batch + own] if side == 0 else place[batch + own :]
-    contracted = make_variable(ELEMENT, _find_width(dot) or 1)
-    return place_operand(dot, side, place[:batch], free, contracted)
+    return place_operand(dot, side, place[:batch], free, make_variable(ELEMENT, width))
 
 
 def _holds_time(place: Place) -> bool:
@@ -187,7 +195,8 @@ def _holds_time(place: Place) -> bool:
 def _find_shared(found: _Found) -> dict[int, int]:
     """Returns how many elements along an axis of the batch have the same keys and values."""
     first, second = (cache.quotients for cache in found.caches)
-    return {int(name[1:]): divisor for name, divisor in first & second if name.startswith("g")}
+    common = sorted(first & second)
+    return {int(name[1:]): divisor for name, divisor in common if name.startswith("g")}
 
 
 def _write(view: GraphView, found: _Found, machine: Machine) -> Match | None:
@@ -200,11 +209,9 @@ def _write(view: GraphView, found: _Found, machine: Machine) -> Match | None:
     (keys, values), result = cached, mix.op.results[0]
     if keys is None or values is None or str(result.dtype) not in FLOAT_KINDS:
         return None
-    is_same = found.caches[0].array is found.caches[1].array
-    if is_same and (keys.update is not None or values.update is not None):
+    if not _are_read_alone(found, keys, values):
         return None
-    own = [mix.op.operands[1 - mix.side].aval.shape[a] for a in list_free(mix.op, 1 - mix.side)]
-    width = max(own)
+    width = mix.width
     problem = Attention(
         found.axes.groups,
         found.axes.row_sizes,
@@ -233,10 +240,21 @@ def _write(view: GraphView, found: _Found, machine: Machine) -> Match | None:
         ),
         {arrays[each.array]: number for number, each in enumerate(updated, start=1)},
         (_order_axes(found), tuple(result.shape)),
+        len(arrays),
     )
-    ops = _list_ops(view, results, arrays)
-    wide = WideOps(tuple(ops), tuple(arrays), results)
-    return Match(mix.op, results, tuple(arrays), call, wide, mix.length)
+    ops, rest = _list_ops(view, results, arrays)
+    inputs = (*arrays, *rest)
+    return Match(mix.op, results, inputs, call, WideOps(ops, inputs, results), mix.length)
+
+
+def _are_read_alone(found: _Found, keys: Cached, values: Cached) -> bool:
+    """True if what is written in place is read as keys or as values, and as nothing else."""
+    loads = found.query.list_loads() | found.score.list_loads()
+    for each in (keys, values):
+        if each.update is not None:
+            loads |= each.update.position.list_loads() | each.update.element.list_loads()
+    written = {each.parameter for each in (keys, values) if each.update is not None}
+    return written.isdisjoint(loads) and not (written and keys.parameter == values.parameter)
 
 
 def _order_axes(found: _Found) -> tuple[int, ...]:
@@ -255,15 +273,25 @@ def _order_axes(found: _Found) -> tuple[int, ...]:
     return tuple([*batch, *rows, element] if mix.side == 0 else [*batch, element, *rows])
 
 
-def _list_ops(view: GraphView, results: Sequence[Operand], inputs: Iterable[Operand]) -> list[Op]:
-    """Returns the ops that make results of inputs, in their order."""
-    stops, found = set(inputs), dict[int, Op]()
+def _list_ops(
+    view: GraphView, results: Sequence[Operand], inputs: Collection[Operand]
+) -> tuple[tuple[Op, ...], list[Value]]:
+    """Returns the ops that make results of inputs, in their order, and what else they read.
+
+    That is what makes no difference to the results, as where a window of full size begins.
+    """
+    found: dict[int, Op] = {}
+    rest: dict[Value, None] = {}
     stack = list(results)
     while stack:
         value = stack.pop()
         op = view.makers.get(value)
-        if value in stops or op is None or id(op) in found:
+        if value in inputs or isinstance(value, Literal):
             continue
-        found[id(op)] = op
-        stack += op.operands
-    return sorted(found.values(), key=lambda op: view.order[id(op)])
+        if op is None:
+            rest[value] = None
+        elif id(op) not in found:
+            found[id(op)] = op
+            stack += op.operands
+    ops = sorted(found.values(), key=lambda op: view.order[id(op)])
+    return tuple(ops), list(rest)

@@ -51,6 +51,12 @@ class Mix:
         return tuple(self.op.operands[self.side].aval.shape[axis] for axis in batch)
 
     @property
+    def width(self) -> int:
+        """Elements of a value."""
+        shape = self.op.operands[1 - self.side].aval.shape
+        return max(shape[axis] for axis in list_free(self.op, 1 - self.side))
+
+    @property
     def row_sizes(self) -> tuple[int, ...]:
         """Sizes of the other axes of the shares."""
         shape = self.op.operands[self.side].aval.shape
@@ -136,61 +142,60 @@ def find_scores(
         shares: the operand of a matmul.
         place: of one, with the variable `TIME` along the axis that the matmul sums over.
     """
-    quotient, place = _pass(makers, shares, place)
+    quotient, at = _pass(makers, shares, place)
     if quotient is None or quotient.name != "div":
         return None
-    total, numbers = quotient.operands[1], _find_exponential(makers, quotient.operands[0], place)
-    if numbers is None:
+    exponential, place = _pass(makers, quotient.operands[0], at)
+    if exponential is None or exponential.name != "exp":
         return None
-    exponential, place = numbers
     difference = makers.get(exponential.operands[0])
     if difference is None or difference.name != "sub":
         return None
     scores, largest = difference.operands
     if not isinstance(scores, Value):
         return None
-    is_largest = _is_reduced(makers, largest, place, "reduce_max", scores)
-    is_sum = _is_reduced(makers, total, place, "reduce_sum", exponential.results[0])
-    return (scores, place) if is_largest and is_sum else None
+    reduced = _find_reduced(makers, largest, place, "reduce_max")
+    added_up = _find_reduced(makers, quotient.operands[1], at, "reduce_sum")
+    is_softmax = reduced == _find_base(makers, scores, place)
+    return (scores, place) if is_softmax and added_up == (exponential.results[0], place) else None
 
 
-def _pass(makers: Mapping[Operand, Op], value: Operand, place: Place) -> tuple[Op | None, Place]:
-    """Returns the first op that computes something, behind those that round or move elements."""
+def _find_base(makers: Mapping[Operand, Op], value: Operand, place: Place) -> tuple[Operand, Place]:
+    """Returns what a value is before it is rounded, or its elements are moved, and where."""
     place = fit_place(place, value.aval.shape)
     while (op := makers.get(value)) is not None:
         moved = place if op.name in _ROUNDS else move_place(op, place)
         if moved is None:
-            return op, place
+            break
         value, place = op.operands[0], moved
-    return None, place
+    return value, place
 
 
-def _find_exponential(
-    makers: Mapping[Operand, Op], value: Operand, place: Place
-) -> tuple[Op, Place] | None:
-    op, place = _pass(makers, value, place)
-    return (op, place) if op is not None and op.name == "exp" else None
+def _pass(makers: Mapping[Operand, Op], value: Operand, place: Place) -> tuple[Op | None, Place]:
+    """Returns the first op that computes something, behind those that round or move elements."""
+    value, place = _find_base(makers, value, place)
+    return makers.get(value), place
 
 
-def _is_reduced(
-    makers: Mapping[Operand, Op], value: Operand, place: Place, name: str, wanted: Value
-) -> bool:
-    """True for the sum, or the maximum, of wanted values along the time of a place."""
-    time = [axis for axis, index in enumerate(place) if index.find_factor(TIME) != 0]
+def _find_reduced(
+    makers: Mapping[Operand, Op], value: Operand, place: Place, name: str
+) -> tuple[Operand, Place] | None:
+    """Returns an element of what a value is the sum, or the maximum, of: the one at `TIME`.
+
+    Args:
+        makers: the op of each value.
+        value: that is read.
+        place: where.
+        name: of the op.
+    """
     op, at = _pass(makers, value, place)
     while op is not None and op.name == "max" and _is_lowest(op.operands[0]):
         op, at = _pass(makers, op.operands[1], at)
-    if op is None or op.name != name or tuple(op.params["axes"]) != tuple(time):
-        return False
-    if at != tuple(index for axis, index in enumerate(place) if axis not in time):
-        return False
-    # What is added up may be converted first; it stays where it is.
-    source: Operand = op.operands[0]
-    while source is not wanted and (maker := makers.get(source)) is not None:
-        if maker.name not in _ROUNDS:
-            return False
-        source = maker.operands[0]
-    return source is wanted
+    if op is None or op.name != name or len(op.params["axes"]) != 1:
+        return None
+    (axis,), source = op.params["axes"], op.operands[0]
+    time = make_variable(TIME, source.aval.shape[axis])
+    return _find_base(makers, source, (*at[:axis], time, *at[axis:]))
 
 
 def _is_lowest(operand: Operand) -> bool:

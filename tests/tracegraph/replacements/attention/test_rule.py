@@ -217,6 +217,22 @@ def columns_first(query: Any, keys: Any, values: Any) -> Any:
     return jnp.einsum("bhqt,bthd->bqhd", shares, values)
 
 
+def two_axes(query: Any, keys: Any, values: Any) -> Any:
+    """Heads are added up, too."""
+    shares = jax.nn.softmax(jnp.einsum("bqhd,bthd->bqt", query, keys))
+    return jnp.einsum("bqt,bthd->bqhd", shares, values)
+
+
+def short_values(query: Any, keys: Any, values: Any) -> Any:
+    return attend(query, keys, values[..., :8])
+
+
+def itself(query: Any, keys: Any, values: Any) -> Any:
+    """The queries are read from the cache that is written."""
+    new = keys.at[:, 3].set(query[:, 0])
+    return attend(query + keys[:, 7:8], new, values), new
+
+
 def attend(query: Any, keys: Any, values: Any) -> Any:
     shares = jax.nn.softmax(jnp.einsum("bqhd,bthd->bhqt", query, keys))
     return jnp.einsum("bhqt,bthd->bqhd", shares, values)
@@ -224,7 +240,10 @@ def attend(query: Any, keys: Any, values: Any) -> Any:
 
 @pytest.mark.parametrize(
     "function",
-    [no_mask, shared_shares, other_axis, other_sum, narrow, many_rows, columns_first],
+    [
+        *[no_mask, shared_shares, other_axis, other_sum, narrow, many_rows, columns_first],
+        *[two_axes, short_values, itself],
+    ],
     ids=lambda each: each.__name__,
 )
 def test_what_is_something_else_is_left_to_xla(function: Any) -> None:
@@ -246,6 +265,19 @@ def test_a_cache_that_something_else_reads_is_replaced_too() -> None:
     written: Any = match.compute
     assert dict(call.params["input_output_aliases"]) == written.aliases
     assert len(written.aliases) == 2
+
+
+def test_where_a_full_window_begins_makes_no_difference(run: Callable[..., Match]) -> None:
+    def attend(query: Any, new: Any, caches: Any, position: Any, other: Any) -> Any:
+        keys, values = (
+            lax.dynamic_update_slice(cache, each, (other, position, 0, other))
+            for cache, each in zip(caches, new, strict=True)
+        )
+        return jax.nn.dot_product_attention(query, keys, values), keys, values
+
+    match = run(attend, *make_arguments(), jnp.int32(5))
+    call: Any = match.compute
+    assert len(match.inputs) == call.count + 1
 
 
 def test_older_gpus_and_hosts_have_no_such_kernel() -> None:
