@@ -93,7 +93,8 @@ def unpack_constants(
     missing = [each for each in saved if each.data is None and each.name not in found]
     if missing:
         top = dict.fromkeys(each.name.partition("[")[0].partition(".")[0] for each in missing)
-        example = ", ".join(f"{name!r}: {name}" for name in shorten_list(list(top), 3))
+        pairs = [f"{name!r}: {name if name.isidentifier() else '...'}" for name in top]
+        example = ", ".join(shorten_list(pairs, 3))
         raise SavedFileError(
             f"{source} needs {len(missing)} closed-over arrays that it does not hold",
             where=", ".join(shorten_list(list(map(str, missing)))),
@@ -112,8 +113,11 @@ def _match(saved: Sequence[SavedConstant], given: Any, source: str) -> dict[str,
     if isinstance(given, Mapping):
         places = dict(list_leaves(given.items()))
         found = {name: places[name] for name in names if name in places}
-        used = {name for name in given if any(each.startswith(name) for each in found)}
-        unused = [f"{name} is not taken" for name in given if name not in used]
+        unused = [
+            f"{name} is not taken"
+            for name, tree in given.items()
+            if not any(path in found for path, _ in list_leaves([(name, tree)]))
+        ]
     else:
         values = list(given)
         found = dict(zip(names, values, strict=False))
@@ -152,7 +156,7 @@ def _print_type(value: Any) -> str:
     array = unwrap_key(value)
     if isinstance(array, jax.Array | np.ndarray):
         return print_leaf_type(tuple(array.shape), array.dtype, False)
-    return f"a {type(value).__name__}"
+    return f"an object of type {type(value).__name__}"
 
 
 def _read(saved: SavedConstant) -> np.ndarray[Any, Any]:
