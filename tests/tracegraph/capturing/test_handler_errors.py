@@ -49,9 +49,14 @@ def test_a_capture_names_the_call(mode: str) -> None:
 
 
 def test_a_block_names_the_call() -> None:
-    g, x = tg.CUDAGraph(), tg.static_input(X)
-    with pytest.raises(tg.CaptureError, match="`no_handler_of_any`, which is not"), tg.graph(g):
-        call("no_handler_of_any", x)
+    x: Any = tg.static_input(X)
+    with (
+        pytest.raises(tg.CaptureError, match="`no_handler_of_any`, which is not") as caught,
+        tg.graph(tg.CUDAGraph()),
+    ):
+        y = call("no_handler_of_any", x)
+    assert " in call, %1 = ffi_call %0" in caught.value.where
+    assert not tg.is_current_stream_capturing()
     g = tg.CUDAGraph()
     with tg.graph(g):
         y = x + 1
