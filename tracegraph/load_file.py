@@ -67,7 +67,6 @@ def load(
     place = locate_caller()
     _check_given(place, sha256, constants)
     names = _read_nodes(place, nodes)
-    named = _list_named(nodes or (), place)
     file = read_file(path, sha256=sha256)
     opened = open_function(file)
     device = find_device(is_checking=read_check_replay())
@@ -95,13 +94,3 @@ def _read_nodes(place: str, nodes: Any) -> Names:
         why = "it is a list of classes and functions"
         raise_option_error(f"nodes={nodes!r} is not allowed", place, why, "tg.load")
     return Names(given)
-
-
-def _list_named(nodes: Iterable[Any], place: str) -> list[Any]:
-    """Refuses what no file can name."""
-    listed = list(nodes)
-    for each in listed:
-        if not hasattr(each, "__qualname__"):
-            why = "it is a list of classes and functions that the file names"
-            raise_option_error(f"nodes= holds {each!r}", place, why, "tg.load")
-    return listed
