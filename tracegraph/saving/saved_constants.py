@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,7 @@ def _match(saved: Sequence[SavedConstant], given: Any, source: str) -> dict[str,
         return {}
     names = [each.name for each in saved]
     if isinstance(given, Mapping):
+        given = {name: _open_module(tree) for name, tree in given.items()}
         places = dict(list_leaves(given.items()))
         found = {name: places[name] for name in names if name in places}
         unused = [
@@ -137,6 +139,11 @@ def _match(saved: Sequence[SavedConstant], given: Any, source: str) -> dict[str,
             anchor=ANCHOR,
         )
     return {name: _unwrap(value) for name, value in found.items()}
+
+
+def _open_module(value: Any) -> Any:
+    is_module = isinstance(value, types.ModuleType)
+    return types.SimpleNamespace(**vars(value)) if is_module else value
 
 
 def _fits(saved: SavedConstant, value: Any) -> bool:
