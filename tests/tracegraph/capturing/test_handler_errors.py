@@ -33,7 +33,7 @@ def trace() -> Graph:
 
 
 @pytest.mark.parametrize("mode", ["whole", "partial"])
-def test_a_capture_names_the_call(mode: str) -> None:
+def test_a_capture_names_the_call(mode: Any) -> None:
     step: Any = tg.capture(lambda x: call("no_handler_of_any", x) + 1, mode=mode, name="step")
     for _ in range(2):
         with pytest.raises(tg.CaptureError) as caught:

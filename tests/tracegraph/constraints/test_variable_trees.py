@@ -94,7 +94,7 @@ def test_parts_that_are_made_anew_are_all_found() -> None:
     ],
 )
 def test_functions_that_read_them_are_captured(function: Any, factor: float) -> None:
-    step = tg.capture(function)
+    step: Any = tg.capture(function)
     for _ in range(2):
         assert step(X).tolist() == [factor] * 3
     assert "was" not in str(step.explain(X))
