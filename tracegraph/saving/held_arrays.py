@@ -32,8 +32,10 @@ def name_arrays(function: Callable[..., Any], arrays: Sequence[Any]) -> list[str
         arrays: that it closes over.
     """
     places: dict[Any, str] = {}
+    owners: dict[str, Any] = {}
     for name, leaf in _list_held(function):
-        if name:
+        # Keys of a dict may print alike.
+        if name and owners.setdefault(name, identify(leaf)) == identify(leaf):
             places.setdefault(identify(leaf), name)
     names = [places.get(identify(each), f"constant {n}") for n, each in enumerate(arrays)]
     # One array may be in two variables, but two arrays are in no one place.

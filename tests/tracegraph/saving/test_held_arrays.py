@@ -101,6 +101,15 @@ def test_of_two_variables_of_one_name_the_first_is_named_and_both_are_held() -> 
     assert any(each is B for each in list_host_arrays(function))
 
 
+def test_keys_that_print_alike_name_the_first_array() -> None:
+    class Key:
+        def __repr__(self) -> str:
+            return "key"
+
+    table = {Key(): A, Key(): B}
+    assert name_arrays(lambda x: x + sum(table.values()), [A, B]) == ["table[key]", "constant 1"]
+
+
 def test_what_belongs_to_libraries_is_not_looked_into() -> None:
     function = lambda x: jnp.sin(x) * np.pi  # noqa: E731
     assert list_leaves([("np", np)]) == [("np", np)]
