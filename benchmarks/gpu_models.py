@@ -7,6 +7,7 @@ numbers, in whichever process it runs.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -167,7 +168,7 @@ def _attend(x: jax.Array, block: Any, heads: int) -> jax.Array:
         part.reshape(sequences, length, heads, width // heads).transpose(0, 2, 1, 3)
         for part in jnp.split(joined, 3, axis=-1)
     )
-    scores = query @ key.transpose(0, 1, 3, 2) / np.float32(np.sqrt(width // heads))
+    scores = query @ key.transpose(0, 1, 3, 2) / math.sqrt(width // heads)
     is_past = jnp.tril(jnp.ones((length, length), bool))
     weights = jax.nn.softmax(jnp.where(is_past, scores, -1e9), axis=-1)
     mixed = (weights @ value).transpose(0, 2, 1, 3).reshape(sequences, length, width)

@@ -122,6 +122,22 @@ def test_sums_of_a_scatter_are_made_in_32_bits(rows: int, dtype: Any) -> None:
     assert np.max(np.abs(result - wanted)) <= eps * np.max(np.abs(wanted))
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_a_value_of_each_row_is_added_with_the_bits_of_a_scatter(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    table = jnp.asarray(rng.normal(size=(64, 4096)), dtype)
+    picks = jnp.asarray(rng.integers(-4096, 8192, 64), jnp.int32)
+    values = jnp.asarray(rng.normal(size=64), dtype)
+
+    def add(table: Any, picks: Any, values: Any) -> Any:
+        return table.at[jnp.arange(64), picks].add(values, mode="drop")
+
+    captured: Any = tg.capture(add, numerics="equivalent")
+    assert_same(captured(table, picks, values), jax.jit(add)(table, picks, values))
+    report = captured.explain(table, picks, values)
+    assert "scatters of one value per row (" in report
+
+
 def test_what_is_timed_is_the_two_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "0")

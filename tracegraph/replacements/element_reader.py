@@ -33,7 +33,7 @@ from tracegraph.replacements.indices import (
     flatten_index,
     make_scalar,
 )
-from tracegraph.replacements.places import Place, move_place
+from tracegraph.replacements.places import Place, fit_place, move_place
 
 # By JAX's names of types.
 TYPES = {"float32": FLOAT, "bfloat16": FLOAT, "float16": FLOAT, "int32": INT, "bool": BOOL}
@@ -176,8 +176,8 @@ class ElementReader:
         return self._read_arithmetic(op, opcode, self._read_all(op, place))
 
     def _read_all(self, op: Op, place: Place) -> list[Element]:
-        """Reads the operands of an element-wise op; one of a single element is read there."""
-        return [self.read(each, place if each.aval.shape else ()) for each in op.operands]
+        """Reads the operands of an element-wise op."""
+        return [self.read(each, fit_place(place, each.aval.shape)) for each in op.operands]
 
     def _read_arithmetic(self, op: Op, opcode: str, operands: Sequence[Element]) -> Element:
         if TYPES[str(op.results[0].dtype)] == INT:

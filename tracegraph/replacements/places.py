@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from tracegraph.ir.graph import Op
@@ -11,6 +12,18 @@ from tracegraph.replacements.indices import Index, flatten_index, unflatten_inde
 Place: TypeAlias = tuple[Index, ...]
 _SAME_ELEMENTS = frozenset(["reshape", "squeeze", "expand_dims"])
 _SAME_PLACES = frozenset(["stop_gradient", "copy"])
+
+
+def fit_place(place: Place, shape: Sequence[int]) -> Place:
+    """Returns where an element is in an operand whose axes of size one are repeated.
+
+    Args:
+        place: in the result of an element-wise op.
+        shape: of the operand, of as many axes, or none.
+    """
+    if not shape:
+        return ()
+    return tuple(each if size > 1 else Index() for each, size in zip(place, shape, strict=True))
 
 
 def move_place(op: Op, place: Place) -> Place | None:

@@ -9,9 +9,15 @@ from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.attention.rule import CachedAttention
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.match import Rule
+from tracegraph.replacements.row_scatters import RowScatters
 from tracegraph.replacements.scatter_sums import ScatterSums
 
-RULES: tuple[Rule, ...] = (ScatterSums(), CachedAttention(), FewRowMatmuls())
+RULES: tuple[Rule, ...] = (
+    RowScatters(),
+    ScatterSums(),
+    CachedAttention(),
+    FewRowMatmuls(),
+)
 
 
 def open_graph(graph: Graph) -> Graph:

@@ -118,7 +118,12 @@ def load_rest(x: Any, y: Any, n: Any) -> Any:
     return jnp.exp(x) + jnp.cumsum(y, 1)
 
 
-PROGRAMS = [turn_halves, turn_pairs, join_three, mask, move, count, power, load_rest]
+def repeat(x: Any, y: Any, n: Any) -> Any:
+    slopes = (jnp.arange(SHAPE[0]) + 1).astype(jnp.float32)[:, None]
+    return x - slopes * (n - jnp.arange(SHAPE[1])).astype(jnp.float32)[None] + y[:, :1] * y[:1]
+
+
+PROGRAMS = [repeat, turn_halves, turn_pairs, join_three, mask, move, count, power, load_rest]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)

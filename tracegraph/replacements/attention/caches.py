@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
-import jax
-
-from tracegraph.ir.graph import Literal, Op, Operand, Value
+from tracegraph.ir.graph import Op, Operand, Value
 from tracegraph.lowering.kernels.attention_problem import Cached, Update
 from tracegraph.replacements.attention.softmax_chain import ELEMENT, TIME
-from tracegraph.replacements.element_reader import TYPES, ElementReader, UnreadableError
+from tracegraph.replacements.element_reader import ElementReader, UnreadableError
 from tracegraph.replacements.indices import (
     Index,
     flatten_index,
@@ -20,11 +17,9 @@ from tracegraph.replacements.indices import (
     make_variable,
 )
 from tracegraph.replacements.places import Place, move_place
+from tracegraph.replacements.scatter_places import as_index, find_scatter_place
 
 _FLOATS = ("bfloat16", "float16", "float32")
-_DROPS = jax.lax.GatherScatterMode.FILL_OR_DROP
-_TRUSTS = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-_CLIPS = jax.lax.GatherScatterMode.CLIP
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,59 +102,11 @@ class _Write:
             at = tuple(
                 Index() if axis == self.axis else each for axis, each in enumerate(self.place)
             )
-            found = position.clamp(_as_index(start), 0, length - 1)
+            found = position.clamp(as_index(start), 0, length - 1)
             return Update(position.finish(found), element.finish(element.read(source, at)))
-        found, at = self._find_scattered(position)
-        source = self.op.operands[2]
-        return Update(position.finish(found), element.finish(element.read(source, at)))
-
-    def _find_scattered(self, reader: ElementReader) -> tuple[Index, Place]:
-        """Returns the position that an update is written to, and where the update is.
-
-        Along other axes that are scattered, the update of an element must be the one with its own
-        number: that is so where the indices count.
-        """
-        indices, update = self.op.operands[1], self.op.operands[2]
-        numbers = self.op.params["dimension_numbers"]
-        windows = tuple(numbers.update_window_dims)
-        scattered = tuple(numbers.scatter_dims_to_operand_dims)
-        own = [axis for axis in range(len(self.place)) if axis not in numbers.inserted_window_dims]
-        at: dict[int, Index] = {w: self.place[a] for w, a in zip(windows, own, strict=True)}
-        free = [axis for axis in range(len(update.aval.shape)) if axis not in windows]
-        # The axes of the updates that are no windows are those of the indices, but for the last.
-        for place, axis in enumerate(free):
-            at[axis] = self._find_counter(reader, place, len(free))
-        rows = tuple(at[axis] for axis in free)
-        read = [
-            _as_index(reader.read(indices, (*rows, Index(constant=component))))
-            for component in range(len(scattered))
-        ]
-        for axis, index in zip(scattered, read, strict=True):
-            if axis != self.axis and index != self.place[axis]:
-                raise UnreadableError
-        found = read[scattered.index(self.axis)]
-        length = self.op.results[0].shape[self.axis]
-        mode = self.op.params["mode"]
-        if mode == _CLIPS:
-            found = reader.clamp(found, 0, length - 1)
-        return found, tuple(at[axis] for axis in range(len(at)))
-
-    def _find_counter(self, reader: ElementReader, place: int, count: int) -> Index:
-        """Returns the place of an element's update along one axis of the indices."""
-        indices = self.op.operands[1]
-        size = indices.aval.shape[place]
-        if size == 1:
-            return Index()
-        scattered = self.op.params["dimension_numbers"].scatter_dims_to_operand_dims
-        for component, axis in enumerate(scattered):
-            if axis == self.axis or self.op.results[0].shape[axis] != size:
-                continue
-            at = [Index()] * count
-            at[place] = self.place[axis]
-            found = reader.read(indices, (*at, Index(constant=component)))
-            if found == self.place[axis]:
-                return self.place[axis]
-        raise UnreadableError
+        found = find_scatter_place(position, self.op, self.place, self.axis)
+        source = element.read(self.op.operands[2], found.update)
+        return Update(position.finish(found.index), element.finish(source))
 
 
 def find_cache(makers: Mapping[Operand, Op], value: Operand, place: Place) -> Cache | None:
@@ -176,7 +123,7 @@ def find_cache(makers: Mapping[Operand, Op], value: Operand, place: Place) -> Ca
         op = makers.get(value)
         if op is None:
             return Cache(value, place)
-        write = _find_write(op, place)
+        write = _find_write(makers, op, place)
         if write is not None and isinstance(op.operands[0], Value):
             return Cache(op.operands[0], place, value, write)
         moved = place if op.name == "convert_element_type" else move_place(op, place)
@@ -186,7 +133,7 @@ def find_cache(makers: Mapping[Operand, Op], value: Operand, place: Place) -> Ca
     return None
 
 
-def _find_write(op: Op, place: Place) -> _Write | None:
+def _find_write(makers: Mapping[Operand, Op], op: Op, place: Place) -> _Write | None:
     """Returns an op as one that writes a single position of a cache, if it is one."""
     along = [axis for axis, index in enumerate(place) if index.find_factor(TIME) != 0]
     if len(along) != 1 or len(op.results) != 1:
@@ -198,30 +145,10 @@ def _find_write(op: Op, place: Place) -> _Write | None:
         wanted = tuple(1 if each == axis else size for each, size in enumerate(shape))
         fits = tuple(op.operands[1].aval.shape) == wanted
         return _Write(op, place, axis) if fits else None
-    return _Write(op, place, axis) if op.name == "scatter" and _is_plain(op, axis) else None
-
-
-def _is_plain(op: Op, axis: int) -> bool:
-    """True for a scatter that replaces whole windows at one position each."""
-    numbers: Any = op.params["dimension_numbers"]
-    shape, update = op.results[0].shape, op.operands[2].aval.shape
-    inserted = tuple(numbers.inserted_window_dims)
-    own = [size for each, size in enumerate(shape) if each not in inserted]
-    windows = [update[each] for each in numbers.update_window_dims]
-    has_batch = getattr(numbers, "operand_batching_dims", ()) or isinstance(op.operands[0], Literal)
-    is_known = op.params["mode"] in (_DROPS, _TRUSTS, _CLIPS)
-    scattered = tuple(numbers.scatter_dims_to_operand_dims)
-    return (
-        own == windows
-        and sorted(inserted) == sorted(scattered)
-        and axis in scattered
-        and not has_batch
-        and is_known
-        and str(op.operands[1].aval.dtype) in TYPES
-    )
-
-
-def _as_index(element: Any) -> Index:
-    if not isinstance(element, Index):
-        raise UnreadableError
-    return element
+    if op.name != "scatter":
+        return None
+    try:
+        find_scatter_place(ElementReader(makers, {}), op, place, axis)
+    except UnreadableError:
+        return None
+    return _Write(op, place, axis)

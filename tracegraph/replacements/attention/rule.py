@@ -124,8 +124,15 @@ def _match(view: GraphView, op: Op, machine: Machine) -> Match | None:
 
 def _is_alone(view: GraphView, op: Op, side: int) -> bool:
     """True if nothing else needs the shares, as the backward pass of a training step does."""
-    shares = op.operands[side]
-    return len(view.uses[shares]) == 1 and shares not in view.graph.outputs
+    value, maker = op.operands[side], None
+    while maker is None or maker.name != "div":
+        if len(view.uses[value]) > 1 or value in view.graph.outputs:
+            return False
+        maker = view.makers.get(value)
+        if maker is None or not maker.operands:
+            return False
+        value = maker.operands[0]
+    return True
 
 
 def _find(view: GraphView, mix: Mix, shared: Mapping[int, int]) -> _Found | None:

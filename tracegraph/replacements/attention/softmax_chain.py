@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tracegraph.ir.graph import Literal, Op, Operand, Value
 from tracegraph.replacements.indices import Index, make_variable
-from tracegraph.replacements.places import Place, move_place
+from tracegraph.replacements.places import Place, fit_place, move_place
 
 _ROUNDS = frozenset(["convert_element_type", "stop_gradient", "copy"])
 TIME, ELEMENT = "t", "d"
@@ -156,6 +156,7 @@ def find_scores(
 
 def _pass(makers: Mapping[Operand, Op], value: Operand, place: Place) -> tuple[Op | None, Place]:
     """Returns the first op that computes something, behind those that round or move elements."""
+    place = fit_place(place, value.aval.shape)
     while (op := makers.get(value)) is not None:
         moved = place if op.name in _ROUNDS else move_place(op, place)
         if moved is None:
