@@ -28,7 +28,7 @@ class ExternalStream(Stream):
         ...     tg.ExternalStream("cuda:0")
         ... except tg.ConfigError as error:
         ...     print(error.what)
-        'cuda:0' is no stream
+        'cuda:0' is not a stream
     """
 
     def __init__(self, stream: Any, device: Any = None) -> None:
@@ -49,5 +49,5 @@ def _read_handle(stream: Any) -> int:
         if version != 0:
             raise make_handle_error(stream, f"its __cuda_stream__ has version {version}, not 0")
     if not isinstance(given, int) or isinstance(given, bool):
-        raise make_handle_error(stream, "it is no int and has no __cuda_stream__")
+        raise make_handle_error(stream, "it is not an int and has no __cuda_stream__")
     return given

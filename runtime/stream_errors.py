@@ -126,7 +126,7 @@ def make_handle_error(stream: Any, why: str) -> ConfigError:
     """
     shown = hex(stream) if type(stream) is int else repr(stream)
     return ConfigError(
-        f"{shown} is no stream",
+        f"{shown} is not a stream",
         where="argument `stream` of tg.ExternalStream",
         why=why,
         fix="pass the stream object of the library, or its handle, while the stream is alive",

@@ -31,7 +31,7 @@ def load(
     sha256: str | None = None,
     pool: PoolId | MemPool | None = None,
     constants: Iterable[Any] | Mapping[str, Any] | None = None,
-    nodes: Iterable[Any] | None = (),
+    nodes: Iterable[Any] = (),
 ) -> LoadedFunction:
     """Returns the captured function that `save` wrote to a file, ready to be replayed.
 
@@ -65,21 +65,32 @@ def load(
         [0. 2. 4.]
     """
     place = locate_caller()
-    _check(place, sha256=(sha256, str), constants=(constants, Iterable), nodes=(nodes, Iterable))
+    _check_given(place, sha256, constants)
+    names = _read_nodes(place, nodes)
     file = read_file(path, sha256=sha256)
     opened = open_function(file)
     device = find_device(is_checking=read_check_replay())
     check_origin(opened.origin, device.target, opened.source)
-    parts = load_parts(opened, device, Names(nodes or ()), constants)
+    parts = load_parts(opened, device, names, constants)
     memory = FunctionPool(read_pool(pool, place, "tg.load"))
     if opened.extra is None:
         return LoadedFunction(parts, device, memory)
     return LoadedBucketedFunction(parts, device, memory, decode_buckets(opened.extra, parts))
 
 
-def _check(place: str, **given: tuple[Any, type]) -> None:
-    """Refuses arguments of other types; None stands for none."""
-    for name, (value, kind) in given.items():
-        if value is not None and not isinstance(value, kind):
-            why = "it is a text of hexadecimal digits" if kind is str else "it is a list or mapping"
-            raise_option_error(f"{name}={value!r} is not allowed", place, why, "tg.load")
+def _check_given(place: str, sha256: Any, constants: Any) -> None:
+    if sha256 is not None and not isinstance(sha256, str):
+        why = "it is a text of hexadecimal digits"
+        raise_option_error(f"sha256={sha256!r} is not allowed", place, why, "tg.load")
+    if isinstance(constants, str) or not isinstance(constants, Iterable | None):
+        why = "it is a list of arrays, or a mapping from names to arrays"
+        raise_option_error(f"constants={constants!r} is not allowed", place, why, "tg.load")
+
+
+def _read_nodes(place: str, nodes: Any) -> Names:
+    """Returns the names of classes and functions; what has no name is refused."""
+    given = list(nodes) if isinstance(nodes, Iterable) else [nodes]
+    if not all(isinstance(getattr(each, "__qualname__", None), str) for each in given):
+        why = "it is a list of classes and functions"
+        raise_option_error(f"nodes={nodes!r} is not allowed", place, why, "tg.load")
+    return Names(given)

@@ -307,7 +307,7 @@ def _find_misplaced(plan: MemoryPlan) -> Iterator[str]:
         if offset < 0:
             yield f"`{lifetime.name}` has the negative offset {offset}"
         if offset % ALIGNMENT:
-            yield f"the offset {offset} of `{lifetime.name}` is no multiple of {ALIGNMENT}"
+            yield f"the offset {offset} of `{lifetime.name}` is not a multiple of {ALIGNMENT}"
         end = offset + lifetime.nbytes
         if end > plan.arena_bytes:
             yield f"`{lifetime.name}` reaches outside the arena, to {end}"

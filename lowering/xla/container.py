@@ -215,7 +215,9 @@ def _override(message: Message, override: Any, record: bytes, where: str) -> Non
         raise make_unreadable_error(problem, where)
     old = getattr(message, field.name)
     if override.field_type != _OVERRIDE_TEXT or not isinstance(old, (str, bytes)):
-        raise make_unreadable_error(f"it replaces {field.name!r}, which is no text or bytes", where)
+        raise make_unreadable_error(
+            f"it replaces {field.name!r}, which is neither text nor bytes", where
+        )
     try:
         setattr(message, field.name, record.decode() if isinstance(old, str) else record)
     except UnicodeDecodeError as error:

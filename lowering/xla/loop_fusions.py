@@ -27,9 +27,12 @@ _ARITHMETIC = frozenset(
     + ["sqrt", "rsqrt", "exponential", "log", "clamp"]
 )
 _LOGIC = frozenset(["and", "or", "not"])
-# They change no value and no place in memory, as long as the layouts are equal.
+# They change no value and no place in memory, as long as types and layouts are equal. A bitcast may
+# also read the bits of a float as an int: that is another value.
 _VIEWS = frozenset(["bitcast", "reshape", "copy"])
 _FLOATS = frozenset(["F32", "BF16", "F16"])
+# Not that of bits, which tells zeros apart.
+_COMPARISONS = frozenset(["", "FLOAT", "SIGNED"])
 # A fusion of more would take longer to compile than it saves.
 MAX_OPS = 64
 
@@ -117,7 +120,8 @@ class _Reader:
             return self._find(source.id)
         operands = tuple(self._find(operand) for operand in instruction.operand_ids)
         if opcode in _VIEWS:
-            if is_single != self._is_single(self._find_instruction(instruction.operand_ids[0])):
+            source = self._find_instruction(instruction.operand_ids[0])
+            if is_single != self._is_single(source) or kind != self._read_kind(source):
                 raise _OtherFormSignal
             return operands[0]
         detail = ""
@@ -125,9 +129,11 @@ class _Reader:
             if not is_single:
                 raise _OtherFormSignal
             detail = read_literal(instruction)[::-1].hex()
-        elif not self._is_known(opcode, kind, operands):
+        elif not self._is_known(opcode, kind, operands) or _asks_for_accuracy(instruction):
             raise _OtherFormSignal
         if opcode == "compare":
+            if getattr(instruction, "comparison_type", "") not in _COMPARISONS:
+                raise _OtherFormSignal
             detail = instruction.comparison_direction
         self._ops.append(ElementOp(opcode, kind, operands, detail))
         return len(self._operands) + len(self._ops) - 1
@@ -178,3 +184,10 @@ class _Reader:
         if found != self._shape:
             raise _OtherFormSignal
         return False
+
+
+def _asks_for_accuracy(instruction: Any) -> bool:
+    """True where XLA may compute a function in another way than by default."""
+    # Older versions of XLA do not have the field.
+    accuracy = getattr(instruction, "result_accuracy", None)
+    return accuracy is not None and accuracy.ByteSize() > 0

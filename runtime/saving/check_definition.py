@@ -159,7 +159,7 @@ def _check_edges(part: Stage | Body) -> Iterator[str]:
     edges = frozenset(part.edges)
     for edge in part.programmatic:
         if edge not in edges:
-            yield f"the early start {edge} is no edge"
+            yield f"the early start {edge} is not an edge"
             continue
         first, second = (part.nodes[index] for index in edge)
         if not isinstance(first, KernelNode) or not isinstance(second, KernelNode):

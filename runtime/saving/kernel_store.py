@@ -85,7 +85,7 @@ class KernelStore:
                 self.drop(key, error.what)
             return None
         if file is None:
-            self.drop(key, "it is no regular file")
+            self.drop(key, "it is not a regular file")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)

@@ -142,7 +142,7 @@ class _Kind:
         elif issubclass(kind, tuple) and (names := getattr(kind, "_fields", None)) is not None:
             self.names = tuple(names)
         else:
-            raise ValueError(f"{kind.__name__} is no dataclass, NamedTuple or enum")
+            raise ValueError(f"{kind.__name__} is not a dataclass, NamedTuple or enum")
 
     @functools.cached_property
     def checks(self) -> tuple[Check, ...]:
@@ -260,7 +260,7 @@ class _Reader:
         if not isinstance(tree, dict) or tree.keys() != {"types", "rows", "value"}:
             raise ContentProblem("the content", "it has not types, rows and a value")
         if not isinstance(tree["types"], list) or not isinstance(tree["rows"], list):
-            raise ContentProblem("the content", "its types or rows are no list")
+            raise ContentProblem("the content", "its types or rows are not lists")
         self._types = [self._read_type(each, i) for i, each in enumerate(tree["types"])]
         for number, row in enumerate(tree["rows"]):
             self._records.append(self._read_row(row, number))
@@ -379,7 +379,7 @@ def _read_float(text: str, place: str) -> float:
     try:
         return float.fromhex(text)
     except (ValueError, OverflowError):
-        raise ContentProblem(place, f"{text[:80]!r} is no number") from None
+        raise ContentProblem(place, f"{text[:80]!r} is not a number") from None
 
 
 def _read_dtype(name: str, place: str) -> np.dtype[Any]:

@@ -115,12 +115,17 @@ def write_file(
 
 
 def _take_path(path: Any) -> pathlib.Path:
-    if isinstance(path, str | os.PathLike):
+    try:
+        text = os.fspath(path)
+        is_path = isinstance(text, str) and b"\0" not in os.fsencode(text)
+    except (TypeError, UnicodeEncodeError):
+        is_path = False
+    if is_path:
         return pathlib.Path(path)
     raise SavedFileError(
         f"{path!r} is not a path",
         where="argument `path`",
-        why="a file is named by a text or a pathlib.Path",
+        why="a file is named by a text or a pathlib.Path, in characters that the system has",
         fix="pass the path of a file, as 'step.tg'",
         anchor=ANCHOR,
     )
@@ -240,13 +245,13 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _raise_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number of JSON")
 
 
 def _cut_blobs(places: Any, rest: memoryview, source: str) -> Iterator[memoryview]:
     """Yields the blobs; together they are all of the rest, in order."""
     if not isinstance(places, list):
-        raise_damage(source, "the header", "its blobs are no list")
+        raise_damage(source, "the header", "its blobs are not a list")
     end = 0
     for number, place in enumerate(places):
         is_pair = isinstance(place, list) and [type(each) for each in place] == [int, int]

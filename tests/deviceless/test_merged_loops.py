@@ -207,7 +207,16 @@ def test_the_arithmetic_is_that_of_xlas_kernels(name: str, h200: Any) -> None:
         assert count_arithmetic(list_nodes(fused)[0])["FFMA"] > found["FFMA"]
 
 
+def read_bits(x: Any) -> Any:
+    return jax.lax.bitcast_convert_type(x, jnp.int32)
+
+
 OTHERS: dict[str, Callable[[Any], Any]] = {
+    # Of floats below zero the bits have the other order.
+    "order of bits": lambda x: jnp.where(read_bits(x) < read_bits(-x), x, 2 * x),
+    "bits of some": lambda x: jnp.where(x > 0.5, read_bits(x), 3),
+    "value of bits": lambda x: read_bits(x).astype(jnp.float32) * 2,
+    "exact": lambda x: jax.lax.exp(x, accuracy=jax.lax.AccuracyMode.HIGHEST),
     "transposed": lambda x: x + x.T,
     "rows": lambda x: x + x[0],
     "reversed": lambda x: x[::-1] * 2,

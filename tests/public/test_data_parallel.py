@@ -268,6 +268,15 @@ for other in OTHERS:
     assert np.array_equal(step(batch, batch), x + x)
 assert "in this order" in error.what
 
+# A graph of one mesh is not called with arrays of another, whose devices are named.
+compiled = step.lower(batch, batch).compile()
+for over in (back, Mesh(np.array(devices)[[1, 0, 2, 3]], ("data",))):
+    given = put(x, "data", over=over)
+    error = refuse(compiled, given, given, kind=tg.ReplayError)
+    wanted, got = (", ".join(map(str, each)) for each in (devices, over.devices))
+    assert f"on {wanted}, got" in error.where and f"on {got}" in error.where, error
+assert np.array_equal(compiled(batch, batch), x + x)
+
 # Values inside of a replay, and the op that made a NaN.
 seen = tg.capture(lambda x: jnp.log(tg.probe("y", x * 2)).sum(), debug_nans=True)
 ones = put(np.ones((8, 2), np.float32), "data")

@@ -200,7 +200,7 @@ def test_a_scaler_without_a_finite_step_in_its_window() -> None:
         (lambda s: s.step(lambda g, o, p: p, X, 0, X), "can make no step"),
         (lambda s: s.step(lambda g, o, p: (p, (o, o)), X, 0, X), "PyTreeDef"),
         (lambda s: s.step(lambda g, o, p: (p[0], o), X, 0, X), "returns float32"),
-        (lambda s: s.update(None), "found_inf=None is no result of a step"),
+        (lambda s: s.update(None), "found_inf=None is not the result of a step"),
         (lambda s: s.load_state_dict({"scale": 1.0}), "growth_factor, "),
     ],
 )

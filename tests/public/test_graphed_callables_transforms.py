@@ -260,7 +260,7 @@ WRONG = {
         "2 callables are given, and sample_args",
     ),
     "keywords": ((jnp.sin, (X,), [1]), {}, "sample_kwargs of callable 0 is list"),
-    "warm-ups": ((jnp.sin, (X,)), {"num_warmup_iters": -1}, "num_warmup_iters=-1 is no count"),
+    "warm-ups": ((jnp.sin, (X,)), {"num_warmup_iters": -1}, "num_warmup_iters=-1 is not a count"),
     "pool": ((jnp.sin, (X,)), {"pool": "mine"}, "pool= is str, not a pool"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -22,20 +23,35 @@ from tracegraph.saving import first_calls
 RANDOM = np.random.RandomState(0)
 W = jnp.asarray(RANDOM.randn(8, 8).astype(np.float32))
 B = RANDOM.randn(8).astype(np.float32)
+SHIFT = 3 * B
 KEYS = jax.random.split(jax.random.key(3), 2)
 X = jnp.asarray(RANDOM.randn(2, 8).astype(np.float32))
-GIVEN = {"W": W, "B": B, "KEYS": KEYS}
+GIVEN = {"W": W, "B": B, "KEYS": KEYS, "MODEL.weights": W, "MODEL.inner.b": B, "b": B}
+GIVEN |= {"Model.scale": 2 * B, "self['inner'].b": B, "SHIFT": SHIFT}
 multiply = jax.jit(lambda z: jnp.tanh(z @ W))
 
 
 class Model:
-    """No tree: its array is known by its place in the file only."""
+    """No tree of JAX."""
+
+    scale = 2 * B
 
     def __init__(self) -> None:
-        self.weights = W
+        self.weights, self.inner = W, types.SimpleNamespace(b=B)
+
+    def __call__(self, x: Any) -> Any:
+        return x + self.inner.b
+
+    def read(self, x: Any) -> Any:
+        return x + SHIFT
 
 
 MODEL = Model()
+
+
+def add(x: Any, b: Any = B) -> Any:
+    return x + b
+
 
 # What is closed over, and the names of what is then to be given.
 CLOSED_OVER: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
@@ -47,7 +63,13 @@ CLOSED_OVER: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "gradient": (lambda x: jax.grad(lambda y: jnp.sin(multiply(y)).sum())(x), ["W"]),
     "result": (lambda x: (x * 2, W), ["W"]),
     "keys": (lambda x: x + jax.random.normal(KEYS[0], (8,)), ["KEYS"]),
-    "object": (lambda x: x @ MODEL.weights, ["constant 0"]),
+    "object": (lambda x: x @ MODEL.weights, ["MODEL.weights"]),
+    "object below": (lambda x: x + getattr(MODEL.inner, "b"), ["MODEL.inner.b"]),  # noqa: B009
+    "class": (lambda x: x + Model.scale, ["Model.scale"]),
+    "callable": (Model(), ["self['inner'].b"]),
+    "called": (lambda x: MODEL(x), ["MODEL.inner.b"]),
+    "default": (add, ["b"]),
+    "method": (lambda x: MODEL.read(x), ["SHIFT"]),
     "nothing": (lambda x: x * 2, []),
     "written down": (lambda x: x * np.arange(8.0, dtype=np.float32), []),
 }
@@ -61,7 +83,13 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 def holds_weights(path: pathlib.Path) -> bool:
     """True where the bytes of a row or a column of the weights are in a file."""
     data = path.read_bytes()
-    pieces = [np.asarray(W)[0], np.asarray(W)[:, 0], B, np.asarray(jax.random.key_data(KEYS))]
+    pieces = [
+        np.asarray(W)[0],
+        np.asarray(W)[:, 0],
+        B,
+        2 * B,
+        np.asarray(jax.random.key_data(KEYS)),
+    ]
     return any(np.ascontiguousarray(each).tobytes() in data for each in pieces)
 
 
@@ -80,8 +108,7 @@ def test_without_constants_a_file_has_none_of_the_users_values(
     with pytest.raises(tg.SavedFileError, match=f"needs {len(names)} closed-over") as raised:
         tg.load(path)
     assert [each.split(":")[0] for each in raised.value.where.split(", ")] == names
-    given = [W] if names == ["constant 0"] else {each: GIVEN[each] for each in names}
-    loaded = tg.load(path, constants=given)
+    loaded = tg.load(path, constants={each: GIVEN[each] for each in names})
     for _ in range(2):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), loaded(X), wanted)
 
@@ -115,6 +142,15 @@ def test_other_small_weights_are_given(
         np.testing.assert_allclose(loaded(X), X @ (2 * W) + 3 * B, rtol=1e-5)
     # Another program than that of the capture: its first call has verified it.
     assert [report.exact for report in proven] == [1]
+
+
+def test_a_model_is_given_as_a_whole(path: pathlib.Path) -> None:
+    step = tg.capture(CLOSED_OVER["object"][0])
+    wanted = step(X)
+    step.save(path, constants=False)
+    other = Model()
+    other.weights = 3 * W
+    np.testing.assert_allclose(tg.load(path, constants={"MODEL": other})(X), 3 * wanted, rtol=1e-6)
 
 
 def test_buckets_have_none_either(path: pathlib.Path) -> None:

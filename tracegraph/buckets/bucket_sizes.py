@@ -86,7 +86,7 @@ def read_buckets(function: Callable[..., Any], given: Any) -> BucketSizes:
     """
     if not isinstance(given, Mapping) or not given:
         raise make_option_error(
-            function, f"buckets={given!r} is no mapping", "it maps arguments to axes"
+            function, f"buckets={given!r} is not a mapping", "it maps arguments to axes"
         )
     positions, names = _read_parameters(function)
     axes: list[BucketedAxis] = []

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from tracegraph.capturing.agreement import Agreement, describe_program
 from tracegraph.capturing.capture_lowering import (
     compile_again,
@@ -20,6 +22,7 @@ from tracegraph.capturing.fastest_variant import (
     takes_replacements,
 )
 from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.capturing.handler_errors import translate_compile_error
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.partition import find_embedded
 from tracegraph.capturing.progress import Progress
@@ -251,10 +254,13 @@ class CapturePipeline:
             checked, lowered = lower_checked(
                 self._prepared, first, compiler, shares_arguments=self.shares_arguments
             )
-        except Exception:
+        except Exception as error:
             # A difference between the two traces may be the reason: it is reported first.
             overlap.finish()
-            raise
+            translated = translate_compile_error(error, first.checked.graph)
+            if translated is None:
+                raise
+            raise translated from error
         compiler.finish_overlap()
         return Variant(first, self._make_lowered(checked, lowered), slot, None)
 
@@ -293,7 +299,13 @@ class CapturePipeline:
 
     def _lower_spread(self, first: FirstTrace, spread: Spread) -> LoweredSpread:
         overlap = Overlap("check", lambda: self.finish_checks(first))
-        program = compile_call(self._prepared, self._jaxpr, spread, self._progress, overlap)
+        try:
+            program = compile_call(self._prepared, self._jaxpr, spread, self._progress, overlap)
+        except jax.errors.JaxRuntimeError as error:
+            translated = translate_compile_error(error, first.checked.graph)
+            if translated is None:
+                raise
+            raise translated from error
         overlap.finish()
         return LoweredSpread(self._prepared, first.checked, program, spread, self._device)
 

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from tracegraph.constraints.variable_trees import list_variable_leaves
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl
 
@@ -78,13 +79,20 @@ def holds_arrays(value: Any) -> bool:
     """True for an object known by its identity that holds arrays, and for a closure of a trace."""
     if isinstance(value, types.FunctionType):
         cells = [_read_cell(cell) for cell in value.__closure__ or ()]
-        return any(isinstance(held, Tracer) for held in jax.tree_util.tree_leaves(cells))
+        return any(isinstance(held, Tracer) for held in _list_leaves(cells))
     if isinstance(value, types.MethodType):
         value = value.__self__
     if isinstance(value, type | types.ModuleType) or type(value).__hash__ is not object.__hash__:
         return False
-    held = jax.tree_util.tree_leaves(getattr(value, "__dict__", None))
+    held = _list_leaves(getattr(value, "__dict__", None))
     return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in held)
+
+
+def _list_leaves(value: Any) -> list[Any]:
+    try:
+        return jax.tree_util.tree_leaves(value)
+    except Exception:  # noqa: BLE001  (it may come from the user's class; this way is slower)
+        return [leaf for _, leaf in list_variable_leaves("", value)]
 
 
 def describe_refusal(value: Any, *, takes_static: bool) -> tuple[str, str]:

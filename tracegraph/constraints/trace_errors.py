@@ -11,7 +11,7 @@ import jax
 from tracegraph.constraints.frames import locate_error, locate_function
 from tracegraph.constraints.leaks import find_leak_violation
 from tracegraph.constraints.violation import Violation, make_capture_error
-from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.errors import CaptureError, shorten_list
 
 _DYNAMIC_SHAPE = re.compile(
     r"size argument|jnp\.unique\(\)|setdiff1d|total_repeat_length|jnp\.arange|jnp\.linspace"
@@ -32,6 +32,11 @@ _READERS = (
     (re.compile(r"The (\w+)\(\) method was called"), "`.{}()`"),
     (re.compile(r"passed to \w+\.(__format__)"), "a format string"),
     (re.compile(r"unhashable type: '\w*(Tracer)'"), "a look-up in a dict or set"),
+)
+_CARRY = re.compile(
+    r"(?P<loop>\w+) body function carry input and carry output must have (?:equal types|the same "
+    r"pytree structure), but they differ:\n\n(?P<differences>.*?)\n\n",
+    re.DOTALL,
 )
 _READING_TYPE_ERRORS = re.compile(
     r"passed to \w*Tracer\.__format__|unhashable type: '\w*Tracer'"
@@ -171,6 +176,23 @@ def _find_argument_violation(
     )
 
 
+def _find_carry_violation(
+    error: Exception, function: Callable[..., Any], name: str
+) -> Violation | None:
+    found = _CARRY.search(str(error)) if isinstance(error, TypeError) else None
+    if found is None:
+        return None
+    parts = [each.strip(" *;.") for each in found.group("differences").split("\n")]
+    return Violation(
+        "loop-carry",
+        f"`{name}` has a `{found.group('loop')}` whose body changes what the loop carries",
+        locate_error(error, function),
+        "; ".join(each.replace("The input", "the input", 1) for each in shorten_list(parts)),
+        "return from the body what it was given, with the same shapes, dtypes and structure: cast "
+        "with .astype, or begin with what the body returns",
+    )
+
+
 # In this order: JAX's error of a Python branch is also one of reading a value.
 _FINDERS = (
     _find_branch_violation,
@@ -179,4 +201,5 @@ _FINDERS = (
     find_leak_violation,
     _find_result_violation,
     _find_argument_violation,
+    _find_carry_violation,
 )

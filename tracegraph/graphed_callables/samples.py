@@ -76,7 +76,7 @@ def check_settings(num_warmup_iters: Any, pool: Any, allow_unused_input: Any) ->
     """
     if type(num_warmup_iters) is not int or num_warmup_iters < 0:
         raise make_samples_error(
-            f"num_warmup_iters={num_warmup_iters!r} is no count",
+            f"num_warmup_iters={num_warmup_iters!r} is not a count",
             "it is accepted for compatibility; nothing is warmed up",
             "leave it out",
         )

@@ -41,7 +41,7 @@ def find_choice(slot: CacheSlot) -> Choice | None:
         return None
     try:
         if not isinstance(file.content, dict) or file.content.keys() != {"key", "choice"}:
-            raise ContentProblem("the content", "it is no choice")
+            raise ContentProblem("the content", "it is not a choice")
         if file.content["key"] != key:
             raise ContentProblem("the content", "it is that of another program")
         return _codec.decode(file.content["choice"], file.blobs, Choice)

@@ -124,7 +124,7 @@ def make_gradient_error(path: str, given: Any) -> ConfigError:
 def make_found_inf_error(given: Any) -> ConfigError:
     """Returns the error of an update that is not told how the step was."""
     return ConfigError(
-        f"found_inf={given!r} is no result of a step",
+        f"found_inf={given!r} is not the result of a step",
         where=f"{locate_caller()}, argument `found_inf`",
         why="the scale falls or grows by whether the gradients were finite",
         fix="pass what scaler.step or scaler.unscale returned",

@@ -10,17 +10,17 @@ and scalars.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tracegraph.constraints.constants import identify, list_inner_arrays
+from tracegraph.constraints.constants import list_inner_arrays
 from tracegraph.constraints.mismatch import print_leaf_type
 from tracegraph.ir.graph import Constant, Graph
 from tracegraph.lowering.saved_lowering import SaveProblem
 from tracegraph.runtime.jax_interop import unwrap_key
-from tracegraph.saving.held_arrays import list_identities
+from tracegraph.saving.held_arrays import list_host_arrays
 
 # Of an array that a function makes with NumPy whenever it is traced.
 MAX_OWN_BYTES = 256
@@ -36,7 +36,7 @@ def find_left_out(function: Callable[..., Any], graph: Graph) -> list[Constant]:
     Raises:
         SaveProblem: one of them cannot be an input.
     """
-    held = list_identities(function)
+    held = list_host_arrays(function)
     for array in list_inner_arrays(graph):
         if _is_left_out(array, held):
             data = unwrap_key(array)
@@ -48,8 +48,10 @@ def find_left_out(function: Callable[..., Any], graph: Graph) -> list[Constant]:
     return [each for each in graph.constants if _is_left_out(each.array, held)]
 
 
-def _is_left_out(array: Any, held: Set[Any]) -> bool:
+def _is_left_out(array: Any, held: Sequence[np.ndarray[Any, Any]]) -> bool:
     if np.ndim(array) == 0:
         return False
-    is_made_inside = isinstance(array, np.ndarray) and identify(array) not in held
-    return not is_made_inside or array.nbytes > MAX_OWN_BYTES
+    if not isinstance(array, np.ndarray) or array.nbytes > MAX_OWN_BYTES:
+        return True
+    # A part of an array, too.
+    return any(np.may_share_memory(array, each) for each in held)

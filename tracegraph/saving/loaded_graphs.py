@@ -167,7 +167,7 @@ def _check_entry(
     if len(inputs) < count or tuple(constants) != inputs[count:]:
         raise ContentProblem("the inputs", f"they are not {count} leaves and its constants")
     if any(not stage.is_captured for stage in definition.stages):
-        raise ContentProblem("the stages", "one of them is no graph")
+        raise ContentProblem("the stages", "one of them is not a graph")
     given = [describe_physical(leaf) for leaf in call.signature.leaves]
     given += [(tuple(each.shape), each.dtype) for each in constants.values()]
     for name, kind in zip(inputs, given, strict=True):

@@ -246,7 +246,9 @@ def name_object(value: Any) -> NamedObject | None:
 def _name(value: Any) -> NamedObject:
     named = name_object(value)
     if named is None:
-        raise SaveProblem(f"{_describe(value)} is no plain value, and no module has it by a name")
+        raise SaveProblem(
+            f"{_describe(value)} is not a plain value, and no module has it by a name"
+        )
     return named
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,7 +94,8 @@ def unpack_constants(
     missing = [each for each in saved if each.data is None and each.name not in found]
     if missing:
         top = dict.fromkeys(each.name.partition("[")[0].partition(".")[0] for each in missing)
-        example = ", ".join(f"{name!r}: {name}" for name in shorten_list(list(top), 3))
+        pairs = [f"{name!r}: {name if name.isidentifier() else '...'}" for name in top]
+        example = ", ".join(shorten_list(pairs, 3))
         raise SavedFileError(
             f"{source} needs {len(missing)} closed-over arrays that it does not hold",
             where=", ".join(shorten_list(list(map(str, missing)))),
@@ -110,10 +112,14 @@ def _match(saved: Sequence[SavedConstant], given: Any, source: str) -> dict[str,
         return {}
     names = [each.name for each in saved]
     if isinstance(given, Mapping):
+        given = {name: _open_module(tree) for name, tree in given.items()}
         places = dict(list_leaves(given.items()))
         found = {name: places[name] for name in names if name in places}
-        used = {name for name in given if any(each.startswith(name) for each in found)}
-        unused = [f"{name} is not taken" for name in given if name not in used]
+        unused = [
+            f"{name} is not taken"
+            for name, tree in given.items()
+            if not any(path in found for path, _ in list_leaves([(name, tree)]))
+        ]
     else:
         values = list(given)
         found = dict(zip(names, values, strict=False))
@@ -135,6 +141,11 @@ def _match(saved: Sequence[SavedConstant], given: Any, source: str) -> dict[str,
     return {name: _unwrap(value) for name, value in found.items()}
 
 
+def _open_module(value: Any) -> Any:
+    is_module = isinstance(value, types.ModuleType)
+    return types.SimpleNamespace(**vars(value)) if is_module else value
+
+
 def _fits(saved: SavedConstant, value: Any) -> bool:
     array = unwrap_key(value)
     if not isinstance(array, jax.Array | np.ndarray):
@@ -152,7 +163,7 @@ def _print_type(value: Any) -> str:
     array = unwrap_key(value)
     if isinstance(array, jax.Array | np.ndarray):
         return print_leaf_type(tuple(array.shape), array.dtype, False)
-    return f"a {type(value).__name__}"
+    return f"an object of type {type(value).__name__}"
 
 
 def _read(saved: SavedConstant) -> np.ndarray[Any, Any]:

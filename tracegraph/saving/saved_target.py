@@ -79,7 +79,7 @@ def read_origin(content: Any, source: str) -> Origin:
         raise_damage(source, place, f"its target has not {', '.join(sorted(fields))}")
     texts = [*target["features"], *(content[name] for name in wanted - {"target"})]
     if not all(type(each) is str for each in texts):
-        raise_damage(source, place, "a version or a feature is no text")
+        raise_damage(source, place, "a version or a feature is not a text")
     features = tuple(target["features"])
     return Origin(**{**content, "target": CodeTarget(**{**target, "features": features})})
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import types
 import weakref
 import zlib
@@ -24,6 +25,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from tracegraph.constraints.variable_trees import list_variable_leaves
 from tracegraph.runtime.source_lines import is_user_file
 
 # Of one value; larger trees are compared in part.
@@ -156,18 +158,13 @@ def _list_names(code: types.CodeType) -> set[str]:
 
 def _describe(value: Any) -> Iterator[Mark]:
     """Yields what is known of each leaf; nothing of an object that is no leaf of JAX."""
-    for leaf in jax.tree.leaves(value, is_leaf=_is_no_tree)[:MAX_LEAVES]:
+    for _, leaf in itertools.islice(list_variable_leaves("", value), MAX_LEAVES):
         if type(leaf) in _PLAIN or isinstance(leaf, np.generic):
             yield repr(leaf)
         elif isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
             yield ArrayMark(weakref.ref(leaf), leaf.aval.str_short())
         elif type(leaf) is np.ndarray:
             yield ArrayMark(weakref.ref(leaf), f"{leaf.dtype}{list(leaf.shape)}", _sum(leaf))
-
-
-def _is_no_tree(value: Any) -> bool:
-    # JAX warns of iterators, which it takes for leaves.
-    return value is None or isinstance(value, Iterator)
 
 
 def _is_same(then: Mark, now: Mark) -> bool:

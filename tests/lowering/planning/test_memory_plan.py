@@ -229,7 +229,7 @@ GOOD = plan_memory("f", [Lifetime("a", 512, 0, 1), Lifetime("b", 300, 1, 2)])
         ({"offsets": {"a": 0, "b": 0}}, "`a` and `b` overlap while both live"),
         ({"offsets": {"a": 0}}, "`b` has no offset"),
         ({"offsets": {"a": 0, "b": -512}}, "`b` has the negative offset -512"),
-        ({"offsets": {"a": 0, "b": 516}}, "the offset 516 of `b` is no multiple of 256"),
+        ({"offsets": {"a": 0, "b": 516}}, "the offset 516 of `b` is not a multiple of 256"),
         ({"offsets": {"a": 0, "b": 768}}, "`b` reaches outside the arena, to 1068"),
         ({"kept_bytes": 256}, "`a` is a temporary, and stands at 0 in the kept part"),
         (

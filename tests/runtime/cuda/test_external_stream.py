@@ -82,7 +82,7 @@ def refused(what: str, why: str) -> Iterator[None]:
     with pytest.raises(ConfigError) as raised:
         yield
     error = raised.value
-    assert error.what == f"{what} is no stream"
+    assert error.what == f"{what} is not a stream"
     assert error.where == "argument `stream` of tg.ExternalStream"
     assert why in error.why
     assert error.anchor == "stream-handle"
@@ -91,9 +91,9 @@ def refused(what: str, why: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("given", "what", "why"),
     [
-        ("cuda:0", "'cuda:0'", "no int"),
-        (None, "None", "no int"),
-        (True, "True", "no int"),
+        ("cuda:0", "'cuda:0'", "not an int"),
+        (None, "None", "not an int"),
+        (True, "True", "not an int"),
         (0, "0x0", "default streams"),
         (1, "0x1", "default streams"),
         (2, "0x2", "default streams"),

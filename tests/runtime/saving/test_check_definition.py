@@ -92,7 +92,7 @@ PROBLEMS: dict[str, tuple[GraphDefinition, str]] = {
     "output": (define(outputs=("c",)), "the result c has no place"),
     "edge back": (define(COPY, COPY, edges=[(1, 0)]), "an edge goes from node 1 to node 0 of 2"),
     "edge out": (define(COPY, COPY, edges=[(0, 2)]), "an edge goes from node 0 to node 2 of 2"),
-    "no edge": (define(KERNEL, WAITS, early=[(0, 1)]), "the early start (0, 1) is no edge"),
+    "no edge": (define(KERNEL, WAITS, early=[(0, 1)]), "the early start (0, 1) is not an edge"),
     "early copy": (define(COPY, WAITS, edges=[(0, 1)], early=[(0, 1)]), "is not between kernels"),
     "early": (define(KERNEL, KERNEL, edges=[(0, 1)], early=[(0, 1)]), "and does not wait"),
     "early load": (

@@ -144,7 +144,7 @@ def set_value(index: int, value: Any, row: int = 0) -> Any:
         ("x", "field offset: a value of type str does not belong there"),
         (True, "field offset: a value of type bool does not belong there"),
         (["f", "0x1p+0"], "field offset: a value of type float does not belong there"),
-        (["f", "one"], "'one' is no number"),
+        (["f", "one"], "'one' is not a number"),
         (["r", 0], "there is no record [0] before it"),
         (["r", -1], "there is no record [-1] before it"),
         (["b", 0], "there is no blob [0] before it"),
@@ -179,7 +179,7 @@ def test_values_that_are_nested_without_end():
     ("change", "problem"),
     [
         (lambda tree: tree.pop("rows"), "it has not types, rows and a value"),
-        (lambda tree: tree.update(rows=3), "its types or rows are no list"),
+        (lambda tree: tree.update(rows=3), "its types or rows are not lists"),
         (lambda tree: tree["types"].append([]), "type 1: it has no name"),
         (lambda tree: tree["types"].append(["os"]), "type 1: 'os' is not known to this version"),
         (lambda tree: tree["types"][0].append("more"), "BufferUse has other fields than here"),
@@ -196,7 +196,7 @@ def test_trees_that_do_not_hold_together(change: Any, problem: str):
 def test_two_types_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two types are called BufferUse"):
         RecordCodec([BufferUse, BufferUse])
-    with pytest.raises(ValueError, match="int is no dataclass"):
+    with pytest.raises(ValueError, match="int is not a dataclass"):
         RecordCodec([int])
 
 

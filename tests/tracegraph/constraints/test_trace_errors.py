@@ -266,3 +266,42 @@ def test_print_is_plain_again_afterwards_and_in_other_threads(capsys):
         assert builtins.print is not plain
     assert builtins.print is plain
     assert "Tracer" in capsys.readouterr().out
+
+
+def test_a_loop_whose_carry_changes():
+    def step(x):
+        return jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: jnp.append(c, c), x)
+
+    assert to_text(translate(step, X)) == (
+        "`step` has a `while_loop` whose body changes what the loop carries\n"
+        + place("step")
+        + "  why:   the input carry c has type float32[4] but the corresponding output carry "
+        "component has type float32[8], so the shapes do not match\n"
+        "  fix:   return from the body what it was given, with the same shapes, dtypes and "
+        "structure: cast with .astype, or begin with what the body returns"
+        "          python -m tracegraph error loop-carry"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (lambda c, _: ((c[0].astype(int), jnp.append(c[1], 1.0)), None), "dtypes do not match; "),
+        (lambda c, _: ((c[0], (c[1], c[1])), None), "Python types differ"),
+        (lambda c, _: (c[0], None), "Python types differ"),
+    ],
+)
+def test_each_part_of_a_carry_that_changes_is_named(body, words):
+    def step(x):
+        return jax.lax.scan(body, (x, x), None, length=2)
+
+    error = translate(step, X)
+    assert error is not None
+    assert error.anchor == "loop-carry"
+    assert "`scan`" in error.what
+    assert words in error.why
+    assert len(str(error).splitlines()) == 4
+
+
+def test_other_errors_of_a_body_are_the_users():
+    assert translate(lambda x: jax.lax.scan(lambda c, _: c, x, None, length=2), X) is None
