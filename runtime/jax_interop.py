@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib
 import threading
 import weakref
@@ -55,7 +56,8 @@ PRIVATE_NAMES = {
     "jax._src.xla_bridge.backends_are_initialized": "any public call would open the backends",
     "jax._src.interpreters.pxla.UnloadedMeshExecutable": "what a compiled function is made of",
     "jaxlib.xla_client.DeviceList": "the devices that XLA's code is loaded for",
-    "jaxlib.xla_client.CompileOptions": "where it runs, if not where it was compiled for",
+    "jaxlib.xla_client.CompileOptions": "where it runs, if not where it was compiled for, and "
+    "XLA's flags as it has read them",
     "jaxlib.xla_client.DeviceAssignment": "the same",
     "jaxlib.lapack._lapack": "finds LAPACK for code that was compiled in another process",
     "jaxlib.xla_client.custom_call_targets": "the handlers of the CPU, which has no plugin",
@@ -438,6 +440,16 @@ def _serialize(code: Any) -> bytes:
     # What is compiled for a device that is not here has no client.
     client = getattr(code, "client", None)
     return code.serialize() if client is None else client.serialize_executable(code)
+
+
+def describe_xla_flags() -> str:
+    """Returns a digest of XLA's flags as this process has read them.
+
+    XLA reads ``XLA_FLAGS`` once, when JAX opens its first device. What is written there later has
+    no effect.
+    """
+    options = _private["CompileOptions"]()
+    return hashlib.sha256(options.SerializeAsString()).hexdigest()
 
 
 def load_executable(saved: SavedExecutable, device: Any) -> jax.stages.Compiled:

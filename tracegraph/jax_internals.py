@@ -351,6 +351,18 @@ def run_in(trace: Any) -> contextlib.AbstractContextManager[Any]:
     return _private["set_current_trace"](trace)
 
 
+def drop_open_trace() -> None:
+    """Empties the trace that this thread makes of a function, which has just raised.
+
+    JAX keeps an unfinished trace, with the arrays that the function closes over, for ever: each of
+    its constants has a finalizer that holds the trace.
+    """
+    trace = trace_state.value
+    # Without `jax.jit` ops go to the trace around it, which goes on.
+    if isinstance(trace, JaxprTrace) and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        trace.invalidate()
+
+
 def is_asked_for_operand() -> bool:
     """True where JAX asks for a value to bind it, or to differentiate there; called by a handler.
 

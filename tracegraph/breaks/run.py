@@ -84,7 +84,11 @@ class Run:
                 )
                 if translated is None:
                     raise
-                raise translated from None
+                try:
+                    raise translated from None
+                finally:
+                    # Its traceback has this frame, which would hold it.
+                    del translated
         self._draws.check()
         return results, tree
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from tracegraph.ir.graph import Graph, Value
 from tracegraph.kernel_caching.program_key import NoKey, make_key
-from tracegraph.kernel_caching.surroundings import describe_surroundings
+from tracegraph.kernel_caching.surroundings import describe_surroundings, find_own_version
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.late_executable import LateExecutable, LateRegions
 from tracegraph.lowering.lower import Lowered
@@ -69,6 +69,22 @@ def find_store() -> KernelStore | None:
     return None if path is None else _make_store(path, read_kernel_cache_bytes())
 
 
+def find_usable_store() -> KernelStore | None:
+    """Returns the store; None where the cache is off, or where no key would name this version."""
+    store = find_store()
+    if store is None or find_own_version() is not None:
+        return store
+    _warn_of_changed_files()
+    return None
+
+
+@functools.cache
+def _warn_of_changed_files() -> None:
+    LOGGER.warning(
+        "the kernel cache is not used: files of tracegraph have changed since it was imported"
+    )
+
+
 @functools.cache
 def _make_store(path: pathlib.Path, limit: int) -> KernelStore:
     return KernelStore(path, limit)
@@ -106,7 +122,7 @@ def find_slot(
         shares_arguments: see `share_arguments`.
         merges: see `Compiler`.
     """
-    store = find_store()
+    store = find_usable_store()
     if store is None or not prepared.options.verify or read_check_replay():
         return None
     surroundings = describe_surroundings(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from tracegraph.kernel_caching.cached_lowering import find_store
+from tracegraph.kernel_caching.cached_lowering import find_usable_store
 from tracegraph.kernel_caching.surroundings import read_versions
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.saving.record_codec import ContentProblem, RecordCodec
@@ -32,7 +32,7 @@ def make_proof_key(digest: str, index: int, device: Device) -> str:
 
 def find_proof(key: str) -> VerificationReport | None:
     """Returns what the verification found before; None if there was none."""
-    store = find_store()
+    store = find_usable_store()
     file = store.find(key) if store is not None else None
     if store is None or file is None:
         return None
@@ -47,7 +47,7 @@ def find_proof(key: str) -> VerificationReport | None:
 
 def add_proof(key: str, report: VerificationReport) -> None:
     """Keeps what the verification found."""
-    store = find_store()
+    store = find_usable_store()
     if store is not None:
         encoded = _codec.encode(report)
         store.add(key, {"proof": key, "report": encoded.tree}, encoded.blobs)

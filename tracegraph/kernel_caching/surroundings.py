@@ -9,15 +9,17 @@ import os
 import pathlib
 import platform
 import re
+import time
 from typing import Any
 
 import jax
 
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.jax_interop import is_default_device
+from tracegraph.runtime.jax_interop import describe_xla_flags, is_default_device
 from tracegraph.runtime.own_folders import OWN_FOLDERS
 from tracegraph.tracing.prepared_call import PreparedCall
 
+_IMPORTED = time.time()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # XLA reads some of its settings, and NVIDIA's libraries theirs, from the environment.
 _VARIABLES = ("XLA_", "TF_XLA_", "TF_CUDNN_", "TF_CUBLAS", "TF_ENABLE_", "TF_DISABLE_", "CUDA_")
@@ -98,6 +100,7 @@ def describe_surroundings(
         "settings": _ADDRESS.sub("", repr(prepared.signature.settings)),
         "settings of JAX": _read_jax_settings(),
         "versions": read_versions(),
+        "flags of XLA": describe_xla_flags(),
     }
 
 
@@ -106,7 +109,7 @@ def read_versions() -> dict[str, str]:
     return {
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
-        "tracegraph": _sum_own_files(),
+        "tracegraph": find_own_version() or "",
         **_read_package_versions(),
         **_find_system_libraries(),
     }
@@ -173,13 +176,19 @@ def _find_system_libraries() -> dict[str, str]:
 
 
 @functools.cache
-def _sum_own_files() -> str:
-    """Returns a digest of our own sources, so that a change of one is another version."""
-    digest = hashlib.sha256()
+def find_own_version() -> str | None:
+    """Returns a digest of our own sources, so that a change of one is another version.
+
+    Returns:
+        None where one has changed since it was imported: then nobody knows which code runs here.
+    """
+    digest, latest = hashlib.sha256(), 0.0
     for folder in sorted(OWN_FOLDERS):
         for path in sorted(pathlib.Path(folder).rglob("*.py")):
             digest.update(path.read_bytes())
-    return digest.hexdigest()
+            # Not the time of modification: installers give a new file that of an older one.
+            latest = max(latest, path.stat().st_ctime)
+    return digest.hexdigest() if latest < _IMPORTED else None
 
 
 def _read_jax_settings() -> dict[str, str]:

@@ -134,9 +134,13 @@ class CUDAGraph(BlockGraph):
             self._call_hooks(CAPTURE_START)
         except BaseException as error:
             translated = self.abandon(error)
-            if translated is not None:
+            if translated is None:
+                raise
+            try:
                 raise translated from None
-            raise
+            finally:
+                # Its traceback has this frame, which would hold it.
+                del translated
 
     @hides_own_frames
     def capture_end(self) -> None:

@@ -49,8 +49,13 @@ class GraphBlock:
             self._graph.capture_end()
             return
         translated: Any = self._graph.abandon(error)
-        if translated is not None:
+        if translated is None:
+            return
+        try:
             raise translated from None
+        finally:
+            # Its traceback has this frame, which would hold it.
+            del translated
 
 
 def graph(

@@ -115,6 +115,12 @@ class RecordedTrace(JaxprTrace):
 
     # What JAX calls.
 
+    def invalidate(self) -> None:
+        """Forgets all that it holds: what JAX keeps of a block's tracers holds their trace."""
+        super().invalidate()
+        self.fixed, self.live, self.written, self._keys = {}, {}, {}, {}
+        self._made = []
+
     def process_primitive(self, *args: Any, **kwargs: Any) -> Any:
         """Records an op."""
         return self._wrap(super().process_primitive(*args, **kwargs))

@@ -111,7 +111,11 @@ def trace_call(prepared: PreparedCall, *, is_repeated: bool = False) -> JaxTrace
             translated = translate_trace_error(error, function=prepared.function, name=options.name)
             if translated is None:
                 raise
-            raise translated from None
+            try:
+                raise translated from None
+            finally:
+                # Its traceback has this frame, which would hold it.
+                del translated
     draws.check()
     return trace
 

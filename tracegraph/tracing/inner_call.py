@@ -26,6 +26,7 @@ from typing import Any
 
 import jax
 
+from tracegraph.jax_internals import drop_open_trace
 from tracegraph.options import Options
 from tracegraph.randomness.draws import UnboundDraws, noting
 from tracegraph.randomness.errors import TracedDrawError
@@ -131,7 +132,11 @@ def _make_new(function: Callable[..., Any], *, takes_static_leaves: bool) -> Cal
     # JAX finds what it has traced by the identity of the function.
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            drop_open_trace()
+            raise
         return wrap_static_leaves(result) if takes_static_leaves else result
 
     return run

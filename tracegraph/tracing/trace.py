@@ -29,6 +29,7 @@ from tracegraph.jax_internals import (
     EquationContext,
     describe_scope,
     describe_source,
+    drop_open_trace,
     equation_context,
     is_literal,
     make_function,
@@ -199,7 +200,11 @@ def _make_fresh(function: Callable[..., Any]) -> Callable[..., Any]:
         is_traced = True
         with _count_lock:
             _count += 1
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            drop_open_trace()
+            raise
 
     traced.__name__ = getattr(function, "__name__", type(function).__name__)
     traced.__qualname__ = getattr(function, "__qualname__", traced.__name__)

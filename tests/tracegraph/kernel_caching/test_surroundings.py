@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import time
 from typing import Any
 
 import jax
@@ -11,9 +12,11 @@ import pytest
 
 import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
-from tracegraph.kernel_caching import surroundings
+from tests.processes import run_python
+from tracegraph.kernel_caching import cached_lowering, surroundings
 from tracegraph.kernel_caching.program_key import make_key
 from tracegraph.kernel_caching.surroundings import describe_surroundings
+from tracegraph.runtime.jax_interop import describe_xla_flags
 
 
 def describe(**options: Any) -> dict[str, Any]:
@@ -70,6 +73,56 @@ def test_settings_of_jax_count_unless_they_report():
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
     assert len(keys) == 3
+
+
+FAST = "--xla_cpu_enable_fast_math=true"
+SHOW_FLAGS = f"""
+import os
+import jax
+from tracegraph.runtime.jax_interop import describe_xla_flags
+
+jax.devices()
+print(describe_xla_flags())
+os.environ["XLA_FLAGS"] = "{FAST}"
+print(describe_xla_flags())
+"""
+
+
+def test_flags_count_as_xla_has_read_them():
+    plain, late = show_flags("")
+    early, _ = show_flags(FAST)
+    assert plain == late != early
+    assert describe()["flags of XLA"] == describe_xla_flags()
+
+
+def show_flags(flags: str) -> list[str]:
+    ran = run_python(["-c", SHOW_FLAGS], variables={"XLA_FLAGS": flags})
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.split()
+
+
+def test_files_of_ours_that_change_in_a_running_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+):
+    def count() -> tuple[int, int, int]:
+        surroundings.find_own_version.cache_clear()
+        cached_lowering._warn_of_changed_files.cache_clear()
+        before = cached_lowering.read_counts()
+        tg.capture(lambda x: x - 1, name="subtract")(jnp.ones(3))
+        return tuple(value - before[name] for name, value in cached_lowering.read_counts().items())
+
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "rule.py").write_text("FACTOR = 2")
+    monkeypatch.setattr(surroundings, "OWN_FOLDERS", (f"{tmp_path}/ours/",))
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "1")
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE_PATH", str(tmp_path / "kernels"))
+    assert count() == (0, 0, 0)
+    assert "files of tracegraph have changed since" in caplog.text
+    monkeypatch.setattr(surroundings, "_IMPORTED", time.time() + 1)
+    assert [count(), count()] == [(0, 1, 1), (1, 0, 0)]
+    (tmp_path / "ours" / "rule.py").write_text("FACTOR = 3")
+    assert count() == (0, 1, 1)
+    surroundings.find_own_version.cache_clear()
 
 
 def test_options_count():
