@@ -104,7 +104,7 @@ def show_flags(flags: str) -> list[str]:
 def test_files_of_ours_that_change_in_a_running_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ):
-    def count() -> tuple[int, int, int]:
+    def count() -> tuple[int, ...]:
         surroundings.find_own_version.cache_clear()
         cached_lowering._warn_of_changed_files.cache_clear()
         before = cached_lowering.read_counts()
