@@ -23,7 +23,7 @@ from tracegraph.replacements.rules import RULES
 from tracegraph.replacements.splice import splice_matches
 from tracegraph.runtime.nodes import LaunchShape
 
-WIDTH, HIDDEN, HEADS, GROUPS, LENGTH, LAYERS = 64, 96, 4, 2, 40, 2
+WIDTH, HIDDEN, HEADS, GROUPS, LENGTH = 64, 96, 4, 2, 40
 EACH = WIDTH // HEADS
 
 
@@ -49,17 +49,17 @@ def decode(state: Any, layers: Any, table: Any) -> Any:
     return (written, position + 1, logits.argmax(-1).astype(jnp.int32)), logits
 
 
-def make_arguments(batch: int) -> Any:
+def make_arguments(batch: int, count: int) -> Any:
     sizes = {"q": (WIDTH, WIDTH), "out": (WIDTH, WIDTH), "down": (HIDDEN, WIDTH)}
     sizes |= dict.fromkeys(["k", "v"], (WIDTH, GROUPS * EACH))
     sizes |= dict.fromkeys(["gate", "up"], (WIDTH, HIDDEN))
     layers = [
         {name: draw(*shape, seed=seed) * shape[0] ** -0.5 for name, shape in sizes.items()}
         | {"gain": 1 + draw(WIDTH, seed=seed) / 8}
-        for seed in range(LAYERS)
+        for seed in range(count)
     ]
     cache = (batch, LENGTH, GROUPS, EACH)
-    caches = [[draw(*cache, seed=2 * seed + part) for part in (0, 1)] for seed in range(LAYERS)]
+    caches = [[draw(*cache, seed=2 * seed + part) for part in (0, 1)] for seed in range(count)]
     state = caches, jnp.int32(29), jnp.arange(batch, dtype=jnp.int32)
     return state, layers, draw(48, WIDTH)
 
@@ -99,16 +99,26 @@ def run_graph(graph: Graph, args: Any) -> list[Any]:
     return [known[each] for each in graph.outputs]
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_a_replaced_step_computes_the_same(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_matmuls, "MIN_MATRIX_BYTES", 0)
-    args = make_arguments(batch)
+
+
+def list_kernels(graph: Graph) -> list[str]:
+    calls = [dict(op.params["attributes"]) for op in graph.ops if op.name == "ffi_call"]
+    return [call["name"].rpartition("_")[0] for call in calls]
+
+
+def test_each_layer_is_five_kernels() -> None:
+    replaced = replace(build(decode, *make_arguments(batch=1, count=3)))
+    layer = ["few_rows", "attention", "few_rows", "few_rows", "few_rows"]
+    assert list_kernels(replaced) == [*layer * 3, "few_rows"]
+
+
+def test_a_replaced_step_computes_the_same() -> None:
+    args = make_arguments(batch=2, count=1)
     graph = build(decode, *args)
     replaced = replace(graph)
-    names = [op.params["attributes"] for op in replaced.ops if op.name == "ffi_call"]
-    symbols = [dict(each)["name"].rpartition("_")[0] for each in names]
-    layer = ["few_rows", "attention", "few_rows", "few_rows", "few_rows"]
-    assert symbols == [*layer * LAYERS, "few_rows"]
     known = evaluate(graph, args)
     wanted = [known[value] for value in graph.outputs]
     exact = jax.tree.leaves(decode(*jax.tree.map(widen, args)))
