@@ -10,7 +10,7 @@ from tracegraph.replacements.indices import Index, flatten_index, unflatten_inde
 
 # An index for each axis.
 Place: TypeAlias = tuple[Index, ...]
-_SAME_ELEMENTS = frozenset(["reshape", "squeeze", "expand_dims"])
+_SAME_ELEMENTS = frozenset(["squeeze", "expand_dims"])
 _SAME_PLACES = frozenset(["stop_gradient", "copy"])
 
 
@@ -38,6 +38,13 @@ def move_place(op: Op, place: Place) -> Place | None:
         return place
     if op.name in _SAME_ELEMENTS:
         return unflatten_index(flatten_index(place, op.results[0].shape), shape)
+    if op.name == "reshape":
+        # One may transpose first, as in the order of Fortran.
+        axes = op.params["dimensions"] or tuple(range(len(shape)))
+        flat = flatten_index(place, op.results[0].shape)
+        moved = unflatten_index(flat, tuple(shape[axis] for axis in axes))
+        places = dict(zip(axes, moved, strict=True))
+        return tuple(places[axis] for axis in range(len(shape)))
     if op.name == "broadcast_in_dim":
         axes = zip(op.params["broadcast_dimensions"], shape, strict=True)
         return tuple(place[axis] if size > 1 else Index() for axis, size in axes)

@@ -102,6 +102,12 @@ def move(x: Any, y: Any, n: Any) -> Any:
     return (x.T.reshape(4, 6).T.ravel().reshape(8, 3).T + y[::-1])[:, ::-1]
 
 
+def move_in_fortran_order(x: Any, y: Any, n: Any) -> Any:
+    del n
+    cube = lax.reshape(x.reshape(2, 3, 4), (4, 6), (1, 2, 0))
+    return jnp.ravel(cube, order="F").reshape(SHAPE) + y
+
+
 def count(x: Any, y: Any, n: Any) -> Any:
     places = lax.broadcasted_iota(jnp.int32, SHAPE, 1)
     near = jnp.minimum(jnp.maximum(places - n, -2), 2 * n)
@@ -123,7 +129,18 @@ def repeat(x: Any, y: Any, n: Any) -> Any:
     return x - slopes * (n - jnp.arange(SHAPE[1])).astype(jnp.float32)[None] + y[:, :1] * y[:1]
 
 
-PROGRAMS = [repeat, turn_halves, turn_pairs, join_three, mask, move, count, power, load_rest]
+PROGRAMS = [
+    move_in_fortran_order,
+    repeat,
+    turn_halves,
+    turn_pairs,
+    join_three,
+    mask,
+    move,
+    count,
+    power,
+    load_rest,
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)

@@ -212,4 +212,7 @@ class _Matrix:
 
 
 def _is_from_bytes(op: Op) -> bool:
-    return op.name == "convert_element_type" and str(op.operands[0].aval.dtype) in BYTE_KINDS
+    """True for an op that widens 8 bits: from one type of 8 bits to another they are rounded."""
+    kinds = [str(each.aval.dtype) for each in (*op.operands[:1], *op.results[:1])]
+    is_conversion = op.name == "convert_element_type"
+    return is_conversion and kinds[0] in BYTE_KINDS and kinds[1] in FLOAT_KINDS

@@ -24,7 +24,7 @@ from tracegraph.lowering.kernels.row_functions import (
 )
 from tracegraph.replacements.kinds import FLOAT_KINDS
 
-_SAME_ELEMENTS = frozenset(["reshape", "squeeze", "expand_dims", "stop_gradient", "copy"])
+_SAME_ELEMENTS = frozenset(["squeeze", "expand_dims", "stop_gradient", "copy"])
 # More than a norm needs; each block computes all of it.
 MAX_OPS = 48
 
@@ -69,6 +69,9 @@ def keeps_elements(op: Op) -> bool:
     """True for an op whose result has the elements of its operand, in the same order."""
     if op.name == "broadcast_in_dim":
         return math.prod(op.operands[0].aval.shape) == math.prod(op.results[0].shape)
+    if op.name == "reshape":
+        # One may transpose first, as in the order of Fortran.
+        return op.params["dimensions"] is None
     return op.name in _SAME_ELEMENTS
 
 
@@ -182,7 +185,8 @@ class RowReader:
             return self.read(value, form)
         if op.name == "broadcast_in_dim":
             return self.read(value, self._find_form(expand_shape(op), form, result.shape))
-        if op.name in REDUCTIONS and self._reads_sums_of_rows and form is not Form.FULL:
+        # As many rows as columns: what is asked for at each column may be a sum of each row.
+        if op.name in REDUCTIONS and self._reads_sums_of_rows and form in (Form.ROW, Form.ONE):
             return self._read_sum_of_row(op)
         if op.name == "integer_pow":
             return self._read_power(op, form)
