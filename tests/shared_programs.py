@@ -21,6 +21,8 @@ UNOPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 XLA_FLAGS = "--xla_gpu_autotune_level=0"
 # By fewer passes, in half of the time; later releases end the process at a flag they do not know.
 XLA_FLAGS_OF_JAX_0_10 = "--xla_cpu_use_fusion_emitters=false"
+# On a GPU most of the time goes to compiling candidates of each matmul and timing them.
+XLA_FLAGS_OF_GPU = "--xla_gpu_per_fusion_autotune_cache_dir="
 
 
 def share_programs(environment: MutableMapping[str, str]) -> None:
@@ -28,10 +30,13 @@ def share_programs(environment: MutableMapping[str, str]) -> None:
 
     The folder of compiled programs goes with the run. Each worker has a part of its own, for JAX
     writes a program in place, and another worker could read half of it. Some tests run what users
-    run, see `tests.optimized`. What the user has set stays, and on a machine with a GPU nothing is
-    set. To be called before JAX is imported.
+    run, see `tests.optimized`. What the user has set stays. On a machine with a GPU all is compiled
+    as for users; what is shared is which of XLA's candidates is the fastest. To be called before
+    JAX is imported.
     """
     if shutil.which("nvidia-smi"):
+        if "XLA_FLAGS" not in environment:
+            environment["XLA_FLAGS"] = f"{XLA_FLAGS_OF_GPU}{_make_folder()}"
         return
     environment.setdefault(UNOPTIMIZED, "1")
     is_early = importlib.metadata.version("jaxlib").startswith("0.10.")
@@ -39,8 +44,14 @@ def share_programs(environment: MutableMapping[str, str]) -> None:
     environment.setdefault("XLA_FLAGS", flags)
     worker = environment.get("PYTEST_XDIST_WORKER")
     if FOLDER not in environment:
-        environment[FOLDER] = tempfile.mkdtemp(prefix=PREFIX)
-        atexit.register(shutil.rmtree, environment[FOLDER], ignore_errors=True)
+        environment[FOLDER] = _make_folder()
         environment.update(KEEP_ALL)
     elif worker and pathlib.Path(environment[FOLDER]).name.startswith(PREFIX):
         environment[FOLDER] = str(pathlib.Path(environment[FOLDER], worker))
+
+
+def _make_folder() -> str:
+    """Returns a folder that goes with this process."""
+    folder = tempfile.mkdtemp(prefix=PREFIX)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

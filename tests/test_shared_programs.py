@@ -67,8 +67,14 @@ def test_each_worker_has_a_part_of_the_folder(monkeypatch: pytest.MonkeyPatch) -
     pathlib.Path(folder).rmdir()
 
 
-def test_nothing_is_set_where_a_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_shared_where_a_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     environment: dict[str, str] = {}
     share_programs(environment)
-    assert environment == {}
+    assert [*environment] == ["XLA_FLAGS"]
+    flag, folder = environment["XLA_FLAGS"].split("=")
+    assert flag == "--xla_gpu_per_fusion_autotune_cache_dir"
+    before = dict(environment)
+    share_programs(environment)
+    assert environment == before
+    pathlib.Path(folder).rmdir()

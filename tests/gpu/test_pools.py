@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
+import pathlib
+import subprocess
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -109,7 +112,7 @@ def test_statistics_of_a_train_loop_stand_still() -> None:
 
 
 PROGRAM = """
-    import gc, jax, jax.numpy as jnp, numpy as np, tracegraph as tg
+    import gc, jax, jax.numpy as jnp, numpy as np, os, pathlib, time, tracegraph as tg
     from tracegraph.runtime.default_device import find_any_device
     print(find_any_device().allocator.provider.name)
     step = tg.capture(lambda s, x: ({"w": s["w"] @ x}, s["w"].sum()), donate_argnums=0)
@@ -135,6 +138,8 @@ PROGRAM = """
     gc.collect()
     tg.memory.empty_cache()
     assert tg.memory.memory_reserved() == 0, tg.memory.memory_summary()
+    while not pathlib.Path(os.environ["GATE"]).exists():
+        time.sleep(0.01)
     big = tg.capture(lambda x: (x, x * 2), verify=False)
     free = tg.memory.mem_get_info()[0]
     try:
@@ -145,24 +150,49 @@ PROGRAM = """
 """
 
 
-def check_provider(name: str) -> None:
-    done = run_python(
+def run_with_provider(name: str, gate: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Runs the program; it waits for a file before it takes all memory that is free on the GPU."""
+    return run_python(
         ["-X", "faulthandler", "-c", textwrap.dedent(PROGRAM)],
-        variables={"TRACEGRAPH_ALLOC_CONF": SETTINGS[name]},
+        variables={"TRACEGRAPH_ALLOC_CONF": SETTINGS[name], "GATE": str(gate)},
     )
+
+
+def check_provider(name: str, done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == [name, "out-of-memory"]
     for trouble in ("Exception ignored", "Fatal Python error"):
         assert trouble not in done.stderr, done.stderr
 
 
-def test_jax_as_the_provider_under_captures() -> None:
+def test_jax_as_the_provider_under_captures(tmp_path: pathlib.Path) -> None:
     """Not alone: it has no more than its part of the GPU, and JAX waits for memory twice."""
-    check_provider("jax")
+    check_provider("jax", run_with_provider("jax", tmp_path))
+
+
+@pytest.fixture(scope="module")
+def finish_provider(
+    gpu: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
+    """Opens the gate of a provider of CUDA's; the programs of all begin beside each other."""
+    folder = tmp_path_factory.mktemp("gates")
+    gates = {name: folder / name for name in SETTINGS if name != "jax"}
+    with concurrent.futures.ThreadPoolExecutor(len(gates)) as pool:
+        running = {name: pool.submit(run_with_provider, name, gate) for name, gate in gates.items()}
+
+        def finish(name: str) -> subprocess.CompletedProcess[str]:
+            gates[name].touch()
+            return running[name].result()
+
+        yield finish
+        for gate in gates.values():
+            gate.touch()
 
 
 @pytest.mark.usefixtures("alone_on_gpu")
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "jax"])
-def test_every_provider_of_cuda_under_captures(name: str) -> None:
+def test_every_provider_of_cuda_under_captures(
+    name: str, finish_provider: Callable[[str], subprocess.CompletedProcess[str]]
+) -> None:
     """Alone, because it takes all memory that is free on the GPU."""
-    check_provider(name)
+    check_provider(name, finish_provider(name))

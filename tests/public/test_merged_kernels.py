@@ -73,7 +73,7 @@ def call(monkeypatch: Any, merge: Any) -> str:
 @pytest.mark.usefixtures("times")
 def test_merged_kernels_that_are_faster_are_used(monkeypatch: Any) -> None:
     text = call(monkeypatch, merge_well)
-    assert text == ("small kernels merged (1 nodes become 2): used; 20 µs without, 10 µs with")
+    assert text == "small kernels merged: used; 20 µs without, 10 µs with (1 nodes become 2)"
 
 
 def test_merged_kernels_that_are_slower_are_not(monkeypatch: Any, times: list[float]) -> None:
@@ -89,7 +89,7 @@ def test_merged_kernels_with_other_bits_are_never_used(monkeypatch: Any) -> None
 
 @pytest.mark.usefixtures("times")
 def test_without_a_compiler_nothing_is_merged_and_that_is_said(monkeypatch: Any) -> None:
-    assert call(monkeypatch, refuse).endswith("not used: NVRTC is missing; install it")
+    assert "not used: NVRTC is missing; install it (" in call(monkeypatch, refuse)
 
 
 @pytest.mark.usefixtures("times")

@@ -37,4 +37,5 @@ class Replacement:
         times = ""
         if self.before_us is not None and self.after_us is not None:
             times = f"; {self.before_us:.0f} µs without, {self.after_us:.0f} µs with"
-        return f"{self.rule} ({first}{more}): {verdict}{times}"
+        # A long place may be cut off.
+        return f"{self.rule}: {verdict}{times} ({first}{more})"
