@@ -22,29 +22,30 @@ from tracegraph.runtime.nodes import LaunchShape
 # What the source has of its own for a GPU, between this line and the end of the condition.
 _GPU_ONLY = "#ifdef __CUDACC__"
 _HOST = """
-#include <cmath>
-#include <cstring>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
 struct Dim { int x, y, z; };
 #define CLUSTERED(threads, blocks) extern "C" void
 #define KERNEL(threads) extern "C" void
 #define DEVICE static inline
 struct Any { void *address; template <class T> operator T *() const { return (T *)address; } };
-static float literal(unsigned bits) { float a; std::memcpy(&a, &bits, 4); return a; }
+static float literal(unsigned bits) { float a; memcpy(&a, &bits, 4); return a; }
 static float __uint_as_float(unsigned bits) { return literal(bits); }
-static unsigned read_bits(float a) { unsigned bits; std::memcpy(&bits, &a, 4); return bits; }
+static unsigned read_bits(float a) { unsigned bits; memcpy(&bits, &a, 4); return bits; }
 static float maximum(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 static float minimum(float a, float b) { return a != a || b != b ? NAN : a < b ? a : b; }
-static float rsqrtf(float a) { return 1.0f / std::sqrt(a); }
+static float rsqrtf(float a) { return 1.0f / sqrtf(a); }
 static float widen(float a) { return a; }
 static float widen(bfloat16 a) { return literal((unsigned)a.bits << 16); }
-static float widen(float16 a) { _Float16 b; std::memcpy(&b, &a, 2); return b; }
+static float widen(float16 a) { _Float16 b; memcpy(&b, &a, 2); return b; }
 static float widen_of_pair(unsigned short pair, int which, float8e5m2) {
     return widen(float16{(unsigned short)((pair >> which * 8 & 255) << 8)});
 }
 static float widen_of_pair(unsigned short pair, int which, float8e4m3) {
     unsigned bits = pair >> which * 8 & 255, size = bits & 127;
-    float value = size == 127 ? NAN : std::ldexp((float)(size % 8 + (size > 7) * 8),
-                                                (size > 7 ? (int)(size / 8) : 1) - 10);
+    float value = size == 127 ? NAN : ldexpf((float)(size % 8 + (size > 7) * 8),
+                                            (size > 7 ? (int)(size / 8) : 1) - 10);
     return bits > 127 ? -value : value;
 }
 static float narrow(float a, float) { return a; }
@@ -54,10 +55,18 @@ static bfloat16 narrow(float a, bfloat16) {
     return bfloat16{(unsigned short)(bits >> 16)};
 }
 static float16 narrow(float a, float16) {
-    _Float16 b = a; float16 c; std::memcpy(&c, &b, 2); return c;
+    _Float16 b = a; float16 c; memcpy(&c, &b, 2); return c;
 }
 """
-_FLAGS = ["-std=c++20", "-pthread", "-fPIC", "-O0", "-ffp-contract=off", "-w"]
+# Of the headers of C++, that of mathematics alone takes as long to read as a kernel.
+_FLAGS = [
+    "-D_GLIBCXX_INCLUDE_NEXT_C_HEADERS",
+    "-std=c++20",
+    "-fPIC",
+    "-O0",
+    "-ffp-contract=off",
+    "-w",
+]
 _ONE_THREAD = """
 static Dim blockIdx, threadIdx, gridDim, blockDim;
 static void wait() {}
@@ -66,97 +75,165 @@ _THREADS = """
 #ifndef COPIES_AT_ONCE
 #define COPIES_AT_ONCE 0
 #endif
-#include <barrier>
-#include <memory>
-#include <thread>
-#include <vector>
-struct Block {
-    std::barrier<> barrier; std::vector<char> shared; std::vector<float> lanes;
-    std::vector<std::unique_ptr<std::barrier<>>> warps;
-    Block(int threads, int bytes) : barrier(threads), shared(bytes + 128), lanes(threads) {
-        for (int first = 0; first < threads; first += 32)
-            warps.push_back(std::make_unique<std::barrier<>>(std::min(32, threads - first)));
-    }
-    char *begin() {
-        char *start = shared.data(); return start + (128 - (unsigned long)start % 128) % 128;
-    }
-};
-struct Cluster { std::barrier<> barrier; std::vector<std::unique_ptr<Block>> blocks; };
-static thread_local Dim blockIdx, threadIdx;
-static Dim gridDim, blockDim;
-static thread_local Cluster *cluster; static thread_local int rank;
-struct Copy { void *to; const void *from; };
-static thread_local std::vector<std::vector<Copy>> groups(1);
-static Block &own() { return *cluster->blocks[rank]; }
+static Dim blockIdx, threadIdx, gridDim, blockDim;
+extern "C" {
+char *find_shared(int peer); int find_cluster_rank(); float *find_lane(int lane);
+void sync_block(); void sync_warp(int lane); void arrive_cluster(); void await_cluster();
+void copy_late(void *shared, const void *global); void commit_copies(); void end_copies(int count);
+void run_cluster(int threads, int blocks, int bytes, void (*enter)(int, int), void (*run)());
+}
 static void wait() {}
 static void start_dependents() {}
-static char *shared_memory() { return own().begin(); }
-static void sync_block() { own().barrier.arrive_and_wait(); }
-static thread_local std::vector<std::barrier<>::arrival_token> tokens;
-static void arrive_cluster() { tokens.push_back(cluster->barrier.arrive()); }
-static void await_cluster() {
-    cluster->barrier.wait(std::move(tokens.back())); tokens.pop_back();
-}
+static char *shared_memory() { return find_shared(find_cluster_rank()); }
 static void sync_cluster() { arrive_cluster(); await_cluster(); }
-static int find_cluster_rank() { return rank; }
-static float read_peer(const float *mine, int peer) {
-    return *(const float *)(cluster->blocks[peer]->begin() + ((char *)mine - own().begin()));
+static float *find_peers(const float *mine, int peer) {
+    return (float *)(find_shared(peer) + ((char *)mine - shared_memory()));
 }
+static float read_peer(const float *mine, int peer) { return *find_peers(mine, peer); }
+static void write_peer(float *mine, int peer, float value) { *find_peers(mine, peer) = value; }
 static Vector load_vector(const void *global) {
-    if ((unsigned long)global % 16) std::abort();
+    if ((unsigned long)global % 16) abort();
     return *(const Vector *)global;
-}
-static void write_peer(float *mine, int peer, float value) {
-    *(float *)(cluster->blocks[peer]->begin() + ((char *)mine - own().begin())) = value;
 }
 /* A copy is made as late as it may be, or at once. */
 static void copy_async(void *shared, const void *global) {
-    if ((unsigned long)shared % 16 || (unsigned long)global % 16) std::abort();
-    if (COPIES_AT_ONCE) std::memcpy(shared, global, 16);
-    else groups.back().push_back({shared, global});
+    if ((unsigned long)shared % 16 || (unsigned long)global % 16) abort();
+    if (COPIES_AT_ONCE) memcpy(shared, global, 16);
+    else copy_late(shared, global);
 }
 static unsigned long long find_stream_policy() { return 0; }
 static void copy_streamed(void *shared, const void *global, unsigned long long) {
     copy_async(shared, global);
 }
-static void commit_copies() { groups.push_back({}); }
-template <int count> static void await_copies() {
+template <int count> static void await_copies() { end_copies(count); }
+static float shuffle_xor(float value, int mask) {
+    int lane = threadIdx.x;
+    *find_lane(lane) = value; sync_warp(lane);
+    float other = *find_lane(lane ^ mask); sync_warp(lane);
+    return other;
+}
+"""
+# Threads of a cluster are contexts of one thread of the machine. Each runs up to its next barrier,
+# in another order every round, so that a missing barrier shows; one that some never reach aborts.
+_SCHEDULER = """
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <vector>
+namespace {
+constexpr unsigned long STACK = 1 << 17;
+struct Barrier { int expected, arrived = 0, phase = 0; };
+struct Block {
+    Barrier barrier; std::vector<char> shared; std::vector<float> lanes;
+    std::vector<Barrier> warps;
+    Block(int threads, int bytes) : barrier{threads}, shared(bytes + 128), lanes(threads) {
+        for (int first = 0; first < threads; first += 32)
+            warps.push_back({std::min(32, threads - first)});
+    }
+};
+struct Copy { void *to; const void *from; };
+struct Thread {
+    ucontext_t context; int index, rank; bool done = false;
+    std::vector<std::vector<Copy>> groups{1}; std::vector<int> tokens;
+    const Barrier *awaited = nullptr; int phase = 0;
+};
+thread_local Barrier whole; thread_local std::vector<std::unique_ptr<Block>> blocks;
+thread_local Thread *self; thread_local ucontext_t scheduler; thread_local void (*body)();
+thread_local std::minstd_rand order(1);
+int arrive(Barrier &barrier) {
+    int phase = barrier.phase;
+    if (++barrier.arrived == barrier.expected) { barrier.arrived = 0; ++barrier.phase; }
+    return phase;
+}
+void await(const Barrier &barrier, int phase) {
+    if (barrier.phase != phase) return;
+    self->awaited = &barrier; self->phase = phase; swapcontext(&self->context, &scheduler);
+}
+void begin() { body(); self->done = true; }
+}
+extern "C" {
+int find_cluster_rank() { return self->rank; }
+char *find_shared(int peer) {
+    char *start = blocks[peer]->shared.data();
+    return start + (128 - (unsigned long)start % 128) % 128;
+}
+float *find_lane(int lane) { return &blocks[self->rank]->lanes[lane]; }
+void sync_block() { auto &barrier = blocks[self->rank]->barrier; await(barrier, arrive(barrier)); }
+void sync_warp(int lane) {
+    auto &barrier = blocks[self->rank]->warps[lane / 32]; await(barrier, arrive(barrier));
+}
+void arrive_cluster() { self->tokens.push_back(arrive(whole)); }
+void await_cluster() {
+    int phase = self->tokens.back(); self->tokens.pop_back(); await(whole, phase);
+}
+void copy_late(void *shared, const void *global) {
+    self->groups.back().push_back({shared, global});
+}
+void commit_copies() { self->groups.push_back({}); }
+void end_copies(int count) {
+    auto &groups = self->groups;
     while ((int)groups.size() - 1 > count) {
         for (auto &copy : groups.front()) std::memcpy(copy.to, copy.from, 16);
         groups.erase(groups.begin());
     }
 }
-static float shuffle_xor(float value, int mask) {
-    int lane = threadIdx.x; auto &warp = *own().warps[lane / 32];
-    own().lanes[lane] = value; warp.arrive_and_wait();
-    float other = own().lanes[lane ^ mask]; warp.arrive_and_wait();
-    return other;
+void run_cluster(int threads, int size, int bytes, void (*enter)(int, int), void (*run)()) {
+    int all = threads * size;
+    whole = {all}; body = run; blocks.clear();
+    for (int each = 0; each < size; ++each)
+        blocks.push_back(std::make_unique<Block>(threads, bytes));
+    auto *stacks = (char *)mmap(0, all * STACK, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    std::vector<Thread> pool(all); std::vector<Thread *> running;
+    for (int index = 0; index < all; ++index) {
+        Thread &each = pool[index]; running.push_back(&each);
+        each.rank = index / threads; each.index = index % threads;
+        getcontext(&each.context);
+        each.context.uc_stack.ss_sp = stacks + index * STACK;
+        each.context.uc_stack.ss_size = STACK; each.context.uc_link = &scheduler;
+        makecontext(&each.context, begin, 0);
+    }
+    while (!running.empty()) {
+        std::shuffle(running.begin(), running.end(), order);
+        bool moved = false;
+        for (Thread *each : running) {
+            if (each->awaited && each->awaited->phase == each->phase) continue;
+            moved = true; self = each; each->awaited = nullptr;
+            enter(each->rank, each->index);
+            swapcontext(&scheduler, &each->context);
+        }
+        if (!moved) { std::fputs("some threads never reach a barrier\\n", stderr); std::abort(); }
+        std::erase_if(running, [](Thread *each) { return each->done; });
+    }
+    munmap(stacks, all * STACK);
+}
 }
 """
-_LAUNCH_HEAD = """
+_LAUNCH_ONE = """
 extern "C" void launch(void **given, const int *grid, const int *block, int size, int bytes) {
     gridDim = {grid[0], grid[1], grid[2]}; blockDim = {block[0], block[1], block[2]};
     for (int z = 0; z < grid[2]; ++z) for (int y = 0; y < grid[1]; ++y)
-"""
-_LAUNCH_ONE = """
     for (int x = 0; x < grid[0]; ++x) { blockIdx = {x, y, z}; SYMBOL(ARGUMENTS); }
 }
 """
 # Blocks of a cluster run at the same time, clusters one after another.
 _LAUNCH_THREADS = """
+static void **given; static Dim first;
+static void enter(int rank, int index) {
+    blockIdx = {first.x + rank, first.y, first.z}; threadIdx = {index, 0, 0};
+}
+static void run() { SYMBOL(ARGUMENTS); }
+extern "C" void launch(void **arrays, const int *grid, const int *block, int size, int bytes) {
+    gridDim = {grid[0], grid[1], grid[2]}; blockDim = {block[0], block[1], block[2]};
+    given = arrays;
+    for (int z = 0; z < grid[2]; ++z) for (int y = 0; y < grid[1]; ++y)
     for (int x = 0; x < grid[0]; x += size) {
-        int threads = block[0];
-        Cluster all{std::barrier<>(threads * size), {}};
-        for (int each = 0; each < size; ++each)
-            all.blocks.push_back(std::make_unique<Block>(threads, bytes));
-        auto run = [&](int thread) {
-            cluster = &all; rank = thread / threads; groups.assign(1, {});
-            blockIdx = {x + rank, y, z}; threadIdx = {thread % threads, 0, 0};
-            SYMBOL(ARGUMENTS);
-        };
-        std::vector<std::thread> running;
-        for (int thread = 0; thread < threads * size; ++thread) running.emplace_back(run, thread);
-        for (auto &each : running) each.join();
+        first = {x, y, z}; run_cluster(block[0], size, bytes, enter, run);
     }
 }
 """
@@ -239,24 +316,23 @@ def _compile(source: str, symbol: str, count: int, *, has_threads: bool) -> ctyp
     arguments = ", ".join(f"Any{{given[{index}]}}" for index in range(count))
     world, launch = (_THREADS, _LAUNCH_THREADS) if has_threads else (_ONE_THREAD, _LAUNCH_ONE)
     launch = launch.replace("SYMBOL", symbol).replace("ARGUMENTS", arguments)
-    text = source.replace(_GPU_ONLY, f"{_HOST}{world}\n{_GPU_ONLY}", 1) + _LAUNCH_HEAD + launch
+    text = source.replace(_GPU_ONLY, f"{_HOST}{world}\n{_GPU_ONLY}", 1) + launch
+    scheduler = [_compile_scheduler(compiler)] if has_threads else []
     with tempfile.TemporaryDirectory(prefix="kernels-") as folder:
         file, library = pathlib.Path(folder, "kernel.cc"), pathlib.Path(folder, "kernel.so")
         file.write_text(text)
-        header = _compile_headers(compiler)
-        command = [compiler, *_FLAGS, "-shared", "-include", str(header), "-o", str(library)]
-        subprocess.run([*command, str(file)], check=True, timeout=60)
+        command = [compiler, *_FLAGS, "-shared", "-o", str(library), str(file), *scheduler]
+        subprocess.run(command, check=True, timeout=60)
         return ctypes.CDLL(str(library))
 
 
 @functools.cache
-def _compile_headers(compiler: str) -> pathlib.Path:
-    """Returns a file that includes what sources include, compiled beside it: half of the time."""
+def _compile_scheduler(compiler: str) -> str:
+    """Returns what runs threads, compiled once: its headers take longer than a kernel."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="kernels-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    header = folder / "headers.h"
-    lines = [line for line in f"{_HOST}{_THREADS}".split("\n") if line.startswith("#include")]
-    header.write_text("\n".join(lines))
-    command = [compiler, *_FLAGS, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
+    file, compiled = folder / "scheduler.cc", folder / "scheduler.o"
+    file.write_text(_SCHEDULER)
+    command = [compiler, *_FLAGS, "-c", "-o", str(compiled), str(file)]
     subprocess.run(command, check=True, timeout=60)
-    return header
+    return str(compiled)
