@@ -113,8 +113,8 @@ static float shuffle_xor(float value, int mask) {
     return other;
 }
 """
-# Threads of a cluster are contexts of one thread of the machine. Each runs up to its next barrier,
-# in another order every round, so that a missing barrier shows; one that some never reach aborts.
+# Threads of a cluster are contexts of one thread of the machine. A block runs as far as it can, in it a
+# warp, then another one, drawn at random: a missing barrier shows. One that some never reach aborts.
 _SCHEDULER = """
 #include <algorithm>
 #include <cstdio>
@@ -142,6 +142,7 @@ struct Thread {
     std::vector<std::vector<Copy>> groups{1}; std::vector<int> tokens;
     const Barrier *awaited = nullptr; int phase = 0;
 };
+using Warps = std::vector<std::vector<Thread *>>;
 thread_local Barrier whole; thread_local std::vector<std::unique_ptr<Block>> blocks;
 thread_local Thread *self; thread_local ucontext_t scheduler; thread_local void (*body)();
 thread_local std::minstd_rand order(1);
@@ -155,6 +156,23 @@ void await(const Barrier &barrier, int phase) {
     self->awaited = &barrier; self->phase = phase; swapcontext(&self->context, &scheduler);
 }
 void begin() { body(); self->done = true; }
+bool run_warp(std::vector<Thread *> &threads, void (*enter)(int, int)) {
+    std::shuffle(threads.begin(), threads.end(), order);
+    bool moved = false;
+    for (Thread *each : threads) {
+        if (each->done || each->awaited && each->awaited->phase == each->phase) continue;
+        moved = true; self = each; each->awaited = nullptr;
+        enter(each->rank, each->index);
+        swapcontext(&scheduler, &each->context);
+    }
+    return moved;
+}
+bool run_block(Warps &warps, void (*enter)(int, int)) {
+    std::shuffle(warps.begin(), warps.end(), order);
+    bool moved = false;
+    for (auto &warp : warps) while (run_warp(warp, enter)) moved = true;
+    return moved;
+}
 }
 extern "C" {
 int find_cluster_rank() { return self->rank; }
@@ -189,26 +207,25 @@ void run_cluster(int threads, int size, int bytes, void (*enter)(int, int), void
         blocks.push_back(std::make_unique<Block>(threads, bytes));
     auto *stacks = (char *)mmap(0, all * STACK, PROT_READ | PROT_WRITE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    std::vector<Thread> pool(all); std::vector<Thread *> running;
+    std::vector<Thread> pool(all); std::vector<Warps> each_block(size);
     for (int index = 0; index < all; ++index) {
-        Thread &each = pool[index]; running.push_back(&each);
+        Thread &each = pool[index];
+        auto &block = each_block[index / threads];
+        if (index % threads % 32 == 0) block.emplace_back();
+        block.back().push_back(&each);
         each.rank = index / threads; each.index = index % threads;
         getcontext(&each.context);
         each.context.uc_stack.ss_sp = stacks + index * STACK;
         each.context.uc_stack.ss_size = STACK; each.context.uc_link = &scheduler;
         makecontext(&each.context, begin, 0);
     }
-    while (!running.empty()) {
-        std::shuffle(running.begin(), running.end(), order);
-        bool moved = false;
-        for (Thread *each : running) {
-            if (each->awaited && each->awaited->phase == each->phase) continue;
-            moved = true; self = each; each->awaited = nullptr;
-            enter(each->rank, each->index);
-            swapcontext(&scheduler, &each->context);
-        }
-        if (!moved) { std::fputs("some threads never reach a barrier\\n", stderr); std::abort(); }
-        std::erase_if(running, [](Thread *each) { return each->done; });
+    for (bool moved = true; moved;) {
+        std::shuffle(each_block.begin(), each_block.end(), order);
+        moved = false;
+        for (auto &block : each_block) while (run_block(block, enter)) moved = true;
+    }
+    for (auto &each : pool) if (!each.done) {
+        std::fputs("some threads never reach a barrier\\n", stderr); std::abort();
     }
     munmap(stacks, all * STACK);
 }
