@@ -113,8 +113,9 @@ static float shuffle_xor(float value, int mask) {
     return other;
 }
 """
-# Threads of a cluster are contexts of one thread of the machine. A block runs as far as it can, in it a
-# warp, then another one, drawn at random: a missing barrier shows. One that some never reach aborts.
+# Threads of a cluster are contexts of one thread of the machine. A block runs as far as it can, and
+# a warp in it, then another one, drawn at random, so that a missing barrier shows. A barrier that
+# some threads never reach aborts.
 _SCHEDULER = """
 #include <algorithm>
 #include <cstdio>
