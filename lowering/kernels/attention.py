@@ -38,6 +38,7 @@ from tracegraph.lowering.kernels.attention_source import ATTENTION_BODY, ATTENTI
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 from tracegraph.lowering.kernels.element_functions import ElementLines
 from tracegraph.lowering.kernels.few_rows_ends import indent
+from tracegraph.lowering.kernels.few_rows_problem import SHARED_BYTES, fill_grid
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
 from tracegraph.runtime.nodes import LaunchShape
 
@@ -58,10 +59,12 @@ def write_attention(problem: Attention, processors: int) -> OwnKernel:
     score = ElementLines(problem.score, "s")
     groups = {name: name for name in _name_axes("g", problem.groups)}
     head = score.write(groups)
+    updates, stores = _write_updates(problem)
     parts = {
         "BASES": indent([*_write_axes("g", "group", problem.groups), *_write_bases(problem)], 4),
         "QUERY": indent(_write_query(problem), 12),
-        "UPDATES": indent(_write_updates(problem), 4),
+        "UPDATES": indent(updates, 4),
+        "STORES": indent(stores, 8),
         "SCORE_HEAD": indent(head, 4),
         "SCORE": indent(_write_score(problem, score), 20),
     }
@@ -73,11 +76,9 @@ def write_attention(problem: Attention, processors: int) -> OwnKernel:
     parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
     opening = "KERNEL(THREADS)" if tiling.split == 1 else "CLUSTERED(THREADS, SPLIT)"
     declared = f"{opening} {symbol}({parameters}) {{\n{body}}}\n"
-    shape = LaunchShape(
-        (problem.group_count * _count_chunks(problem, tiling) * tiling.split, 1, 1),
-        (THREADS, 1, 1),
-        shared_bytes=count_attention_shared(problem, tiling),
-    )
+    blocks = fill_grid(_count_blocks(problem, tiling), tiling.split, processors)
+    shared = max(count_attention_shared(problem, tiling), SHARED_BYTES)
+    shape = LaunchShape((blocks, 1, 1), (THREADS, 1, 1), shared_bytes=shared)
     cached = [problem.keys, problem.values]
     early = sorted({each.parameter for each in cached}) if _is_early(problem) else []
     return OwnKernel(symbol, HEAD + sizes + ATTENTION_FUNCTIONS + declared, shape, tuple(early))
@@ -85,6 +86,10 @@ def write_attention(problem: Attention, processors: int) -> OwnKernel:
 
 def _is_early(problem: Attention) -> bool:
     return problem.keys.is_settled and problem.values.is_settled
+
+
+def _count_blocks(problem: Attention, tiling: AttentionTiling) -> int:
+    return problem.group_count * _count_chunks(problem, tiling) * tiling.split
 
 
 def _count_chunks(problem: Attention, tiling: AttentionTiling) -> int:
@@ -106,6 +111,7 @@ def _write_sizes(problem: Attention, tiling: AttentionTiling) -> str:
         "GROUP": tiling.group,
         "PLACES": tiling.places,
         "IS_EARLY": int(_is_early(problem)),
+        "BLOCKS": _count_blocks(problem, tiling),
         "THREADS": THREADS,
         "RING_BYTES": count_attention_ring(tiling),
     }
@@ -151,10 +157,11 @@ def _write_query(problem: Attention) -> list[str]:
     return [*lines, f"query = {written.name_results()[0]};"]
 
 
-def _write_updates(problem: Attention) -> list[str]:
-    """Returns what computes the new key and value, writes them, and says where they are."""
+def _write_updates(problem: Attention) -> tuple[list[str], list[str]]:
+    """Returns what computes the new key and value and where they are, and what stores them."""
     groups = {name: name for name in _name_axes("g", problem.groups)}
     lines: list[str] = []
+    stores: list[str] = []
     parameter = len(problem.kinds) + 1
     for number, (name, cached) in enumerate((("key", problem.keys), ("value", problem.values))):
         if cached.update is None:
@@ -164,18 +171,15 @@ def _write_updates(problem: Attention) -> list[str]:
         lines += position.write(groups)
         lines.append(f"const int new_{name} = {position.name_results()[0]};")
         element = ElementLines(cached.update.element, f"{name}_")
-        body = element.write({**groups, "d": "d"})
+        lines += element.write({**groups, "d": "d"})
+        lines.append(f"const Kept kept_{name} = narrow({element.name_results()[0]}, Kept());")
         place = f"p{parameter}[{name}s_base + new_{name} * {name.upper()}_STRIDE + d]"
-        lines += [
-            "for (int d = threadIdx.x; d < WIDTH; d += THREADS) {",
-            *(f"    {line}" for line in body),
-            f"    const Kept kept = narrow({element.name_results()[0]}, Kept());",
-            f"    fresh[{number} * WIDTH + d] = widen(kept);",
-            f"    if (first == 0 && new_{name} >= begin && new_{name} < end) {place} = kept;",
-            "}",
+        stores += [
+            f"fresh[{number} * WIDTH + d] = widen(kept_{name});",
+            f"if (first == 0 && new_{name} >= begin && new_{name} < end) {place} = kept_{name};",
         ]
         parameter += 1
-    return lines
+    return lines, stores
 
 
 def _write_score(problem: Attention, score: ElementLines) -> list[str]:

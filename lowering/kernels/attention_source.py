@@ -18,9 +18,15 @@ DEVICE float weigh(float score, float best) {
 }
 """
 ATTENTION_BODY = """\
+    if (blockIdx.x >= BLOCKS) {
+        start_dependents();
+        wait();
+        return;
+    }
     constexpr int LANES = WIDTH / VECTOR, SLICES = THREADS / LANES, WARPS = THREADS / 32;
     constexpr int STEPS = (PART + SLICES - 1) / SLICES, UNITS = (STEPS + GROUP - 1) / GROUP;
     constexpr int ELEMENTS = CHUNK * WIDTH, SHARE = ELEMENTS / SPLIT, LINE = WIDTH + 2;
+    constexpr int TURNS = (ELEMENTS + THREADS - 1) / THREADS;
     char *shared = shared_memory();
     Vector *ring = (Vector *)shared + threadIdx.x;
     float *queries = (float *)(shared + RING_BYTES), *fresh = queries + ELEMENTS;
@@ -54,17 +60,28 @@ ATTENTION_BODY = """\
     start_dependents();
     wait();
     if (!IS_EARLY) fetch_first();
+    // All that is loaded comes before all that is stored: it is asked for at once.
+    float own[TURNS];
     #pragma unroll
-    for (int index = threadIdx.x; index < ELEMENTS; index += THREADS) {
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const int index = turn * THREADS + threadIdx.x;
         const int row = first + index / WIDTH, d = index % WIDTH;
         float query = 0;
-        if (row < ROWS) {
+        if (index < ELEMENTS && row < ROWS) {
 {QUERY}
         }
-        queries[index] = query;
+        own[turn] = query;
     }
+    const int d = threadIdx.x % WIDTH;
 {UPDATES}
 {SCORE_HEAD}
+    #pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn)
+        if (turn * THREADS + threadIdx.x < ELEMENTS)
+            queries[turn * THREADS + threadIdx.x] = own[turn];
+    if (threadIdx.x < WIDTH) {
+{STORES}
+    }
     sync_block();
     float mine[CHUNK][VECTOR], best[CHUNK], weight[CHUNK] = {}, mixed[CHUNK][VECTOR] = {};
     #pragma unroll
@@ -114,6 +131,9 @@ ATTENTION_BODY = """\
                 scores[i][own] = score;
                 top = maximum(top, score);
             }
+            // Slices of a warp have one largest score, so that their values can be added up.
+            #pragma unroll
+            for (int mask = LANES; mask < 32; mask *= 2) top = maximum(top, shuffle_xor(top, mask));
             const float scale = weigh(best[own], top);
             best[own] = top;
             weight[own] *= scale;
@@ -148,43 +168,52 @@ ATTENTION_BODY = """\
         }
     }
     await_copies<0>();
-    // Slices of a warp, then warps of a block, then blocks of a cluster.
+    // Slices of a warp, then warps of a block, then blocks of a cluster. Of two slices each keeps
+    // half of its values and adds the other's, as long as they can be halved.
+    int kept = CHUNK * VECTOR, at = 0;
     #pragma unroll
-    for (int row = 0; row < CHUNK; ++row) {
+    for (int mask = LANES; mask < 32; mask *= 2) {
+        const bool is_upper = threadIdx.x & mask, halves = kept % 2 == 0;
+        if (halves) kept /= 2;
+        if (halves && is_upper) at += kept;
         #pragma unroll
-        for (int mask = LANES; mask < 32; mask *= 2) {
-            const float other = shuffle_xor(best[row], mask), top = maximum(best[row], other);
-            const float scale = weigh(best[row], top), others = weigh(other, top);
-            best[row] = top;
-            weight[row] = weight[row] * scale + shuffle_xor(weight[row], mask) * others;
-            #pragma unroll
-            for (int e = 0; e < VECTOR; ++e)
-                mixed[row][e] = mixed[row][e] * scale + shuffle_xor(mixed[row][e], mask) * others;
+        for (int i = 0; i < CHUNK * VECTOR; ++i) {
+            if (i >= kept) continue;
+            const float low = mixed[i / VECTOR][i % VECTOR];
+            const int upper = halves ? i + kept : i;
+            const float high = mixed[upper / VECTOR][upper % VECTOR];
+            const float other = shuffle_xor(is_upper ? low : high, mask);
+            mixed[i / VECTOR][i % VECTOR] = (is_upper ? high : low) + other;
         }
-        float *line = parts + (threadIdx.x / 32 * CHUNK + row) * LINE;
-        if (threadIdx.x % 32 < LANES) {
-            #pragma unroll
-            for (int e = 0; e < VECTOR; ++e) line[lane + e] = mixed[row][e];
-            if (lane == 0) {
-                line[WIDTH] = best[row];
-                line[WIDTH + 1] = weight[row];
-            }
-        }
+        #pragma unroll
+        for (int row = 0; row < CHUNK; ++row) weight[row] += shuffle_xor(weight[row], mask);
     }
+    float *lines = parts + threadIdx.x / 32 * CHUNK * LINE;
+    #pragma unroll
+    for (int i = 0; i < CHUNK * VECTOR; ++i) {
+        float *line = lines + (at + i) / VECTOR * LINE + lane;
+        if (i < kept) line[(at + i) % VECTOR] = mixed[i / VECTOR][i % VECTOR];
+    }
+    #pragma unroll
+    for (int row = 0; row < CHUNK; ++row)
+        if (threadIdx.x % 32 == 0) {
+            lines[row * LINE + WIDTH] = best[row];
+            lines[row * LINE + WIDTH + 1] = weight[row];
+        }
     // The others have begun: their shared memory can be written.
     if (SPLIT > 1) await_cluster();
     sync_block();
     #pragma unroll
     for (int index = threadIdx.x; index < ELEMENTS; index += THREADS) {
         const int row = index / WIDTH, owner = index / SHARE;
-        const float *lines = parts + row * LINE;
+        const float *of_row = parts + row * LINE;
         float top = MASKED, total = 0, value = 0;
         #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp)
-            top = maximum(top, lines[warp * CHUNK * LINE + WIDTH]);
+            top = maximum(top, of_row[warp * CHUNK * LINE + WIDTH]);
         #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) {
-            const float *line = lines + warp * CHUNK * LINE;
+            const float *line = of_row + warp * CHUNK * LINE;
             const float scale = weigh(line[WIDTH], top);
             total += scale * line[WIDTH + 1];
             value += scale * line[index % WIDTH];

@@ -32,6 +32,7 @@ from tracegraph.lowering.kernels.few_rows_ends import (
     write_start,
 )
 from tracegraph.lowering.kernels.few_rows_problem import (
+    SHARED_BYTES,
     THREADS,
     WARPS,
     FewRows,
@@ -39,7 +40,8 @@ from tracegraph.lowering.kernels.few_rows_problem import (
     choose_tiling,
     count_group,
     count_ring_bytes,
-    count_shared_bytes,
+    count_tiles,
+    fill_grid,
     is_even,
 )
 from tracegraph.lowering.kernels.few_rows_source import (
@@ -79,12 +81,8 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
     opening = "KERNEL(THREADS)" if tiling.split == 1 else "CLUSTERED(THREADS, SPLIT)"
     source = HEAD + text.replace("\n{\n", f"\n{opening} {symbol}({parameters}) {{\n", 1)
-    tiles = sum(-(-segment.columns // tiling.width) for segment in problem.segments)
-    shape = LaunchShape(
-        (tiles * tiling.split, 1, 1),
-        (THREADS, 1, 1),
-        shared_bytes=count_shared_bytes(problem, tiling),
-    )
+    blocks = fill_grid(count_tiles(problem, tiling) * tiling.split, tiling.split, processors)
+    shape = LaunchShape((blocks, 1, 1), (THREADS, 1, 1), shared_bytes=SHARED_BYTES)
     early = {each for segment in problem.segments for each in segment.matrices}
     early |= {operand.parameter for operand in list_early(problem, tiling).values()}
     return OwnKernel(symbol, source, shape, tuple(sorted(early)))
@@ -103,6 +101,7 @@ def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
         "GROUP": count_group(problem),
         "PLACES": tiling.stages // count_group(problem),
         "IS_EVEN": int(is_even(problem, tiling)),
+        "BLOCKS": count_tiles(problem, tiling) * tiling.split,
         "THREADS": THREADS,
         "WARPS": WARPS,
         "TURNS": count_turns(problem, tiling),

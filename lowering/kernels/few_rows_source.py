@@ -167,6 +167,11 @@ DEVICE void reduce_block(Values &values, float *scratch, Combine combine) {
 }
 """
 BODY = """\
+    if (blockIdx.x >= BLOCKS) {
+        start_dependents();
+        wait();
+        return;
+    }
     char *shared = shared_memory();
     Vector *ring = (Vector *)shared + threadIdx.x;
     float *partial = (float *)shared, *totals = (float *)(shared + RING_BYTES);

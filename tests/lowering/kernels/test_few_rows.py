@@ -14,11 +14,12 @@ from tests.fakes.kernels_on_host import align_array, run_kernel_on_host
 from tracegraph.lowering.kernels import few_rows
 from tracegraph.lowering.kernels.few_rows import write_few_rows
 from tracegraph.lowering.kernels.few_rows_problem import (
-    MAX_SHARED_BYTES,
     FewRows,
     Segment,
     Tiling,
     choose_tiling,
+    count_shared_bytes,
+    count_tiles,
     find_problem,
 )
 from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOp, RowOperand
@@ -225,7 +226,7 @@ def test_a_kernel_that_adds_up_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) 
     ("problem", "wanted"),
     [
         # Of a Llama of a billion parameters: queries, keys and values; output; gate and up; down.
-        (plain(1, 2048, [2048, 512, 512]), Tiling(64, 4, 512)),
+        (plain(1, 2048, [2048, 512, 512]), Tiling(64, 2, 1024)),
         (plain(1, 2048, [2048]), Tiling(64, 4, 512)),
         (plain(1, 8192, [2048]), Tiling(64, 4, 2048)),
         (plain(1, 2048, [128_256]), Tiling(256, 1, 2048)),
@@ -248,9 +249,20 @@ def test_a_launch_has_the_threads_and_memory_that_the_source_takes() -> None:
         problem = plain(rows, 2048, [columns])
         kernel = write_few_rows(problem, H200)
         assert kernel.shape.block == (few_rows.THREADS, 1, 1)
-        assert kernel.shape.shared_bytes <= MAX_SHARED_BYTES
         tiling = choose_tiling(problem, H200)
-        assert kernel.shape.grid[0] == -(-columns // tiling.width) * tiling.split
+        blocks = count_tiles(problem, tiling) * tiling.split
+        assert f"BLOCKS = {blocks};" in kernel.source
         assert kernel.early == (1,)
         again = write_few_rows(dataclasses.replace(problem), H200)
         assert again == kernel
+
+
+@pytest.mark.parametrize("columns", [64, 2048, 8192, 128_256])
+def test_each_multiprocessor_has_place_for_one_block_of_two_kernels(columns: int) -> None:
+    # An H200 has 228 KB for each multiprocessor, and keeps 1 KB for each block.
+    problem = plain(1, 2048, [columns])
+    kernel = write_few_rows(problem, H200)
+    tiling = choose_tiling(problem, H200)
+    assert count_shared_bytes(problem, tiling) <= kernel.shape.shared_bytes
+    assert 228 // ((kernel.shape.shared_bytes >> 10) + 1) == 2
+    assert kernel.shape.grid[0] >= H200 // tiling.split * tiling.split

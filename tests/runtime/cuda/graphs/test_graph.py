@@ -183,6 +183,16 @@ def test_a_kernel_starts_with_the_one_before_it_where_both_have_room(large: int 
     assert driver.read_edges(full.handles[0]) == {(0, 1, Port.COMPLETE)}
 
 
+def test_a_kernel_with_early_loads_says_itself_when_the_next_may_start() -> None:
+    driver = FakeDriver()
+    first, second = kernel("one", "x", "y"), kernel("two", "y", "z")
+    early = dataclasses.replace(first, code=dataclasses.replace(first.code, early=(0,)))
+    edge = (0, 1)
+    for nodes in ((early, second), (second, early)):
+        graph = build(driver, Stage(nodes, (edge,), programmatic=frozenset({edge})))
+        assert driver.read_edges(graph.handles[0]) == {(0, 1, Port.PROGRAMMATIC)}
+
+
 def make_fork(*threads: int) -> Stage:
     """A kernel that waits for others with so many threads, each of them a port of its own."""
     firsts = [
