@@ -42,7 +42,8 @@ _CALLS = flags.DEFINE_integer("calls", 50, "tokens per turn", 1)
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "a tiny model on any device, without PyTorch")
 
 # Of the time of the best peer; published rate of an H200's memory, in bytes per second.
-LIMITS, MEMORY_RATES = {"llama_1b": 0.70, "small": 0.6}, {"NVIDIA H200": 4.8e12}
+LIMITS, BATCH_LIMIT = {"llama_1b": 0.70, "small": 0.6}, 0.8
+MEMORY_RATES = {"NVIDIA H200": 4.8e12}
 CHECKED_STEPS, WARMUP_STEPS, THETA, EPSILON = 4, 3, 500_000.0, 1e-5
 # Of a logit, relative to the largest: eight bits of a factor, in layers one after the other.
 TOLERANCE = 3e-2
@@ -315,7 +316,8 @@ def measure(model: str, batch: int, *, is_dry: bool) -> dict[str, list[float]]:
                 times[name].append(ask("time", calls))
             gc.collect()
     medians = {name: statistics.median(each) for name, each in times.items()}
-    _print_figures(f"{model}, batch {batch}", shape, medians, LIMITS.get(model))
+    limit = LIMITS.get(model) if batch == 1 else BATCH_LIMIT
+    _print_figures(f"{model}, batch {batch}", shape, medians, limit)
     return times
 
 

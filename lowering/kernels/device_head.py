@@ -33,8 +33,9 @@ DEVICE void wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void start_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE char *shared_memory() { extern __shared__ __align__(128) char bytes[]; return bytes; }
 DEVICE void sync_block() { __syncthreads(); }
-DEVICE void arrive_cluster() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+// Not the aligned ones: lanes of a warp may come here one after the other.
+DEVICE void arrive_cluster() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
+DEVICE void await_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 DEVICE void sync_cluster() { arrive_cluster(); await_cluster(); }
 DEVICE int find_cluster_rank() {
     int rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return rank;

@@ -34,6 +34,9 @@ MAX_SUMS = 128
 _WIDTHS, _SPLITS = (64, 128, 256), (1, 2, 4, 8)
 # What else a block costs, and a cluster, in bytes that could have come from memory meanwhile.
 _BLOCK_COST, _CLUSTER_COST = 40 << 10, 24 << 10
+# Memory does not serve all blocks alike: what the last one waits for, in bytes of the mean one. Of
+# several turns the places that the first blocks leave are taken at once.
+_SLOWEST_ALONE, _SLOWEST = 1.25, 1.1
 _MIN_PART = 64
 # Elements of rows that a thread loads at once; and most of them, of all operands, in registers.
 EIGHT, MAX_HELD = 8, 64
@@ -147,7 +150,8 @@ def choose_tiling(problem: FewRows, processors: int) -> Tiling:
         tiles = count_tiles(problem, tiling)
         size = tiling.part * tiling.width * problem.count * ELEMENT_BYTES[problem.matrix_kind]
         turns = -(-tiles * tiling.split // processors)
-        return turns * (size + _BLOCK_COST) + (tiling.split > 1) * _CLUSTER_COST
+        slowest = _SLOWEST_ALONE if turns == 1 else _SLOWEST
+        return turns * (slowest * size + _BLOCK_COST) + (tiling.split > 1) * _CLUSTER_COST
 
     return min(_list_tilings(problem), key=cost)
 
