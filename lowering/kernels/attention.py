@@ -74,7 +74,7 @@ def write_attention(problem: Attention, processors: int) -> OwnKernel:
     sizes = _write_sizes(problem, tiling)
     symbol = name_kernel("attention", sizes + ATTENTION_FUNCTIONS + body)
     parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
-    opening = "KERNEL(THREADS)" if tiling.split == 1 else "CLUSTERED(THREADS, SPLIT)"
+    opening = f"KERNEL(THREADS){' CLUSTERED(SPLIT)' if tiling.split > 1 else ''}"
     declared = f"{opening} {symbol}({parameters}) {{\n{body}}}\n"
     blocks = fill_grid(_count_blocks(problem, tiling), tiling.split, processors)
     shared = max(count_attention_shared(problem, tiling), SHARED_BYTES)

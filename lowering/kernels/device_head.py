@@ -26,8 +26,8 @@ struct float8e4m3 { unsigned char bits; };
 struct float8e5m2 { unsigned char bits; };
 struct alignas(16) Vector { unsigned words[4]; };
 #ifdef __CUDACC__
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-#define CLUSTERED(threads, blocks) KERNEL(threads) __cluster_dims__(blocks, 1, 1)
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
+#define CLUSTERED(blocks) __cluster_dims__(blocks, 1, 1)
 #define DEVICE __device__ __forceinline__
 DEVICE void wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void start_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -39,6 +39,7 @@ from tracegraph.lowering.kernels.few_rows_problem import (
     Tiling,
     choose_tiling,
     count_group,
+    count_residents,
     count_ring_bytes,
     count_tiles,
     fill_grid,
@@ -79,7 +80,7 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     symbol = name_kernel("few_rows", text)
     kinds = [*problem.kinds, *(kind for segment in problem.segments for kind in segment.kinds)]
     parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
-    opening = "KERNEL(THREADS)" if tiling.split == 1 else "CLUSTERED(THREADS, SPLIT)"
+    opening = f"KERNEL(THREADS, RESIDENTS){' CLUSTERED(SPLIT)' if tiling.split > 1 else ''}"
     source = HEAD + text.replace("\n{\n", f"\n{opening} {symbol}({parameters}) {{\n", 1)
     blocks = fill_grid(count_tiles(problem, tiling) * tiling.split, tiling.split, processors)
     shape = LaunchShape((blocks, 1, 1), (THREADS, 1, 1), shared_bytes=SHARED_BYTES)
@@ -104,6 +105,7 @@ def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
         "BLOCKS": count_tiles(problem, tiling) * tiling.split,
         "THREADS": THREADS,
         "WARPS": WARPS,
+        "RESIDENTS": count_residents(problem),
         "TURNS": count_turns(problem, tiling),
         "RING_BYTES": count_ring_bytes(problem, tiling),
     }

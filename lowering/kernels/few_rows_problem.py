@@ -29,8 +29,8 @@ GROUP = 4
 # Of a block, see Note [Two blocks side by side].
 SHARED_BYTES = 112 << 10
 ELEMENT_BYTES = {**FLOAT_BYTES, "S8": 1, "F8E4M3FN": 1, "F8E5M2": 1}
-# Of a thread, in registers.
-MAX_SUMS = 128
+# Of a thread, in registers; and most of them beside which it needs only half of all registers.
+MAX_SUMS, HALF_SUMS = 128, 64
 _WIDTHS, _SPLITS = (64, 128, 256), (1, 2, 4, 8)
 # What else a block costs, and a cluster, in bytes that could have come from memory meanwhile.
 _BLOCK_COST, _CLUSTER_COST = 40 << 10, 24 << 10
@@ -175,6 +175,12 @@ def fill_grid(blocks: int, split: int, processors: int) -> int:
 def count_group(problem: FewRows) -> int:
     """Returns how many copies a thread waits for at once: as many of each matrix."""
     return problem.count if GROUP % problem.count else GROUP
+
+
+def count_residents(problem: FewRows) -> int:
+    """Returns how many blocks of a multiprocessor the compiler leaves registers for."""
+    sums = problem.rows * problem.count * problem.vector
+    return 2 if sums <= HALF_SUMS and not problem.is_transposed else 1
 
 
 def is_even(problem: FewRows, tiling: Tiling) -> bool:

@@ -26,8 +26,8 @@ _HOST = """
 #include <stdlib.h>
 #include <string.h>
 struct Dim { int x, y, z; };
-#define CLUSTERED(threads, blocks) extern "C" void
-#define KERNEL(threads) extern "C" void
+#define KERNEL(...) extern "C" void
+#define CLUSTERED(blocks)
 #define DEVICE static inline
 struct Any { void *address; template <class T> operator T *() const { return (T *)address; } };
 static float literal(unsigned bits) { float a; memcpy(&a, &bits, 4); return a; }

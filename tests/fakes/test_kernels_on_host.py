@@ -19,7 +19,7 @@ struct float8e4m3 { unsigned char bits; };
 struct Vector { unsigned bits[4]; };
 #ifdef __CUDACC__
 #endif
-CLUSTERED(256, 2) crossed(float *from, float *to) {
+KERNEL(256) CLUSTERED(2) crossed(float *from, float *to) {
     float *mine = (float *)shared_memory();
     int thread = threadIdx.x, rank = find_cluster_rank();
     mine[thread] = from[rank * 256 + thread];
