@@ -304,8 +304,11 @@ def run_on_host(source: str, loops: int, arrays: Sequence[np.ndarray[Any, Any]])
 
 
 def align_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns a copy that begins at a multiple of 256 bytes, as arrays of a GPU do."""
-    block = np.zeros(array.nbytes + 256, np.uint8)
+    """Returns a copy that begins at a multiple of 256 bytes, as arrays of a GPU do.
+
+    Behind it are zeros, so that what a kernel reads there is the same each time.
+    """
+    block = np.zeros(array.nbytes + 8192, np.uint8)
     start = -block.ctypes.data % 256
     aligned = block[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     aligned[...] = array

@@ -167,7 +167,7 @@ def test_a_fault_in_the_kernel_is_found(
     new = [4 * draw(2, 1, 1, 128, seed=seed) for seed in (1, 2)]
     caches = [4 * draw(2, 301, 1, 128, seed=seed) for seed in (3, 4)]
     # Behind the last position nothing is masked out; there the next sequence begins.
-    caches[1] = caches[1].at[1, :3].multiply(100)
+    caches[1] = caches[1].at[1, :3].set(1e6)
     position = 10_000 if fault == "the last positions" else 200
     args = new[0] / 16 + draw(2, 1, 1, 128), new, caches, jnp.int32(position)
 
