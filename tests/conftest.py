@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -36,6 +37,19 @@ def short_collections() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_searches(request: pytest.FixtureRequest) -> None:
+    """Lets a trace look for clocks in the test's own module and helpers, not in all other tests.
+
+    Each trace walks through the user's own modules. Here these are a thousand test modules, which
+    would take longer than the trace of a small function.
+    """
+    own_modules = importlib.import_module("tracegraph.constraints.source_watch")._own_modules
+    tests = [name for name in sys.modules if name.rpartition(".")[2].startswith("test_")]
+    own_modules.update(dict.fromkeys(tests, False))
+    own_modules[request.module.__name__] = True
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -48,16 +48,20 @@ def test_interrupted_captures(subjects: Subjects, capfd: pytest.CaptureFixture[s
     """Not by a timer: which points it meets would depend on what else the machine does."""
     counts = Counts()
     before = count_pool_bytes()
-    places = set()
+    points, places = list[int](), set()
     with watching(counts):
         for stepper in interrupts.step_captures(subjects, CAPTURES):
             assert count_pool_bytes() == before, stepper.place
             assert gc.isenabled(), stepper.place
             assert get_watch() is None, stepper.place
+            points.append(stepper.points)
             places.add(stepper.place)
     check(counts, 0)
     assert None not in places
-    assert len(places) > CAPTURES // 2
+    # Each at a point of its own; in a long loop, some of them on one line.
+    assert points == sorted(set(points))
+    assert len(points) == CAPTURES
+    assert len(places) > 1
     # The end of the next trace sets right what an interrupt has left.
     with move_sources(check):
         assert type(time) is not types.ModuleType

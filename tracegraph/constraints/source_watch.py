@@ -33,7 +33,7 @@ _plain_types: dict[type[ModuleType], type[ModuleType]] = {}
 # What to undo when the last watch ends.
 _watched_modules: list[ModuleType] = []
 _exchanged: list[tuple[Any, Any, Any, Any]] = []
-_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+_GENERATORS = frozenset([random.Random, np.random.RandomState, np.random.Generator])
 _DEPTH_LIMIT = 4
 _CACHE = dis.opname.index("CACHE")
 _READING_OPS = frozenset(["LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"])
@@ -161,6 +161,9 @@ class _Closure:
             if cell != _EMPTY_CELL
         ]
 
+    def values(self) -> list[Any]:
+        return [value for _, value in self.items()]
+
     def get(self, index: int) -> Any:
         return dict(self.items()).get(index)
 
@@ -171,8 +174,11 @@ class _Closure:
 def _list_namespaces(function: Callable[..., Any]) -> list[Any]:
     """Returns the globals of the user's own modules, and what the function itself holds."""
     found: dict[int, Any] = {}
-    for name, module in list(sys.modules.items()):
+    for name in list(sys.modules):
         is_own = _own_modules.get(name)
+        if is_own is False:
+            continue
+        module = sys.modules.get(name)
         if is_own is None:
             is_own = _own_modules[name] = name == "__main__" or _is_own_module(module)
         if is_own:
@@ -216,6 +222,9 @@ def _list_parts(value: Any, depth: int) -> Iterator[Any]:
 def _exchange(space: Any) -> None:
     """Puts the stand-ins into a namespace."""
     stand_ins = list_stand_ins()
+    # Without a step of Python for each: most namespaces hold none.
+    if stand_ins.keys().isdisjoint(map(id, _list_values(space))):
+        return
     for name, value in _list_items(space):
         if id(value) in stand_ins:
             real, stand_in = stand_ins[id(value)]
@@ -228,8 +237,14 @@ def _list_items(space: Any) -> list[tuple[Any, Any]]:
     return list(space.items())
 
 
+def _list_values(space: Any) -> list[Any]:
+    return list(space.values())
+
+
 def _find(space: Any) -> list[tuple[str, Any]]:
     """Returns the random generators of a namespace, with their names."""
+    if _GENERATORS.isdisjoint(map(type, _list_values(space))):
+        return []
     return [(str(name), value) for name, value in _list_items(space) if type(value) in _GENERATORS]
 
 
