@@ -24,7 +24,7 @@ from tracegraph.graphed_callables.differentiated_calls import DRAWS, OBJECTS, Di
 from tracegraph.jax_internals import is_eager_vjp
 from tracegraph.objects.graph_objects import has_objects
 from tracegraph.objects.object_calls import STATE, ObjectCalls
-from tracegraph.options import check_flag
+from tracegraph.options import check_flag, check_timeout
 from tracegraph.randomness.draws import UnboundDrawsSignal
 from tracegraph.randomness.random_calls import RandomCalls
 from tracegraph.replaying.captured_graph import MISS
@@ -198,6 +198,7 @@ class CallKinds(CapturedGraphs):
         Raises:
             TracegraphError: a capture has failed, and the calls of its signature go on as
                 `jax.jit`; the first error, once nothing else is being captured.
+            ConfigError: `timeout` is no number of seconds.
 
         Example:
             >>> double = tg.capture(lambda x: x * 2, warm=False)
@@ -206,6 +207,7 @@ class CallKinds(CapturedGraphs):
             >>> print(double(jnp.ones(3)), double.cache_info().hits)
             [2. 2. 2.] 1
         """
+        check_timeout(timeout, locate_caller(), "wait_until_captured")
         with self._lock:
             inner = self._list_inner()
         end = None if timeout is None else time.monotonic() + timeout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -242,6 +243,23 @@ def check_flag(keyword: str, value: Any, where: str, function: str = "tg.capture
         raise_option_error(
             f"{keyword}={value!r} is unknown", where, "it is True or False", function
         )
+
+
+def check_timeout(value: Any, where: str, function: str) -> None:
+    """Refuses what is neither None nor a number of seconds that a lock can wait.
+
+    Args:
+        value: of the keyword `timeout`.
+        where: the user's line.
+        function: that it is given to.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and value <= threading.TIMEOUT_MAX):
+        why = f"it is None, or seconds up to {threading.TIMEOUT_MAX:.0f}"
+        raise_option_error(f"timeout={value!r} is unknown", where, why, function)
 
 
 def raise_option_error(what: str, where: str, why: str, function: str = "tg.capture") -> NoReturn:

@@ -365,3 +365,13 @@ def test_a_forked_child_begins_anew_what_its_parent_had_begun() -> None:
     print(double.cache_info().misses)
     """
     assert run_program(EXIT + program).endswith("\n2\n")
+
+
+@pytest.mark.parametrize("timeout", ["x", True, float("nan"), 1e300])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: Any) -> None:
+    double = tg.capture(lambda x: x * 2, warm=False)
+    with pytest.raises(tg.ConfigError) as raised:
+        double.wait_until_captured(timeout)
+    assert raised.value.what == f"timeout={timeout!r} is unknown"
+    assert "test_lazy_capture.py" in raised.value.where
+    assert double.wait_until_captured(-1)

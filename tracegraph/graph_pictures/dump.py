@@ -37,13 +37,14 @@ def find_drawer(path: str | os.PathLike[str]) -> Callable[[GraphData], str]:
         path: ends in ``.dot`` or ``.svg``.
 
     Raises:
-        ConfigError: it ends in something else.
+        ConfigError: it ends in something else, or is no path.
     """
-    drawer = _DRAWERS.get(pathlib.Path(path).suffix.lower())
+    is_path = isinstance(path, str | os.PathLike)
+    drawer = _DRAWERS.get(pathlib.Path(path).suffix.lower()) if is_path else None
     if drawer is not None:
         return drawer
     raise ConfigError(
-        f"`path` is {os.fspath(path)!r}",
+        f"`path` is {(os.fspath(path) if is_path else path)!r}",
         where="argument `path` of debug_dump",
         why="the end of the name says what is written: .dot for Graphviz, .svg for a picture",
         fix='pass a name like "graph.svg" or "graph.dot"',

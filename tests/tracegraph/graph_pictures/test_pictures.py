@@ -7,6 +7,7 @@ import itertools
 import random
 import re
 import xml.etree.ElementTree as ElementTree
+from typing import Any
 
 import pytest
 
@@ -152,7 +153,8 @@ def test_dot_text_has_every_node_and_edge_once(data: GraphData) -> None:
 def test_the_name_of_a_file_says_what_is_drawn() -> None:
     assert find_drawer("a.svg") is find_drawer("b/A.SVG") is draw_svg
     assert find_drawer("a.dot") is draw_dot
-    for path in ("a", "a.png", "svg", ""):
+    paths: tuple[Any, ...] = ("a", "a.png", "svg", "", None, 3)
+    for path in paths:
         with pytest.raises(ConfigError) as raised:
             find_drawer(path)
         assert raised.value.what == f"`path` is {path!r}"
