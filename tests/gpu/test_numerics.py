@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import tracegraph as tg
 from tests.oracles.tree_equality import assert_same
 from tracegraph.capturing import fastest_variant
+from tracegraph.lowering.kernels import few_rows, few_rows_problem
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -223,3 +225,40 @@ def test_kernels_with_early_loads_wait_for_what_the_step_writes() -> None:
         wanted = np.asarray(x, np.float64) @ exact
         assert np.abs(np.asarray(result) - wanted).max() <= 1e-5 * np.abs(wanted).max()
         exact *= 0.5
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_every_tiling_is_as_exact_as_xlas(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[few_rows_problem.Tiling] = []
+
+    def choose_next(problem: few_rows_problem.FewRows, processors: int) -> Any:
+        tilings = list(few_rows_problem._list_tilings(problem))
+        tiling = next((each for each in tilings if each not in seen), tilings[0])
+        seen.append(tiling)
+        return tiling
+
+    monkeypatch.setattr(few_rows, "choose_tiling", choose_next)
+
+    def chain(x: Any, matrices: Any) -> Any:
+        results = []
+        for matrix in matrices:
+            x = x @ matrix
+            results.append(x)
+        return results
+
+    rng = np.random.default_rng(3)
+    # Other columns for each, so that each is a kernel by itself; 12 tilings at most.
+    columns = [1024, *(1024 + 8 * index for index in range(12)), 1024]
+    pairs = itertools.pairwise(columns)
+    draws = [rng.normal(size=pair) * pair[0] ** -0.5 for pair in pairs]
+    matrices = [jnp.asarray(draw, jnp.bfloat16) for draw in draws]
+    step: Any = tg.capture(chain, numerics="equivalent")
+    for _ in range(5):
+        x = jnp.asarray(rng.normal(size=(rows, 1024)), jnp.bfloat16)
+        ours = step(x, matrices)
+        for before, matrix, own in zip((x, *ours), matrices, ours, strict=False):
+            wanted = np.asarray(before, np.float64) @ np.asarray(matrix, np.float64)
+            assert (
+                np.abs(np.asarray(own, np.float64) - wanted).max() <= 0.005 * np.abs(wanted).max()
+            )
+    assert {(each.width, each.split) for each in seen} >= {(128, 8), (256, 8), (64, 1), (64, 8)}
