@@ -25,6 +25,8 @@ struct float16 { unsigned short bits; };
 struct float8e4m3 { unsigned char bits; };
 struct float8e5m2 { unsigned char bits; };
 struct alignas(16) Vector { unsigned words[4]; };
+// Four values of 16 bits.
+struct alignas(8) Halves { unsigned words[2]; };
 #ifdef __CUDACC__
 #define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define CLUSTERED(blocks) __cluster_dims__(blocks, 1, 1)
@@ -74,10 +76,31 @@ DEVICE void copy_streamed(void *shared, const void *global, unsigned long long p
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
                  :: "r"(address), "l"(global), "l"(policy) : "memory");
 }
+DEVICE void sync_lanes() { __syncwarp(); }
+// By all threads of a warp: four times eight rows of eight values of 16 bits, each found by another
+// thread; a thread has two rows' values of a column of each.
+DEVICE Vector load_turned(const Vector *own) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(own); Vector v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
+                 : "r"(address) : "memory");
+    return v;
+}
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int count> DEVICE void await_copies() {
     asm volatile("cp.async.wait_group %0;" :: "n"(count) : "memory");
 }
+// By all threads of a warp: to 16 by 8 sums, 16 by 16 times 16 by 8 values.
+#define MULTIPLY_TILE(type, name)                                                       \\
+    DEVICE void multiply_tile(float (&sums)[4], const unsigned (&a)[4],                 \\
+                              const unsigned (&b)[2], type) {                           \\
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 "     \\
+                     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"  \\
+                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])       \\
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \\
+    }
+MULTIPLY_TILE(bfloat16, "bf16")
+MULTIPLY_TILE(float16, "f16")
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 DEVICE float maximum(float a, float b) {
     float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c;

@@ -22,6 +22,8 @@ Rows are held in float32, products are added in float32, and a result is rounded
 
 from __future__ import annotations
 
+import dataclasses
+
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 from tracegraph.lowering.kernels.few_rows_ends import (
     count_turns,
@@ -37,10 +39,12 @@ from tracegraph.lowering.kernels.few_rows_problem import (
     WARPS,
     FewRows,
     Tiling,
+    choose_reading,
     choose_tiling,
     count_group,
+    count_line,
     count_residents,
-    count_ring_bytes,
+    count_stride,
     count_tiles,
     fill_grid,
     is_even,
@@ -50,7 +54,13 @@ from tracegraph.lowering.kernels.few_rows_source import (
     COLUMN_STEPS,
     COLUMN_TOTALS,
     FUNCTIONS,
+    KEEP_FLOATS,
     ROW_STEPS,
+)
+from tracegraph.lowering.kernels.few_rows_tensor import (
+    KEEP_HALVES,
+    TENSOR_STEPS,
+    TENSOR_TOTALS,
 )
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
 from tracegraph.runtime.nodes import LaunchShape
@@ -64,13 +74,14 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
         processors: multiprocessors of the GPU.
     """
     tiling = choose_tiling(problem, processors)
-    steps, totals = (ROW_STEPS, "") if problem.is_transposed else (COLUMN_STEPS, COLUMN_TOTALS)
+    way = _choose_way(problem)
     parts = {
         "CHOOSE": _write_choice(problem, tiling),
-        "STEPS": steps,
+        "KEEP": way.keep,
+        "STEPS": way.steps,
         **write_start(problem, tiling),
         "HOIST": write_hoisted(problem, tiling),
-        "TOTALS": totals,
+        "TOTALS": way.totals,
         "FINISH": write_finish(problem),
     }
     body = BODY
@@ -89,7 +100,31 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     return OwnKernel(symbol, source, shape, tuple(sorted(early)))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """What multiplies, in C++.
+
+    Attributes:
+        keep: puts elements of rows into shared memory.
+        steps: copies, and multiplies by what has come.
+        totals: adds up what the threads of a block have.
+    """
+
+    keep: str
+    steps: str
+    totals: str
+
+
+def _choose_way(problem: FewRows) -> _Way:
+    if problem.is_on_tensor_cores:
+        return _Way(KEEP_HALVES, TENSOR_STEPS, TENSOR_TOTALS)
+    if problem.is_transposed:
+        return _Way(KEEP_FLOATS, ROW_STEPS, "")
+    return _Way(KEEP_FLOATS, COLUMN_STEPS, COLUMN_TOTALS)
+
+
 def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
+    reading = choose_reading(problem, tiling)
     sizes = {
         "ROWS": problem.rows,
         "COUNT": problem.count,
@@ -100,14 +135,19 @@ def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
         "PART": tiling.part,
         "SHARE": tiling.width // tiling.split,
         "GROUP": count_group(problem),
+        "STAGES": tiling.stages,
         "PLACES": tiling.stages // count_group(problem),
+        "STRIDE": count_stride(problem, tiling),
+        "LINE": count_line(problem, tiling),
+        "SPAN": reading.span,
+        "ROW_TURNS": reading.turns,
+        "AHEAD": reading.ahead,
         "IS_EVEN": int(is_even(problem, tiling)),
         "BLOCKS": count_tiles(problem, tiling) * tiling.split,
         "THREADS": THREADS,
         "WARPS": WARPS,
         "RESIDENTS": count_residents(problem),
         "TURNS": count_turns(problem, tiling),
-        "RING_BYTES": count_ring_bytes(problem, tiling),
     }
     lines = [f"constexpr int {name} = {size};" for name, size in sizes.items()]
     sync = "sync_cluster" if tiling.split > 1 else "sync_block"

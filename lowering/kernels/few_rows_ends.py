@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tracegraph.lowering.kernels.device_head import TYPES
 from tracegraph.lowering.kernels.few_rows_problem import (
     EIGHT,
-    MAX_HELD,
     THREADS,
     FewRows,
+    Reading,
     Tiling,
+    choose_reading,
+    count_vectors,
 )
 from tracegraph.lowering.kernels.row_functions import (
-    REDUCTIONS,
     ElementWriter,
     Form,
     Place,
@@ -23,37 +23,12 @@ from tracegraph.lowering.kernels.row_functions import (
     write_reductions,
 )
 
-
-@dataclasses.dataclass(frozen=True)
-class _Span:
-    """The elements of rows that a block goes through.
-
-    Attributes:
-        begin: the first, in C++.
-        end: after the last one.
-        held: how many each thread keeps of each array; none where they would be too many.
-    """
-
-    begin: str
-    end: str
-    held: int
-
-
-def _find_span(problem: FewRows, tiling: Tiling) -> _Span:
-    start = problem.start
-    is_whole = any(op.opcode in REDUCTIONS for op in start.ops)
-    span = problem.depth if is_whole else tiling.part
-    held = -(-span // (THREADS * EIGHT)) * EIGHT
-    forms = [operand.form for operand in start.operands]
-    arrays = forms.count(Form.FULL) * problem.rows + forms.count(Form.COLUMN)
-    is_held = problem.depth % EIGHT == 0 and arrays * held <= MAX_HELD
-    ends = ("0", "DEPTH") if is_whole else ("begin", "begin + depth")
-    return _Span(*ends, held if is_held else 0)
+_HELD = (Form.FULL, Form.COLUMN)
 
 
 def list_early(problem: FewRows, tiling: Tiling) -> dict[int, RowOperand]:
     """Returns the operands of the rows that are loaded before the wait, by their values."""
-    if not _find_span(problem, tiling).held:
+    if not choose_reading(problem, tiling).chunks:
         return {}
     return {
         number: operand
@@ -63,63 +38,111 @@ def list_early(problem: FewRows, tiling: Tiling) -> dict[int, RowOperand]:
 
 
 def write_start(problem: FewRows, tiling: Tiling) -> dict[str, str]:
-    """Returns what puts the rows into shared memory: all of one depth beside each other."""
-    start, span = problem.start, _find_span(problem, tiling)
-    early = list_early(problem, tiling)
-    loads = {
-        number: _write_load(number, operand, span)
-        for number, operand in enumerate(start.operands)
-        if span.held and operand.form in (Form.FULL, Form.COLUMN)
-    }
-    loop = _make_loop(problem, span)
-    reductions, known = write_reductions(start, problem.rows, "DEPTH", loop)
-    # What is not held is loaded again, where it is needed.
-    own = loop if span.held else _make_loop(problem, _Span("begin", "begin + depth", 0))
-    body = ElementWriter(start, Place("row", "column", "DEPTH"), {**known, **own.known})
-    value = body.write(start.results[0])
-    is_own = "column >= begin && column < begin + depth"
-    store = f"if ({is_own}) x[(column - begin) * ROWS + row] = {value};"
-    lines = [line for number, load in loads.items() if number not in early for line in load]
-    lines += [*reductions, *own.write([*body.lines, store])]
-    first = [line for number in early for line in loads[number]]
+    """Returns what puts the rows into shared memory; each thread takes part in some of them."""
+    reading, early = choose_reading(problem, tiling), list_early(problem, tiling)
+    operands = enumerate(problem.start.operands)
+    held = {number: each for number, each in operands if reading.chunks and each.form in _HELD}
+    full = {number: each for number, each in held.items() if each.form is Form.FULL}
+    once = [number for number in held if number not in full and number not in early]
+    lines = [
+        *(line for number in once for line in _write_columns(problem, reading, number)),
+        *(line for number in full for line in _declare(problem, reading, number, "[ROW_TURNS]")),
+        "auto ask = [&](int turn) {",
+        "    const int row = find_row(turn);",
+        *(f"    {line}" for number in full for line in _write_load(problem, reading, number)),
+        "};",
+        "#pragma unroll",
+        "for (int turn = 0; turn < AHEAD; ++turn) ask(turn);",
+        "#pragma unroll",
+        "for (int turn = 0; turn < ROW_TURNS; ++turn) {",
+        "    if (turn + AHEAD < ROW_TURNS) ask(turn + AHEAD);",
+        "    const int row = find_row(turn);",
+        *(f"    {line}" for line in _write_row(problem, reading, _name_held(problem, held))),
+        "}",
+    ]
+    first = [line for number in early for line in _write_columns(problem, reading, number)]
     return {"EARLY": indent(first, 4), "START": indent(lines, 4)}
 
 
-def _write_load(number: int, operand: RowOperand, span: _Span) -> list[str]:
-    """Returns what loads a thread's elements of an array into registers."""
-    rows, name = ("[ROWS]", "o{0}[row]") if operand.form is Form.FULL else ("", "o{0}")
-    row = "row * DEPTH + " if operand.form is Form.FULL else ""
-    repeat = "for (int row = 0; row < ROWS; ++row)" if rows else ""
-    place = f"{span.begin} + (chunk * THREADS + threadIdx.x) * {EIGHT}"
-    to = f"{name.format(number)} + chunk * {EIGHT}"
+def _write_columns(problem: FewRows, reading: Reading, number: int) -> list[str]:
+    """Returns what loads a thread's elements of an operand that all rows share."""
+    declared = _declare(problem, reading, number, "")
+    return [*declared, *_write_load(problem, reading, number)]
+
+
+def _declare(problem: FewRows, reading: Reading, number: int, turns: str) -> list[str]:
+    parameter = problem.start.operands[number].parameter
+    return [f"Vector o{number}{turns}[{reading.chunks * count_vectors(problem, parameter)}];"]
+
+
+def _write_load(problem: FewRows, reading: Reading, number: int) -> list[str]:
+    """Returns what loads a thread's elements of an operand, of one row if it has rows."""
+    operand = problem.start.operands[number]
+    is_full = operand.form is Form.FULL
+    to = f"o{number}{'[turn]' if is_full else ''}"
+    step = count_vectors(problem, operand.parameter)
+    start = f"p{operand.parameter}{' + row * DEPTH' if is_full else ''}"
+    load = f"    load_eight({to} + chunk * {step}, {start} + place);"
+    return [*_open_chunks(reading), load, "}"]
+
+
+def _open_chunks(reading: Reading) -> list[str]:
+    begin, end = _find_ends(reading)
     return [
-        f"float o{number}{rows}[{span.held}];",
         "#pragma unroll",
-        f"for (int chunk = 0; chunk < {span.held // EIGHT}; ++chunk)",
-        *(["#pragma unroll", repeat] if repeat else []),
-        f"    if ({place} < {span.end}) load_eight({to}, p{operand.parameter} + {row}{place});",
+        f"for (int chunk = 0; chunk < {reading.chunks}; ++chunk) {{",
+        f"    const int place = {begin} + (chunk * 32 * SPAN + reader) * {EIGHT};",
+        f"    if (place >= {end}) continue;",
     ]
 
 
-def _make_loop(problem: FewRows, span: _Span) -> RowLoop:
-    """Returns the loop of a block's threads through the elements of a span."""
-    rows = ("#pragma unroll", "for (int row = 0; row < ROWS; ++row) {")
-    if not span.held:
-        head = (
-            f"for (int column = {span.begin} + threadIdx.x; column < {span.end}; column += THREADS)"
-        )
-        return RowLoop((head, *rows), "}", {})
-    place = f"{span.begin} + (i / {EIGHT} * THREADS + threadIdx.x) * {EIGHT} + i % {EIGHT}"
-    head = (
-        "#pragma unroll",
-        f"for (int i = 0; i < {span.held}; ++i) {{",
-        f"const int column = {place};",
-        f"if (column >= {span.end}) continue;",
-    )
-    names = {Form.FULL: "o{0}[row][i]", Form.COLUMN: "o{0}[i]"}
-    operands = enumerate(problem.start.operands)
-    known = {n: names[each.form].format(n) for n, each in operands if each.form in names}
-    return RowLoop((*head, *rows), "}}", known)
+def _find_ends(reading: Reading) -> tuple[str, str]:
+    return ("0", "DEPTH") if reading.is_whole else ("begin", "begin + depth")
+
+
+def _name_held(problem: FewRows, held: Mapping[int, RowOperand]) -> dict[int, str]:
+    """Returns what an element that a thread holds is called: ``i`` is its number."""
+    names: dict[int, str] = {}
+    for number, operand in held.items():
+        turn = "[turn]" if operand.form is Form.FULL else ""
+        each = EIGHT // count_vectors(problem, operand.parameter)
+        kind = TYPES[problem.kinds[operand.parameter]]
+        names[number] = f"take(o{number}{turn}[i / {each}], i % {each}, {kind}())"
+    return names
+
+
+def _write_row(problem: FewRows, reading: Reading, held: Mapping[int, str]) -> list[str]:
+    """Returns what computes a row, and keeps the block's part of it."""
+    start = problem.start
+    head = [*_open_chunks(reading), "    #pragma unroll"]
+    element = f"    for (int e = 0; e < {EIGHT}; ++e) {{"
+    column = f"    const int column = place + e, i = chunk * {EIGHT} + e;"
+    begin, end = _find_ends(reading)
+    by_one = "for (int column = {0} + reader; column < {1}; column += 32 * SPAN) {{"
+    if reading.chunks:
+        loop = RowLoop((*head, element, column), "}}", held)
+    else:
+        loop = RowLoop((by_one.format(begin, end),), "}", held)
+    lines, known = write_reductions(start, "DEPTH", loop)
+    body = ElementWriter(start, Place("row", "column", "DEPTH"), {**known, **held})
+    value = body.write(start.results[0])
+    if not reading.chunks:
+        own = by_one.format("begin", "begin + depth")
+        return [*lines, own, *body.lines, f"keep(row, column - begin, {value});", "}"]
+    return [
+        *lines,
+        *head[:-1],
+        "    if (place < begin || place >= begin + depth) continue;",
+        "    Row<8> kept;",
+        "    #pragma unroll",
+        element,
+        column,
+        *body.lines,
+        f"kept.each[e] = {value};",
+        "    }",
+        "    keep_eight(row, place - begin, kept);",
+        "}",
+    ]
 
 
 def count_turns(problem: FewRows, tiling: Tiling) -> int:

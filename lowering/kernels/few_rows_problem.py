@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Iterator
 
 from tracegraph.lowering.element_loops import ELEMENT_BYTES as FLOAT_BYTES
-from tracegraph.lowering.kernels.row_functions import RowFunction
+from tracegraph.lowering.kernels.row_functions import REDUCTIONS, Form, RowFunction
 
 THREADS, WARP, VECTOR_BYTES, LINE_BYTES = 256, 32, 16, 128
 WARPS = THREADS // WARP
@@ -26,20 +26,26 @@ WARPS = THREADS // WARP
 STAGES = (24, 16, 8)
 # Copies that a thread waits for, and works on, at once.
 GROUP = 4
+# Depths that a thread of a kernel on tensor cores has of each matrix at once.
+QUAD = 4
 # Of a block, see Note [Two blocks side by side].
 SHARED_BYTES = 112 << 10
 ELEMENT_BYTES = {**FLOAT_BYTES, "S8": 1, "F8E4M3FN": 1, "F8E5M2": 1}
 # Of a thread, in registers; and most of them beside which it needs only half of all registers.
 MAX_SUMS, HALF_SUMS = 128, 64
 _WIDTHS, _SPLITS = (64, 128, 256), (1, 2, 4, 8)
+# Columns of a warp on tensor cores.
+_TENSOR_WIDTH = 64
 # What else a block costs, and a cluster, in bytes that could have come from memory meanwhile.
 _BLOCK_COST, _CLUSTER_COST = 40 << 10, 24 << 10
 # Memory does not serve all blocks alike: what the last one waits for, in bytes of the mean one. Of
 # several turns the places that the first blocks leave are taken at once.
 _SLOWEST_ALONE, _SLOWEST = 1.25, 1.1
 _MIN_PART = 64
-# Elements of rows that a thread loads at once; and most of them, of all operands, in registers.
-EIGHT, MAX_HELD = 8, 64
+# Elements of rows that a thread loads at once; and most words of all operands in registers.
+EIGHT, MAX_WORDS = 8, 96
+# Rows that an instruction of a tensor core multiplies by, and the fewest that it is used for.
+TILE_ROWS, MIN_TENSOR_ROWS = 8, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +76,7 @@ class FewRows:
         depth: elements of a row.
         kinds: XLA's name of the type of each array that is read, in the order of the parameters.
         start: computes the rows.
+        row_kind: XLA's name of the type that the program multiplies them in.
         segments: as many matrices in each.
         settled: numbers of the parameters that are there when the graph is launched.
         is_transposed: True where a matrix has its rows as columns: ``x @ w.T``.
@@ -79,6 +86,7 @@ class FewRows:
     depth: int
     kinds: tuple[str, ...]
     start: RowFunction
+    row_kind: str
     segments: tuple[Segment, ...]
     settled: frozenset[int] = frozenset()
     is_transposed: bool = False
@@ -92,6 +100,19 @@ class FewRows:
     def matrix_kind(self) -> str:
         """XLA's name of the type of the matrices."""
         return self.kinds[self.segments[0].matrices[0]]
+
+    @property
+    def is_on_tensor_cores(self) -> bool:
+        """True where tensor cores multiply, see Note [Rows on tensor cores]."""
+        return fits_tensor_cores(
+            self.rows, self.row_kind, self.matrix_kind, is_transposed=self.is_transposed
+        )
+
+    @property
+    def sums(self) -> int:
+        """How many sums a thread has."""
+        kinds = self.row_kind, self.matrix_kind
+        return self.count * count_sums(self.rows, *kinds, is_transposed=self.is_transposed)
 
     @property
     def vector(self) -> int:
@@ -116,10 +137,29 @@ class Tiling:
     stages: int = STAGES[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How a block reads rows.
+
+    Attributes:
+        span: warps that read one row.
+        turns: rows of each warp, one after the other.
+        ahead: how many of them it loads at once.
+        chunks: of eight elements that a thread holds of a row; none where it reads one at a time.
+        is_whole: True where every block needs whole rows, not its part of their depth alone.
+    """
+
+    span: int
+    turns: int
+    ahead: int
+    chunks: int
+    is_whole: bool
+
+
 def find_problem(problem: FewRows) -> str:
     """Returns why there is no kernel for it, or an empty text."""
     vector = problem.vector
-    if problem.rows * problem.count > count_most(problem.vector):
+    if problem.sums > MAX_SUMS:
         return f"{problem.rows} rows by {problem.count} matrices take too many registers"
     lengths = [each.columns for each in problem.segments]
     if any(length % vector for length in ([problem.depth] if problem.is_transposed else lengths)):
@@ -129,13 +169,18 @@ def find_problem(problem: FewRows) -> str:
     return ""
 
 
-def count_most(vector: int) -> int:
-    """Returns the most rows, times matrices that a block multiplies by.
+def fits_tensor_cores(rows: int, row_kind: str, matrix_kind: str, *, is_transposed: bool) -> bool:
+    """True for matmuls that tensor cores can do, and do faster."""
+    is_half = row_kind == matrix_kind and matrix_kind in ("BF16", "F16")
+    return is_half and rows >= MIN_TENSOR_ROWS and not is_transposed
 
-    Args:
-        vector: elements of a matrix that are copied at once.
-    """
-    return MAX_SUMS // vector
+
+def count_sums(rows: int, row_kind: str, matrix_kind: str, *, is_transposed: bool) -> int:
+    """Returns how many sums a thread has for each matrix."""
+    vector = VECTOR_BYTES // ELEMENT_BYTES[matrix_kind]
+    if fits_tensor_cores(rows, row_kind, matrix_kind, is_transposed=is_transposed):
+        return -(-rows // TILE_ROWS) * 2 * vector
+    return rows * vector
 
 
 def choose_tiling(problem: FewRows, processors: int) -> Tiling:
@@ -174,13 +219,14 @@ def fill_grid(blocks: int, split: int, processors: int) -> int:
 
 def count_group(problem: FewRows) -> int:
     """Returns how many copies a thread waits for at once: as many of each matrix."""
+    if problem.is_on_tensor_cores:
+        return QUAD * problem.count
     return problem.count if GROUP % problem.count else GROUP
 
 
 def count_residents(problem: FewRows) -> int:
     """Returns how many blocks of a multiprocessor the compiler leaves registers for."""
-    sums = problem.rows * problem.count * problem.vector
-    return 2 if sums <= HALF_SUMS and not problem.is_transposed else 1
+    return 2 if problem.sums <= HALF_SUMS and not problem.is_transposed else 1
 
 
 def is_even(problem: FewRows, tiling: Tiling) -> bool:
@@ -193,7 +239,7 @@ def _list_tilings(problem: FewRows) -> Iterator[Tiling]:
     for width, split in itertools.product(_WIDTHS, _SPLITS):
         step = max(EIGHT, problem.vector)
         part = -(-problem.depth // (split * step)) * step
-        stages = [each // problem.count * problem.count for each in STAGES]
+        stages = [each // count_group(problem) * count_group(problem) for each in STAGES]
         tilings = [Tiling(width, split, part, each) for each in stages if each]
         fitting = [each for each in tilings if _fits(problem, each)]
         across = width // problem.vector
@@ -209,20 +255,63 @@ def _fits(problem: FewRows, tiling: Tiling) -> bool:
     return count_shared_bytes(problem, tiling) <= SHARED_BYTES
 
 
-def count_ring_bytes(problem: FewRows, tiling: Tiling) -> int:
-    """Returns the bytes of the copies, in whose place partial sums are put afterwards."""
-    ring = tiling.stages * THREADS * VECTOR_BYTES
-    return ring if problem.is_transposed else max(ring, WARPS * _count_totals(problem, tiling))
-
-
-def _count_totals(problem: FewRows, tiling: Tiling) -> int:
-    return 4 * problem.count * problem.rows * tiling.width
-
-
 def count_shared_bytes(problem: FewRows, tiling: Tiling) -> int:
     """Returns the bytes of shared memory that a block takes."""
-    # Threads read as many elements of rows as they have copies; the last ones may be no elements.
+    totals = 4 * problem.count * problem.rows * tiling.width
+    ring = tiling.stages * THREADS * VECTOR_BYTES
+    rows = problem.rows * count_stride(problem, tiling)
+    rows *= ELEMENT_BYTES[problem.matrix_kind] if problem.is_on_tensor_cores else 4
+    # Sums of all warps, or of those that lie along the depth, are where copies and rows have been.
+    apart = WARPS * _TENSOR_WIDTH // tiling.width if problem.is_on_tensor_cores else WARPS
+    partial = apart * 4 * problem.count * problem.rows * count_line(problem, tiling)
+    behind = ring + rows if problem.is_transposed else max(ring + rows, partial)
+    return totals + LINE_BYTES + behind
+
+
+def count_line(problem: FewRows, tiling: Tiling) -> int:
+    """Returns how far apart the sums of two rows are that a warp has of its columns."""
+    # Eight threads of a column each, and four of two rows each, find all banks.
+    return tiling.width + 4 * problem.is_on_tensor_cores
+
+
+def count_stride(problem: FewRows, tiling: Tiling) -> int:
+    """Returns how many elements of a row there is place for in shared memory."""
+    if problem.is_transposed:
+        return tiling.part
+    # Threads read as many as they have copies; the last ones may be no elements.
     unit = THREADS * problem.vector // tiling.width * (count_group(problem) // problem.count)
-    kept = tiling.part if problem.is_transposed else -(-tiling.part // unit) * unit
-    small = 4 * problem.rows * (kept + WARPS)
-    return count_ring_bytes(problem, tiling) + _count_totals(problem, tiling) + small
+    kept = -(-tiling.part // unit) * unit
+    # Eight threads that read one row each, and four beside each of them, find all banks.
+    return kept + (-kept + 16) % 64 if problem.is_on_tensor_cores else kept
+
+
+def count_vectors(problem: FewRows, parameter: int) -> int:
+    """Returns how many loads bring eight elements of an array."""
+    return EIGHT * ELEMENT_BYTES[problem.kinds[parameter]] // VECTOR_BYTES
+
+
+def choose_reading(problem: FewRows, tiling: Tiling) -> Reading:
+    """Returns how the rows are read: with as few warps for each as there are registers for."""
+    start = problem.start
+    is_whole = any(op.opcode in REDUCTIONS for op in start.ops)
+    length = problem.depth if is_whole else tiling.part
+    span = WARPS
+    while span > 1 and WARPS // span < problem.rows:
+        span //= 2
+    full, column = (
+        sum(
+            count_vectors(problem, each.parameter) * VECTOR_BYTES // 4
+            for each in start.operands
+            if each.form is form
+        )
+        for form in (Form.FULL, Form.COLUMN)
+    )
+    chunks = -(-length // (WARP * span * EIGHT))
+    while span < WARPS and chunks * (full + column) > MAX_WORDS:
+        span *= 2
+        chunks = -(-length // (WARP * span * EIGHT))
+    turns = -(-problem.rows // (WARPS // span))
+    if problem.depth % EIGHT or chunks * (full + column) > MAX_WORDS:
+        return Reading(span, turns, 1, 0, is_whole)
+    ahead = (MAX_WORDS - chunks * column) // (chunks * full) if full else turns
+    return Reading(span, turns, min(turns, ahead), chunks, is_whole)

@@ -10,13 +10,11 @@ from __future__ import annotations
 # How a thread finds its elements of the matrices, and what it does with them. Copies come in
 # units of GROUP; `fetch` and `consume` are called for one after the other. The place of a unit in
 # the ring is known to the compiler.
-COLUMN_STEPS = """\
-    constexpr int ACROSS = WIDTH / VECTOR, LANES = THREADS / ACROSS, QUAD = GROUP / COUNT;
-    constexpr int UNIT = LANES * QUAD, UNITS = (PART + UNIT - 1) / UNIT;
+# Columns of a matrix that lie side by side are one copy of a thread. `lane` is its first depth of a
+# unit, the others are APART from each other; `own` is its first column.
+FETCH_COLUMNS = """\
     constexpr bool FITS = IS_EVEN && PART % UNIT == 0;
-    const int lane = threadIdx.x / ACROSS * QUAD, own = threadIdx.x % ACROSS * VECTOR;
     const bool is_inside = first + own < columns;
-    float sums[COUNT][ROWS][VECTOR] = {};
     const Weight *next[COUNT];
     #pragma unroll
     for (int m = 0; m < COUNT; ++m)
@@ -26,19 +24,31 @@ COLUMN_STEPS = """\
         #pragma unroll
         for (int each = 0; each < GROUP; ++each) {
             const int m = each / QUAD, i = each % QUAD;
-            if (FITS || (is_inside && unit * UNIT + lane + i < depth))
-                copy_streamed(ring + (place * GROUP + each) * THREADS, next[m] + i * columns,
-                              policy);
+            Vector *to = find_slot(place, each);
+            if (FITS || (is_inside && unit * UNIT + lane + i * APART < depth))
+                copy_streamed(to, next[m] + i * APART * columns, policy);
+            else if (FILLS) *to = Vector{};
         }
         #pragma unroll
         for (int m = 0; m < COUNT; ++m) next[m] += (long long)UNIT * columns;
     };
-    auto consume = [&](int unit, int place) {
+"""
+COLUMN_STEPS = f"""\
+    constexpr int ACROSS = WIDTH / VECTOR, LANES = THREADS / ACROSS, QUAD = GROUP / COUNT;
+    constexpr int UNIT = LANES * QUAD, UNITS = (PART + UNIT - 1) / UNIT, APART = 1, FILLS = 0;
+    const int lane = threadIdx.x / ACROSS * QUAD, own = threadIdx.x % ACROSS * VECTOR;
+    auto find_slot = [&](int place, int each) {{ return ring + (place * GROUP + each) * THREADS; }};
+    float sums[COUNT][ROWS][VECTOR] = {{}};
+{FETCH_COLUMNS}\
+    auto consume = [&](int unit, int place) {{
         if (unit >= UNITS) return;
         const int d = unit * UNIT + lane;
-        const Row<QUAD * ROWS> values = *(const Row<QUAD * ROWS> *)(x + d * ROWS);
+        Row<QUAD> values[ROWS];
         #pragma unroll
-        for (int each = 0; each < GROUP; ++each) {
+        for (int row = 0; row < ROWS; ++row)
+            values[row] = *(const Row<QUAD> *)(x + row * STRIDE + d);
+        #pragma unroll
+        for (int each = 0; each < GROUP; ++each) {{
             const int m = each / QUAD, i = each % QUAD;
             if (!FITS && (!is_inside || d + i >= depth)) continue;
             const Vector copied = ring[(place * GROUP + each) * THREADS];
@@ -46,9 +56,9 @@ COLUMN_STEPS = """\
             for (int e = 0; e < VECTOR; ++e)
                 #pragma unroll
                 for (int row = 0; row < ROWS; ++row)
-                    sums[m][row][e] += take(copied, e, Weight()) * values.each[i * ROWS + row];
-        }
-    };
+                    sums[m][row][e] += take(copied, e, Weight()) * values[row].each[i];
+        }}
+    }};
 """
 # A warp has columns of its own, and adds up each when it comes to its end.
 ROW_STEPS = """\
@@ -77,12 +87,13 @@ ROW_STEPS = """\
             const int d = lane + chunk * CHUNK;
             if (first + column < columns && step < STEPS && d < depth) {
                 const Vector copied = ring[(place * GROUP + each) * THREADS];
-                const Row<VECTOR * ROWS> values = *(const Row<VECTOR * ROWS> *)(x + d * ROWS);
                 #pragma unroll
-                for (int i = 0; i < VECTOR; ++i)
+                for (int row = 0; row < ROWS; ++row) {
+                    const Row<VECTOR> values = *(const Row<VECTOR> *)(x + row * STRIDE + d);
                     #pragma unroll
-                    for (int row = 0; row < ROWS; ++row)
-                        sums[m][row] += take(copied, i, Weight()) * values.each[i * ROWS + row];
+                    for (int i = 0; i < VECTOR; ++i)
+                        sums[m][row] += take(copied, i, Weight()) * values.each[i];
+                }
             }
             if (step >= STEPS || chunk < CHUNKS - 1) continue;
             #pragma unroll
@@ -105,16 +116,10 @@ COLUMN_TOTALS = """\
         #pragma unroll
         for (int mask = ACROSS; mask < 32; mask *= 2) value += shuffle_xor(value, mask);
         if (threadIdx.x % 32 < ACROSS)
-            partial[((threadIdx.x / 32 * COUNT + m) * ROWS + row) * WIDTH + own + i] = value;
+            partial[((threadIdx.x / 32 * COUNT + m) * ROWS + row) * LINE + own + i] = value;
     }
     sync_block();
-    for (int index = threadIdx.x; index < COUNT * ROWS * WIDTH; index += THREADS) {
-        float value = 0;
-        #pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp)
-            value += partial[warp * COUNT * ROWS * WIDTH + index];
-        put(index / WIDTH, index % WIDTH, value);
-    }
+    add_partial<WARPS>(partial, put);
 """
 FUNCTIONS = """\
 // Values that are loaded at once, as far as they lie at a multiple of so many.
@@ -137,34 +142,43 @@ DEVICE float take(const Vector &copied, int index, float8e5m2) {
 template <class Half> DEVICE float take(const Vector &copied, int index, Half) {
     return widen(Half{(unsigned short)(copied.words[index / 2] >> index % 2 * 16)});
 }
-template <class T> DEVICE void load_eight(float *to, const T *from) {
+template <class T> DEVICE void load_eight(Vector *to, const T *from) {
     constexpr int each = 16 / sizeof(T);
-    Vector vectors[8 / each];
     #pragma unroll
-    for (int i = 0; i < 8 / each; ++i) vectors[i] = load_vector(from + i * each);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = take(vectors[i / each], i % each, T());
+    for (int i = 0; i < 8 / each; ++i) to[i] = load_vector(from + i * each);
 }
-template <class Values, class Combine>
-DEVICE void reduce_block(Values &values, float *scratch, Combine combine) {
+// Of a row, over the warps that read it.
+template <class Combine> DEVICE float reduce_row(float value, float *scratch, Combine combine) {
     #pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-        #pragma unroll
-        for (int mask = 16; mask; mask >>= 1)
-            values[row] = combine(values[row], shuffle_xor(values[row], mask));
+    for (int mask = 16; mask; mask >>= 1) value = combine(value, shuffle_xor(value, mask));
+    if (SPAN == 1) return value;
     sync_block();
-    if (threadIdx.x % 32 == 0)
-        #pragma unroll
-        for (int row = 0; row < ROWS; ++row) scratch[threadIdx.x / 32 * ROWS + row] = values[row];
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
     sync_block();
+    const float *own = scratch + threadIdx.x / 32 / SPAN * SPAN;
+    value = own[0];
     #pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-        values[row] = scratch[row];
+    for (int warp = 1; warp < SPAN; ++warp) value = combine(value, own[warp]);
+    return value;
+}
+// Adds up what several threads have of each sum.
+template <int parts, class Put> DEVICE void add_partial(const float *partial, Put put) {
+    for (int index = threadIdx.x; index < COUNT * ROWS * WIDTH; index += THREADS) {
+        const int sum = index / WIDTH, column = index % WIDTH;
+        float value = 0;
         #pragma unroll
-        for (int warp = 1; warp < WARPS; ++warp)
-            values[row] = combine(values[row], scratch[warp * ROWS + row]);
+        for (int part = 0; part < parts; ++part)
+            value += partial[(part * COUNT * ROWS + sum) * LINE + column];
+        put(sum, column, value);
     }
 }
+"""
+KEEP_FLOATS = """\
+    float *x = (float *)behind;
+    auto keep = [&](int row, int d, float value) { x[row * STRIDE + d] = value; };
+    auto keep_eight = [&](int row, int d, const Row<8> &values) {
+        *(Row<8> *)(x + row * STRIDE + d) = values;
+    };
 """
 BODY = """\
     if (blockIdx.x >= BLOCKS) {
@@ -172,10 +186,12 @@ BODY = """\
         wait();
         return;
     }
-    char *shared = shared_memory();
-    Vector *ring = (Vector *)shared + threadIdx.x;
-    float *partial = (float *)shared, *totals = (float *)(shared + RING_BYTES);
-    float *scratch = totals + COUNT * ROWS * WIDTH, *x = scratch + WARPS * ROWS;
+    float *totals = (float *)shared_memory(), *scratch = totals + COUNT * ROWS * WIDTH;
+    // Partial sums take the place of copies and rows.
+    float *partial = scratch + 32;
+    Vector *ring = (Vector *)partial + threadIdx.x;
+    char *behind = (char *)partial + STAGES * THREADS * sizeof(Vector);
+{KEEP}
     const int rank = SPLIT > 1 ? find_cluster_rank() : 0, begin = rank * PART;
     const int depth = DEPTH - begin < PART ? DEPTH - begin : PART;
     int segment = 0, first = blockIdx.x / SPLIT, columns = 0;
@@ -189,6 +205,12 @@ BODY = """\
         float *place = totals + (rank * COUNT * ROWS + sum) * SHARE + column % SHARE;
         if (SPLIT > 1) write_peer(place, column / SHARE, value);
         else *place = value;
+    };
+    // Some warps read a row, each thread eight elements at a time.
+    const int reader = threadIdx.x % (32 * SPAN);
+    auto find_row = [&](int turn) {
+        const int row = turn * (WARPS / SPAN) + threadIdx.x / (32 * SPAN);
+        return row < ROWS ? row : ROWS - 1;
     };
 {STEPS}
     #pragma unroll

@@ -150,10 +150,10 @@ class ElementWriter:
 
 @dataclasses.dataclass(frozen=True)
 class RowLoop:
-    """How a block's threads go through the elements of rows.
+    """How the threads of a row go through its elements.
 
     Attributes:
-        opening: lines that begin it: they define ``row`` and ``column``.
+        opening: lines that begin it: they define ``column``.
         closing: the line that ends it.
         known: what operands are called inside of it.
     """
@@ -168,56 +168,36 @@ class RowLoop:
 
 
 def write_reductions(
-    function: RowFunction, rows: int, columns: str, loop: RowLoop
+    function: RowFunction, columns: str, loop: RowLoop
 ) -> tuple[list[str], dict[int, str]]:
     """Returns statements for all that has one value for each row, or one; and what it is called.
 
-    All threads of a block take part. They need a function ``reduce_block`` for the values of all
-    of them, which takes ``float *scratch`` in shared memory.
+    All threads of ``row`` take part. They need a function ``reduce_row`` for what each of them has,
+    which takes ``float *scratch`` in shared memory.
 
     Args:
         function: without sums.
-        rows: how many.
         columns: how many, in C++.
-        loop: through all elements.
+        loop: through all elements of a row.
     """
     lines: list[str] = []
     known: dict[int, str] = {}
     for number, op in enumerate(function.ops, start=function.first_op):
         if op.opcode in REDUCTIONS:
             begin, combine = REDUCTIONS[op.opcode]
-            there = {**loop.known, **_index_rows(known)}
-            body = ElementWriter(function, Place("row", "column", columns), there)
-            added = combine.format(f"v{number}[row]", body.write(op.operands[0]))
+            body = ElementWriter(function, Place("row", "column", columns), {**loop.known, **known})
+            added = combine.format(f"v{number}", body.write(op.operands[0]))
             lines += [
-                f"float v{number}[{rows}];",
-                f"for (int row = 0; row < {rows}; ++row) v{number}[row] = literal(0x{begin}u);",
-                *loop.write([*body.lines, f"v{number}[row] = {added};"]),
-                f"reduce_block(v{number}, scratch, [](float a, float b) {{"
+                f"float v{number} = literal(0x{begin}u);",
+                *loop.write([*body.lines, f"v{number} = {added};"]),
+                f"v{number} = reduce_row(v{number}, scratch, [](float a, float b) {{"
                 f" return {combine.format('a', 'b')}; }});",
             ]
-            known[number] = f"v{number}"
         elif op.form in (Form.ROW, Form.ONE) and op.opcode != "constant":
-            lines += _write_rows(function, rows, number, known)
-            known[number] = f"v{number}"
-    return lines, _index_rows(known)
-
-
-def _write_rows(
-    function: RowFunction, rows: int, number: int, known: Mapping[int, str]
-) -> Sequence[str]:
-    """Returns statements for an array of one value for each row."""
-    body = ElementWriter(function, Place("row", "0", "1"), _index_rows(known))
-    name = body.write(number)
-    return [
-        f"float v{number}[{rows}];",
-        "#pragma unroll",
-        f"for (int row = 0; row < {rows}; ++row) {{",
-        *(f"    {line}" for line in body.lines),
-        f"    v{number}[row] = {name};",
-        "}",
-    ]
-
-
-def _index_rows(known: Mapping[int, str]) -> dict[int, str]:
-    return {number: f"{name}[row]" for number, name in known.items()}
+            body = ElementWriter(function, Place("row", "0", "1"), known)
+            name = body.write(number)
+            lines += [f"float v{number};", "{", *body.lines, f"v{number} = {name};", "}"]
+        else:
+            continue
+        known[number] = f"v{number}"
+    return lines, known

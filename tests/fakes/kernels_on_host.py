@@ -112,6 +112,38 @@ static float shuffle_xor(float value, int mask) {
     float other = *find_lane(lane ^ mask); sync_warp(lane);
     return other;
 }
+static void sync_lanes() { sync_warp(threadIdx.x); }
+static Vector load_turned(const Vector *own) {
+    int lane = threadIdx.x, group = lane % 32 / 4, quarter = lane % 4;
+    if ((unsigned long)own % 16) abort();
+    memcpy(find_lane(lane), &own, 8); sync_lanes();
+    Vector v;
+    for (int each = 0; each < 4; ++each) {
+        unsigned short *rows[2];
+        for (int i = 0; i < 2; ++i)
+            memcpy(&rows[i], find_lane(lane / 32 * 32 + each * 8 + quarter * 2 + i), 8);
+        v.words[each] = rows[0][group] | (unsigned)rows[1][group] << 16;
+    }
+    sync_lanes();
+    return v;
+}
+/* As PTX lays out the operands of m16n8k16: words of two values, the low half first. */
+template <class Half>
+static void multiply_tile(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], Half) {
+    int lane = threadIdx.x, first = lane / 32 * 32, group = lane % 32 / 4, quarter = lane % 4;
+    memcpy(find_lane(lane), a, 16); memcpy(find_lane(lane) + 4, b, 8); sync_warp(lane);
+    auto find = [&](int owner, int word, int half) {
+        unsigned bits; memcpy(&bits, find_lane(first + owner) + word, 4);
+        return widen(Half{(unsigned short)(bits >> half * 16)});
+    };
+    for (int each = 0; each < 4; ++each) {
+        int row = group + each / 2 * 8, column = quarter * 2 + each % 2;
+        for (int k = 0; k < 16; ++k)
+            sums[each] += find(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k % 2)
+                          * find(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
+    }
+    sync_warp(lane);
+}
 """
 # Threads of a cluster are contexts of one thread of the machine. A block runs as far as it can, and
 # a warp in it, then another one, drawn at random, so that a missing barrier shows. A barrier that
@@ -132,7 +164,7 @@ struct Barrier { int expected, arrived = 0, phase = 0; };
 struct Block {
     Barrier barrier; std::vector<char> shared; std::vector<float> lanes;
     std::vector<Barrier> warps;
-    Block(int threads, int bytes) : barrier{threads}, shared(bytes + 128), lanes(threads) {
+    Block(int threads, int bytes) : barrier{threads}, shared(bytes + 128), lanes(threads * 6) {
         for (int first = 0; first < threads; first += 32)
             warps.push_back({std::min(32, threads - first)});
     }
@@ -181,7 +213,7 @@ char *find_shared(int peer) {
     char *start = blocks[peer]->shared.data();
     return start + (128 - (unsigned long)start % 128) % 128;
 }
-float *find_lane(int lane) { return &blocks[self->rank]->lanes[lane]; }
+float *find_lane(int lane) { return &blocks[self->rank]->lanes[lane * 6]; }
 void sync_block() { auto &barrier = blocks[self->rank]->barrier; await(barrier, arrive(barrier)); }
 void sync_warp(int lane) {
     auto &barrier = blocks[self->rank]->warps[lane / 32]; await(barrier, arrive(barrier));

@@ -16,7 +16,7 @@ struct bfloat16 { unsigned short bits; };
 struct float16 { unsigned short bits; };
 struct float8e5m2 { unsigned char bits; };
 struct float8e4m3 { unsigned char bits; };
-struct Vector { unsigned bits[4]; };
+struct Vector { unsigned words[4]; };
 #ifdef __CUDACC__
 #endif
 KERNEL(256) CLUSTERED(2) crossed(float *from, float *to) {

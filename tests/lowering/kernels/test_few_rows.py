@@ -43,7 +43,7 @@ def plain(rows: int, depth: int, columns: Any, kind: str = "BF16", **more: Any) 
     outside = "BF16" if "8" in kind else kind
     segments = [Segment(each, (1 + n,), SUM, (outside,)) for n, each in enumerate(columns)]
     kinds = (outside, *[kind] * len(segments))
-    return FewRows(rows, depth, kinds, PLAIN, tuple(segments), **more)
+    return FewRows(rows, depth, kinds, PLAIN, outside, tuple(segments), **more)
 
 
 def make_operands(problem: FewRows) -> list[np.ndarray[Any, Any]]:
@@ -114,6 +114,11 @@ def multiply(x: Any, matrix: Any, *, is_transposed: bool = False) -> Any:
         (plain(1, 264, [128, 48], "F8E4M3FN"), 4),
         (plain(3, 160, [9], "F8E5M2", is_transposed=True), 2),
         (plain(16, 64, [72]), 1),
+        (plain(2, 1000, [40], "F16"), 4),
+        (plain(7, 512, [64, 8, 24]), 20),
+        (plain(9, 72, [128]), 1),
+        (plain(12, 328, [256, 16]), 2),
+        (plain(4, 96, [272], "S8"), 1),
     ],
 )
 def test_products_are_those_of_numpy(problem: FewRows, processors: int) -> None:
@@ -161,7 +166,16 @@ def normalise(x: Any, gain: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns", "processors"), [(1, 128, 64, 1), (1, 512, 64, 8), (2, 136, 72, 4)]
+    ("rows", "depth", "columns", "processors"),
+    [
+        (1, 128, 64, 1),
+        (1, 512, 64, 8),
+        (2, 136, 72, 4),
+        (3, 60, 64, 1),
+        (5, 512, 64, 8),
+        (11, 264, 72, 2),
+        (16, 4104, 64, 1),
+    ],
 )
 def test_a_gated_layer_is_one_kernel(rows: int, depth: int, columns: int, processors: int) -> None:
     silu = RowFunction(
@@ -171,10 +185,12 @@ def test_a_gated_layer_is_one_kernel(rows: int, depth: int, columns: int, proces
         sums=2,
     )
     segment = Segment(columns, (2, 3), silu, ("BF16",))
-    problem = FewRows(rows, depth, ("BF16",) * 4, make_norm(0, depth), (segment,))
+    problem = FewRows(rows, depth, ("BF16",) * 4, make_norm(0, depth), "BF16", (segment,))
     x, gain, gate, up = operands = make_operands(problem)
     (result,) = run(problem, operands, processors)
     hidden = normalise(x, gain)
+    if problem.is_on_tensor_cores:
+        hidden = hidden.astype(np.float32).astype(x.dtype)
     gates = multiply(hidden, gate)
     assert_near(result, gates / (1 + np.exp(-gates)) * multiply(hidden, up))
 
@@ -194,7 +210,7 @@ def test_a_bias_a_residual_and_two_results(rows: int, processors: int) -> None:
     )
     segment = Segment(72, (1,), finish, ("BF16", "F32"))
     kinds = ("BF16", "BF16", "F32", "BF16", "F32", "F32")
-    problem = FewRows(rows, 520, kinds, PLAIN, (segment,))
+    problem = FewRows(rows, 520, kinds, PLAIN, "BF16", (segment,))
     x, matrix, bias, residual, factor, least = operands = make_operands(problem)
     result, biased = run(problem, operands, processors)
     wanted = multiply(x, matrix) + bias.astype(np.float64)
@@ -205,7 +221,7 @@ def test_a_bias_a_residual_and_two_results(rows: int, processors: int) -> None:
 def test_segments_have_their_own_ends() -> None:
     double = RowFunction((), (RowOp("add", FULL, (0, 0)),), (1,), sums=1)
     segments = (Segment(64, (1,), SUM, ("F32",)), Segment(136, (2,), double, ("BF16",)))
-    problem = FewRows(1, 96, ("BF16",) * 3, PLAIN, segments)
+    problem = FewRows(1, 96, ("BF16",) * 3, PLAIN, "BF16", segments)
     operands = make_operands(problem)
     one, other = run(problem, operands, 4)
     assert_near(one, multiply(operands[0], operands[1]))
@@ -237,7 +253,8 @@ def test_all_multiprocessors_have_something_to_ask_for(problem: FewRows, wanted:
 
 
 def test_what_has_no_kernel_is_said() -> None:
-    assert find_problem(plain(17, 64, [64])) == "17 rows by 1 matrices take too many registers"
+    assert find_problem(plain(65, 64, [64])) == "65 rows by 1 matrices take too many registers"
+    assert find_problem(plain(33, 64, [64], "F32")).startswith("33 rows by 1 matrices take")
     assert find_problem(plain(9, 64, [64], "S8")) == "9 rows by 1 matrices take too many registers"
     assert find_problem(plain(1, 64, [60])) == "a line of a matrix is no multiple of 8 elements"
     assert find_problem(plain(1, 60, [64], is_transposed=True)).startswith("a line of a matrix")

@@ -11,10 +11,10 @@ import jax
 from tracegraph.ir.graph import Op, Operand, Value
 from tracegraph.lowering.kernels.few_rows import write_few_rows
 from tracegraph.lowering.kernels.few_rows_problem import (
-    VECTOR_BYTES,
+    MAX_SUMS,
     FewRows,
     Segment,
-    count_most,
+    count_sums,
     find_problem,
 )
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
@@ -68,8 +68,7 @@ def match_group(
         stops: results of other kernels.
         machine: that they are written for.
     """
-    most = count_most(VECTOR_BYTES // matmuls[0].matrix.dtype.itemsize) // matmuls[0].rows
-    ending = Ending(view, matmuls, most=max(1, most))
+    ending = Ending(view, matmuls, most=_count_most(matmuls[0]))
     parts = _part(len(matmuls), ending)
     found = []
     for size in sorted({len(part) for part in parts}):
@@ -78,6 +77,17 @@ def match_group(
         if match is not None:
             found.append(match)
     return found
+
+
+def _count_most(matmul: RowMatmul) -> int:
+    """Returns by how many matrices like that of a matmul a block can multiply its rows."""
+    kinds = _STORED_KINDS[_name_row_type(matmul)], _STORED_KINDS[str(matmul.matrix.dtype)]
+    sums = count_sums(matmul.rows, *kinds, is_transposed=matmul.is_transposed)
+    return max(1, MAX_SUMS // sums)
+
+
+def _name_row_type(matmul: RowMatmul) -> str:
+    return str(matmul.op.operands[matmul.side].aval.dtype)
 
 
 def _part(count: int, ending: Ending) -> list[list[int]]:
@@ -117,7 +127,14 @@ class _KernelWriter:
             number for value, number in self._arrays.items() if value not in self._view.makers
         )
         problem = FewRows(
-            first.rows, first.depth, kinds, start, tuple(segments), settled, first.is_transposed
+            first.rows,
+            first.depth,
+            kinds,
+            start,
+            _STORED_KINDS[_name_row_type(first)],
+            tuple(segments),
+            settled,
+            first.is_transposed,
         )
         if find_problem(problem):
             return None

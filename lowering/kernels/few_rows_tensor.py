@@ -1,0 +1,95 @@
+"""What takes the place of a thread's products and sums where tensor cores do them.
+
+Note [Rows on tensor cores]
+An instruction of a tensor core multiplies 16 columns of a matrix by 8 rows, 16 elements deep. A
+warp copies 64 columns of 16 depths, eight threads beside each other a line of the memory: if each
+copied what it multiplies, all lines would be asked for four times, which takes twice as long. So a
+warp exchanges what it has copied: ``ldmatrix`` reads eight vectors of 16 bytes, one of a depth each,
+and gives two depths of a column to a thread.
+
+* In a line the vectors change places, by a number that is another one for each of eight depths that
+  are read at once: then these lie in different banks.
+* Which depth is where in an instruction is free, as long as matrix and rows agree. A thread is to
+  find its part of a row, four elements, in eight bytes: so depths 4t and 4t + 1 are where the
+  instruction has 2t and 2t + 1, and the next two where it has 2t + 8 and 2t + 9.
+* Rows that there are not, of 8, are the last one again: their sums go nowhere.
+
+(Layout of operands: PTX ISA, "Matrix fragments for mma.m16n8k16", and "ldmatrix".)
+
+Rows are rounded to the type of the matrix, as the program says; sums are float32.
+"""
+
+from __future__ import annotations
+
+from tracegraph.lowering.kernels.few_rows_source import FETCH_COLUMNS
+
+KEEP_HALVES = """\
+    Weight *x = (Weight *)behind;
+    auto keep = [&](int row, int d, float value) {
+        x[row * STRIDE + d] = narrow(value, Weight());
+    };
+    auto keep_eight = [&](int row, int d, const Row<8> &values) {
+        Vector packed;
+        #pragma unroll
+        for (int e = 0; e < 4; ++e)
+            packed.words[e] = narrow(values.each[2 * e], Weight()).bits
+                              | (unsigned)narrow(values.each[2 * e + 1], Weight()).bits << 16;
+        *(Vector *)(x + row * STRIDE + d) = packed;
+    };
+"""
+TENSOR_STEPS = f"""\
+    constexpr int ACROSS = WIDTH / 64, LANES = WARPS / ACROSS, QUAD = 4, TILES = (ROWS + 7) / 8;
+    constexpr int UNIT = LANES * 16, UNITS = (PART + UNIT - 1) / UNIT, APART = 4, FILLS = 1;
+    const int thread = threadIdx.x % 32, warp = threadIdx.x / 32, quarter = thread % 4;
+    const int line = thread / 8, eighth = thread % 8, deep = warp / ACROSS * 16;
+    const int lane = deep + line, own = warp % ACROSS * 64 + eighth * 8;
+    Vector *copies = ring - thread;
+    auto find_slot = [&](int place, int each) {{
+        const int depth = each % QUAD * 4 + line, turn = depth / 4 * 2 + depth % 2;
+        return copies + (place * GROUP + each) * THREADS + line * 8 + (eighth ^ turn);
+    }};
+    float sums[COUNT][TILES][4][4] = {{}};
+{FETCH_COLUMNS}\
+    auto consume = [&](int unit, int place) {{
+        if (unit >= UNITS) return;
+        sync_lanes();
+        Halves values[TILES];
+        #pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {{
+            const int row = tile * 8 + thread / 4 < ROWS ? tile * 8 + thread / 4 : ROWS - 1;
+            values[tile] = *(const Halves *)(x + row * STRIDE + unit * UNIT + deep + quarter * 4);
+        }}
+        #pragma unroll
+        for (int m = 0; m < COUNT; ++m) {{
+            const Vector *from = copies + (place * GROUP + m * QUAD + eighth / 2) * THREADS
+                                 + (line / 2 * 2 + eighth % 2) * 8;
+            #pragma unroll
+            for (int j = 0; j < 4; ++j) {{
+                const Vector pairs = load_turned(from + ((2 * j + line % 2) ^ eighth));
+                #pragma unroll
+                for (int tile = 0; tile < TILES; ++tile)
+                    multiply_tile(sums[m][tile][j], pairs.words, values[tile].words, Weight());
+            }}
+        }}
+        // All threads have read what is overwritten next.
+        sync_lanes();
+    }};
+    // What the copies of a last unit are multiplied by; they are zeros there.
+    if (!FITS)
+        for (int d = depth + threadIdx.x; d < UNITS * UNIT; d += THREADS)
+            for (int row = 0; row < ROWS; ++row) keep(row, d, 0);
+"""
+TENSOR_TOTALS = """\
+    sync_block();
+    #pragma unroll
+    for (int index = 0; index < COUNT * TILES * 16; ++index) {
+        const int m = index / (TILES * 16), tile = index / 16 % TILES, j = index / 4 % 4;
+        const int row = tile * 8 + quarter * 2 + index % 2, upper = index / 2 % 2;
+        const int column = warp % ACROSS * 64 + j * 16 + upper * 8 + thread / 4;
+        if (row < ROWS)
+            partial[((warp / ACROSS * COUNT + m) * ROWS + row) * LINE + column]
+                = sums[m][tile][j][index % 4];
+    }
+    sync_block();
+    add_partial<LANES>(partial, put);
+"""
