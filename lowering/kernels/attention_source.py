@@ -38,15 +38,16 @@ ATTENTION_BODY = """\
     const int lane = threadIdx.x % LANES * VECTOR, slice = threadIdx.x / LANES;
 {BASES}
     if (SPLIT > 1) arrive_cluster();
+    const Slot slot = hold_slot(ring);
     auto fetch = [&](int unit, int place) {
         if (unit >= UNITS) return;
         #pragma unroll
         for (int i = 0; i < GROUP; ++i) {
             const int t = begin + (unit * GROUP + i) * SLICES + slice;
             if (t >= end) continue;
-            Vector *to = ring + (place * GROUP + i) * 2 * THREADS;
-            copy_async(to, keys + t * KEY_STRIDE + lane);
-            copy_async(to + THREADS, values + t * VALUE_STRIDE + lane);
+            const int to = (place * GROUP + i) * 2 * THREADS;
+            copy_async(slot, to, keys + t * KEY_STRIDE + lane);
+            copy_async(slot, to + THREADS, values + t * VALUE_STRIDE + lane);
         }
     };
     auto fetch_first = [&]() {

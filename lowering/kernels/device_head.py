@@ -3,6 +3,14 @@
 Note [Sources of two worlds]
 A kernel is written with the names below alone, so that a compiler for another machine takes it too,
 with other definitions in their place: tests run the kernels without a GPU.
+
+Note [Addresses of copies]
+NVIDIA's assembler of CUDA 12.9 sees that a thread's place in shared memory begins at the same
+address for all threads, and puts that part of it into a uniform register. For ``cp.async`` with a
+cache policy it then writes an instruction that does not exist (``LDGSTS`` with a shared address
+``[R2+UR0]`` and a policy ``desc[UR1]``), on which the GPU ends with CUDA_ERROR_ILLEGAL_INSTRUCTION;
+13.2 and later ones do not. Whether it does depends on what stands around the copy. So a thread gets
+its address from a shuffle: what comes from there has no uniform part that the assembler knows of.
 """
 
 from __future__ import annotations
@@ -60,10 +68,15 @@ DEVICE Vector load_vector(const void *global) {
                  : "l"(global) : "memory");
     return v;
 }
-DEVICE void copy_async(void *shared, const void *global) {
+// A place in shared memory that is copied to, see Note [Addresses of copies].
+struct Slot { unsigned address; };
+DEVICE Slot hold_slot(const void *shared) {
     unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+    return {__shfl_sync(~0u, address, threadIdx.x % 32)};
+}
+DEVICE void copy_async(Slot slot, int vectors, const void *global) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
-                 :: "r"(address), "l"(global) : "memory");
+                 :: "r"(slot.address + vectors * 16), "l"(global) : "memory");
 }
 // Of what is read once: it goes first from the L2 cache.
 DEVICE unsigned long long find_stream_policy() {
@@ -71,10 +84,9 @@ DEVICE unsigned long long find_stream_policy() {
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
-DEVICE void copy_streamed(void *shared, const void *global, unsigned long long policy) {
-    unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+DEVICE void copy_streamed(Slot slot, int vectors, const void *global, unsigned long long policy) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
-                 :: "r"(address), "l"(global), "l"(policy) : "memory");
+                 :: "r"(slot.address + vectors * 16), "l"(global), "l"(policy) : "memory");
 }
 DEVICE void sync_lanes() { __syncwarp(); }
 // By all threads of a warp: four times eight rows of eight values of 16 bits, each found by another

@@ -15,6 +15,7 @@ from __future__ import annotations
 FETCH_COLUMNS = """\
     constexpr bool FITS = IS_EVEN && PART % UNIT == 0;
     const bool is_inside = first + own < columns;
+    const Slot slot = hold_slot(ring);
     const Weight *next[COUNT];
     #pragma unroll
     for (int m = 0; m < COUNT; ++m)
@@ -24,10 +25,10 @@ FETCH_COLUMNS = """\
         #pragma unroll
         for (int each = 0; each < GROUP; ++each) {
             const int m = each / QUAD, i = each % QUAD;
-            Vector *to = find_slot(place, each);
+            const int to = find_place(place, each);
             if (FITS || (is_inside && unit * UNIT + lane + i * APART < depth))
-                copy_streamed(to, next[m] + i * APART * columns, policy);
-            else if (FILLS) *to = Vector{};
+                copy_streamed(slot, to, next[m] + i * APART * columns, policy);
+            else if (FILLS) ring[to] = Vector{};
         }
         #pragma unroll
         for (int m = 0; m < COUNT; ++m) next[m] += (long long)UNIT * columns;
@@ -37,7 +38,7 @@ COLUMN_STEPS = f"""\
     constexpr int ACROSS = WIDTH / VECTOR, LANES = THREADS / ACROSS, QUAD = GROUP / COUNT;
     constexpr int UNIT = LANES * QUAD, UNITS = (PART + UNIT - 1) / UNIT, APART = 1, FILLS = 0;
     const int lane = threadIdx.x / ACROSS * QUAD, own = threadIdx.x % ACROSS * VECTOR;
-    auto find_slot = [&](int place, int each) {{ return ring + (place * GROUP + each) * THREADS; }};
+    auto find_place = [&](int place, int each) {{ return (place * GROUP + each) * THREADS; }};
     float sums[COUNT][ROWS][VECTOR] = {{}};
 {FETCH_COLUMNS}\
     auto consume = [&](int unit, int place) {{
@@ -67,6 +68,7 @@ ROW_STEPS = """\
     constexpr int UNITS = (STEPS + GROUP - 1) / GROUP;
     const int lane = threadIdx.x % 32 * VECTOR, own = threadIdx.x / 32 * OWN;
     float sums[COUNT][ROWS] = {};
+    const Slot slot = hold_slot(ring);
     auto fetch = [&](int unit, int place) {
         #pragma unroll
         for (int each = 0; each < GROUP; ++each) {
@@ -74,7 +76,7 @@ ROW_STEPS = """\
             const int column = first + own + step / (CHUNKS * COUNT);
             const int d = lane + step / COUNT % CHUNKS * CHUNK;
             if (column < columns && step < STEPS && d < depth)
-                copy_streamed(ring + (place * GROUP + each) * THREADS,
+                copy_streamed(slot, (place * GROUP + each) * THREADS,
                               matrices[each % COUNT] + (long long)column * DEPTH + begin + d,
                               policy);
         }

@@ -3,9 +3,9 @@
 Note [Rows on tensor cores]
 An instruction of a tensor core multiplies 16 columns of a matrix by 8 rows, 16 elements deep. A
 warp copies 64 columns of 16 depths, eight threads beside each other a line of the memory: if each
-copied what it multiplies, all lines would be asked for four times, which takes twice as long. So a
-warp exchanges what it has copied: ``ldmatrix`` reads eight vectors of 16 bytes, one of a depth each,
-and gives two depths of a column to a thread.
+copied what it multiplies, all lines would be asked for four times, which takes twice as long. So
+threads exchange what they have copied: ``ldmatrix`` reads eight vectors of 16 bytes, one of a depth
+each, and gives two depths of a column to a thread.
 
 * In a line the vectors change places, by a number that is another one for each of eight depths that
   are read at once: then these lie in different banks.
@@ -44,9 +44,11 @@ TENSOR_STEPS = f"""\
     const int line = thread / 8, eighth = thread % 8, deep = warp / ACROSS * 16;
     const int lane = deep + line, own = warp % ACROSS * 64 + eighth * 8;
     Vector *copies = ring - thread;
-    auto find_slot = [&](int place, int each) {{
-        const int depth = each % QUAD * 4 + line, turn = depth / 4 * 2 + depth % 2;
-        return copies + (place * GROUP + each) * THREADS + line * 8 + (eighth ^ turn);
+    int turned[QUAD];
+    #pragma unroll
+    for (int i = 0; i < QUAD; ++i) turned[i] = (eighth ^ (i * 2 + line % 2)) - eighth;
+    auto find_place = [&](int place, int each) {{
+        return (place * GROUP + each) * THREADS + turned[each % QUAD];
     }};
     float sums[COUNT][TILES][4][4] = {{}};
 {FETCH_COLUMNS}\

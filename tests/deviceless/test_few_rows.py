@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import struct
 import subprocess
 from typing import Any
 
@@ -18,7 +19,10 @@ from tests.deviceless.pipeline import make_capture_request, make_replaced_reques
 from tests.deviceless.topology import find_assembler
 from tests.fakes.compilers import make_compiler
 from tracegraph.lowering.compiler import Compiler
+from tracegraph.lowering.kernels import few_rows, few_rows_problem
+from tracegraph.lowering.kernels.few_rows_problem import FewRows, Segment
 from tracegraph.lowering.kernels.own_kernel import OPTIONS, write_listing
+from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOperand
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.lowering.xla.machine_code import ACQBULK, _find_text, _read_operations
@@ -26,7 +30,7 @@ from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.match import Machine
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.nodes import KernelCode, KernelNode
 from tracegraph.tracing.trace import trace_function
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -181,3 +185,36 @@ def test_an_older_assembler_takes_the_ptx_that_xla_is_given(h200: Any, tmp_path:
     command = [assembler, "-arch=sm_90", str(tmp_path / "kernel.ptx"), "-o", os.devnull]
     subprocess.run(command, check=True, timeout=60)
     assert ".version 8.0\n" in listing
+
+
+def find_odd_copies(text: bytes) -> set[int]:
+    """Returns the forms of instructions that copy, less the one that a GPU has for our kernels.
+
+    See Note [Addresses of copies].
+    """
+    words = (word for word, _ in struct.iter_unpack("<QQ", text))
+    forms = {word & 0xFFF for word in words if word & 0x1FF == COPY}
+    assert forms
+    return forms - {0xFAE}
+
+
+@pytest.mark.parametrize("rows", [1, 13])
+def test_copies_are_instructions_that_there_are(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = RowFunction((RowOperand(0, Form.FULL),), (), (0,))
+    finish = RowFunction((), (), (0,), sums=1)
+    for index in range(12):
+        sizes = rows, 1024 + 8 * index, ("BF16", "BF16")
+        segment = Segment(1024 + 8 * (index + 1), (1,), finish, ("BF16",))
+        problem = FewRows(*sizes, start, "BF16", (segment,))
+        tiling = list(few_rows_problem._list_tilings(problem))[index]
+        monkeypatch.setattr(few_rows, "choose_tiling", lambda *_, tiling=tiling: tiling)
+        kernel = few_rows.write_few_rows(problem, 132)
+        code = KernelCode(kernel.symbol, COMPILE(kernel.source, OPTIONS).cubin)
+        assert find_odd_copies(_find_text(code)) == set()
+
+
+def test_a_copy_that_no_gpu_has_is_seen(both: Any) -> None:
+    text = bytearray(_find_text(list_own(both[1])[0].code))
+    place = next(at for at in range(0, len(text), 16) if text[at : at + 2] == b"\xae\x7f")
+    text[place + 1] = 0x7D
+    assert find_odd_copies(bytes(text)) == {0xDAE}

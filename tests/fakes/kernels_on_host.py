@@ -96,14 +96,17 @@ static Vector load_vector(const void *global) {
     return *(const Vector *)global;
 }
 /* A copy is made as late as it may be, or at once. */
-static void copy_async(void *shared, const void *global) {
+struct Slot { Vector *vector; };
+static Slot hold_slot(Vector *shared) { return {shared}; }
+static void copy_async(Slot slot, int vectors, const void *global) {
+    void *shared = slot.vector + vectors;
     if ((unsigned long)shared % 16 || (unsigned long)global % 16) abort();
     if (COPIES_AT_ONCE) memcpy(shared, global, 16);
     else copy_late(shared, global);
 }
 static unsigned long long find_stream_policy() { return 0; }
-static void copy_streamed(void *shared, const void *global, unsigned long long) {
-    copy_async(shared, global);
+static void copy_streamed(Slot slot, int vectors, const void *global, unsigned long long) {
+    copy_async(slot, vectors, global);
 }
 template <int count> static void await_copies() { end_copies(count); }
 static float shuffle_xor(float value, int mask) {
