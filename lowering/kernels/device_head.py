@@ -5,12 +5,12 @@ A kernel is written with the names below alone, so that a compiler for another m
 with other definitions in their place: tests run the kernels without a GPU.
 
 Note [Addresses of copies]
-NVIDIA's assembler of CUDA 12.9 sees that a thread's place in shared memory begins at the same
-address for all threads, and puts that part of it into a uniform register. For ``cp.async`` with a
+NVIDIA's assembler of CUDA 12.9 and 13.0 sees that the places of all threads in shared memory begin
+at the same address, and puts that part of them into a uniform register. For ``cp.async`` with a
 cache policy it then writes an instruction that does not exist (``LDGSTS`` with a shared address
 ``[R2+UR0]`` and a policy ``desc[UR1]``), on which the GPU ends with CUDA_ERROR_ILLEGAL_INSTRUCTION;
-13.2 and later ones do not. Whether it does depends on what stands around the copy. So a thread gets
-its address from a shuffle: what comes from there has no uniform part that the assembler knows of.
+13.2 and later do not. Whether it does depends on what stands around the copy. So a thread gets its
+address from a shuffle: what comes from there has no uniform part that the assembler knows of.
 """
 
 from __future__ import annotations

@@ -18,6 +18,11 @@ fast the matrices come from memory, so the kernel is made for that:
 Its limit is the bytes of the matrices over the memory's rate: see docs/design/replacements.md.
 
 Rows are held in float32, products are added in float32, and a result is rounded when it is stored.
+
+Note [Norms at the end]
+A factor that all elements of a row share can wait until the row has been multiplied: the rows of an
+RMS norm are kept without it, and sums are multiplied by it. So each block reads its own part of the
+rows alone, once, and does not wait for what others have of their sums.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from tracegraph.lowering.kernels.few_rows_ends import (
     count_turns,
     indent,
     list_early,
+    write_factor,
     write_finish,
     write_hoisted,
     write_start,
@@ -43,7 +49,9 @@ from tracegraph.lowering.kernels.few_rows_problem import (
     choose_tiling,
     count_group,
     count_line,
+    count_norms,
     count_residents,
+    count_small_bytes,
     count_stride,
     count_tiles,
     fill_grid,
@@ -82,6 +90,7 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
         **write_start(problem, tiling),
         "HOIST": write_hoisted(problem, tiling),
         "TOTALS": way.totals,
+        "FACTOR": write_factor(problem),
         "FINISH": write_finish(problem),
     }
     body = BODY
@@ -139,6 +148,8 @@ def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
         "PLACES": tiling.stages // count_group(problem),
         "STRIDE": count_stride(problem, tiling),
         "LINE": count_line(problem, tiling),
+        "NORMS": count_norms(problem),
+        "SMALL_BYTES": count_small_bytes(problem, tiling),
         "SPAN": reading.span,
         "ROW_TURNS": reading.turns,
         "AHEAD": reading.ahead,

@@ -13,13 +13,18 @@ from tracegraph.lowering.kernels.few_rows_problem import (
     Tiling,
     choose_reading,
     count_vectors,
+    find_factors,
 )
 from tracegraph.lowering.kernels.row_functions import (
+    REDUCTIONS,
     ElementWriter,
     Form,
     Place,
+    RowFactors,
+    RowFunction,
     RowLoop,
     RowOperand,
+    write_reduction_of_row,
     write_reductions,
 )
 
@@ -123,6 +128,9 @@ def _write_row(problem: FewRows, reading: Reading, held: Mapping[int, str]) -> l
         loop = RowLoop((*head, element, column), "}}", held)
     else:
         loop = RowLoop((by_one.format(begin, end),), "}", held)
+    factors = find_factors(problem)
+    if factors is not None:
+        return _write_factored_row(problem, reading, factors, held)
     lines, known = write_reductions(start, "DEPTH", loop)
     body = ElementWriter(start, Place("row", "column", "DEPTH"), {**known, **held})
     value = body.write(start.results[0])
@@ -143,6 +151,77 @@ def _write_row(problem: FewRows, reading: Reading, held: Mapping[int, str]) -> l
         "    keep_eight(row, place - begin, kept);",
         "}",
     ]
+
+
+def _write_factored_row(
+    problem: FewRows, reading: Reading, factors: RowFactors, held: Mapping[int, str]
+) -> list[str]:
+    """Returns what keeps the block's part of a row, and its part of the sums along it."""
+    start = problem.start
+    body = ElementWriter(start, Place("row", "column", "DEPTH"), held)
+    value = " * ".join(map(body.write, factors.elements))
+    added = []
+    for number in factors.sums:
+        op = start.ops[number - start.first_op]
+        combined = REDUCTIONS[op.opcode][1].format(f"v{number}", body.write(op.operands[0]))
+        added.append(f"v{number} = {combined};")
+    if reading.chunks:
+        loop = [
+            *_open_chunks(reading),
+            "    Row<8> kept;",
+            "    #pragma unroll",
+            f"    for (int e = 0; e < {EIGHT}; ++e) {{",
+            f"    const int column = place + e, i = chunk * {EIGHT} + e;",
+            *body.lines,
+            *added,
+            f"kept.each[e] = {value};",
+            "    }",
+            "    keep_eight(row, place - begin, kept);",
+            "}",
+        ]
+    else:
+        head = "for (int column = begin + reader; column < begin + depth; column += 32 * SPAN) {"
+        loop = [head, *body.lines, *added, f"keep(row, column - begin, {value});", "}"]
+    lines = [f"float v{number} = {_begin(start, number)};" for number in factors.sums]
+    lines += loop
+    for place, number in enumerate(factors.sums):
+        lines += [
+            write_reduction_of_row(start, number),
+            f"if (reader == 0) norms[(rank * NORMS + {place}) * ROWS + row] = v{number};",
+        ]
+    return lines
+
+
+def _begin(start: RowFunction, number: int) -> str:
+    return f"literal(0x{REDUCTIONS[start.ops[number - start.first_op].opcode][0]}u)"
+
+
+def write_factor(problem: FewRows) -> str:
+    """Returns what multiplies sums by what their row has of the norm in front of the matmul."""
+    factors, start = find_factors(problem), problem.start
+    if factors is None:
+        return ""
+    lines: list[str] = []
+    for place, number in enumerate(factors.sums):
+        combine = REDUCTIONS[start.ops[number - start.first_op].opcode][1]
+        part = f"norms[(part * NORMS + {place}) * ROWS + row]"
+        lines += [
+            f"float v{number} = {_begin(start, number)};",
+            "#pragma unroll",
+            f"for (int part = 0; part < SPLIT; ++part) v{number} = {combine};".format(
+                f"v{number}", part
+            ),
+        ]
+    known = {number: f"v{number}" for number in factors.sums}
+    body = ElementWriter(start, Place("row", "0", "1"), known)
+    factor = " * ".join(map(body.write, factors.rows))
+    lines += [
+        *body.lines,
+        f"const float factor = {factor};",
+        "#pragma unroll",
+        "for (int m = 0; m < COUNT; ++m) sum[m] *= factor;",
+    ]
+    return indent(["{", *lines, "}"], 8)
 
 
 def count_turns(problem: FewRows, tiling: Tiling) -> int:

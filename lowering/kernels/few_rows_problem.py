@@ -17,7 +17,13 @@ import itertools
 from collections.abc import Iterator
 
 from tracegraph.lowering.element_loops import ELEMENT_BYTES as FLOAT_BYTES
-from tracegraph.lowering.kernels.row_functions import REDUCTIONS, Form, RowFunction
+from tracegraph.lowering.kernels.row_functions import (
+    REDUCTIONS,
+    Form,
+    RowFactors,
+    RowFunction,
+    find_row_factors,
+)
 
 THREADS, WARP, VECTOR_BYTES, LINE_BYTES = 256, 32, 16, 128
 WARPS = THREADS // WARP
@@ -265,13 +271,34 @@ def count_shared_bytes(problem: FewRows, tiling: Tiling) -> int:
     apart = WARPS * _TENSOR_WIDTH // tiling.width if problem.is_on_tensor_cores else WARPS
     partial = apart * 4 * problem.count * problem.rows * count_line(problem, tiling)
     behind = ring + rows if problem.is_transposed else max(ring + rows, partial)
-    return totals + LINE_BYTES + behind
+    return totals + count_small_bytes(problem, tiling) + behind
 
 
 def count_line(problem: FewRows, tiling: Tiling) -> int:
     """Returns how far apart the sums of two rows are that a warp has of its columns."""
     # Eight threads of a column each, and four of two rows each, find all banks.
     return tiling.width + 4 * problem.is_on_tensor_cores
+
+
+def find_factors(problem: FewRows) -> RowFactors | None:
+    """Returns what of the rows can be multiplied by at the end: see Note [Norms at the end].
+
+    Rows of float16 may be too large for their type before they are divided by their norm.
+    """
+    is_narrow = problem.is_on_tensor_cores and problem.matrix_kind == "F16"
+    return None if is_narrow else find_row_factors(problem.start)
+
+
+def count_norms(problem: FewRows) -> int:
+    """Returns how many sums along a row the end needs."""
+    factors = find_factors(problem)
+    return 0 if factors is None else len(factors.sums)
+
+
+def count_small_bytes(problem: FewRows, tiling: Tiling) -> int:
+    """Returns the bytes of sums along rows: of one block while it makes them, then of all."""
+    norms = 4 * tiling.split * count_norms(problem) * problem.rows
+    return LINE_BYTES * (1 + -(-norms // LINE_BYTES))
 
 
 def count_stride(problem: FewRows, tiling: Tiling) -> int:
@@ -293,7 +320,7 @@ def count_vectors(problem: FewRows, parameter: int) -> int:
 def choose_reading(problem: FewRows, tiling: Tiling) -> Reading:
     """Returns how the rows are read: with as few warps for each as there are registers for."""
     start = problem.start
-    is_whole = any(op.opcode in REDUCTIONS for op in start.ops)
+    is_whole = any(op.opcode in REDUCTIONS for op in start.ops) and find_factors(problem) is None
     length = problem.depth if is_whole else tiling.part
     span = WARPS
     while span > 1 and WARPS // span < problem.rows:

@@ -190,7 +190,7 @@ BODY = """\
     }
     float *totals = (float *)shared_memory(), *scratch = totals + COUNT * ROWS * WIDTH;
     // Partial sums take the place of copies and rows.
-    float *partial = scratch + 32;
+    float *norms = scratch + 32, *partial = scratch + SMALL_BYTES / 4;
     Vector *ring = (Vector *)partial + threadIdx.x;
     char *behind = (char *)partial + STAGES * THREADS * sizeof(Vector);
 {KEEP}
@@ -228,6 +228,13 @@ BODY = """\
     sync_block();
     // The others have begun: their shared memory can be written.
     if (SPLIT > 1) await_cluster();
+    // Theirs are needed at the end.
+    if (SPLIT > 1)
+        for (int index = threadIdx.x; index < NORMS * ROWS; index += THREADS)
+            for (int peer = 0; peer < SPLIT; ++peer) {
+                float *own = norms + rank * NORMS * ROWS + index;
+                if (peer != rank) write_peer(own, peer, *own);
+            }
     for (int base = 0; base < UNITS; base += PLACES) {
         #pragma unroll
         for (int place = 0; place < PLACES; ++place) {
@@ -253,6 +260,7 @@ BODY = """\
             for (int part = 0; part < SPLIT; ++part)
                 sum[m] += totals[((part * COUNT + m) * ROWS + row) * SHARE + index % SHARE];
         }
+{FACTOR}
 {FINISH}
     }
 """

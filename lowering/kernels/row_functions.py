@@ -190,8 +190,7 @@ def write_reductions(
             lines += [
                 f"float v{number} = literal(0x{begin}u);",
                 *loop.write([*body.lines, f"v{number} = {added};"]),
-                f"v{number} = reduce_row(v{number}, scratch, [](float a, float b) {{"
-                f" return {combine.format('a', 'b')}; }});",
+                write_reduction_of_row(function, number),
             ]
         elif op.form in (Form.ROW, Form.ONE) and op.opcode != "constant":
             body = ElementWriter(function, Place("row", "0", "1"), known)
@@ -201,3 +200,62 @@ def write_reductions(
             continue
         known[number] = f"v{number}"
     return lines, known
+
+
+def write_reduction_of_row(function: RowFunction, number: int) -> str:
+    """Returns the statement that combines what the threads of a row have of one sum."""
+    combine = REDUCTIONS[function.ops[number - function.first_op].opcode][1].format("a", "b")
+    given = f"v{number}, scratch, [](float a, float b) {{ return {combine}; }}"
+    return f"v{number} = reduce_row({given});"
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFactors:
+    """A row function's result as a product: of what each element has, and of what its row has.
+
+    Attributes:
+        elements: numbers of values that need no sum of the row.
+        rows: numbers of values that do, one for each row.
+        sums: numbers of the operations along the row that these need.
+    """
+
+    elements: tuple[int, ...]
+    rows: tuple[int, ...]
+    sums: tuple[int, ...]
+
+
+def find_row_factors(function: RowFunction) -> RowFactors | None:
+    """Returns the factors of a function's first result; None where sums are more than factors."""
+    sums = [
+        number
+        for number, op in enumerate(function.ops, start=function.first_op)
+        if op.opcode in REDUCTIONS
+    ]
+    needs = _find_dependents(function, sums)
+    elements: list[int] = []
+    rows: list[int] = []
+    todo = [function.results[0]]
+    while todo:
+        number = todo.pop()
+        op = function.ops[number - function.first_op] if number >= function.first_op else None
+        if number not in needs:
+            elements.append(number)
+        elif op is not None and op.form in (Form.ROW, Form.ONE):
+            rows.append(number)
+        elif op is not None and op.opcode == "mul":
+            todo += reversed(op.operands)
+        else:
+            return None
+    reduced = (function.ops[number - function.first_op].operands for number in sums)
+    if not rows or not elements or any(map(needs.intersection, reduced)):
+        return None
+    return RowFactors(tuple(elements), tuple(rows), tuple(sums))
+
+
+def _find_dependents(function: RowFunction, numbers: Sequence[int]) -> set[int]:
+    """Returns values and all that is computed from them."""
+    found = set(numbers)
+    for number, op in enumerate(function.ops, start=function.first_op):
+        if found.intersection(op.operands):
+            found.add(number)
+    return found

@@ -20,9 +20,17 @@ from tracegraph.lowering.kernels.few_rows_problem import (
     choose_tiling,
     count_shared_bytes,
     count_tiles,
+    find_factors,
     find_problem,
 )
-from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOp, RowOperand
+from tracegraph.lowering.kernels.row_functions import (
+    Form,
+    RowFactors,
+    RowFunction,
+    RowOp,
+    RowOperand,
+    find_row_factors,
+)
 
 DTYPES = {
     "F32": np.float32,
@@ -190,9 +198,56 @@ def test_a_gated_layer_is_one_kernel(rows: int, depth: int, columns: int, proces
     (result,) = run(problem, operands, processors)
     hidden = normalise(x, gain)
     if problem.is_on_tensor_cores:
-        hidden = hidden.astype(np.float32).astype(x.dtype)
+        # Rounded as they are multiplied, before what their row has in common.
+        wide = x.astype(np.float32) * gain.astype(np.float32)
+        hidden = wide.astype(x.dtype) * normalise(x, np.ones(1)) / x.astype(np.float64)
     gates = multiply(hidden, gate)
     assert_near(result, gates / (1 + np.exp(-gates)) * multiply(hidden, up))
+
+
+def make_centred(depth: int) -> RowFunction:
+    """Returns (x - mean(x)) / max(abs(x - mean(x))): sums of what other sums are needed for."""
+    bits = f"{np.float32(1 / depth).view(np.uint32):08x}"
+    ops = (
+        RowOp("reduce_sum", ROW, (0,)),
+        RowOp("constant", ONE, (), bits),
+        RowOp("mul", ROW, (1, 2)),
+        RowOp("sub", FULL, (0, 3)),
+        RowOp("abs", FULL, (4,)),
+        RowOp("reduce_max", ROW, (5,)),
+        RowOp("div", FULL, (4, 6)),
+    )
+    return RowFunction((RowOperand(0, FULL),), ops, (7,))
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "processors", "kind"),
+    [(1, 512, 8, "BF16"), (5, 520, 8, "BF16"), (3, 60, 1, "F32")],
+)
+def test_what_is_no_factor_is_computed_before_rows_are_multiplied(
+    rows: int, depth: int, processors: int, kind: str
+) -> None:
+    segment = Segment(64, (1,), SUM, (kind,))
+    problem = FewRows(rows, depth, (kind, kind), make_centred(depth), kind, (segment,))
+    assert find_row_factors(problem.start) is None
+    x, matrix = operands = make_operands(problem)
+    (result,) = run(problem, operands, processors)
+    wide = x.astype(np.float64) - x.astype(np.float64).mean(-1, keepdims=True)
+    hidden = wide / np.abs(wide).max(-1, keepdims=True)
+    if problem.is_on_tensor_cores:
+        hidden = hidden.astype(np.float32).astype(x.dtype)
+    assert_near(result, multiply(hidden, matrix))
+
+
+def test_factors_of_a_row_are_told_from_those_of_its_elements() -> None:
+    assert find_row_factors(make_norm(0, 8)) == RowFactors((0, 1), (8,), (3,))
+    assert find_row_factors(PLAIN) is None
+    halves = FewRows(
+        2, 64, ("F16",) * 3, make_norm(0, 64), "F16", (Segment(64, (2,), SUM, ("F16",)),)
+    )
+    assert find_factors(halves) is None
+    one = dataclasses.replace(halves, rows=1)
+    assert find_factors(one) is not None
 
 
 @pytest.mark.parametrize(("rows", "processors"), [(1, 1), (3, 16)])
