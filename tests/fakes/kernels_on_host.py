@@ -119,13 +119,12 @@ static void sync_lanes() { sync_warp(threadIdx.x); }
 static Vector load_turned(const Vector *own) {
     int lane = threadIdx.x, group = lane % 32 / 4, quarter = lane % 4;
     if ((unsigned long)own % 16) abort();
-    memcpy(find_lane(lane), &own, 8); sync_lanes();
+    memcpy(find_lane(lane), own, 16); sync_lanes();
     Vector v;
     for (int each = 0; each < 4; ++each) {
-        unsigned short *rows[2];
-        for (int i = 0; i < 2; ++i)
-            memcpy(&rows[i], find_lane(lane / 32 * 32 + each * 8 + quarter * 2 + i), 8);
-        v.words[each] = rows[0][group] | (unsigned)rows[1][group] << 16;
+        auto *row = (unsigned short *)find_lane(lane / 32 * 32 + each * 8 + quarter * 2);
+        auto *next = (unsigned short *)find_lane(lane / 32 * 32 + each * 8 + quarter * 2 + 1);
+        v.words[each] = row[group] | (unsigned)next[group] << 16;
     }
     sync_lanes();
     return v;
@@ -167,7 +166,7 @@ struct Barrier { int expected, arrived = 0, phase = 0; };
 struct Block {
     Barrier barrier; std::vector<char> shared; std::vector<float> lanes;
     std::vector<Barrier> warps;
-    Block(int threads, int bytes) : barrier{threads}, shared(bytes + 128), lanes(threads * 6) {
+    Block(int threads, int bytes) : barrier{threads}, shared(bytes + 128, -1), lanes(threads * 6) {
         for (int first = 0; first < threads; first += 32)
             warps.push_back({std::min(32, threads - first)});
     }

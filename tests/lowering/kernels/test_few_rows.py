@@ -294,6 +294,51 @@ def test_a_kernel_that_adds_up_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        # Another thread's copies are read before they have come.
+        ("        sync_lanes();\n        Halves", "        Halves"),
+        # Vectors of a line have other places where they are read.
+        ("(eighth ^ (i * 2 + line % 2)) - eighth", "0"),
+        # Rows of eight that there are not are added to those that there are.
+        ("if (row < ROWS)\n            partial", "partial"),
+        # Depths that there are not are multiplied.
+        ("x[row * STRIDE + d] = narrow(value, Weight());", ""),
+    ],
+)
+def test_a_fault_on_tensor_cores_is_seen(
+    right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KEEP_HALVES", "TENSOR_STEPS", "TENSOR_TOTALS"):
+        text = getattr(few_rows, name)
+        monkeypatch.setattr(few_rows, name, text.replace(right, wrong))
+        if text != getattr(few_rows, name):
+            break
+    else:
+        raise AssertionError(f"no such text: {right}")
+    problem = plain(5, 264, [72])
+    operands = make_operands(problem)
+    (result,) = run(problem, operands, 4)
+    with pytest.raises(AssertionError):
+        assert_near(result, multiply(operands[0], operands[1]))
+
+
+def test_sums_of_rows_that_a_block_keeps_for_itself_are_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    segment = Segment(64, (2,), SUM, ("F32",))
+    problem = FewRows(1, 512, ("F32",) * 3, make_norm(0, 512), "F32", (segment,))
+    x, gain, matrix = operands = make_operands(problem)
+    wanted = multiply(normalise(x, gain), matrix)
+    (result,) = run(problem, operands, 8)
+    assert_near(result, wanted)
+    monkeypatch.setattr(few_rows, "BODY", few_rows.BODY.replace("peer != rank", "false"))
+    (result,) = run(problem, operands, 8)
+    with pytest.raises(AssertionError):
+        assert_near(result, wanted)
+
+
+@pytest.mark.parametrize(
     ("problem", "wanted"),
     [
         # Of a Llama of a billion parameters: queries, keys and values; output; gate and up; down.
