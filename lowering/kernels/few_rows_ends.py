@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tracegraph.lowering.kernels.device_head import TYPES
 from tracegraph.lowering.kernels.few_rows_problem import (
@@ -29,6 +29,11 @@ from tracegraph.lowering.kernels.row_functions import (
 )
 
 _HELD = (Form.FULL, Form.COLUMN)
+_OPEN_EIGHT = (
+    "    #pragma unroll",
+    f"    for (int e = 0; e < {EIGHT}; ++e) {{",
+    f"    const int column = place + e, i = chunk * {EIGHT} + e;",
+)
 
 
 def list_early(problem: FewRows, tiling: Tiling) -> dict[int, RowOperand]:
@@ -118,78 +123,64 @@ def _name_held(problem: FewRows, held: Mapping[int, RowOperand]) -> dict[int, st
 
 def _write_row(problem: FewRows, reading: Reading, held: Mapping[int, str]) -> list[str]:
     """Returns what computes a row, and keeps the block's part of it."""
-    start = problem.start
-    head = [*_open_chunks(reading), "    #pragma unroll"]
-    element = f"    for (int e = 0; e < {EIGHT}; ++e) {{"
-    column = f"    const int column = place + e, i = chunk * {EIGHT} + e;"
-    begin, end = _find_ends(reading)
-    by_one = "for (int column = {0} + reader; column < {1}; column += 32 * SPAN) {{"
-    if reading.chunks:
-        loop = RowLoop((*head, element, column), "}}", held)
-    else:
-        loop = RowLoop((by_one.format(begin, end),), "}", held)
-    factors = find_factors(problem)
+    start, factors = problem.start, find_factors(problem)
+    place = Place("row", "column", "DEPTH")
     if factors is not None:
-        return _write_factored_row(problem, reading, factors, held)
-    lines, known = write_reductions(start, "DEPTH", loop)
-    body = ElementWriter(start, Place("row", "column", "DEPTH"), {**known, **held})
+        body = ElementWriter(start, place, held)
+        value = " * ".join(map(body.write, factors.elements))
+        added = [_write_addition(start, number, body) for number in factors.sums]
+        begun = [f"float v{number} = {_begin(start, number)};" for number in factors.sums]
+        kept = _write_kept(reading, [*body.lines, *added], value)
+        return [*begun, *kept, *_write_norms(start, factors)]
+    lines, known = write_reductions(start, "DEPTH", _make_loop(reading, held))
+    body = ElementWriter(start, place, {**known, **held})
     value = body.write(start.results[0])
+    return [*lines, *_write_kept(reading, body.lines, value)]
+
+
+def _write_addition(start: RowFunction, number: int, body: ElementWriter) -> str:
+    op = start.ops[number - start.first_op]
+    combined = REDUCTIONS[op.opcode][1].format(f"v{number}", body.write(op.operands[0]))
+    return f"v{number} = {combined};"
+
+
+def _write_norms(start: RowFunction, factors: RowFactors) -> list[str]:
+    """Returns what leaves the block's part of the sums along a row for the end."""
+    lines: list[str] = []
+    for place, number in enumerate(factors.sums):
+        keep = f"if (reader == 0) norms[(rank * NORMS + {place}) * ROWS + row] = v{number};"
+        lines += [write_reduction_of_row(start, number), keep]
+    return lines
+
+
+def _make_loop(reading: Reading, held: Mapping[int, str]) -> RowLoop:
+    """Returns the loop of a thread through what it reads of a row."""
+    if reading.chunks:
+        return RowLoop((*_open_chunks(reading), *_OPEN_EIGHT), "}}", held)
+    return RowLoop((_open_single(*_find_ends(reading)),), "}", held)
+
+
+def _open_single(begin: str, end: str) -> str:
+    return f"for (int column = {begin} + reader; column < {end}; column += 32 * SPAN) {{"
+
+
+def _write_kept(reading: Reading, lines: Sequence[str], value: str) -> list[str]:
+    """Returns the loop that keeps the block's part of a row: a value of each element."""
     if not reading.chunks:
-        own = by_one.format("begin", "begin + depth")
-        return [*lines, own, *body.lines, f"keep(row, column - begin, {value});", "}"]
+        own = _open_single("begin", "begin + depth")
+        return [own, *lines, f"keep(row, column - begin, {value});", "}"]
+    own = "    if (place < begin || place >= begin + depth) continue;"
     return [
-        *lines,
-        *head[:-1],
-        "    if (place < begin || place >= begin + depth) continue;",
+        *_open_chunks(reading),
+        *([own] if reading.is_whole else []),
         "    Row<8> kept;",
-        "    #pragma unroll",
-        element,
-        column,
-        *body.lines,
+        *_OPEN_EIGHT,
+        *lines,
         f"kept.each[e] = {value};",
         "    }",
         "    keep_eight(row, place - begin, kept);",
         "}",
     ]
-
-
-def _write_factored_row(
-    problem: FewRows, reading: Reading, factors: RowFactors, held: Mapping[int, str]
-) -> list[str]:
-    """Returns what keeps the block's part of a row, and its part of the sums along it."""
-    start = problem.start
-    body = ElementWriter(start, Place("row", "column", "DEPTH"), held)
-    value = " * ".join(map(body.write, factors.elements))
-    added = []
-    for number in factors.sums:
-        op = start.ops[number - start.first_op]
-        combined = REDUCTIONS[op.opcode][1].format(f"v{number}", body.write(op.operands[0]))
-        added.append(f"v{number} = {combined};")
-    if reading.chunks:
-        loop = [
-            *_open_chunks(reading),
-            "    Row<8> kept;",
-            "    #pragma unroll",
-            f"    for (int e = 0; e < {EIGHT}; ++e) {{",
-            f"    const int column = place + e, i = chunk * {EIGHT} + e;",
-            *body.lines,
-            *added,
-            f"kept.each[e] = {value};",
-            "    }",
-            "    keep_eight(row, place - begin, kept);",
-            "}",
-        ]
-    else:
-        head = "for (int column = begin + reader; column < begin + depth; column += 32 * SPAN) {"
-        loop = [head, *body.lines, *added, f"keep(row, column - begin, {value});", "}"]
-    lines = [f"float v{number} = {_begin(start, number)};" for number in factors.sums]
-    lines += loop
-    for place, number in enumerate(factors.sums):
-        lines += [
-            write_reduction_of_row(start, number),
-            f"if (reader == 0) norms[(rank * NORMS + {place}) * ROWS + row] = v{number};",
-        ]
-    return lines
 
 
 def _begin(start: RowFunction, number: int) -> str:
