@@ -98,6 +98,14 @@ DEVICE Vector load_turned(const Vector *own) {
                  : "r"(address) : "memory");
     return v;
 }
+// The same, of which a thread has two neighbours of a row of each.
+DEVICE Vector load_rows(const Vector *own) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(own); Vector v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
+                 : "r"(address) : "memory");
+    return v;
+}
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int count> DEVICE void await_copies() {
     asm volatile("cp.async.wait_group %0;" :: "n"(count) : "memory");

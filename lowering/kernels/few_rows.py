@@ -67,6 +67,9 @@ from tracegraph.lowering.kernels.few_rows_source import (
 )
 from tracegraph.lowering.kernels.few_rows_tensor import (
     KEEP_HALVES,
+    KEEP_TURNED,
+    TENSOR_ROW_STEPS,
+    TENSOR_ROW_TOTALS,
     TENSOR_STEPS,
     TENSOR_TOTALS,
 )
@@ -125,6 +128,8 @@ class _Way:
 
 
 def _choose_way(problem: FewRows) -> _Way:
+    if problem.is_on_tensor_cores and problem.is_transposed:
+        return _Way(KEEP_TURNED, TENSOR_ROW_STEPS, TENSOR_ROW_TOTALS)
     if problem.is_on_tensor_cores:
         return _Way(KEEP_HALVES, TENSOR_STEPS, TENSOR_TOTALS)
     if problem.is_transposed:

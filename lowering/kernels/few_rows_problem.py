@@ -41,7 +41,7 @@ ELEMENT_BYTES = {**FLOAT_BYTES, "S8": 1, "F8E4M3FN": 1, "F8E5M2": 1}
 MAX_SUMS, HALF_SUMS = 128, 64
 _WIDTHS, _SPLITS = (64, 128, 256), (1, 2, 4, 8)
 # Columns of a warp on tensor cores.
-_TENSOR_WIDTH = 64
+_TENSOR_WIDTH, _TURNED_WIDTH = 64, 16
 # What else a block costs, and a cluster, in bytes that could have come from memory meanwhile.
 _BLOCK_COST, _CLUSTER_COST = 40 << 10, 24 << 10
 # Memory does not serve all blocks alike: what the last one waits for, in bytes of the mean one. Of
@@ -110,15 +110,12 @@ class FewRows:
     @property
     def is_on_tensor_cores(self) -> bool:
         """True where tensor cores multiply, see Note [Rows on tensor cores]."""
-        return fits_tensor_cores(
-            self.rows, self.row_kind, self.matrix_kind, is_transposed=self.is_transposed
-        )
+        return fits_tensor_cores(self.rows, self.row_kind, self.matrix_kind)
 
     @property
     def sums(self) -> int:
         """How many sums a thread has."""
-        kinds = self.row_kind, self.matrix_kind
-        return self.count * count_sums(self.rows, *kinds, is_transposed=self.is_transposed)
+        return self.count * count_sums(self.rows, self.row_kind, self.matrix_kind)
 
     @property
     def vector(self) -> int:
@@ -175,16 +172,16 @@ def find_problem(problem: FewRows) -> str:
     return ""
 
 
-def fits_tensor_cores(rows: int, row_kind: str, matrix_kind: str, *, is_transposed: bool) -> bool:
+def fits_tensor_cores(rows: int, row_kind: str, matrix_kind: str) -> bool:
     """True for matmuls that tensor cores can do, and do faster."""
     is_half = row_kind == matrix_kind and matrix_kind in ("BF16", "F16")
-    return is_half and rows >= MIN_TENSOR_ROWS and not is_transposed
+    return is_half and rows >= MIN_TENSOR_ROWS
 
 
-def count_sums(rows: int, row_kind: str, matrix_kind: str, *, is_transposed: bool) -> int:
+def count_sums(rows: int, row_kind: str, matrix_kind: str) -> int:
     """Returns how many sums a thread has for each matrix."""
     vector = VECTOR_BYTES // ELEMENT_BYTES[matrix_kind]
-    if fits_tensor_cores(rows, row_kind, matrix_kind, is_transposed=is_transposed):
+    if fits_tensor_cores(rows, row_kind, matrix_kind):
         return -(-rows // TILE_ROWS) * 2 * vector
     return rows * vector
 
@@ -232,7 +229,8 @@ def count_group(problem: FewRows) -> int:
 
 def count_residents(problem: FewRows) -> int:
     """Returns how many blocks of a multiprocessor the compiler leaves registers for."""
-    return 2 if problem.sums <= HALF_SUMS and not problem.is_transposed else 1
+    is_by_rows = problem.is_transposed and not problem.is_on_tensor_cores
+    return 2 if problem.sums <= HALF_SUMS and not is_by_rows else 1
 
 
 def is_even(problem: FewRows, tiling: Tiling) -> bool:
@@ -252,6 +250,8 @@ def _list_tilings(problem: FewRows) -> Iterator[Tiling]:
         # A line of the memory is 128 bytes.
         is_odd = across > WARP or across * VECTOR_BYTES < LINE_BYTES
         is_odd &= not problem.is_transposed
+        # A warp has columns of its own: there are no more than 16 for each.
+        is_odd |= problem.is_transposed and problem.is_on_tensor_cores and width > 128
         is_short = split > 1 and problem.depth - (split - 1) * part < _MIN_PART
         if fitting and not is_odd and not is_short:
             yield fitting[0]
@@ -268,9 +268,11 @@ def count_shared_bytes(problem: FewRows, tiling: Tiling) -> int:
     rows = problem.rows * count_stride(problem, tiling)
     rows *= ELEMENT_BYTES[problem.matrix_kind] if problem.is_on_tensor_cores else 4
     # Sums of all warps, or of those that lie along the depth, are where copies and rows have been.
-    apart = WARPS * _TENSOR_WIDTH // tiling.width if problem.is_on_tensor_cores else WARPS
+    width = _TURNED_WIDTH if problem.is_transposed else _TENSOR_WIDTH
+    apart = WARPS * width // tiling.width if problem.is_on_tensor_cores else WARPS
     partial = apart * 4 * problem.count * problem.rows * count_line(problem, tiling)
-    behind = ring + rows if problem.is_transposed else max(ring + rows, partial)
+    is_by_rows = problem.is_transposed and not problem.is_on_tensor_cores
+    behind = ring + rows if is_by_rows else max(ring + rows, partial)
     return totals + count_small_bytes(problem, tiling) + behind
 
 
@@ -303,13 +305,14 @@ def count_small_bytes(problem: FewRows, tiling: Tiling) -> int:
 
 def count_stride(problem: FewRows, tiling: Tiling) -> int:
     """Returns how many elements of a row there is place for in shared memory."""
-    if problem.is_transposed:
+    if problem.is_transposed and not problem.is_on_tensor_cores:
         return tiling.part
     # Threads read as many as they have copies; the last ones may be no elements.
     unit = THREADS * problem.vector // tiling.width * (count_group(problem) // problem.count)
     kept = -(-tiling.part // unit) * unit
     # Eight threads that read one row each, and four beside each of them, find all banks.
-    return kept + (-kept + 16) % 64 if problem.is_on_tensor_cores else kept
+    rest = 8 if problem.is_transposed else 16
+    return kept + (-kept + rest) % 64 if problem.is_on_tensor_cores else kept
 
 
 def count_vectors(problem: FewRows, parameter: int) -> int:

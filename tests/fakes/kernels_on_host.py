@@ -116,6 +116,16 @@ static float shuffle_xor(float value, int mask) {
     return other;
 }
 static void sync_lanes() { sync_warp(threadIdx.x); }
+static Vector load_rows(const Vector *own) {
+    int lane = threadIdx.x, group = lane % 32 / 4, quarter = lane % 4;
+    if ((unsigned long)own % 16) abort();
+    memcpy(find_lane(lane), own, 16); sync_lanes();
+    Vector v;
+    for (int each = 0; each < 4; ++each)
+        memcpy(&v.words[each], find_lane(lane / 32 * 32 + each * 8 + group) + quarter, 4);
+    sync_lanes();
+    return v;
+}
 static Vector load_turned(const Vector *own) {
     int lane = threadIdx.x, group = lane % 32 / 4, quarter = lane % 4;
     if ((unsigned long)own % 16) abort();

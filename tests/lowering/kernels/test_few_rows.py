@@ -127,6 +127,10 @@ def multiply(x: Any, matrix: Any, *, is_transposed: bool = False) -> Any:
         (plain(9, 72, [128]), 1),
         (plain(12, 328, [256, 16]), 2),
         (plain(4, 96, [272], "S8"), 1),
+        (plain(2, 264, [80], is_transposed=True), 1),
+        (plain(7, 1040, [20, 130], is_transposed=True), 8),
+        (plain(16, 512, [256], "F16", is_transposed=True), 2),
+        (plain(12, 72, [9, 24], is_transposed=True), 1),
     ],
 )
 def test_products_are_those_of_numpy(problem: FewRows, processors: int) -> None:

@@ -82,8 +82,7 @@ def match_group(
 def _count_most(matmul: RowMatmul) -> int:
     """Returns by how many matrices like that of a matmul a block can multiply its rows."""
     kinds = _STORED_KINDS[_name_row_type(matmul)], _STORED_KINDS[str(matmul.matrix.dtype)]
-    sums = count_sums(matmul.rows, *kinds, is_transposed=matmul.is_transposed)
-    return max(1, MAX_SUMS // sums)
+    return max(1, MAX_SUMS // count_sums(matmul.rows, *kinds))
 
 
 def _name_row_type(matmul: RowMatmul) -> str:
