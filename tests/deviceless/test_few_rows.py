@@ -198,14 +198,16 @@ def find_odd_copies(text: bytes) -> set[int]:
     return forms - {0xFAE}
 
 
-@pytest.mark.parametrize("rows", [1, 13])
-def test_copies_are_instructions_that_there_are(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rows", "is_transposed"), [(1, False), (13, False), (13, True)])
+def test_copies_are_instructions_that_there_are(
+    rows: int, is_transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = RowFunction((RowOperand(0, Form.FULL),), (), (0,))
     finish = RowFunction((), (), (0,), sums=1)
-    for index in range(12):
+    for index in range(8 if is_transposed else 12):
         sizes = rows, 1024 + 8 * index, ("BF16", "BF16")
         segment = Segment(1024 + 8 * (index + 1), (1,), finish, ("BF16",))
-        problem = FewRows(*sizes, start, "BF16", (segment,))
+        problem = FewRows(*sizes, start, "BF16", (segment,), is_transposed)
         tiling = list(few_rows_problem._list_tilings(problem))[index]
         monkeypatch.setattr(few_rows, "choose_tiling", lambda *_, tiling=tiling: tiling)
         kernel = few_rows.write_few_rows(problem, 132)
