@@ -152,7 +152,8 @@ def make_environment(side: str, folder: pathlib.Path, code: pathlib.Path) -> dic
     kept = {name: value for name, value in os.environ.items() if "CACHE" not in name}
     # As an installed package, ours is compiled once.
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
-    variables = {**kept, "PYTHONPYCACHEPREFIX": str(code)}
+    # A dry run has no figures that depend on it, and compiling all of JAX takes seconds.
+    variables = kept if _DRY_RUN.value else {**kept, "PYTHONPYCACHEPREFIX": str(code)}
     variables |= {"JAX_PLATFORMS": "cpu"} if _HOST.value or _DRY_RUN.value else {}
     if side == WARM_JIT:
         return {**variables, **JAX_CACHE, "JAX_COMPILATION_CACHE_DIR": str(folder / "jax")}

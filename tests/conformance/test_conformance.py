@@ -18,7 +18,7 @@ from tests.conformance.results import Outcome, Result
 from tests.processes import run_copy
 from tracegraph.runtime.errors import CaptureError, ReplayError, UnsupportedError
 
-SAMPLE_CASES = 450
+SAMPLE_CASES = 360
 PARTS = 5
 
 
