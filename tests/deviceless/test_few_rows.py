@@ -207,7 +207,7 @@ def test_copies_are_instructions_that_there_are(
     for index in range(8 if is_transposed else 12):
         sizes = rows, 1024 + 8 * index, ("BF16", "BF16")
         segment = Segment(1024 + 8 * (index + 1), (1,), finish, ("BF16",))
-        problem = FewRows(*sizes, start, "BF16", (segment,), is_transposed)
+        problem = FewRows(*sizes, start, "BF16", (segment,), is_transposed=is_transposed)
         tiling = list(few_rows_problem._list_tilings(problem))[index]
         monkeypatch.setattr(few_rows, "choose_tiling", lambda *_, tiling=tiling: tiling)
         kernel = few_rows.write_few_rows(problem, 132)
