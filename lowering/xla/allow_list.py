@@ -47,6 +47,7 @@ def _fields(read: str, *, newer: str = "", **ignored: str) -> Fields:
 _SERIAL = "steps are in serial order; what may overlap follows from byte ranges"
 _LABEL = "a label for people"
 _SHAPE = "addresses and byte counts are all that a step needs"
+_MOVED = "how XLA moves the bytes"
 _OTHER = "of another thunk kind, which refuses by itself"
 
 ALLOWED: dict[str, Fields] = {
@@ -217,6 +218,34 @@ ALLOWED: dict[str, Fields] = {
     "xla.gpu.Memset32BitValueThunkProto": _fields("dest_buffer value"),
     "xla.gpu.ReplicaIdThunkProto": _fields("dest_buffer"),
     "xla.gpu.PartitionIdThunkProto": _fields("dest_buffer"),
+    # Collectives.
+    "xla.gpu.AllReduceThunkProto": _fields("collective_config buffers reduction_kind"),
+    "xla.gpu.ReduceScatterThunkProto": _fields("collective_config buffers reduction_kind"),
+    "xla.gpu.AllGatherThunkProto": _fields(
+        "collective_config buffers",
+        collectives_mode=_MOVED,
+        enable_gxl=_MOVED,
+    ),
+    "xla.gpu.AllToAllThunkProto": _fields(
+        "collective_config buffers has_split_dimension",
+        p2p_memcpy_enabled=_MOVED,
+    ),
+    "xla.gpu.CollectivePermuteThunkProto": _fields(
+        "collective_config buffers source_target_pairs",
+        connected_components_enabled=_MOVED,
+        collectives_mode=_MOVED,
+    ),
+    "xla.gpu.CollectiveConfigProto": _fields(
+        "operand_element_type replica_groups group_mode use_symmetric_buffer"
+    ),
+    "xla.gpu.CollectiveBufferProto": _fields(
+        "source_buffer destination_buffer",
+        element_count="the byte ranges say it",
+        source_memory_space="memory of another color is refused with its allocation",
+        destination_memory_space="memory of another color is refused with its allocation",
+    ),
+    "xla.ReplicaGroup": _fields("replica_ids"),
+    "xla.SourceTarget": _fields("source target"),
     "xla.gpu.SequentialThunkProto": _fields("thunks"),
     "xla.gpu.WhileThunkProto": _fields(
         "condition_result_buffer_index condition_thunk_sequence body_thunk_sequence trip_count"

@@ -44,6 +44,7 @@ def decode_executable(
     check_call: CheckCall | None = None,
     plan_call: PlanCall | None = None,
     reads_loops: bool = False,
+    partitions: int = 1,
 ) -> XlaProgram:
     """Returns the steps of a compiled program over XLA's own allocations.
 
@@ -55,6 +56,7 @@ def decode_executable(
             nothing.
         plan_call: of the device; says how much workspace a call of a library needs; None for none.
         reads_loops: say of each kernel what it computes for each element, where that is known.
+        partitions: how many devices it must be for.
 
     Raises:
         UnsupportedError: the program has thunks, fields, memory or layouts that are not lowered;
@@ -63,12 +65,12 @@ def decode_executable(
     program: Any = executable
     refused: list[RefusedThunk] = []
     try:
-        _check_program(program)
+        _check_program(program, partitions)
         views = read_views(program.buffer_allocations.values)
         outputs = read_outputs(program, views)
         updated = read_updated(program)
         scope = _make_scope(program, views, check_call, plan_call)
-        scope = dataclasses.replace(scope, reads_loops=reads_loops)
+        scope = dataclasses.replace(scope, reads_loops=reads_loops, partitions=partitions)
         steps = tuple(decode_sequence(program.thunks, scope, refused))
         if not refused:
             steps = add_waits(_guard(steps, outputs, scope))
@@ -94,6 +96,7 @@ def read_program(
     check_call: CheckCall | None = None,
     plan_call: PlanCall | None = None,
     reads_loops: bool = False,
+    partitions: int = 1,
 ) -> XlaProgram:
     """Returns the steps of a compiled program from the bytes that XLA writes it as.
 
@@ -103,6 +106,7 @@ def read_program(
         check_call: as for `decode_executable`.
         plan_call: as for `decode_executable`.
         reads_loops: as for `decode_executable`.
+        partitions: as for `decode_executable`.
 
     Raises:
         UnsupportedError: as `decode_executable`; or the bytes are no program that the installed
@@ -115,6 +119,7 @@ def read_program(
         check_call=check_call,
         plan_call=plan_call,
         reads_loops=reads_loops,
+        partitions=partitions,
     )
 
 
@@ -132,11 +137,11 @@ def read_origins(executable: Any) -> Origins:
     return index_origins(program.hlo_module_with_config.hlo_module)
 
 
-def _check_program(program: Any) -> None:
+def _check_program(program: Any, partitions: int) -> None:
     check_schema(program.DESCRIPTOR)
     check_listed(program)
     config = program.hlo_module_with_config.config
-    if config.replica_count > 1 or config.num_partitions > 1:
+    if config.replica_count > 1 or max(config.num_partitions, 1) != partitions:
         raise Refusal(f"is for {config.replica_count} by {config.num_partitions} devices")
 
 

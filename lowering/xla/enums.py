@@ -17,6 +17,12 @@ def read_name(message: Any, field: str) -> str:
     return str(number) if value is None else value.name
 
 
+def read_names(message: Any, field: str) -> list[str]:
+    """Returns the names of the values of a repeated enum field."""
+    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
+    return [values[each].name if each in values else str(each) for each in getattr(message, field)]
+
+
 def read_value(message: Any, field: str, table: Mapping[str, T]) -> T:
     """Returns what the name of an enum field's value means.
 

@@ -16,6 +16,7 @@ from tracegraph.runtime.nodes import BufferUse, KernelCode, LaunchShape
 
 # Returns how many bytes of workspace a call of a library needs.
 PlanCall: TypeAlias = Callable[[LibraryCall], int]
+_ORDER = BufferUse("#order of collectives", 0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Scope:
         plan_call: of the device; says how much workspace a call of a library needs.
         cudnn_graphs: the compiled graphs of cuDNN, by their fingerprints.
         reads_loops: say of each kernel what it computes for each element, where that is known.
+        partitions: how many devices the program is for.
     """
 
     views: tuple[BufferUse | None, ...]
@@ -86,6 +88,7 @@ class Scope:
     plan_call: PlanCall | None = dataclasses.field(default=None, repr=False)
     cudnn_graphs: Mapping[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
     reads_loops: bool = False
+    partitions: int = 1
 
     def open_loop(self, name: str, iteration: Iteration | None) -> Scope:
         """Returns the scope of a sequence of a loop.
@@ -113,6 +116,13 @@ class Scope:
         name = f"#added.{len(self.added)}"
         self.added.append(Allocation(name, nbytes, AllocationKind.TEMPORARY))
         return BufferUse(name, 0, nbytes)
+
+    def find_order(self) -> tuple[BufferUse, bool]:
+        """Returns the byte that orders collectives, and whether none has asked for it before."""
+        is_first = all(each.name != _ORDER.buffer for each in self.added)
+        if is_first:
+            self.added.append(Allocation(_ORDER.buffer, 1, AllocationKind.TEMPORARY))
+        return _ORDER, is_first
 
     def add_workspace(self, call: LibraryCall) -> dict[str, BufferUse]:
         """Returns the workspace that a call of a library needs on the device, by its role, if any.

@@ -13,6 +13,14 @@ from typing import Any, TypeAlias
 
 from tracegraph.lowering.device_program import DeviceStep, GraphStep
 from tracegraph.lowering.xla.allow_list import check_listed
+from tracegraph.lowering.xla.collectives import (
+    decode_all_gather,
+    decode_all_reduce,
+    decode_all_to_all,
+    decode_number,
+    decode_permute,
+    decode_reduce_scatter,
+)
 from tracegraph.lowering.xla.control_flow import (
     decode_conditional,
     decode_while,
@@ -142,7 +150,7 @@ def _decode_memset(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
 
 
 def _decode_device_number(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
-    """Returns the step that writes 0: a program for one device has no other replica."""
+    """Returns the step that writes 0: all programs have one replica."""
     target = scope.find_use(message.dest_buffer)
     if target.nbytes != 4:
         raise Refusal(f"writes its number to {target.nbytes} bytes")
@@ -215,7 +223,12 @@ _DECODERS: Mapping[str, Decoder] = {
     "memzero": _decode_memzero,
     "memset32bit_value": _decode_memset,
     "replica_id": _decode_device_number,
-    "partition_id": _decode_device_number,
+    "partition_id": decode_number,
+    "all_reduce": decode_all_reduce,
+    "all_gather": decode_all_gather,
+    "reduce_scatter": decode_reduce_scatter,
+    "all_to_all": decode_all_to_all,
+    "collective_permute": decode_permute,
 }
 
 # Why kinds are refused that say it not by their names. `PLAIN_KERNELS` of `compile_gpu.py` knows

@@ -82,6 +82,7 @@ char *find_shared(int peer); int find_cluster_rank(); float *find_lane(int lane)
 void sync_block(); void sync_warp(int lane); void arrive_cluster(); void await_cluster();
 void copy_late(void *shared, const void *global); void commit_copies(); void end_copies(int count);
 void run_cluster(int threads, int blocks, int bytes, void (*enter)(int, int), void (*run)());
+void look_later();
 }
 static void wait() {}
 static void start_dependents() {}
@@ -257,12 +258,26 @@ def _launch(
 @functools.cache
 def _compile(source: str, symbol: str, count: int, *, has_threads: bool) -> ctypes.CDLL:
     """Returns a kernel's library; skips the test where there is no compiler of C++."""
+    arguments = ", ".join(f"Any{{given[{index}]}}" for index in range(count))
+    launch = _LAUNCH_THREADS if has_threads else _LAUNCH_ONE
+    launch = launch.replace("SYMBOL", symbol).replace("ARGUMENTS", arguments)
+    return compile_with_launch(source, launch, has_threads=has_threads)
+
+
+def compile_with_launch(source: str, launch: str, *, has_threads: bool = True) -> ctypes.CDLL:
+    """Returns the library of a kernel's source and of what launches it.
+
+    It skips the test where there is no compiler of C++.
+
+    Args:
+        source: of a kernel.
+        launch: in C++, with the functions that are called from outside.
+        has_threads: False for a kernel whose one thread does the work of all.
+    """
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("needs a compiler of C++: there is no g++ or clang++ on the path")
-    arguments = ", ".join(f"Any{{given[{index}]}}" for index in range(count))
-    world, launch = (_THREADS, _LAUNCH_THREADS) if has_threads else (_ONE_THREAD, _LAUNCH_ONE)
-    launch = launch.replace("SYMBOL", symbol).replace("ARGUMENTS", arguments)
+    world = _THREADS if has_threads else _ONE_THREAD
     text = source.replace(_GPU_ONLY, f"{_HOST}{world}\n{_GPU_ONLY}", 1) + launch
     scheduler = [_compile_scheduler(compiler)] if has_threads else []
     with tempfile.TemporaryDirectory(prefix="kernels-") as folder:

@@ -23,7 +23,7 @@ struct Block {
 };
 struct Copy { void *to; const void *from; };
 struct Thread {
-    ucontext_t context; int index, rank; bool done = false;
+    ucontext_t context; int index, rank; bool done = false, looks = false;
     std::vector<std::vector<Copy>> groups{1}; std::vector<int> tokens;
     const Barrier *awaited = nullptr; int phase = 0;
 };
@@ -46,9 +46,10 @@ bool run_warp(std::vector<Thread *> &threads, void (*enter)(int, int)) {
     bool moved = false;
     for (Thread *each : threads) {
         if (each->done || each->awaited && each->awaited->phase == each->phase) continue;
-        moved = true; self = each; each->awaited = nullptr;
+        self = each; each->awaited = nullptr; each->looks = false;
         enter(each->rank, each->index);
         swapcontext(&scheduler, &each->context);
+        moved |= !each->looks;
     }
     return moved;
 }
@@ -60,6 +61,8 @@ bool run_block(Warps &warps, void (*enter)(int, int)) {
 }
 }
 extern "C" {
+// A thread that waits in a loop of its own lets all others run before it looks again.
+void look_later() { self->looks = true; swapcontext(&self->context, &scheduler); }
 int find_cluster_rank() { return self->rank; }
 char *find_shared(int peer) {
     char *start = blocks[peer]->shared.data();
@@ -104,10 +107,12 @@ void run_cluster(int threads, int size, int bytes, void (*enter)(int, int), void
         each.context.uc_stack.ss_size = STACK; each.context.uc_link = &scheduler;
         makecontext(&each.context, begin, 0);
     }
-    for (bool moved = true; moved;) {
+    // Who looks may go on at the next look.
+    for (int idle = 0; idle < 1000; ++idle) {
         std::shuffle(each_block.begin(), each_block.end(), order);
-        moved = false;
+        bool moved = false;
         for (auto &block : each_block) while (run_block(block, enter)) moved = true;
+        if (moved) idle = 0;
     }
     for (auto &each : pool) if (!each.done) {
         std::fputs("some threads never reach a barrier\n", stderr); std::abort();
