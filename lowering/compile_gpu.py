@@ -277,7 +277,7 @@ def _compile_to_kernels(
     found = compiler.find_compiled(region)
     if found is not None:
         return found.executable, _read(found.executable, region, compiler), found.options
-    first = _keep_legal(FIRST_OPTIONS)
+    first = keep_legal(FIRST_OPTIONS)
     executable: Any = compiler.compile(region, in_place, count=count, options=dict(first))
     try:
         return executable, _read(executable, region, compiler), first
@@ -293,10 +293,10 @@ def _compile_to_kernels(
 
 def _find_plain(reasons: str) -> tuple[tuple[str, bool | str], ...]:
     """Returns the options for plain kernels in place of what was refused."""
-    return _keep_legal([option for word, option in PLAIN_KERNELS if word in reasons])
+    return keep_legal([option for word, option in PLAIN_KERNELS if word in reasons])
 
 
-def _keep_legal(
+def keep_legal(
     options: Sequence[tuple[str, bool | str]],
 ) -> tuple[tuple[str, bool | str], ...]:
     """Returns the options that this plugin knows; without any, its schema is not loaded."""
@@ -320,6 +320,7 @@ def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
         check_call=compiler.target.find_call_problem,
         plan_call=compiler.target.plan_library_call,
         reads_loops=compiler.merges,
+        partitions=compiler.partitions,
     )
     program = limit_workspaces(program, read_cublas_workspace_bytes())
     compile_kernel = compiler.target.compile_kernel

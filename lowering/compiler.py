@@ -74,10 +74,12 @@ class Compiler:
             error comes before that, it is left to the caller.
         merges: merge small kernels that compute the same, see Note [Merged loops].
         compiled: regions that were compiled before, with the same options.
+        partitions: how many devices they were compiled for.
 
     Attributes:
         target: the same.
         merges: the same.
+        partitions: the same.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class Compiler:
         *,
         merges: bool = False,
         compiled: Sequence[CompiledRegion] = (),
+        partitions: int = 1,
     ) -> None:
         self.target, self._progress, self.merges = target, progress, merges
+        self.partitions = partitions
         self._compiled = {region.name: region for region in compiled}
         self._overlap = overlap if overlap is not None else Overlap()
 

@@ -16,9 +16,10 @@ from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.request import CaptureRequest
+from tracegraph.runtime.collective_nodes import CollectiveNode
 from tracegraph.runtime.cudnn_calls import CompiledGraph, Direction
 from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.graph_nodes import Node, list_nested
 from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode
 
@@ -66,13 +67,21 @@ class Lowered:
         targets = (node.call.target for node in nodes if isinstance(node, FfiCallNode))
         handlers = (f"the handler {target}" for target in dict.fromkeys(targets))
         calls = (f"cuDNN in {n.name}" for n in nodes if isinstance(n, CudnnNode) and _may_add(n))
-        return (*sums, *eager, *handlers, *dict.fromkeys(calls))
+        orders = (f"the order of sums in {n.name}" for n in nodes if _adds_in_own_order(n))
+        return (*sums, *eager, *handlers, *dict.fromkeys(calls), *orders)
 
 
 def _may_add(node: CudnnNode) -> bool:
     """True for the calls of cuDNN that have engines which add in an order left to chance."""
     call = node.call
     return isinstance(call, CompiledGraph) or call.direction is not Direction.FORWARD
+
+
+def _adds_in_own_order(node: Node) -> bool:
+    """True for a sum of more than two devices: in another order than NCCL's."""
+    if not isinstance(node, CollectiveNode) or not node.exchange.reduction:
+        return False
+    return len(node.exchange.groups[0]) > 2
 
 
 def lower_request(request: CaptureRequest, compiler: Compiler) -> Lowered:

@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from tracegraph.lowering.device_program import ConditionalStep, GraphStep
+from tracegraph.lowering.kernels.collectives import write_collective
 from tracegraph.lowering.kernels.own_kernel import OPTIONS, read_listing
 from tracegraph.runtime.code_target import CompileKernel
+from tracegraph.runtime.collective_nodes import CollectiveNode
 from tracegraph.runtime.nodes import KernelCode, KernelNode
 
 
@@ -31,6 +33,13 @@ def _compile_step(step: GraphStep, compile_kernel: CompileKernel) -> GraphStep:
         bodies = tuple(compile_own_kernels(body, compile_kernel) for body in step.bodies)
         return dataclasses.replace(step, bodies=bodies)
     node = step.node
+    if isinstance(node, CollectiveNode):
+        exchange = write_collective(node.exchange)
+        cubin = compile_kernel(exchange.source, OPTIONS).cubin
+        code = KernelCode(exchange.symbol, cubin)
+        return dataclasses.replace(
+            step, node=dataclasses.replace(node, code=code, shape=exchange.shape)
+        )
     if not isinstance(node, KernelNode):
         return step
     kernel = read_listing(node.code.cubin, node.code.symbol, node.shape)

@@ -33,6 +33,7 @@ from tracegraph.runtime.free_lock import ask_if_free
 from tracegraph.runtime.jax_interop import (
     find_sharding,
     is_default_device,
+    is_host_place,
     register_array_type,
     to_plain,
 )
@@ -172,7 +173,7 @@ class Array(jax.Array):
         if buffer is None:
             if self._state is _SETTLED and self._plain is None:
                 return self._snapshot
-            return np.asarray(self.jax()) if self._device.platform == "cpu" else self.jax()
+            return np.asarray(self.jax()) if is_host_place(self._device) else self.jax()
         _check_generation(buffer, self)
         return buffer.view
 
@@ -341,18 +342,19 @@ class Array(jax.Array):
 
     @property
     def sharding(self) -> Any:
-        """One device, as JAX names it."""
+        """One device, as JAX names it, or where each part is."""
         return find_sharding(self._jax_device)
 
     @property
     def device(self) -> Any:
-        """The JAX device that reads the memory."""
+        """The JAX device that reads the memory; of several the sharding, as JAX says it."""
         self._check_if_deleted()
         return self._jax_device
 
     def devices(self) -> set[Any]:
-        """Returns the one device."""
-        return {self.device}
+        """Returns the one device, or all that have a part."""
+        self._check_if_deleted()
+        return {*self.sharding.device_set}
 
     @property
     def committed(self) -> bool:

@@ -20,10 +20,14 @@ from tracegraph.runtime.stream_backend import StreamBackend, register_backend
 if TYPE_CHECKING:
     from tracegraph.runtime.cuda.described_device import DescribedGpu
     from tracegraph.runtime.cuda.device import CudaDevice
+    from tracegraph.runtime.cuda.spread_gpus import SpreadGpus
 
 # Note [Late imports].
 find_cuda_device: Callable[[Any], CudaDevice] = import_late(
     "tracegraph.runtime.cuda.device", "find_cuda_device"
+)
+join_gpus: Callable[..., SpreadGpus] = import_late(
+    "tracegraph.runtime.cuda.spread_gpus", "SpreadGpus"
 )
 describe_gpu: Callable[[str], DescribedGpu] = import_late(
     "tracegraph.runtime.cuda.described_device", "describe_gpu"

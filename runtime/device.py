@@ -117,17 +117,40 @@ class GraphExchange(Protocol):
         ...
 
 
-class Device(Protocol):
+class ReplayDevice(Protocol):
+    """What a replay needs of a device, or of several that replay one graph together."""
+
+    @property
+    def jax_device(self) -> Any:
+        """The JAX device whose arrays live in the same memory; of several a sharding over them."""
+        ...
+
+    def bind_buffers(
+        self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
+    ) -> Mapping[str, StaticBuffer]:
+        """Returns every slot of a definition as a buffer, filled with bytes that show when read."""
+        ...
+
+    def instantiate(
+        self, definition: GraphDefinition, buffers: Mapping[str, Any], fresh: Sequence[str]
+    ) -> Instance:
+        """Makes a definition executable.
+
+        Args:
+            definition: the whole capture.
+            buffers: what `bind_buffers` returned for it.
+            fresh: results that users get as immutable values; the device may give them memory of
+                their own, so that nothing needs to be copied when they are returned.
+        """
+        ...
+
+
+class Device(ReplayDevice, Protocol):
     """Memory, buffers and executable graphs of one device."""
 
     @property
     def name(self) -> str:
         """What users read in reports, as ``host``."""
-        ...
-
-    @property
-    def jax_device(self) -> Any:
-        """The JAX device whose arrays live in the same memory."""
         ...
 
     @property
@@ -213,25 +236,6 @@ class Device(Protocol):
 
     def preload_libraries(self) -> None:
         """Loads the libraries that graphs may call."""
-        ...
-
-    def bind_buffers(
-        self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
-    ) -> Mapping[str, StaticBuffer]:
-        """Returns every slot of a definition as a buffer, filled with bytes that show when read."""
-        ...
-
-    def instantiate(
-        self, definition: GraphDefinition, buffers: Mapping[str, Any], fresh: Sequence[str]
-    ) -> Instance:
-        """Makes a definition executable.
-
-        Args:
-            definition: the whole capture.
-            buffers: what `bind_buffers` returned for it.
-            fresh: results that users get as immutable values; the device may give them memory of
-                their own, so that nothing needs to be copied when they are returned.
-        """
         ...
 
     def open_timer(self, graph: TimedGraph) -> contextlib.AbstractContextManager[NodeTimer]:

@@ -189,10 +189,19 @@ def make_aval(shape: Sequence[int], dtype: Any, *, weak_type: bool = False) -> A
     return _ShapedArray(tuple(shape), np.dtype(dtype), weak_type=weak_type)
 
 
-@functools.cache
 def find_sharding(device: Any) -> Any:
-    """Returns the sharding that JAX gives to arrays on one device."""
+    """Returns the sharding that JAX gives to arrays on one device; a sharding as it is."""
+    return device if isinstance(device, jax.sharding.Sharding) else _find_sharding(device)
+
+
+@functools.cache
+def _find_sharding(device: Any) -> Any:
     return jax.device_put(np.zeros((), np.uint8), device).sharding
+
+
+def is_host_place(place: Any) -> bool:
+    """True for one device whose memory is the host's, not for a sharding over several."""
+    return not isinstance(place, jax.sharding.Sharding) and place.platform == "cpu"
 
 
 @functools.cache
@@ -208,6 +217,20 @@ def is_default_device(device: Any) -> bool:
 def uncommit(array: Any) -> Any:
     """Returns a plain array over the same memory that is not committed to its device."""
     return ArrayImpl(array.aval, array.sharding, [array], committed=False)
+
+
+def join_parts(aval: Any, sharding: Any, parts: Sequence[Any]) -> Any:
+    """Returns one array over several devices of the plain arrays on each.
+
+    `jax.make_array_from_single_device_arrays` does so, too, but knows neither weak types nor types
+    with a sharding in them.
+
+    Args:
+        aval: the array's abstract value.
+        sharding: where it is.
+        parts: one per device, in any order.
+    """
+    return ArrayImpl(aval, sharding, [*parts], committed=True)
 
 
 def to_immutable(copy: np.ndarray[Any, Any], aval: Any, device: Any) -> jax.Array:

@@ -17,8 +17,8 @@ from tracegraph.runtime.collective_nodes import (
     NumberNode,
 )
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.graph import GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, GraphNode, Node
+from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.graph_nodes import Body, ConditionalNode, GraphNode, Node, list_nested
 from tracegraph.runtime.nodes import BufferUse, FillNode, KernelNode
 
 VECTOR_BYTES = 16
@@ -55,9 +55,13 @@ def place_definition(definition: GraphDefinition, peers: Peers) -> GraphDefiniti
 
 def list_exchanged(definition: GraphDefinition) -> frozenset[str]:
     """Returns the buffers that other GPUs reach: these stay where they are."""
-    nodes = [node for stage in definition.stages for node in _list_inner(stage)]
-    exchanges = [node for node in nodes if isinstance(node, CollectiveNode)]
-    return frozenset(use.buffer for node in exchanges for use in node.ranges)
+    return frozenset(use.buffer for node in _list_exchanges(definition) for use in node.ranges)
+
+
+def list_groups(definition: GraphDefinition) -> list[tuple[int, ...]]:
+    """Returns the groups of GPUs that exchange something, each once."""
+    found = [group for node in _list_exchanges(definition) for group in node.exchange.groups]
+    return list(dict.fromkeys(found))
 
 
 def pack_table(
@@ -127,10 +131,6 @@ def _place_collective(node: CollectiveNode, peers: Peers) -> KernelNode:
     )
 
 
-def _list_inner(part: Stage | Body) -> list[Node]:
-    found: list[Node] = []
-    for node in part.nodes:
-        found.append(node)
-        for body in node.bodies if isinstance(node, ConditionalNode) else ():
-            found += _list_inner(body)
-    return found
+def _list_exchanges(definition: GraphDefinition) -> list[CollectiveNode]:
+    nodes = list_nested(node for stage in definition.stages for node in stage.nodes)
+    return [node for node in nodes if isinstance(node, CollectiveNode)]

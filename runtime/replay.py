@@ -23,9 +23,10 @@ import jax
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array, ArrayState
-from tracegraph.runtime.device import Device
+from tracegraph.runtime.device import ReplayDevice
 from tracegraph.runtime.errors import TracegraphError
 from tracegraph.runtime.graph import GraphDefinition, ReplayClock, Stage
+from tracegraph.runtime.jax_interop import find_sharding
 from tracegraph.runtime.leaf_set import LeafSet
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.profiler_ranges import mark_call
@@ -43,6 +44,7 @@ class Replay:
         output_state: what results promise, FRESH or STATIC.
 
     Attributes:
+        devices: of JAX that it runs on.
         shown: the leaves that show, or showed, the resident results.
         waits: see `Instance`.
         is_whole: False with eager parts, see `tracegraph/replaying/partial_graph.py`.
@@ -51,12 +53,13 @@ class Replay:
     def __init__(
         self,
         definition: GraphDefinition,
-        device: Device,
+        device: ReplayDevice,
         pool: PrivatePool,
         output_state: ArrayState,
     ) -> None:
         self.definition = definition
         self.jax_device = device.jax_device
+        self.devices = frozenset(find_sharding(self.jax_device).device_set)
         # Eager parts run Python code in the middle of a replay.
         self.is_whole = all(stage.is_captured for stage in definition.stages)
         self.arena = Arena(pool, definition.arena_size, shares_scratch=self.is_whole)

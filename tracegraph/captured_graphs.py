@@ -234,19 +234,19 @@ class CapturedGraphs:
             adapt_donation(self._options),
             args,
             kwargs,
-            device=(device := self._device).jax_device,
+            device=self._device.jax_device,
             has_values=has_values,
-            takes_spread=self._may_spread(device),
+            takes_spread=self._may_spread(),
         )
 
     def _make_pipeline(self, prepared: PreparedCall, progress: Progress) -> CapturePipeline:
         pipeline = CapturePipeline(prepared, self._device, self._pool, progress)
-        pipeline.takes_spread = self._may_spread(self._device)
+        pipeline.takes_spread = self._may_spread()
         return pipeline
 
-    def _may_spread(self, device: Device) -> bool:
-        """True where a call may run on several devices: a GPU's graph is made of one's kernels."""
-        return not device.takes_kernels
+    def _may_spread(self) -> bool:
+        """True where a call may run on several devices."""
+        return True
 
     # JAX's default device, which is a part of every signature, so that each has a graph of its own.
     @property

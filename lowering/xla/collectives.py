@@ -42,7 +42,7 @@ _ADDED = {
 _COMPLEX = ("C64", "C128")
 # Whether a number of a device counts partitions alone, or partitions and replicas; with one
 # replica that is the same.
-_OF_PARTITIONS = dict.fromkeys(
+_OF_PARTITIONS: dict[str, bool] = dict.fromkeys(
     ("COLLECTIVE_OP_GROUP_MODE_CROSS_PARTITION", "COLLECTIVE_OP_GROUP_MODE_FLATTENED_ID"), True
 )
 

@@ -7,7 +7,7 @@ import functools
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,8 +151,18 @@ class CudaDevice:
         definition: GraphDefinition,
         buffers: Mapping[str, CudaBuffer],
         fresh: Sequence[str],
+        *,
+        reached: Collection[str] | None = None,
     ) -> Instance:
-        """Builds one executable graph per stage, and uploads it to the GPU."""
+        """Builds one executable graph per stage, and uploads it to the GPU.
+
+        Args:
+            definition: the whole capture, or what this GPU does of one over several.
+            buffers: what `bind_buffers` returned for it.
+            fresh: see `Device`.
+            reached: of a capture over several GPUs the buffers that others reach, which stay where
+                they are. Such a graph can only be waited for when all GPUs are launched.
+        """
 
         def locate(use: BufferUse) -> int:
             return buffers[use.buffer].address + use.offset
@@ -172,11 +182,11 @@ class CudaDevice:
         # Nodes are pointed at memory of JAX.
         is_mixed = any(buffer.arena.provider.name != "jax" for buffer in buffers.values())
         find_patchers = functools.partial(_find_patchers, users, graphs, is_mixed)
-        for name in _list_rebindable(definition):
+        for name in _list_rebindable(definition, reached or ()):
             buffers[name].patchers = find_patchers(buffers[name]) or ()
             buffers[name].is_unread = not any(name in counts for counts in users)
         ports: dict[str, ResultPort] = {}
-        for name in fresh:
+        for name in (each for each in fresh if each not in (reached or ())):
             # Two results that are one value are two arrays: donating one must not delete the other.
             patchers = find_patchers(buffers[name]) if fresh.count(name) == 1 else None
             if patchers and name not in definition.inputs:
@@ -187,7 +197,7 @@ class CudaDevice:
             # Every port is renewed before the first stage, whichever stage writes it.
             renewed = tuple(ports.values()) if index == min(graphs) else ()
             stages.insert(index, CudaStage(graph, renewed, order))
-        if read_launch_blocking():
+        if read_launch_blocking() and reached is None:
             stages = [BlockingStage(stage, order, definition.name) for stage in stages]
         return Instance(tuple(stages), {name: port.hand_out for name, port in ports.items()})
 
@@ -306,10 +316,10 @@ def _open_allocator(jax_device: Any, order: JaxOrder) -> Allocator:
     return open_allocator(source)
 
 
-def _list_rebindable(definition: GraphDefinition) -> list[str]:
+def _list_rebindable(definition: GraphDefinition, reached: Collection[str]) -> list[str]:
     """Returns the inputs that hold nothing from one replay to the next."""
     kept = {slot.name for slot in definition.slots if slot.is_resident} | set(definition.outputs)
-    return [name for name in definition.inputs if name not in kept]
+    return [name for name in definition.inputs if name not in kept and name not in reached]
 
 
 def _count_users(stage: Stage) -> Counter[str]:

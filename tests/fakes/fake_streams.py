@@ -70,6 +70,9 @@ class FakeStreams(FakeMemory):
         self._enter("can_access_peer", ordinal, peer)
         return ordinal != peer
 
+    def allow_peer(self, peer: int) -> None:
+        self._enter("allow_peer", peer, needs_context=True)
+
     def synchronize_context(self) -> None:
         self._enter("synchronize_context", needs_context=True)
         check(not self._captures, "synchronize_context while a stream is captured")

@@ -29,7 +29,6 @@ from tracegraph.randomness.draws import UnboundDrawsSignal
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.float_checks import raise_float_error
 from tracegraph.reports.recaptures import RecaptureLog
-from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace, trace_call
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.signature import LeafType, Signature
@@ -101,7 +100,7 @@ class BucketGraphs(GraphedFunction[..., Any]):
         self.is_quiet = False
 
     # The graphs of all sizes share memory of one device's pool.
-    def _may_spread(self, device: Device) -> bool:  # noqa: ARG002 as of the class above
+    def _may_spread(self) -> bool:
         return False
 
     def replay_padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from tracegraph.runtime.device import Device
@@ -23,7 +24,8 @@ class FunctionPool:
         self._pool_id = pool_id
         # Held from now on, even if the captures that share it go.
         self._shared = find_pool(pool_id) if pool_id is not None else None
-        # One per device that the function is called on; a pool with an id is of one device.
+        # One per device that the function is called on; a pool with an id is of one device. Graphs
+        # over several devices have others, by their place and the device.
         self._joined: dict[Any, PrivatePool] = {}
         self._is_shared = pool_id is not None
         # Signatures may be captured at the same time.
@@ -44,6 +46,22 @@ class FunctionPool:
                 pool_id = self._pool_id if self._pool_id is not None else new_pool_id()
                 joined = self._joined[device.jax_device] = join_pool(pool_id, device.allocator)
             return joined
+
+    def join_all(self, devices: Sequence[Device], place: Any) -> list[PrivatePool]:
+        """Returns a pool of each of several devices, for graphs that they replay together.
+
+        Their graphs have one lock, that of the first pool, so no other graph may be in these pools.
+
+        Args:
+            devices: in order.
+            place: the sharding of what each has whole.
+        """
+        with self._lock:
+            for device in devices:
+                key = place, device.jax_device
+                if key not in self._joined:
+                    self._joined[key] = join_pool(new_pool_id(), device.allocator)
+            return [self._joined[place, device.jax_device] for device in devices]
 
     def share(self, device: Device) -> PoolId:
         """Returns the id for other functions, which may join from now on.

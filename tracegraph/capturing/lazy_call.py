@@ -145,7 +145,7 @@ def compile_lazily(
         jax.errors.JaxRuntimeError: XLA cannot compile it.
     """
     pipeline = CapturePipeline(prepared, device, pool, progress)
-    pipeline.takes_spread = not device.takes_kernels
+    pipeline.takes_spread = True
     with drop_unit_axes(prepared.leaves), progress:
         trace = pipeline.trace()
         first = pipeline.check(trace)
@@ -219,8 +219,7 @@ def _make_spread_error(prepared: PreparedCall, spread: Spread) -> CaptureError:
     return CaptureError(
         f"`{name}` has warm=False and runs on {spread}",
         where=f"{locate_caller()}, {spread.source}",
-        why="over several devices calls run XLA's program, which must not run in two threads: its "
-        "collectives would wait for each other",
+        why="collectives of two programs that two threads start may wait for each other for ever",
         fix="leave warm=False out: such a call is compiled once in any case",
         anchor="several-devices",
     )

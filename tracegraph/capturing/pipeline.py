@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from tracegraph.capturing.agreement import Agreement, describe_program
 from tracegraph.capturing.capture_lowering import (
     compile_again,
@@ -32,6 +30,12 @@ from tracegraph.capturing.spread_capture import (
     compile_call,
     find_call_spread,
 )
+from tracegraph.capturing.spread_graphs import (
+    LoweredSpreadGraphs,
+    check_spread_graphs,
+    lower_for_gpus,
+    make_lowered,
+)
 from tracegraph.constraints.meshes import check_context_mesh, check_meshes
 from tracegraph.constraints.spread import Spread
 from tracegraph.constraints.violation import make_capture_error
@@ -45,6 +49,7 @@ from tracegraph.replacements.report import Replacement
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.jit_call import JitCall
 from tracegraph.replaying.spread_call import SpreadCall
+from tracegraph.replaying.spread_graph import SpreadGraph
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import (
     CheckedGraph,
@@ -59,7 +64,7 @@ from tracegraph.tracing.trace import JaxTrace
 from tracegraph.verification.capture_verification import verify_capture
 from tracegraph.verification.jit_comparison import JitComparison, compare_with_jit
 from tracegraph.verification.report import VerificationReport
-from tracegraph.verification.spread_verification import verify_spread
+from tracegraph.verification.spread_verification import verify_spread, verify_spread_graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,13 +197,15 @@ class CapturePipeline:
             self._spread = find_call_spread(self._prepared, graph)
         if self._spread is not None:
             check_spread_call(self._prepared, first.checked, self._spread)
+            if self._device.takes_kernels:
+                check_spread_graphs(self._prepared, first.checked, self._spread)
             return first
         violations = check_meshes(graph, self._device.jax_device)
         if violations:
             raise make_capture_error(violations, graph_name=graph.name, graph=graph)
         return first
 
-    def lower(self, first: FirstTrace) -> LoweredCapture | LoweredSpread:
+    def lower(self, first: FirstTrace) -> LoweredCapture | LoweredSpread | LoweredSpreadGraphs:
         """Compiles, plans and builds; the checks are finished while XLA compiles, or at the end."""
         if self._spread is not None:
             return self._lower_spread(first, self._spread)
@@ -297,17 +304,31 @@ class CapturePipeline:
             self._device.prepare_arena(cached.lowered.plan.arena_size)
         return cached
 
-    def _lower_spread(self, first: FirstTrace, spread: Spread) -> LoweredSpread:
+    def _lower_spread(
+        self, first: FirstTrace, spread: Spread
+    ) -> LoweredSpread | LoweredSpreadGraphs:
         overlap = Overlap("check", lambda: self.finish_checks(first))
         try:
-            program = compile_call(self._prepared, self._jaxpr, spread, self._progress, overlap)
-        except jax.errors.JaxRuntimeError as error:
+            found = self._compile_spread(first, spread, overlap)
+        except Exception as error:
+            # A difference between the two traces may be the reason: it is reported first.
+            overlap.finish()
             translated = translate_compile_error(error, first.checked.graph)
             if translated is None:
                 raise
             raise translated from error
         overlap.finish()
-        return LoweredSpread(self._prepared, first.checked, program, spread, self._device)
+        return found
+
+    def _compile_spread(
+        self, first: FirstTrace, spread: Spread, overlap: Overlap
+    ) -> LoweredSpread | LoweredSpreadGraphs:
+        prepared, device = self._prepared, self._device
+        if not device.takes_kernels:
+            program = compile_call(prepared, self._jaxpr, spread, self._progress, overlap)
+            return LoweredSpread(prepared, first.checked, program, spread, device)
+        lowering = lower_for_gpus(prepared, first, spread, device, self._progress, overlap)
+        return make_lowered(prepared, first, lowering, spread, device, self._pool)
 
     def finish_checks(self, first: FirstTrace) -> None:
         """Traces a second time, compares the two traces and verifies what the passes made."""
@@ -325,6 +346,8 @@ class CapturePipeline:
         self._progress.enter("verify")
         if isinstance(graph, SpreadCall):
             return verify_spread(self._prepared, graph)
+        if isinstance(graph, SpreadGraph):
+            return verify_spread_graph(self._prepared, graph)
         variant = self.variant
         if variant is not None and variant.cached is not None:
             return variant.cached.verification

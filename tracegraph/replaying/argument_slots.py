@@ -19,7 +19,7 @@ from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, unwrap_key
 from tracegraph.runtime.replay import Replay
 from tracegraph.runtime.static_buffer import StaticBuffer
-from tracegraph.tracing.signature import LeafType, describe_leaf
+from tracegraph.tracing.signature import LeafType, describe_leaf, describe_placed_leaf
 from tracegraph.tracing.static_leaves import find_static_kind
 
 _MAX_KNOWN = 64
@@ -41,11 +41,13 @@ class LeafSlot:
         is_donated: True when the caller gives them up.
     """
 
-    __slots__ = ("_index", "_leaf", "_replay", "_sharding", "known", "write")
+    __slots__ = ("_describe", "_index", "_leaf", "_replay", "_sharding", "known", "write")
 
     def __init__(self, replay: Replay, index: int, leaf: LeafType, *, is_donated: bool) -> None:
         self._replay, self._index, self._leaf = replay, index, leaf
-        self._sharding = find_sharding(replay.jax_device)
+        self._sharding = find_sharding(replay.inputs[index].jax_device)
+        # Arrays over several devices share the object that says their type, wherever they are.
+        self._describe = describe_leaf if leaf.sharding is None else describe_placed_leaf
         # JAX shares the object that says an array's type between arrays: its identity tells.
         self.known: dict[int, Any] = {}
         # A donated value waits until all arguments are accepted: the leaf that lives in the buffer
@@ -100,7 +102,7 @@ class LeafSlot:
             return True
         if value.sharding != self._sharding or not self._accepts(value):
             return False
-        if len(self.known) < _MAX_KNOWN:
+        if self._leaf.sharding is None and len(self.known) < _MAX_KNOWN:
             self.known[id(value.aval)] = value.aval
         return True
 
@@ -110,7 +112,7 @@ class LeafSlot:
         if type(value) is int and not _fits(value, self._leaf.dtype):
             return False
         try:
-            return describe_leaf(value) == self._leaf
+            return self._describe(value) == self._leaf
         except (TypeError, OverflowError):
             return False
 

@@ -313,7 +313,7 @@ class ReplayableGraph:
 
     def _is_here(self, array: jax.Array) -> bool:
         """True for an array that is alive on this graph's device."""
-        return not array.is_deleted() and array.devices() == {self.replay.jax_device}
+        return not array.is_deleted() and array.devices() == self.replay.devices
 
     def _is_harmless(self, updates: Updates) -> bool:
         """True when no value is given up, and none is a leaf that this graph is about to change."""

@@ -1,9 +1,14 @@
 """Verification of a call over several devices: every part on every device, bit for bit.
 
+On the host device, whose call is one of XLA's:
 The reference is XLA's program called by JAX's own way for compiled functions, on private copies.
 The replay is the quick call that calls will be: nothing of what it was given may change but what is
 donated, every device's part must be equal, and so must the shardings. It runs twice: what
 collectives add up in an order left to chance shows as a difference.
+
+On GPUs the reference is XLA's program, and the replays are launches of our graphs: one that copies
+its arguments and one that reads them where they are, on other values, with the halves of each
+argument exchanged, where `choose_other_inputs` allows that.
 """
 
 from __future__ import annotations
@@ -16,11 +21,16 @@ import jax
 import numpy as np
 
 from tracegraph.replaying.spread_call import SpreadCall
+from tracegraph.replaying.spread_graph import SpreadGraph
 from tracegraph.replaying.spread_slots import read_leaves
+from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import VerificationError, shorten_list
-from tracegraph.runtime.jax_interop import unwrap_key
+from tracegraph.runtime.jax_interop import to_plain, unwrap_key
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.verification.difference import measure_difference
+from tracegraph.verification.expectation import expect
+from tracegraph.verification.other_inputs import choose_other_inputs
+from tracegraph.verification.reference_run import run_reference
 from tracegraph.verification.report import VerificationReport, judge_differences, name_results
 
 
@@ -39,13 +49,80 @@ def verify_spread(prepared: PreparedCall, call: SpreadCall) -> VerificationRepor
     expected = call.lowered.executable(*_copy_leaves(prepared))
     _check_shardings(call, paths, expected)
     for _ in range(2):
-        replayed = call.run(_copy_leaves(prepared))
-        names, got, wanted = _list_parts(paths, replayed, expected)
-        differences = [measure_difference(*pair) for pair in zip(got, wanted, strict=True)]
-        judge_differences(call.name, names, differences, wanted, report)
+        _judge_parts(call.name, paths, call.run(_copy_leaves(prepared)), expected, report)
     split = _find_unequal_copies(paths, expected)
     note = f"not the same on all devices: {', '.join(shorten_list(split))}" if split else ""
     return dataclasses.replace(report, exact=len(paths), note=note)
+
+
+def verify_spread_graph(prepared: PreparedCall, captured: SpreadGraph) -> VerificationReport:
+    """Compares two replays of the graphs of several GPUs with XLA's executable, GPU by GPU.
+
+    Args:
+        prepared: the call.
+        captured: its new graphs.
+
+    Raises:
+        VerificationError: a result differs on a GPU; all are named.
+    """
+    report = expect(captured.checked, captured.lowered)
+    paths = name_results(captured.checked.out_tree, captured.checked.probes)
+    others = choose_other_inputs(captured.checked.graph)
+    leaves = [to_plain(unwrap_key(leaf)) for leaf in prepared.leaves]
+    flags = others.may_differ if any(others.may_differ) else (False,) * len(leaves)
+    close: dict[str, None] = {}
+    split: list[str] = []
+    for is_second in (False, True):
+        given = [
+            _place(leaf, buffer.jax_device, is_turned=is_second and may_differ)
+            for leaf, may_differ, buffer in zip(leaves, flags, captured.replay.inputs, strict=False)
+        ]
+        inputs = [*given, *_place_constants(captured)]
+        expected = run_reference(captured, [_copy(each) for each in inputs])
+        replayed = [_read(each) for each in captured.replay_once(given, is_rebound=is_second)]
+        close |= dict.fromkeys(_judge_parts(captured.name, paths, replayed, expected, report))
+        split = _find_unequal_copies(paths, expected)
+    note = f"not the same on all devices: {', '.join(shorten_list(split))}" if split else ""
+    note = "; ".join(filter(None, (note, others.note)))
+    return dataclasses.replace(report, exact=len(paths) - len(close), close=tuple(close), note=note)
+
+
+def _place(leaf: Any, sharding: Any, *, is_turned: bool) -> Any:
+    """Returns a value on the devices, or the same with the two halves of its elements exchanged."""
+    if not is_turned or not np.size(leaf):
+        return jax.device_put(leaf, sharding)
+    flat = np.asarray(leaf).reshape(-1)
+    turned = np.roll(flat, flat.size // 2).reshape(np.shape(leaf))
+    return jax.device_put(turned, sharding)
+
+
+def _place_constants(captured: SpreadGraph) -> list[Any]:
+    buffers = captured.replay.inputs[len(captured.names) :]
+    pairs = zip(captured.constants, buffers, strict=True)
+    return [jax.device_put(to_plain(value), buffer.jax_device) for value, buffer in pairs]
+
+
+def _copy(array: Any) -> Any:
+    # The executable takes what is donated.
+    return array.copy()
+
+
+def _read(value: Any) -> Any:
+    return value.jax() if isinstance(value, Array) else value.to_jax()
+
+
+def _judge_parts(
+    name: str,
+    paths: Sequence[str],
+    replayed: Sequence[Any],
+    expected: Sequence[Any],
+    report: VerificationReport,
+) -> list[str]:
+    """Compares every part; returns the names of the results that are equal within the tolerance."""
+    names, got, wanted = _list_parts(paths, replayed, expected)
+    differences = [measure_difference(*pair) for pair in zip(got, wanted, strict=True)]
+    close = judge_differences(name, names, differences, wanted, report)
+    return list(dict.fromkeys(each.rpartition(" on ")[0] for each in close))
 
 
 def _copy_leaves(prepared: PreparedCall) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver that ask what a device is. They need no context."""
+"""Calls of the CUDA driver about devices, which need no context, and about pairs of contexts."""
 
 from __future__ import annotations
 
@@ -30,3 +30,14 @@ class DeviceCalls(DriverCalls):
         """Returns True when one device can read and write the memory of another."""
         devices = self._get_device(ordinal), self._get_device(peer)
         return bool(self._call("cuDeviceCanAccessPeer", *devices))
+
+    def allow_peer(self, peer: int) -> None:
+        """Lets the GPU of the current context use the memory of another's; again does nothing.
+
+        Args:
+            peer: context of the other GPU.
+        """
+        (result,) = self._api.cuCtxEnablePeerAccess(peer, 0)
+        done = self._api.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+        if result and result != done:
+            self._raise_call_error(result, "cuCtxEnablePeerAccess", (peer, 0))

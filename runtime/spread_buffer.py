@@ -1,0 +1,269 @@
+"""Buffers over several devices: a part on each, one value of JAX for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.graph import ReplayClock
+from tracegraph.runtime.jax_interop import join_parts, to_plain
+from tracegraph.runtime.static_buffer import DeviceContext, StaticBuffer
+from tracegraph.runtime.stream import Stream
+
+
+class GlobalType(NamedTuple):
+    """What an array over several devices is.
+
+    Attributes:
+        aval: JAX's abstract value of the whole array.
+        sharding: where its parts are.
+    """
+
+    aval: Any
+    sharding: Any
+
+
+class SpreadContext:
+    """The work of several devices that goes on after a call has returned.
+
+    Args:
+        contexts: of each.
+    """
+
+    def __init__(self, contexts: Sequence[DeviceContext]) -> None:
+        self._contexts = tuple(contexts)
+
+    def synchronize(self) -> None:
+        """Blocks the host until all work that was enqueued so far is done."""
+        for each in self._contexts:
+            each.synchronize()
+
+    def is_idle(self) -> bool:
+        """True when all work that was enqueued so far is done."""
+        return all(each.is_idle() for each in self._contexts)
+
+    def number_stream(self, stream: Stream) -> int:
+        """Raises: a stream is of one device."""
+        raise _make_stream_error(stream)
+
+    def hold(self, array: Any, memory: Any, stream: Stream) -> None:
+        """Raises: a stream is of one device."""
+        del array, memory
+        raise _make_stream_error(stream)
+
+
+class SpreadValue:
+    """A private copy of a value, a part on each device.
+
+    Args:
+        parts: as `ReadableBuffer.snapshot` returns them.
+        aval: of the whole value.
+        sharding: where it is.
+    """
+
+    __slots__ = ("_aval", "_sharding", "parts")
+
+    def __init__(self, parts: Sequence[Any], aval: Any, sharding: Any) -> None:
+        self.parts, self._aval, self._sharding = tuple(parts), aval, sharding
+
+    def copy(self) -> SpreadValue:
+        """Returns a value that nothing writes."""
+        return SpreadValue([part.copy() for part in self.parts], self._aval, self._sharding)
+
+    def block_until_ready(self) -> None:
+        """Blocks the host until the bytes are there."""
+        for part in self.parts:
+            part.block_until_ready()
+
+    def is_ready(self) -> bool:
+        """True when a read would not wait."""
+        return all(part.is_ready() for part in self.parts)
+
+    def to_jax(self) -> Any:
+        """Returns the value as one plain array; one thread at a time."""
+        return join_parts(self._aval, self._sharding, [part.to_jax() for part in self.parts])
+
+
+class SpreadResult:
+    """A result of which each device has a part in memory of its own, to be read.
+
+    Args:
+        name: what messages call it.
+        arrays: the parts, which belong to it alone.
+        aval: of the whole value.
+        sharding: where it is.
+        clock: with the lock of the graph; it never advances, because a result is written once.
+        context: the work of all devices.
+
+    Attributes:
+        arena: None: it is in no arena, and no replay overwrites it.
+        memory: None: there is no one array over all parts before it is made.
+    """
+
+    __slots__ = ("_arrays", "aval", "clock", "context", "jax_device", "name")
+    arena = None
+    memory = None
+
+    def __init__(
+        self,
+        name: str,
+        arrays: Sequence[Array],
+        aval: Any,
+        sharding: Any,
+        clock: ReplayClock,
+        context: DeviceContext,
+    ) -> None:
+        self.name, self.aval, self.jax_device, self.clock = name, aval, sharding, clock
+        self._arrays, self.context = tuple(arrays), context
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte of the first part."""
+        return self._arrays[0].data_ptr()
+
+    @property
+    def view(self) -> SpreadValue:
+        """The bytes themselves, to be copied."""
+        return SpreadValue([each.peek() for each in self._arrays], self.aval, self.jax_device)
+
+    def snapshot(self) -> SpreadValue:
+        """Returns the memory itself: nothing writes to it any more."""
+        parts = [_PlainPart(each) for each in self._arrays]
+        return SpreadValue(parts, self.aval, self.jax_device)
+
+
+class _PlainPart:
+    """A part of a result, whose array is made when it is needed."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    @property
+    def address(self) -> int:
+        return self._array.data_ptr()
+
+    def copy(self) -> _PlainPart:
+        return self
+
+    def block_until_ready(self) -> None:
+        self._array.block_until_ready()
+
+    def is_ready(self) -> bool:
+        return self._array.is_ready()
+
+    def to_jax(self) -> Any:
+        return self._array.jax()
+
+
+class SpreadBuffer:
+    """A static buffer over several devices.
+
+    Args:
+        parts: of each device, in order of the devices.
+        aval: of the whole value.
+        sharding: where it is; it stands for the JAX device of other buffers.
+        clock: counts the replays of the graph that owns the buffer.
+        context: the work of all devices.
+
+    Attributes:
+        parts: as given.
+        memory: None, since the next replay may write the bytes.
+    """
+
+    __slots__ = ("aval", "clock", "context", "jax_device", "name", "parts")
+    memory = None
+
+    def __init__(
+        self,
+        parts: Sequence[StaticBuffer],
+        aval: Any,
+        sharding: Any,
+        clock: ReplayClock,
+        context: DeviceContext,
+    ) -> None:
+        self.parts, self.name = tuple(parts), parts[0].name
+        self.aval, self.jax_device = aval, sharding
+        self.clock, self.context = clock, context
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte on the first device."""
+        return self.parts[0].address
+
+    @property
+    def arena(self) -> Arena | None:
+        """The arena on the first device."""
+        return self.parts[0].arena
+
+    @property
+    def view(self) -> SpreadValue:
+        """The bytes themselves, to be copied."""
+        return SpreadValue([part.view for part in self.parts], self.aval, self.jax_device)
+
+    def snapshot(self) -> SpreadValue:
+        """Returns a private copy of the current bytes."""
+        return SpreadValue([part.snapshot() for part in self.parts], self.aval, self.jax_device)
+
+    def write(self, value: Any) -> None:
+        """Copies a value into the parts; one that is elsewhere is put on the devices first."""
+        if isinstance(value, Array):
+            value = value.peek()
+        if isinstance(value, SpreadValue):
+            pairs: Iterable[tuple[StaticBuffer, Any]] = zip(self.parts, value.parts, strict=True)
+        else:
+            pairs = self._split(to_plain(value))
+        for part, piece in pairs:
+            part.write(piece)
+
+    def reads(self, array: Any, /) -> bool:
+        """True while the graph reads a plain array that it took where the array is."""
+        if not self._is_here(array):
+            return False
+        return all(part.reads(piece) for part, piece in self._split(array))
+
+    def read_at(self, address: int, /) -> bool:
+        """Returns False: one address is of one device."""
+        del address
+        return False
+
+    def make_writer(self) -> Callable[[Any], None]:
+        """Returns what takes a plain JAX array of the same type."""
+        writers = [part.make_writer() for part in self.parts]
+
+        def take(value: Any) -> None:
+            if not self._is_here(value):
+                self.write(value)
+                return
+            for writer, (_, piece) in zip(writers, self._split(value), strict=True):
+                writer(piece)
+
+        return take
+
+    def _is_here(self, array: Any) -> bool:
+        return isinstance(array, jax.Array) and array.sharding.is_equivalent_to(
+            self.jax_device, array.ndim
+        )
+
+    def _split(self, value: Any) -> list[tuple[StaticBuffer, Any]]:
+        """Returns each part with the piece of a value that belongs there."""
+        if not self._is_here(value):
+            value = jax.device_put(value, self.jax_device)
+        pieces = {shard.device: shard.data for shard in value.addressable_shards}
+        return [(part, pieces[part.jax_device]) for part in self.parts]
+
+
+def _make_stream_error(stream: Stream) -> UnsupportedError:
+    return UnsupportedError(
+        f"{stream} cannot hold an array over several devices",
+        where="record_stream",
+        why="a stream is of one device, and the array has a part on each of several",
+        fix="record_stream of each part: array.addressable_shards[i].data",
+        anchor="several-devices",
+    )
