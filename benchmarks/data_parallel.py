@@ -2,9 +2,10 @@
 
     PYTHONPATH=.:benchmarks python benchmarks/data_parallel.py [--devices N] [--dry-run]
 
-Two cases: a train step of a GPT of 12 layers of 128, its batch split and its state whole on each
-device, and a sum of 64 KiB over the devices. The sides take turns, and their results are compared
-first. Where a side is refused, as captures over several GPUs are, its error stands in its place.
+Three cases: a train step of a GPT of 12 layers of 128, its batch split and its state whole on each
+device; a sum of 64 KiB over the devices; and chains of sums of several sizes in one call, of which
+the time of one more sum is told. The sides take turns, and their results are compared first. Where
+a side is refused, its error stands in its place.
 Without a GPU, JAX makes the CPU devices; prints one JSON object.
 """
 
@@ -30,6 +31,9 @@ _REPEATS = flags.DEFINE_integer("repeats", 7, "turns of each side", 1)
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes")
 # Of jax.jit's time; and microseconds of a sum.
 LIMIT, SUM_LIMIT, SUM_BYTES = 0.6, 8.0, 64 << 10
+# Sums in a chain, and the bytes that each device adds.
+SHORT, LONG = 10, 60
+CHAINED_BYTES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20)
 
 
 class Side:
@@ -85,6 +89,36 @@ def make_sum_sides(mesh: jax.sharding.Mesh) -> dict[str, Callable[[], Side]]:
     return {"tracegraph": lambda: make(tg.capture), "jax.jit": lambda: make(jax.jit)}
 
 
+def measure_chain(mesh: jax.sharding.Mesh, nbytes: int, calls: int, repeats: int) -> dict[str, Any]:
+    """Returns the microseconds of one sum among others that follow one another."""
+    shape = (len(mesh.devices) * nbytes // 4,)
+    split = jax.NamedSharding(mesh, jax.P("data"))
+
+    def make_sides(count: int) -> dict[str, Callable[[], Side]]:
+        def add_all(x: jax.Array) -> jax.Array:
+            for _ in range(count):
+                x = jax.lax.psum(x, "data")
+            return x
+
+        over = {"mesh": mesh, "in_specs": jax.P("data"), "out_specs": jax.P("data")}
+        run = jax.shard_map(add_all, check_vma=False, **over)
+
+        def make(wrap: Callable[..., Any]) -> Side:
+            call = wrap(lambda state: (state, run(state)))
+            return Side(call, jax.device_put(np.ones(shape, np.float32), split), ())
+
+        return {"tracegraph": lambda: make(tg.capture), "jax.jit": lambda: make(jax.jit)}
+
+    short, long = (measure(make_sides(count), calls, repeats) for count in (SHORT, LONG))
+    names = [name for name in short if isinstance(short[name], float) and name in long]
+    row = {
+        name: round((long[name] - short[name]) / (LONG - SHORT), 2)
+        for name in names
+        if name != "of jax.jit"
+    }
+    return row if row else short
+
+
 def measure(sides: dict[str, Callable[[], Side]], calls: int, repeats: int) -> dict[str, Any]:
     """Returns the median microseconds per call of each side, or why it was refused."""
     made: dict[str, Side] = {}
@@ -129,7 +163,11 @@ def main(_: list[str]) -> None:
                 "train step, microseconds": measure(make_gpt_sides(mesh, is_dry), calls, repeats),
                 "train step, limit": LIMIT,
                 "sum of 64 KiB, microseconds": measure(make_sum_sides(mesh), calls * 5, repeats),
-                "sum of 64 KiB, limit on GPUs": SUM_LIMIT,
+                "one sum in a chain, microseconds by bytes": {
+                    nbytes: measure_chain(mesh, nbytes, calls, repeats)
+                    for nbytes in CHAINED_BYTES[: 1 if is_dry else None]
+                },
+                "one sum of 64 KiB, limit on GPUs": SUM_LIMIT,
             },
             indent=1,
         )

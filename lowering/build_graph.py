@@ -50,6 +50,7 @@ from tracegraph.lowering.planning.byte_edges import find_edges, verify_edges
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.lowering.planning.step_order import reduce_edges
 from tracegraph.lowering.request import Role
+from tracegraph.runtime.collective_nodes import CollectiveNode
 from tracegraph.runtime.early_loads import find_settled
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
@@ -178,11 +179,15 @@ def find_programmatic(
     return frozenset(
         (first, second)
         for first, second in edges
-        if isinstance(nodes[first], KernelNode) and _starts_early(nodes[second], settled)
+        if isinstance(nodes[first], KernelNode | CollectiveNode)
+        and _starts_early(nodes[second], settled)
     )
 
 
 def _starts_early(node: Node, settled: frozenset[int]) -> bool:
+    if isinstance(node, CollectiveNode):
+        # Its kernel begins with a wait.
+        return True
     return isinstance(node, KernelNode) and node.begins_with_wait and id(node) in settled
 
 

@@ -30,15 +30,20 @@ SHAPE = LaunchShape((1, 1, 1), (32, 1, 1))
 
 
 class CudaOnHost(CudaDevice):
-    """A CudaDevice whose driver is a MemoryDriver."""
+    """A CudaDevice whose driver is a MemoryDriver.
 
-    def __init__(self, driver: MemoryDriver) -> None:
-        super().__init__(jax.devices("cpu")[0], driver, STREAM)
+    Args:
+        driver: of this device alone.
+        index: of the CPU device that has its memory.
+    """
+
+    def __init__(self, driver: MemoryDriver, index: int = 0) -> None:
+        super().__init__(jax.devices("cpu")[index], driver, STREAM)
         self.driver = driver
 
 
-def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaOnHost:
-    """Returns a device over JAX's CPU device; options are those of MemoryDriver.
+def make_device(monkeypatch: pytest.MonkeyPatch, *, index: int = 0, **options: Any) -> CudaOnHost:
+    """Returns a device over one of JAX's CPU devices; options are those of MemoryDriver.
 
     As on a GPU, what JAX computes comes behind all work on the stream, and memory that JAX frees is
     not used by others before that work is done.
@@ -84,7 +89,7 @@ def make_device(monkeypatch: pytest.MonkeyPatch, **options: Any) -> CudaOnHost:
         "spin": do_nothing,
         "read_bytes": read_zeros,
     }
-    return CudaOnHost(driver)
+    return CudaOnHost(driver, index)
 
 
 def on_floats(function: Callable[..., Any]) -> Callable[[tuple[bytes, ...]], None]:
