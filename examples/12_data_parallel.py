@@ -27,8 +27,10 @@ def train(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> tuple[dic
 
 def main() -> None:
     """Trains with `tg.capture` and with `jax.jit`, and compares."""
+    # Has no effect where there are GPUs.
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    mesh = jax.make_mesh((DEVICES,), ("data",), (jax.sharding.AxisType.Auto,))
+    count = jax.local_device_count()
+    mesh = jax.make_mesh((count,), ("data",), (jax.sharding.AxisType.Auto,))
     whole, split = jax.NamedSharding(mesh, jax.P()), jax.NamedSharding(mesh, jax.P("data"))
     rng = np.random.default_rng(0)
     weights = {

@@ -11,15 +11,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from tracegraph.lowering.collectives import Collective, list_collectives
 from tracegraph.lowering.compiler import PhaseProgress
+from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.runtime.jax_interop import carry_settings
+from tracegraph.runtime.spread_buffer import GlobalType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +32,13 @@ class SpreadProgram:
         executable: of XLA, for all of them.
         devices: in the order of the mesh.
         collectives: that each device takes part in.
+        results: the sharding of each flat result.
     """
 
     executable: jax.stages.Compiled
     devices: tuple[Any, ...]
     collectives: tuple[Collective, ...]
+    results: tuple[Any, ...]
 
     @property
     def regions(self) -> tuple[SpreadProgram]:
@@ -43,6 +47,38 @@ class SpreadProgram:
 
     def __str__(self) -> str:
         return f"one program on {len(self.devices)} devices"
+
+
+@dataclasses.dataclass(frozen=True)
+class Spreading:
+    """Where a request is to run.
+
+    Attributes:
+        devices: in the order of XLA's partitions.
+        whole: the sharding of what each of them holds whole.
+        shardings: of the inputs that are on the devices already, by the names of their buffers.
+        avals: JAX's abstract values of inputs and results, the same way.
+    """
+
+    devices: tuple[Any, ...]
+    whole: Any
+    shardings: Mapping[str, Any]
+    avals: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class SpreadLowering:
+    """A request that was lowered for several GPUs.
+
+    Attributes:
+        lowered: what each of them does.
+        program: of XLA, for all of them.
+        types: of the static inputs and the results, by the names of their buffers.
+    """
+
+    lowered: Lowered
+    program: SpreadProgram
+    types: Mapping[str, GlobalType]
 
 
 def compile_spread(
@@ -76,4 +112,5 @@ def compile_spread(
     compile_program: Callable[[], jax.stages.Compiled] = functools.partial(lowered.compile)
     compiled = overlap.run(carry_settings(compile_program), on_late=progress.enter)
     progress.enter("lower", detail)
-    return SpreadProgram(compiled, devices, list_collectives(compiled.as_text() or ""))
+    results = tuple(jax.tree_util.tree_leaves(compiled.output_shardings))
+    return SpreadProgram(compiled, devices, list_collectives(compiled.as_text() or ""), results)

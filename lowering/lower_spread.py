@@ -23,10 +23,10 @@ import jax
 from tracegraph.lowering.collectives import list_collectives
 from tracegraph.lowering.compile import arrange_in_place, place_donated_results
 from tracegraph.lowering.compile_gpu import FIRST_OPTIONS, keep_legal
-from tracegraph.lowering.compile_spread import SpreadProgram
+from tracegraph.lowering.compile_spread import Spreading, SpreadLowering, SpreadProgram
 from tracegraph.lowering.compiled_region import record_region
 from tracegraph.lowering.compiler import Compiler, CompileTarget, PhaseProgress
-from tracegraph.lowering.lower import Lowered, lower_request
+from tracegraph.lowering.lower import lower_request
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region, Role
 from tracegraph.runtime.jax_interop import carry_settings
@@ -37,38 +37,6 @@ _OPTIONS: tuple[tuple[str, bool | str], ...] = (
     *FIRST_OPTIONS,
     ("xla_gpu_experimental_use_collective_kernels", ""),
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Spreading:
-    """Where a request is to run.
-
-    Attributes:
-        devices: in the order of XLA's partitions.
-        whole: the sharding of what each of them holds whole.
-        shardings: of the inputs that are on the devices already, by the names of their buffers.
-        avals: JAX's abstract values of inputs and results, the same way.
-    """
-
-    devices: tuple[Any, ...]
-    whole: Any
-    shardings: Mapping[str, Any]
-    avals: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class SpreadLowering:
-    """A request that was lowered for several GPUs.
-
-    Attributes:
-        lowered: what each of them does.
-        program: of XLA, for all of them.
-        types: of the static inputs and the results, by the names of their buffers.
-    """
-
-    lowered: Lowered
-    program: SpreadProgram
-    types: Mapping[str, GlobalType]
 
 
 def lower_spread(
@@ -113,7 +81,9 @@ def lower_spread(
     lowered = lower_request(local, compiler)
     types = {name: GlobalType(aval, found[name]) for name, aval in spreading.avals.items()}
     collectives = list_collectives(executable.as_text() or "")
-    return SpreadLowering(lowered, SpreadProgram(executable, spreading.devices, collectives), types)
+    results = tuple(types[name].sharding for name in lowered.definition.outputs)
+    program = SpreadProgram(executable, spreading.devices, collectives, results)
+    return SpreadLowering(lowered, program, types)
 
 
 def _compile(

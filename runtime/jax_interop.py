@@ -18,7 +18,7 @@ import hashlib
 import importlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -114,13 +114,24 @@ waiting_types: dict[str, list[Any]] = _private["_custom_type_id"]
 has_backends: Callable[[], bool] = _private["backends_are_initialized"]
 
 
-def computing() -> contextlib.AbstractContextManager[Any]:
+# What `jax.set_mesh` sets where there is none.
+_NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
     """Has JAX compute at once what this thread calls in a block, whatever is traced around it.
 
     JAX asks for the value of an array of ours wherever it meets one: also between the ops of a
-    trace, which would record our own calls.
+    trace, which would record our own calls. A mesh of the user's does not count in the block: our
+    calls are each on one device.
     """
-    return _private["set_current_trace"](_private["eval_trace"])
+    with _private["set_current_trace"](_private["eval_trace"]):
+        if jax.sharding.get_mesh().empty:
+            yield
+            return
+        with jax.set_mesh(_NO_MESH):
+            yield
 
 
 T = TypeVar("T")
@@ -231,6 +242,15 @@ def join_parts(aval: Any, sharding: Any, parts: Sequence[Any]) -> Any:
         parts: one per device, in any order.
     """
     return ArrayImpl(aval, sharding, [*parts], committed=True)
+
+
+def list_parts(array: Any) -> list[Any]:
+    """Returns the plain array of each device of this process that an array has a part on.
+
+    They are in the order of its sharding. ``addressable_shards``, which is public, makes an object
+    per part and looks up which piece it is.
+    """
+    return array._arrays
 
 
 def to_immutable(copy: np.ndarray[Any, Any], aval: Any, device: Any) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +11,12 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.graph import ReplayClock
-from tracegraph.runtime.jax_interop import join_parts, to_plain
+from tracegraph.runtime.jax_interop import join_parts, list_parts, to_plain
 from tracegraph.runtime.static_buffer import DeviceContext, StaticBuffer
 from tracegraph.runtime.stream import Stream
+
+# Origins of arrays that a buffer remembers.
+MAX_KNOWN = 64
 
 
 class GlobalType(NamedTuple):
@@ -102,12 +105,10 @@ class SpreadResult:
 
     Attributes:
         arena: None: it is in no arena, and no replay overwrites it.
-        memory: None: there is no one array over all parts before it is made.
     """
 
     __slots__ = ("_arrays", "aval", "clock", "context", "jax_device", "name")
     arena = None
-    memory = None
 
     def __init__(
         self,
@@ -120,6 +121,14 @@ class SpreadResult:
     ) -> None:
         self.name, self.aval, self.jax_device, self.clock = name, aval, sharding, clock
         self._arrays, self.context = tuple(arrays), context
+
+    @property
+    def memory(self) -> Any:
+        """One plain array over the memory of all parts; None once a reader has made others."""
+        parts = [each.find_memory() for each in self._arrays]
+        if any(part is None for part in parts):
+            return None
+        return join_parts(self.aval, self.jax_device, parts)
 
     @property
     def address(self) -> int:
@@ -177,7 +186,7 @@ class SpreadBuffer:
         memory: None, since the next replay may write the bytes.
     """
 
-    __slots__ = ("aval", "clock", "context", "jax_device", "name", "parts")
+    __slots__ = ("_orders", "aval", "clock", "context", "jax_device", "name", "parts")
     memory = None
 
     def __init__(
@@ -191,6 +200,8 @@ class SpreadBuffer:
         self.parts, self.name = tuple(parts), parts[0].name
         self.aval, self.jax_device = aval, sharding
         self.clock, self.context = clock, context
+        # Arrays of one origin share the object that says where they are.
+        self._orders: dict[int, _Order] = {}
 
     @property
     def address(self) -> int:
@@ -214,19 +225,23 @@ class SpreadBuffer:
     def write(self, value: Any) -> None:
         """Copies a value into the parts; one that is elsewhere is put on the devices first."""
         if isinstance(value, Array):
-            value = value.peek()
+            is_spread = value.sharding.num_devices > 1
+            value = value.peek() if is_spread else value.jax()
         if isinstance(value, SpreadValue):
-            pairs: Iterable[tuple[StaticBuffer, Any]] = zip(self.parts, value.parts, strict=True)
+            pieces: Sequence[Any] = value.parts
         else:
-            pairs = self._split(to_plain(value))
-        for part, piece in pairs:
+            # A copy of what a graph of one device has is no array yet.
+            made = value.to_jax() if hasattr(value, "to_jax") else value
+            pieces = self._split(to_plain(made))
+        for part, piece in zip(self.parts, pieces, strict=True):
             part.write(piece)
 
     def reads(self, array: Any, /) -> bool:
         """True while the graph reads a plain array that it took where the array is."""
-        if not self._is_here(array):
+        pieces = self._find_pieces(array)
+        if pieces is None:
             return False
-        return all(part.reads(piece) for part, piece in self._split(array))
+        return all(part.reads(piece) for part, piece in zip(self.parts, pieces, strict=True))
 
     def read_at(self, address: int, /) -> bool:
         """Returns False: one address is of one device."""
@@ -238,25 +253,51 @@ class SpreadBuffer:
         writers = [part.make_writer() for part in self.parts]
 
         def take(value: Any) -> None:
-            if not self._is_here(value):
+            pieces = self._find_pieces(value)
+            if pieces is None:
                 self.write(value)
                 return
-            for writer, (_, piece) in zip(writers, self._split(value), strict=True):
+            for writer, piece in zip(writers, pieces, strict=True):
                 writer(piece)
 
         return take
 
-    def _is_here(self, array: Any) -> bool:
-        return isinstance(array, jax.Array) and array.sharding.is_equivalent_to(
-            self.jax_device, array.ndim
-        )
+    def _split(self, value: Any) -> Sequence[Any]:
+        """Returns the piece of a value that belongs to each part."""
+        pieces = self._find_pieces(value)
+        if pieces is None:
+            pieces = self._find_pieces(jax.device_put(value, self.jax_device))
+        assert pieces is not None
+        return pieces
 
-    def _split(self, value: Any) -> list[tuple[StaticBuffer, Any]]:
-        """Returns each part with the piece of a value that belongs there."""
-        if not self._is_here(value):
-            value = jax.device_put(value, self.jax_device)
-        pieces = {shard.device: shard.data for shard in value.addressable_shards}
-        return [(part, pieces[part.jax_device]) for part in self.parts]
+    def _find_pieces(self, array: Any) -> Sequence[Any] | None:
+        """Returns the same of a plain array that has them where they belong; None of others."""
+        if not isinstance(array, jax.Array):
+            return None
+        sharding = array.sharding
+        order = self._orders.get(id(sharding))
+        if order is None:
+            order = self._find_order(array)
+            if order is None:
+                return None
+            if len(self._orders) < MAX_KNOWN:
+                self._orders[id(sharding)] = order
+        pieces = list_parts(array)
+        return [pieces[index] for index in order.indices]
+
+    def _find_order(self, array: Any) -> _Order | None:
+        sharding = array.sharding
+        if not sharding.is_equivalent_to(self.jax_device, array.ndim):
+            return None
+        found = {piece.device: index for index, piece in enumerate(list_parts(array))}
+        return _Order(sharding, [found[part.jax_device] for part in self.parts])
+
+
+class _Order(NamedTuple):
+    """Which of an array's pieces each part takes; it holds the sharding whose id is its key."""
+
+    sharding: Any
+    indices: Sequence[int]
 
 
 def _make_stream_error(stream: Stream) -> UnsupportedError:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.xla.enums import read_names, read_value
+from tracegraph.lowering.xla.kernels import make_fill
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Scope
 from tracegraph.runtime.collective_nodes import (
@@ -74,16 +75,24 @@ def decode_permute(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
     return _decode(CollectiveKind.PERMUTE, message, name, scope)
 
 
-def decode_number(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
-    """Returns the step that writes the number of the device.
+def decode_replica(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    """Returns the step of a ``ReplicaIdThunkProto``: it writes 0, no program has other replicas."""
+    return [make_fill(name, _find_number(message, scope))]
 
-    Raises:
-        Refusal: there are not four bytes for it.
-    """
+
+def decode_partition(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+    """Returns the step of a ``PartitionIdThunkProto``: it writes the number of the device."""
+    target = _find_number(message, scope)
+    if scope.partitions == 1:
+        return [make_fill(name, target)]
+    return [DeviceStep(NumberNode(name, target), (), (target,))]
+
+
+def _find_number(message: Any, scope: Scope) -> BufferUse:
     target = scope.find_use(message.dest_buffer)
     if target.nbytes != 4:
         raise Refusal(f"writes its number to {target.nbytes} bytes")
-    return [DeviceStep(NumberNode(name, target), (), (target,))]
+    return target
 
 
 def _decode(kind: CollectiveKind, message: Any, name: str, scope: Scope) -> list[DeviceStep]:

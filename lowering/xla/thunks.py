@@ -17,9 +17,10 @@ from tracegraph.lowering.xla.collectives import (
     decode_all_gather,
     decode_all_reduce,
     decode_all_to_all,
-    decode_number,
+    decode_partition,
     decode_permute,
     decode_reduce_scatter,
+    decode_replica,
 )
 from tracegraph.lowering.xla.control_flow import (
     decode_conditional,
@@ -149,14 +150,6 @@ def _decode_memset(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
     return [make_fill(name, target, message.value, 4)] if target.nbytes else []
 
 
-def _decode_device_number(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
-    """Returns the step that writes 0: all programs have one replica."""
-    target = scope.find_use(message.dest_buffer)
-    if target.nbytes != 4:
-        raise Refusal(f"writes its number to {target.nbytes} bytes")
-    return [make_fill(name, target)]
-
-
 def _decode_matmul(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
     node = decode_matmul(message, name, scope.find_shaped_use)
     written = [use for role, use in node.operands if role in MatmulNode.WRITTEN]
@@ -222,8 +215,8 @@ _DECODERS: Mapping[str, Decoder] = {
     "copy": _decode_copy,
     "memzero": _decode_memzero,
     "memset32bit_value": _decode_memset,
-    "replica_id": _decode_device_number,
-    "partition_id": decode_number,
+    "replica_id": decode_replica,
+    "partition_id": decode_partition,
     "all_reduce": decode_all_reduce,
     "all_gather": decode_all_gather,
     "reduce_scatter": decode_reduce_scatter,

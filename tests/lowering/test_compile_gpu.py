@@ -71,8 +71,9 @@ class FakeReader:
         check_call: Any,
         plan_call: Any,
         reads_loops: bool,
+        partitions: int,
     ) -> XlaProgram:
-        assert not reads_loops
+        assert (reads_loops, partitions) == (False, 1)
         assert callable(check_call)
         assert callable(plan_call)
         assert isinstance(serialized, bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -17,9 +17,8 @@ from tracegraph.constraints.spread import Spread
 from tracegraph.constraints.violation import Violation, make_capture_error
 from tracegraph.jax_internals import is_key_dtype
 from tracegraph.lowering.collector import hold_collector
-from tracegraph.lowering.compile_spread import SpreadProgram
+from tracegraph.lowering.compile_spread import Spreading, SpreadLowering, SpreadProgram
 from tracegraph.lowering.compiler import PhaseProgress
-from tracegraph.lowering.lower_spread import Spreading, SpreadLowering, lower_spread
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.replaying.spread_graph import SpreadGraph
@@ -27,12 +26,18 @@ from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.default_device import find_any_device, join_gpus
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.jax_interop import make_aval
+from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.replay import Replay
 from tracegraph.runtime.spread_buffer import GlobalType
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.user_memory.live_plans import watch_plan
 from tracegraph.verification.spread_verification import verify_spread_graph
+
+# Note [Late imports].
+lower_spread: Callable[..., SpreadLowering] = import_late(
+    "tracegraph.lowering.lower_spread", "lower_spread"
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tracegraph.profiling.profile import Profile
 from tracegraph.profiling.summary import summarise_profile
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.jit_call import JitCall
+from tracegraph.replaying.spread_graph import SpreadGraph
 from tracegraph.runtime.default_device import read_properties
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import ReplayError
@@ -56,13 +57,14 @@ def find_profiled(name: str, graph: Any) -> CapturedGraph:
     Raises:
         ReplayError: it is no graph, or none of ours.
     """
-    if isinstance(graph, CapturedGraph) and graph.lowered.definition.slots:
+    is_spread = isinstance(graph, SpreadGraph)
+    if isinstance(graph, CapturedGraph) and graph.lowered.definition.slots and not is_spread:
         return graph
     if graph is None:
         what = "was not captured with these arguments, or its graph was released"
         why = "a profile times the nodes of the graph that calls replay"
         fix = f"call {name}(...) with them first"
-    elif isinstance(graph, CapturedGraph):
+    elif isinstance(graph, CapturedGraph) and not is_spread:
         raise make_nothing_error(name)
     elif isinstance(graph, JitCall):
         what = "runs as jax.jit with these arguments, so that it has no graph"
@@ -74,7 +76,7 @@ def find_profiled(name: str, graph: Any) -> CapturedGraph:
         fix = "capture and profile the functions between the reads by themselves"
     else:
         what = "runs over several devices with these arguments"
-        why = "there it is one program of XLA's on all devices, without nodes of ours"
+        why = "a node is timed alone, and what exchanges arrays waits for the other devices"
         fix = "profile it with jax.profiler, or with arguments on one device"
     raise ReplayError(
         f"`{name}` {what}", where=f"profile, {locate_caller()}", why=why, fix=fix, anchor="profile"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tracegraph.breaks.branching_graph import BranchingGraph
 from tracegraph.breaks.make_branching import find_read_violation
 from tracegraph.capturing.pipeline import Capture, CapturePipeline
+from tracegraph.capturing.spread_graphs import LoweredSpreadGraphs
 from tracegraph.constraints.mismatch import print_leaf_type
 from tracegraph.constraints.spread import print_sharding
 from tracegraph.lowering.compile_spread import SpreadProgram
 from tracegraph.lowering.lower import Lowered
+from tracegraph.replaying.spread_graph import SpreadGraph
 from tracegraph.reports.differences import print_value
 from tracegraph.reports.explain_breaks import explain_breaks, explain_reads
 from tracegraph.reports.explain_gpu import list_compiled_regions
-from tracegraph.reports.explain_spread import list_shardings, summarise_spread
+from tracegraph.reports.explain_spread import list_places, list_shardings, summarise_spread
 from tracegraph.reports.report import PARTS, Report
 from tracegraph.reports.summary import (
     MAX_LINES,
@@ -53,7 +56,7 @@ def explain_capture(
     if kept is not None and isinstance(kept.graph, BranchingGraph):
         return explain_breaks(prepared, device, kept.graph, kept, history, parts)
     if kept is not None:
-        checked, lowered = kept.graph.checked, kept.graph.lowered
+        capture: Any = kept.graph
     else:
         try:
             capture = pipeline.run_to_lowered()
@@ -64,7 +67,7 @@ def explain_capture(
             parts["violations"] = str(error)
             head = describe_call(prepared, device, "cannot be captured")
             return Report(_limit(head, parts["violations"], history), parts)
-        checked, lowered = capture.checked, capture.lowered
+    checked, lowered = capture.checked, capture.lowered
     if isinstance(lowered, SpreadProgram):
         parts |= {"ir": str(checked).rstrip("\n"), "passes": "\n".join(map(str, checked.reports))}
         parts["regions"] = "\n".join(list_shardings(prepared, lowered, checked))
@@ -79,7 +82,12 @@ def explain_capture(
     }
     if checked.notes:
         parts["notes"] = "\n".join(map(str, checked.notes))
-    summary = summarise(Explained(prepared, device, checked, lowered, kept, history))
+    places: list[str] = []
+    if isinstance(capture, SpreadGraph | LoweredSpreadGraphs):
+        places = list_places(capture.program)
+        shardings = list_shardings(prepared, capture.program, checked)
+        parts["regions"] = "\n".join([parts["regions"], *shardings])
+    summary = summarise(Explained(prepared, device, checked, lowered, kept, history, places))
     return Report(f"{summary}\n{_name_parts(parts)}", parts)
 
 

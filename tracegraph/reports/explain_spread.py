@@ -52,6 +52,16 @@ def summarise_spread(
     return cut_lines(lines)
 
 
+def list_places(program: SpreadProgram) -> list[str]:
+    """Returns the lines of a capture whose devices have a graph each: devices and collectives.
+
+    Args:
+        program: of XLA, for all of them.
+    """
+    found = ", ".join(map(str, program.collectives[:MAX_KINDS])) or "none"
+    return [_describe_devices(program), f"collectives: kernels in each graph: {found}"]
+
+
 def list_shardings(
     prepared: PreparedCall, program: SpreadProgram, checked: CheckedGraph
 ) -> list[str]:
@@ -67,8 +77,7 @@ def list_shardings(
         f"{name}: {print_sharding(sharding) if sharding is not None else 'as XLA wants it'}"
         for name, sharding in zip(prepared.names, given, strict=True)
     ]
-    results = jax.tree_util.tree_leaves(program.executable.output_shardings)
-    pairs = zip(name_results(checked.out_tree, checked.probes), results, strict=True)
+    pairs = zip(name_results(checked.out_tree, checked.probes), program.results, strict=True)
     return [*lines, *(f"{path}: {print_sharding(sharding)}" for path, sharding in pairs)]
 
 
@@ -78,7 +87,7 @@ def _describe_devices(program: SpreadProgram) -> str:
     rest = ", ..." if len(devices) > MAX_NAMED_DEVICES else ""
     meshes = {
         print_mesh(sharding.mesh)
-        for sharding in jax.tree_util.tree_leaves(program.executable.output_shardings)
+        for sharding in program.results
         if isinstance(sharding, NamedSharding)
     }
     mesh = f", mesh {' and '.join(sorted(meshes))}" if meshes else ""

@@ -53,6 +53,9 @@ class Explained:
         lowered: program, plan and nodes.
         kept: the capture, if it was captured already.
         history: why the function was captured anew, and which gradients it has graphs for.
+        places: lines that say on which devices it is, where they are several.
+
+    More than six fields because a report is about all of them.
     """
 
     prepared: PreparedCall
@@ -61,6 +64,7 @@ class Explained:
     lowered: Lowered
     kept: Capture | None
     history: Sequence[str]
+    places: Sequence[str] = ()
 
 
 def summarise(explained: Explained) -> str:
@@ -71,6 +75,7 @@ def summarise(explained: Explained) -> str:
     verdict = "can be captured" if kept is None else "is captured"
     lines = [
         *describe_call(explained.prepared, explained.device, verdict),
+        *explained.places,
         *_list_cuts(checked, lowered),
         *_list_probes(checked),
         *_list_comparison(explained),

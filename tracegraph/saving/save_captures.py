@@ -21,6 +21,7 @@ from tracegraph.lowering.saved_lowering import SaveProblem
 from tracegraph.options import Options
 from tracegraph.replaying.jit_call import JitCall
 from tracegraph.replaying.spread_call import SpreadCall
+from tracegraph.replaying.spread_graph import SpreadGraph
 from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.errors import SavedFileError, shorten_list
 from tracegraph.runtime.jax_interop import unwrap_key
@@ -206,7 +207,7 @@ def _find_recipe(name: str, capture: Capture) -> LoweredCapture:
     """Returns what a graph was made from; raises for what is no graph of one device."""
     if isinstance(capture.graph, JitCall):
         raise make_save_error(name, "it runs as `jax.jit`, which was faster than its graphs")
-    if isinstance(capture.graph, SpreadCall):
+    if isinstance(capture.graph, SpreadCall | SpreadGraph):
         raise make_save_error(name, "it runs on several devices")
     if capture.recipe is None:
         raise make_save_error(name, "it reads values in Python between its graphs")

@@ -69,7 +69,7 @@ def _compile_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_devi
 
     # On the default device arrays are uncommitted, as the results of `jax.jit`.
     sharding = None if is_default_device(jax_device) else find_sharding(jax_device)
-    with jax.default_device(jax_device), jax.enable_x64(True):
+    with computing(), jax.default_device(jax_device), jax.enable_x64(True):
         return jax.jit(allocate, out_shardings=sharding).lower().compile()
 
 
