@@ -26,13 +26,12 @@ X = RNG.normal(size=(64, 32)).astype(np.float32)
 LARGE = RNG.normal(size=(1024, 513)).astype(np.float32)
 
 
+# Alone: kernels that wait for each other are slow where another process has one of the GPUs.
 @pytest.fixture
-def mesh(gpu: Any, request: pytest.FixtureRequest) -> Any:
+def mesh(gpu: Any, alone_on_gpu: None) -> Any:
     found = jax.local_devices()
     if len(found) < 2:
         pytest.skip(f"needs two GPUs; there is {len(found)}")
-    # Kernels that wait for each other are slow where another process has one of the GPUs.
-    request.getfixturevalue("alone_on_gpu")
     return jax.make_mesh((2,), ("i",), (AxisType.Auto,), devices=found[:2])
 
 
