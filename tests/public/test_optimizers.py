@@ -73,12 +73,15 @@ def test_g30_steps_of_optimizers_equal_those_of_jit(name: str) -> None:
 def count_on_host(optimizer: Any) -> Any:
     """Returns an optimizer that reads the number of its steps in Python."""
 
-    def update(grads: Any, state: Any, params: Any = None) -> Any:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         count, inner = state
-        updates, inner = optimizer.update(grads, inner, params)
+        updates, inner = optimizer.update(updates, inner, params)
         return updates, (jnp.int32(int(count) + 1), inner)
 
-    return optax.GradientTransformation(lambda p: (jnp.int32(0), optimizer.init(p)), update)
+    def init(params: Any) -> tuple[Any, Any]:
+        return jnp.int32(0), optimizer.init(params)
+
+    return optax.GradientTransformation(init, update)
 
 
 @pytest.mark.parametrize("name", NAMES)
