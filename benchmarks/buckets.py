@@ -1,28 +1,40 @@
 """Buckets of a decode step: memory, the time to capture all, and the cost of padding a call.
 
-    PYTHONPATH=.:benchmarks python benchmarks/buckets.py
-    PYTHONPATH=.:benchmarks python benchmarks/buckets.py --sizes 4 --width 32  # a dry run
+    PYTHONPATH=. python benchmarks/buckets.py [--output DIR] [--sizes N] [--dry-run]
 
 Three figures: the pool of all buckets against that of the largest alone; the capture of all against
-the sum of XLA's compiles of the padded programs; a call of each size against `jax.jit` of the
-padded program, padding and cutting included on both sides.
+the sum of XLA's compiles of the padded programs, which a process of their own makes, since XLA
+keeps what it has tuned; a call of each size against `jax.jit` of the padded program, padding and
+cutting included on both sides.
 """
 
 from __future__ import annotations
 
-import argparse
+import datetime
+import functools
 import json
 import os
+import pathlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import app, flags
+from machine import read_driver, read_processor, read_version
+from peer_process import answer_requests, start_peer
 
 import tracegraph as tg
+
+_OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result file")
+_SIZES = flags.DEFINE_integer("sizes", 64, "buckets", 3)
+_WIDTH = flags.DEFINE_integer("width", 256, "of the decoder", 1)
+_LAYERS = flags.DEFINE_integer("layers", 2, "of the decoder", 1)
+_REPEATS = flags.DEFINE_integer("repeats", 50, "calls of each side", 1)
+_DRY_RUN = flags.DEFINE_bool("dry-run", False, "few and small buckets")
 
 Weights = dict[str, jax.Array]
 MEMORY_LIMIT, CAPTURE_LIMIT = 1.15, 1.3
@@ -49,9 +61,14 @@ def make_arguments(size: int, width: int) -> tuple[jax.Array, jax.Array]:
     return hidden, jnp.ones((size, 8, width)) / width
 
 
-def measure_compiles(weights: Weights, sizes: range, width: int) -> float:
+def serve(connection: Any) -> None:
+    """Answers ``(sizes, width, layers)`` with the seconds of XLA's compiles."""
+    answer_requests(connection, measure_compiles)
+
+
+def measure_compiles(sizes: range, width: int, layers: int) -> float:
     """Returns the seconds that XLA takes for all padded programs."""
-    seconds = 0.0
+    seconds, weights = 0.0, make_weights(width, layers)
     for size in reversed(sizes):
         lowered = jax.jit(decode).lower(weights, *make_arguments(size, width))
         start = time.perf_counter()
@@ -78,50 +95,67 @@ def pad_and_cut(
     return program(weights, *padded)[:size]
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, default=64)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=50)
-    given = parser.parse_args()
+def main(argv: Sequence[str]) -> None:
+    """Measures, prints and writes."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    is_dry = _DRY_RUN.value
+    count, width, repeats = (4, 32, 3) if is_dry else (_SIZES.value, _WIDTH.value, _REPEATS.value)
     # Captures are timed as first ones.
     os.environ["TRACEGRAPH_KERNEL_CACHE"] = "0"
-    sizes = range(2, 2 * given.sizes + 1, 2)
-    weights = make_weights(given.width, given.layers)
-
-    compile_seconds = measure_compiles(weights, sizes, given.width)
+    sizes = range(2, 2 * count + 1, 2)
+    with start_peer(serve) as ask:
+        compile_seconds = ask(sizes, width, _LAYERS.value)
+    weights = make_weights(width, _LAYERS.value)
     buckets = {"hidden": {0: tuple(sizes)}, "memory": {0: tuple(sizes)}}
     step: Any = tg.capture(decode, buckets=buckets)
     start = time.perf_counter()
-    infos = step.warm_up(weights, *make_arguments(1, given.width))
+    infos = step.warm_up(weights, *make_arguments(1, width))
     capture_seconds = time.perf_counter() - start
-    alone = tg.capture(decode).lower(weights, *make_arguments(sizes[-1], given.width)).pool_bytes
-    print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}, {len(infos)} buckets")
-    memory, capture = step.pool_bytes / alone, capture_seconds / compile_seconds
-    print(f"pool: {step.pool_bytes:,} bytes, {memory:.3f} x the largest alone ({MEMORY_LIMIT})")
-    print(f"capture of all: {capture_seconds:.2f} s, {capture:.2f} x XLA's ({CAPTURE_LIMIT})")
+    alone = tg.capture(decode).lower(weights, *make_arguments(sizes[-1], width)).pool_bytes
+    figures = {
+        "buckets": len(infos),
+        "pool_bytes": step.pool_bytes,
+        "largest_alone_bytes": alone,
+        "memory": step.pool_bytes / alone,
+        "capture_seconds": capture_seconds,
+        "compile_seconds": compile_seconds,
+        "capture": capture_seconds / compile_seconds,
+        "calls": measure_sizes(step, weights, sizes, repeats),
+        "hits": sum(each.hits for each in step.bucket_info()),
+    }
+    for name, limit in (("memory", MEMORY_LIMIT), ("capture", CAPTURE_LIMIT)):
+        verdict = "met" if figures[name] <= limit else "missed"
+        print(f"{name}: {figures[name]:.3f}, limit {limit}: {verdict}")
+    document = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {"processor": read_processor(), "gpu": read_driver()},
+        "device": jax.devices()[0].device_kind,
+        "versions": {name: read_version(name) for name in ("jax", "jaxlib")},
+        "width": width,
+        "layers": _LAYERS.value,
+        **figures,
+    }
+    folder = pathlib.Path(_OUTPUT.value)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "buckets_dry_run" if is_dry else "buckets"
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
 
-    program = jax.jit(decode)
-    rows = []
+
+def measure_sizes(step: Any, weights: Weights, sizes: range, repeats: int) -> list[dict[str, Any]]:
+    """Compares and times a call that is padded and one that is not, of three buckets."""
+    program, rows = jax.jit(decode), []
     for bucket in (sizes[0], sizes[len(sizes) // 2], sizes[-1]):
         for size in (bucket - 1, bucket):
-            arguments = make_arguments(size, given.width)
-
-            def run_ours(arguments: Any = arguments) -> Any:
-                return step(weights, *arguments)
-
-            def run_jit(arguments: Any = arguments, size: int = size, bucket: int = bucket) -> Any:
-                return pad_and_cut(program, weights, arguments, size, bucket)
-
+            arguments = make_arguments(size, weights["w0"].shape[0])
+            run_ours = functools.partial(step, weights, *arguments)
+            run_jit = functools.partial(pad_and_cut, program, weights, arguments, size, bucket)
             np.testing.assert_allclose(run_ours(), run_jit(), rtol=1e-4, atol=1e-5)
-            ours, theirs = (measure_calls(run, given.repeats) for run in (run_ours, run_jit))
+            ours, theirs = (measure_calls(run, repeats) for run in (run_ours, run_jit))
             rows.append({"size": size, "bucket": bucket, "ours_us": ours, "jit_us": theirs})
             print(f"size {size} of {bucket}: {ours:.1f} us, padded jax.jit {theirs:.1f} us")
-    hits = sum(each.hits for each in step.bucket_info())
-    print(json.dumps({"memory": memory, "capture": capture, "hits": hits, "calls": rows}))
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

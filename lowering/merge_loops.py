@@ -9,7 +9,12 @@ A step is moved back to the place of the last one that it is merged with. It may
 way writes what it reads or touches what it writes. Steps are grouped by function and by size, since
 blocks of a small array would wait for those of a large one. A group ends where a step cannot be
 moved, where the parameters of one kernel end, or where the temporaries that wait for it would take
-more memory than is worth it: a gradient is alive until its leaf is updated.
+more memory than is worth it: a gradient is alive until its leaf is updated. It also ends where more
+steps that cannot be merged lie between its members than it has members: a layer's update runs
+beside the backward kernels of the layers before it, and takes no time until it waits for the last.
+
+What is left is moved ahead, to the place of the first one: the weights of each layer are rounded to
+16 bits in front of its matmul, which must not wait for the weights of the last layer.
 """
 
 from __future__ import annotations
@@ -58,20 +63,29 @@ def merge_loops(program: DeviceProgram, compile_kernel: CompileKernel) -> Device
     Raises:
         UnsupportedError: there is no compiler.
     """
-    is_single = len({step.stream for step in program.steps}) <= 1
-    freed = rename_passing_values(program, MAX_VALUE_BYTES) if is_single else program
-    groups = _Grouping(freed).find_groups() if is_single else []
-    if groups:
-        program = freed
+    if len({step.stream for step in program.steps}) <= 1:
+        freed = rename_passing_values(program, MAX_VALUE_BYTES)
+        if groups := _Grouping(freed).find_groups():
+            program = _merge_groups(freed, groups, -1, compile_kernel)
+        groups = _Grouping(program, moves_ahead=True).find_groups()
+        program = _merge_groups(program, groups, 0, compile_kernel)
+    plain = tuple(_forget_loop(step) for step in program.steps)
+    return dataclasses.replace(program, steps=plain)
+
+
+def _merge_groups(
+    program: DeviceProgram, groups: Sequence[list[int]], place: int, compile_kernel: CompileKernel
+) -> DeviceProgram:
+    """Returns the program with each group merged, in place of the member that is named."""
     steps = list(program.steps)
     gone: list[int] = []
     for group in groups:
         members = [steps[index] for index in group]
         loops = [each for each in members if isinstance(each, DeviceStep)]
-        steps[group[-1]] = _merge(loops, compile_kernel)
-        gone += group[:-1]
-    plain = tuple(_forget_loop(step) for step in steps)
-    return drop_steps(dataclasses.replace(program, steps=plain), gone)
+        kept = group.pop(place)
+        steps[kept] = _merge(loops, compile_kernel)
+        gone += group
+    return drop_steps(dataclasses.replace(program, steps=tuple(steps)), gone)
 
 
 def _forget_loop(step: Step) -> Step:
@@ -87,18 +101,23 @@ def can_merge(step: DeviceStep) -> bool:
 
 
 class _Group:
-    """Steps that become one, at the place of the last of them.
+    """Steps that become one, at the place of the last of them or of the first.
 
     Args:
         fixed: buffers that are there all the time.
+        moves_ahead: at the place of the first one, so that what they write is held, not what they
+            read.
+        others: the same.
 
     Attributes:
         members: their indices, in order.
+        others: steps in front of the first one that cannot be merged.
     """
 
-    def __init__(self, fixed: frozenset[str]) -> None:
+    def __init__(self, fixed: frozenset[str], others: int, *, moves_ahead: bool) -> None:
         self.members: list[int] = []
-        self._fixed, self._held_bytes = fixed, 0
+        self.others = others
+        self._fixed, self._moves_ahead, self._held_bytes = fixed, moves_ahead, 0
         self._parameters: set[BufferUse] = set()
         self._reads: defaultdict[str, set[BufferUse]] = defaultdict(set)
         self._writes: defaultdict[str, set[BufferUse]] = defaultdict(set)
@@ -114,13 +133,14 @@ class _Group:
             self._writes[use.buffer].add(use)
 
     def has_room(self, step: DeviceStep) -> bool:
-        """True where one kernel takes a further step's parameters, and memory what it reads."""
+        """True where one kernel takes a further step's parameters, and memory what it holds."""
         held = self._held_bytes + self._count_held(step)
         is_small = len(self._parameters.union(step.ranges)) <= MAX_PARAMETERS
         return is_small and held <= MAX_HELD_BYTES
 
     def _count_held(self, step: DeviceStep) -> int:
-        return sum(use.nbytes for use in step.reads if use.buffer not in self._fixed)
+        uses = step.writes if self._moves_ahead else step.reads
+        return sum(use.nbytes for use in uses if use.buffer not in self._fixed)
 
     def can_pass(self, step: Step) -> bool:
         """True where all members may change places with a step behind them."""
@@ -130,10 +150,19 @@ class _Group:
 
 
 class _Grouping:
-    """Finds the steps that can be merged, in one walk over a program."""
+    """Finds the steps that can be merged, in one walk over a program.
 
-    def __init__(self, program: DeviceProgram) -> None:
-        self._steps = program.steps
+    Args:
+        program: on one stream.
+        moves_ahead: at the place of the first of a group, not of the last.
+    """
+
+    def __init__(self, program: DeviceProgram, *, moves_ahead: bool = False) -> None:
+        self._steps, self._moves_ahead = program.steps, moves_ahead
+        # Steps so far that cannot be merged; for each buffer the last that wrote or touched it.
+        self._others = 0
+        self._written: dict[str, int] = {}
+        self._touched: dict[str, int] = {}
         specs = (*program.inputs, *program.outputs)
         self._fixed = frozenset(spec.buffer.name for spec in specs)
 
@@ -142,20 +171,36 @@ class _Grouping:
         found: list[_Group] = []
         latest: dict[Hashable, _Group] = {}
         for index, step in enumerate(self._steps):
-            if not isinstance(step, DeviceStep) or step.loop is None or not can_merge(step):
-                continue
-            key = _make_key(step, step.loop)
-            group = latest.get(key)
-            if group is None or not self._takes(group, index, step):
-                group = latest[key] = _Group(self._fixed)
-                found.append(group)
-            group.add(index, step)
+            if isinstance(step, DeviceStep) and step.loop is not None and can_merge(step):
+                key = _make_key(step, step.loop)
+                group = latest.get(key)
+                if group is None or not self._takes(group, index, step):
+                    ahead = self._moves_ahead
+                    group = latest[key] = _Group(self._fixed, self._others, moves_ahead=ahead)
+                    found.append(group)
+                group.add(index, step)
+            else:
+                self._others += 1
+            self._written.update((use.buffer, index) for use in step.writes)
+            self._touched.update((use.buffer, index) for use in list_uses(step))
         return [group.members for group in found if len(group.members) >= MIN_STEPS]
 
     def _takes(self, group: _Group, index: int, step: DeviceStep) -> bool:
-        """True where all members of a group may be moved to the place of another step."""
+        """True where a group and a step may be moved to one place."""
+        if not group.has_room(step):
+            return False
+        if self._moves_ahead:
+            return self._may_rise(step, group.members[0])
+        if self._others - group.others > len(group.members):
+            return False
         behind = range(group.members[-1] + 1, index + 1)
-        return group.has_room(step) and all(group.can_pass(self._steps[each]) for each in behind)
+        return all(group.can_pass(self._steps[each]) for each in behind)
+
+    def _may_rise(self, step: DeviceStep, place: int) -> bool:
+        """True where a step may be moved to the place of an earlier one."""
+        latest = [self._written.get(use.buffer, -1) for use in step.reads]
+        latest += [self._touched.get(use.buffer, -1) for use in step.writes]
+        return max(latest, default=-1) < place
 
 
 def _make_key(step: DeviceStep, loop: ElementLoop) -> Hashable:

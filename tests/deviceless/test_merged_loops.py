@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tracegraph as tg
 from tests.deviceless.pipeline import make_capture_request
 from tests.fakes.compilers import make_compiler
 from tests.fakes.kernels_on_host import run_on_host
@@ -254,3 +255,21 @@ def test_large_arrays_and_what_is_no_loop_stay(h200: Any) -> None:
     ours = [node for node in after if node.code.symbol == SYMBOL]
     assert len(ours) == 1
     assert len(after) == len(before) - len(SHAPES) + 1
+
+
+def test_weights_that_are_rounded_in_front_of_their_matmuls_are_rounded_at_once(h200: Any) -> None:
+    @tg.amp.autocast(jnp.bfloat16)
+    def loss(weights: Any, x: Any) -> Any:
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x**2)
+
+    def function(weights: Any, x: Any) -> Any:
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
+
+    arguments = ([np.ones((64, 64), np.float32)] * 12, np.ones((64, 64), np.float32))
+    plain, merged = lower_both(function, arguments, h200, lambda *_: CompiledSource(b"code", ""))
+    rounds = [node for node in list_nodes(merged) if node.code.symbol == SYMBOL]
+    assert {node.shape.grid[1] for node in rounds} >= {12}
+    assert len(list_nodes(merged)) <= len(list_nodes(plain)) - 11
+    assert merged.plan.arena_bytes <= 1.1 * plain.plan.arena_bytes

@@ -61,8 +61,7 @@ def test_a_step_equals_casts_by_hand(dtype: Any) -> None:
     assert ("bf16" if dtype == jnp.bfloat16 else "f16") in step.explain(params, X).ir
 
 
-def test_a_step_with_a_scaler_is_one_graph_and_skips_in_it() -> None:
-    """G33, with a decision in Python as the twin."""
+def test_g33_a_step_with_a_scaler_is_one_graph_and_skips_in_it() -> None:
     compute_loss = tg.amp.autocast(jnp.float16)(make_loss(plain))
 
     def sgd(grads: Any, count: Any, params: Any) -> Any:

@@ -12,7 +12,9 @@ from types import ModuleType
 import pytest
 
 from tests.public import (
+    test_grad_scaler,
     test_graphed_callables,
+    test_optimizers,
     test_random,
     test_random_errors,
     test_raw_graph,
@@ -25,7 +27,9 @@ from tests.public import (
 
 pytestmark = pytest.mark.usefixtures("gpu")
 MODULES: tuple[ModuleType, ...] = (
+    test_grad_scaler,
     test_graphed_callables,
+    test_optimizers,
     test_random,
     test_random_errors,
     test_raw_graph,
@@ -35,8 +39,12 @@ MODULES: tuple[ModuleType, ...] = (
     test_raw_graph_state,
     test_raw_graph_streams,
 )
-# Those of one process on a GPU without others are in files of their own: test_raw_graph.py.
-ELSEWHERE = ("test_g08_many_captures_of_a_matmul_take_little_memory",)
+# Those of one process on a GPU without others are in files of their own: test_raw_graph.py. The
+# twin of another was compiled in other parts, which may round otherwise: test_amp.py.
+ELSEWHERE = (
+    "test_g08_many_captures_of_a_matmul_take_little_memory",
+    "test_g33_the_scale_changes_between_replays_and_infinities_are_found",
+)
 CASE = re.compile(r"test_g\d+_")
 
 

@@ -102,6 +102,25 @@ def test_merged_kernels_give_the_bits_of_xlas_kernels(name: str) -> None:
     assert len(nodes[0]) < len(nodes[1]) / 2
 
 
+def test_casts_in_front_of_matmuls_are_merged_and_give_the_same_bits() -> None:
+    def compute_loss(weights: Any, x: Any) -> Any:
+        for weight in weights:
+            # Whatever tiles are chosen: no kernel of a matmul reads the weights as they are.
+            rounded = jax.lax.optimization_barrier(weight.astype(jnp.bfloat16))
+            x = jnp.tanh(x.astype(jnp.bfloat16) @ rounded).astype(jnp.float32)
+        return jnp.sum(x)
+
+    weights = list(jax.random.normal(jax.random.key(0), (12, 64, 64)) / 8)
+    x = jax.random.normal(jax.random.key(1), (64, 64))
+    # Their gradients read the weights again: all are there at once, merged or not.
+    merged: Any = tg.capture(jax.grad(compute_loss), numerics="equivalent")
+    plain: Any = tg.capture(jax.grad(compute_loss))
+    for factor in (1, 2):
+        assert_same(merged(weights, factor * x), plain(weights, factor * x))
+    nodes = [each.get_graph_data(weights, x).nodes for each in (merged, plain)]
+    assert len(nodes[0]) <= len(nodes[1]) - len(weights) + 1
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("rows", [4096, 512])
 def test_sums_of_a_scatter_are_made_in_32_bits(rows: int, dtype: Any) -> None:

@@ -55,6 +55,27 @@ def update(
     return DeviceStep(node, (state, gradient, rate), (state,), loop=loop)
 
 
+def cast(number: int) -> DeviceStep:
+    """Computes ``c<number>`` of ``w<number>``: one that the step behind it reads."""
+    node = KernelNode(
+        f"cast.{number}",
+        OWN,
+        LaunchShape((1, 1, 1), (4, 1, 1)),
+        (use(f"w{number}"), use(f"c{number}")),
+        (False, True),
+        True,
+    )
+    function = ElementFunction((EACH,), (ElementOp("convert", "BF16", (0,)),), (1,))
+    loop = ElementLoop(function, 4, (0, 1))
+    return DeviceStep(node, (use(f"w{number}"),), (use(f"c{number}"),), loop=loop)
+
+
+def make_layers(count: int) -> list[DeviceStep]:
+    """Returns casts, each with the step that reads it right behind it."""
+    pairs = ((cast(number), touch(f"c{number}", f"h{number}")) for number in range(count))
+    return [step for pair in pairs for step in pair]
+
+
 def touch(reads: str, writes: str) -> DeviceStep:
     """A kernel of which nothing is known."""
     node = KernelNode(
@@ -193,6 +214,53 @@ def test_temporaries_that_would_wait_for_it_end_a_group(monkeypatch: pytest.Monk
     before = dataclasses.replace(before, inputs=kept)
     after = merge_loops(before, lambda *_: CompiledSource(b"machine code", ""))
     assert [len(step.writes) for step in after.steps] == [MIN_STEPS, MIN_STEPS]
+
+
+def test_updates_beside_other_work_do_not_wait_for_the_last(merge: Any) -> None:
+    backward = [(touch("x", f"g{number}"), touch("x", "y")) for number in range(MIN_STEPS)]
+    updates = [update(number) for number in range(MIN_STEPS)]
+    layers = [(*pair, step) for pair, step in zip(backward, updates, strict=True)]
+    steps = [step for layer in layers for step in layer]
+    assert merge(*steps) == [f"{step.name} 1" for step in steps]
+    # With nothing between them they are merged.
+    last = [step for pair in backward for step in pair]
+    assert merge(*last, *updates)[len(last) :] == [f"update.0 {MIN_STEPS}"]
+
+
+def test_what_is_read_at_once_is_merged_at_the_place_of_the_first(merge: Any) -> None:
+    layers = make_layers(MIN_STEPS)
+    readers = [f"{step.name} 1" for step in layers[1::2]]
+    assert merge(touch("x", "y"), *layers) == ["x->y 1", f"cast.0 {MIN_STEPS}", *readers]
+
+
+@pytest.mark.parametrize(
+    ("between", "is_obstacle"),
+    [
+        pytest.param(touch("x", f"w{MIN_STEPS - 1}"), True, id="writes-what-it-reads"),
+        pytest.param(touch(f"c{MIN_STEPS - 1}", "x"), True, id="reads-what-it-writes"),
+        pytest.param(touch("x", f"c{MIN_STEPS - 1}"), True, id="writes-what-it-writes"),
+        pytest.param(touch("x", "w0"), False, id="writes-what-the-first-has-read"),
+        pytest.param(touch(f"w{MIN_STEPS - 1}", "x"), False, id="reads-what-it-reads"),
+    ],
+)
+def test_what_would_give_other_bytes_keeps_a_step_from_moving_ahead(
+    merge: Any, between: DeviceStep, *, is_obstacle: bool
+) -> None:
+    layers = make_layers(MIN_STEPS)
+    names = merge(*layers[:2], between, *layers[2:])
+    assert (f"cast.0 {MIN_STEPS}" in names) != is_obstacle
+    # In front of the first it is in nobody's way.
+    assert merge(between, *layers)[1] == f"cast.0 {MIN_STEPS}"
+
+
+def test_results_that_would_wait_end_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_loops_module, "MAX_HELD_BYTES", 64 * MIN_STEPS)
+    before = program(*make_layers(2 * MIN_STEPS))
+    kept = tuple(each for each in before.inputs if not each.buffer.name.startswith("c"))
+    before = dataclasses.replace(before, inputs=kept)
+    after = merge_loops(before, lambda *_: CompiledSource(b"machine code", ""))
+    merged = [len(step.writes) for step in after.steps if step.name.startswith("cast")]
+    assert merged == [MIN_STEPS, MIN_STEPS]
 
 
 def test_programs_on_several_streams_are_left(merge: Any) -> None:

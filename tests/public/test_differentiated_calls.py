@@ -144,6 +144,22 @@ def test_what_cannot_be_captured_is_traced_forward_and_backward():
     assert forward.cache_info().captures == 0
 
 
+def test_what_was_refused_is_tried_again_after_a_reset():
+    calls_back = True
+
+    def function(w):
+        return (w * (jax.pure_callback(np.negative, X, X) if calls_back else -X)).sum()
+
+    captured = tg.capture(function)
+    assert_same(jax.grad(captured)(W), -X)
+    calls_back = False
+    assert_same(jax.grad(captured)(W), -X)
+    assert captured.cache_info().captures == 0
+    captured.reset()
+    assert_same(jax.grad(captured)(W), -X)
+    assert captured.cache_info().captures == 1
+
+
 def test_a_probe_only_returns_its_value():
     captured = tg.capture(lambda w: jnp.sum(tg.probe("sine", jnp.sin(w)) ** 2))
     for _ in range(2):

@@ -71,8 +71,12 @@ def make_state() -> Any:
     return jnp.array(W), jnp.int32(0), tg.amp.GradScaler(SCALE, growth_interval=2)
 
 
-def test_graph_grad_scaling(captured: Any) -> None:
-    """G33: the scale changes between replays, infinities are found, and each replay sees it."""
+def test_g33_the_scale_changes_between_replays_and_infinities_are_found(captured: Any) -> None:
+    compare_with_twin(captured)
+    assert captured.cache_info().misses == 1
+
+
+def compare_with_twin(captured: Any) -> None:
     state = make_state()
     for x, (params, count, scale) in zip(BATCHES, run_twin(), strict=True):
         state = captured(*state, x)
@@ -80,14 +84,12 @@ def test_graph_grad_scaling(captured: Any) -> None:
         assert int(state[1]) == count
         assert float(state[2].get_scale()) == scale
     assert int(state[1]) == 6, "three of nine steps were skipped"
-    assert captured.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(
     "make", [lambda: optax.sgd(0.5), lambda: optax.adam(1e-2), lambda: optax.adamw(1e-2)]
 )
-def test_graph_scaling_fused_optimizers(make: Callable[[], Any]) -> None:
-    """G32: three steps, then two more, with a scale of 128, equal those of `jax.jit`."""
+def test_g32_steps_of_optimizers_with_a_scale_equal_those_of_jit(make: Callable[[], Any]) -> None:
     optimizer = make()
     one = other = (jnp.array(W), optimizer.init(W), tg.amp.GradScaler(128.0))
     step, twin = tg.capture(make_step(optimizer)), jax.jit(make_step(optimizer))
@@ -116,6 +118,20 @@ def test_a_gradient_that_is_clipped_is_unscaled_once() -> None:
     params, _, found = scaler.step(sgd, grads["a"] / 2, 0, jnp.zeros(2), found_inf=found_inf)
     assert (params == -0.5).all()
     assert not found
+
+
+@pytest.mark.parametrize("poison", [np.inf, -np.inf, np.nan])
+def test_each_gradient_is_checked_and_those_of_one_type_together(poison: float) -> None:
+    shapes = [(3,), (2, 4), (3,), (), (2, 4), (3,)]
+    grads = [np.ones(shape, np.float32) for shape in shapes]
+    unscale = tg.capture(lambda grads: tg.amp.GradScaler().unscale(grads)[1])
+    assert not unscale(grads)
+    for each in grads:
+        each.flat[-1] = poison
+        assert unscale(grads)
+        each.flat[-1] = 1
+    jaxpr = jax.make_jaxpr(tg.amp.GradScaler().unscale)(grads)
+    assert str(jaxpr).count("reduce_and") == len(set(shapes)) + 1, "one per type, and one of all"
 
 
 def test_keys_and_counts_of_a_skipped_step_stay() -> None:
@@ -220,4 +236,4 @@ def test_a_planted_fault_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that are never skipped differ from the twin, whose Python skips them."""
     monkeypatch.setattr(grad_scaler, "_select", lambda skips, old, new: new)
     with pytest.raises(AssertionError):
-        test_graph_grad_scaling(tg.capture(make_step(sgd), donate_argnums=(0, 1, 2)))
+        compare_with_twin(tg.capture(make_step(sgd), donate_argnums=(0, 1, 2)))

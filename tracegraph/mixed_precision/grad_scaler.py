@@ -7,8 +7,9 @@ and whether a step is skipped is decided there. The host learns of it when it as
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -167,7 +168,7 @@ class GradScaler:
                 raise make_gradient_error(jax.tree_util.keystr(path), leaf)
             if _is_float(leaf) and jax.typeof(leaf).dtype == jnp.float16:
                 raise make_float16_error(jax.tree_util.keystr(path))
-        finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(grads) if _is_float(x)]
+        finite = _check_finite([x for x in jax.tree.leaves(grads) if _is_float(x)])
         factor = 1 / self._scale
         unscaled = jax.tree.map(
             lambda x: (x * factor).astype(x.dtype) if _is_float(x) else x, grads
@@ -361,6 +362,14 @@ def _check_types(old: Any, new: Any) -> None:
 
 def _select(skips: Any, old: Any, new: Any) -> jax.Array:
     return lax.select(skips, jnp.asarray(old), jnp.asarray(new))
+
+
+def _check_finite(leaves: Sequence[Any]) -> list[jax.Array]:
+    """Returns whether all is finite, by type of array: layers that are alike share a kernel."""
+    groups: dict[Any, list[jax.Array]] = {}
+    for leaf in leaves:
+        groups.setdefault(jax.typeof(leaf), []).append(jnp.isfinite(leaf))
+    return [jnp.all(functools.reduce(jnp.logical_and, group)) for group in groups.values()]
 
 
 def _is_float(leaf: Any) -> bool:
