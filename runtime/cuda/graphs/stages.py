@@ -64,6 +64,17 @@ def _make_launch(
     enter_thread, thread, streams = order.enter_thread, order.thread, thread_state
 
     def launch() -> None:
+        if streams.streams and current_stream() is not default_stream():
+            _launch_beside(graph, order)
+        else:
+            # In a thread without a context the launcher makes it current.
+            launch_graph()
+
+    if not ports:
+        return launch
+
+    # Not by way of `launch`: see Note [Hot path].
+    def renew_and_launch() -> None:
         if not thread.has_context:
             enter_thread()
         for port in ports:
@@ -75,8 +86,8 @@ def _make_launch(
             launch_graph()
 
     # Results can outlive the graph, and must not hold it.
-    weakref.finalize(launch, _close_all, ports).atexit = False
-    return launch
+    weakref.finalize(renew_and_launch, _close_all, ports).atexit = False
+    return renew_and_launch
 
 
 def _close_all(ports: tuple[ResultPort, ...]) -> None:
@@ -85,6 +96,7 @@ def _close_all(ports: tuple[ResultPort, ...]) -> None:
 
 
 def _launch_beside(graph: LaunchableGraph, order: JaxOrder) -> None:
+    order.enter_thread()
     side = order.find_stream(current_stream())
     with order.beside(side):
         graph.launcher(side)()
