@@ -63,7 +63,7 @@ class CudaContext:
             # It was deleted, or never made.
             return None
         target, nbytes, dtype = _get_pointer(array), array.nbytes, array.dtype
-        known, thread = self._known, order.thread
+        known, thread, primary = self._known, order.thread, order.primary
 
         # Between two replays: short for an array on this GPU, see Note [Hot path].
         def overwrite(value: Any) -> None:
@@ -74,7 +74,7 @@ class CudaContext:
                 value = self._bring(value)
             value = to_row_major(value)
             order.await_array(value)
-            if not thread.has_context:
+            if thread.context != primary:
                 order.enter_thread()
             if nbytes:
                 copy(target, _get_pointer(value), nbytes, stream)

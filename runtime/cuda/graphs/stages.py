@@ -61,13 +61,15 @@ def _make_launch(
     graph: LaunchableGraph, ports: tuple[ResultPort, ...], order: JaxOrder
 ) -> Callable[[], None]:
     launch_graph = graph.launcher(order.stream)
-    enter_thread, thread, streams = order.enter_thread, order.thread, thread_state
+    enter_thread, thread, primary = order.enter_thread, order.thread, order.primary
+    streams = thread_state
 
     def launch() -> None:
+        if thread.context != primary:
+            enter_thread()
         if streams.streams and current_stream() is not default_stream():
             _launch_beside(graph, order)
         else:
-            # In a thread without a context the launcher makes it current.
             launch_graph()
 
     if not ports:
@@ -75,7 +77,7 @@ def _make_launch(
 
     # Not by way of `launch`: see Note [Hot path].
     def renew_and_launch() -> None:
-        if not thread.has_context:
+        if thread.context != primary:
             enter_thread()
         for port in ports:
             if port.is_taken:
@@ -96,7 +98,6 @@ def _close_all(ports: tuple[ResultPort, ...]) -> None:
 
 
 def _launch_beside(graph: LaunchableGraph, order: JaxOrder) -> None:
-    order.enter_thread()
     side = order.find_stream(current_stream())
     with order.beside(side):
         graph.launcher(side)()
