@@ -19,7 +19,13 @@ import numpy as np
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.graph import ReplayClock
-from tracegraph.runtime.jax_interop import ArrayImpl, computing, is_default_device, make_aval
+from tracegraph.runtime.jax_interop import (
+    ArrayImpl,
+    computing,
+    is_default_device,
+    make_aval,
+    uncommit,
+)
 from tracegraph.runtime.packing import is_packable
 from tracegraph.runtime.recorder import recorder_state
 from tracegraph.runtime.static_buffer import DeviceContext, ReadableBuffer
@@ -100,7 +106,10 @@ _readers_lock = threading.RLock()
 
 def place(array: jax.Array, jax_device: Any) -> jax.Array:
     """Returns a plain array on a device, committed to it only where `Array` would be."""
-    return array if is_default_device(jax_device) else jax.device_put(array, jax_device)
+    if not is_default_device(jax_device):
+        return jax.device_put(array, jax_device)
+    is_here = array.devices() == {jax_device}
+    return array if is_here else uncommit(jax.device_put(array, jax_device))
 
 
 class StaticInput:
