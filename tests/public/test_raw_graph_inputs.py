@@ -15,6 +15,7 @@ import pytest
 import tracegraph as tg
 from tests.raw_graphs import N, assert_value, fill, find_captured, record, use_device
 from tracegraph.capturing.traced_pipeline import TracedPipeline
+from tracegraph.replaying.block_replay import BlockReplay
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.live_buffers import StaticInput
 
@@ -231,7 +232,10 @@ def test_a_capture_leaves_its_inputs_to_graphs_alone(device):
     buffers = [each.find_input() for each in inputs]
     assert [(each.is_shared, each.loans) for each in buffers] == [(False, 0)] * 3
     # So no replay asks whether one of them was deleted, and writes go where the graph reads.
-    assert find_captured(g)._loaded.watched == ()
+    captured = find_captured(g)
+    assert isinstance(captured, BlockReplay)
+    assert captured._loaded is not None
+    assert captured._loaded.watched == ()
     before = [each.data_ptr() for each in inputs]
     inputs[1].copy_(fill(7))
     assert device is None or [each.data_ptr() for each in inputs] == before
