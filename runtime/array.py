@@ -31,6 +31,7 @@ from tracegraph.runtime.array_forwarding import forward_names
 from tracegraph.runtime.array_state import ArrayState
 from tracegraph.runtime.free_lock import ask_if_free
 from tracegraph.runtime.jax_interop import (
+    ArrayImpl,
     find_sharding,
     is_default_device,
     is_host_place,
@@ -251,14 +252,15 @@ class Array(jax.Array):
             ReplayError: the value is immutable, or shape or dtype differ.
             CaptureError: it was made in the block that is recorded, or ``src`` in a trace.
         """
-        self._check_if_deleted()
+        if self._state is not _LIVE:
+            self._check_if_deleted()
         buffer = self._buffer
         if buffer is None or self._state is _FRESH:
             raise make_immutable_error(self.aval.str_short())
         aval = buffer.aval
         if getattr(src, "shape", None) != aval.shape or getattr(src, "dtype", None) != aval.dtype:
             raise make_mismatch_error(buffer.name, describe_array(self), describe_array(src))
-        value = to_plain(src)
+        value = src if type(src) is ArrayImpl else to_plain(src)
         if isinstance(value, jax.core.Tracer) and recorder_state.recorder is None:
             raise make_traced_copy_error(aval.str_short())
         with buffer.clock.lock:

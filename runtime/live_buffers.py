@@ -1,4 +1,4 @@
-"""The buffers behind LIVE arrays: static inputs, and what a recorded block made.
+"""The buffers behind LIVE arrays: static inputs; see ``graph_output.py``, too.
 
 Note [Live values]. A LIVE array has no value of its own: it shows what its buffer holds when it is
 read. In a block that is recorded nothing is read at all: the array stands for its buffer in the
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -18,17 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array_errors import make_recorded_copy_error, make_unreplayed_error
 from tracegraph.runtime.graph import ReplayClock
-from tracegraph.runtime.jax_interop import ArrayImpl, computing, is_default_device, make_aval
-from tracegraph.runtime.packing import is_packable
-from tracegraph.runtime.recorder import Recorder, recorder_state
-from tracegraph.runtime.static_buffer import (
-    DeviceContext,
-    ReadableBuffer,
-    StaticBuffer,
-    make_plain,
+from tracegraph.runtime.jax_interop import (
+    ArrayImpl,
+    computing,
+    is_default_device,
+    make_aval,
+    uncommit,
 )
+from tracegraph.runtime.packing import is_packable
+from tracegraph.runtime.recorder import recorder_state
+from tracegraph.runtime.static_buffer import DeviceContext, ReadableBuffer
 
 
 class LiveBuffer(ReadableBuffer, Protocol):
@@ -62,12 +62,13 @@ class ResidentLeaf(Protocol):
 class InputWriter(DeviceContext, Protocol):
     """Writes the memory of plain arrays, in the order of JAX's work on their device."""
 
-    def overwrite(self, array: Any, value: Any) -> bool:
-        """Enqueues a copy of a value into the memory of a plain array; False if it has none.
+    def make_overwriter(self, array: Any) -> Callable[[Any], None] | None:
+        """Returns what enqueues copies into the memory of a plain array; None if it has none.
+
+        It takes arrays of the same shape and dtype, on any device or of NumPy.
 
         Args:
-            array: on the device, where nothing but graphs reads it.
-            value: an array of the same shape and dtype, on any device or of NumPy.
+            array: on the device, where nothing but graphs reads it; held by the caller.
         """
         ...
 
@@ -105,7 +106,10 @@ _readers_lock = threading.RLock()
 
 def place(array: jax.Array, jax_device: Any) -> jax.Array:
     """Returns a plain array on a device, committed to it only where `Array` would be."""
-    return array if is_default_device(jax_device) else jax.device_put(array, jax_device)
+    if not is_default_device(jax_device):
+        return jax.device_put(array, jax_device)
+    is_here = array.devices() == {jax_device}
+    return array if is_here else uncommit(jax.device_put(array, jax_device))
 
 
 class StaticInput:
@@ -133,12 +137,14 @@ class StaticInput:
         value: the plain array; None while it lives in a graph.
         is_shared: True once the plain array was given to the user.
         is_copied: True once a graph has copied the value, and does not read it where it is.
+        loans: how many captures compare results on the plain array: it is not written meanwhile.
     """
 
     __slots__ = (
         "_clock",
         "_home",
         "_is_pending",
+        "_overwriter",
         "_readers",
         "_writer",
         "aval",
@@ -146,6 +152,7 @@ class StaticInput:
         "is_copied",
         "is_shared",
         "jax_device",
+        "loans",
         "name",
         "value",
     )
@@ -159,9 +166,12 @@ class StaticInput:
         self.aval = make_aval(value.shape, value.dtype)
         self.name = "static input"
         self.is_shared = self.is_copied = False
+        self.loans = 0
         self.context: DeviceContext | None = writer
         # XLA converts elements of less than a byte where it copies them.
         self._writer = None if is_packable(self.aval.dtype) else writer
+        # Of the plain array that is the value now; made by the first write of it.
+        self._overwriter: Callable[[Any], None] | None = None
         # Whether a copy that XLA does not know may be on its way.
         self._is_pending = False
         # If it lives in a graph: the leaves that it is one of, and which one.
@@ -213,13 +223,12 @@ class StaticInput:
         if recorder_state.recorder is not None:
             recorder_state.recorder.write_live(self, value)
             return
-        leaf = self.leaf
-        if leaf is not None:
-            leaf.copy_(value)
+        if self._home is not None:
+            self._home[0].leaves[self._home[1]].copy_(value)
         elif not self._overwrite(value):
             is_plain = type(value) is ArrayImpl
             copy = _copy_array(value) if is_plain else jnp.array(value, self.aval.dtype)
-            self.value = place(copy, self.jax_device)
+            self.value, self._overwriter = place(copy, self.jax_device), None
             self.is_shared = self._is_pending = False
             self._tell_readers()
 
@@ -227,13 +236,28 @@ class StaticInput:
         """Lives in a graph from now on, which has written it."""
         if self._home is not None:
             self._home[0].is_whole = False
-        self._home, self.value = (state, index), None
+        self._home, self.value, self._overwriter = (state, index), None, None
         self._tell_readers()
 
     def give(self) -> Any:
         """Returns the value for a graph that will write it: its leaf, or a copy of its own."""
         leaf = self.leaf
         return jnp.array(self.value) if leaf is None else leaf
+
+    def lend(self) -> Any:
+        """Returns the value for a capture, which neither deletes it nor keeps it; then `take_back`.
+
+        So a replay need not ask if it was deleted, and the next write finds no reader.
+        """
+        leaf = self.leaf
+        with self._clock.lock:
+            self.loans += 1
+            return self._find_settled() if leaf is None else leaf.jax()
+
+    def take_back(self) -> None:
+        """Says that a value that was lent is not used any more."""
+        with self._clock.lock:
+            self.loans -= 1
 
     def add_reader(self, reader: InputReader) -> None:
         """Tells a graph from now on that it has to look at the value again."""
@@ -248,11 +272,16 @@ class StaticInput:
 
     def _overwrite(self, value: Any) -> bool:
         """Writes the value where it is; False if that must not or cannot be."""
-        if self._writer is None or self.is_shared:
+        if self._writer is None or self.is_shared or self.loans:
             return False
+        if self._overwriter is None:
+            self._overwriter = self._writer.make_overwriter(self.value)
+            if self._overwriter is None:
+                return False
         self._is_pending = True
         try:
-            return self._writer.overwrite(self.value, value)
+            self._overwriter(value)
+            return True
         finally:
             # After the write: a graph that copies the value earlier is told, and copies again.
             if self.is_copied:
@@ -263,136 +292,20 @@ class StaticInput:
         if leaf is not None:
             return leaf.jax()
         with self._clock.lock:
-            if self._is_pending and self._writer is not None:
-                if not self._writer.is_idle():
-                    with computing():
-                        return _copy_array(self.value)
-                self._is_pending = False
-            if not self.is_shared:
+            found = self._find_settled()
+            if found is self.value and not self.is_shared:
                 self.is_shared = True
                 self._tell_readers()
-            return self.value
+            return found
 
-
-class GraphOutput:
-    """A value that a recorded block made: first an op's result, then a static output of its graph.
-
-    Args:
-        recorder: of the block.
-        value: what stands for it in the block.
-        aval: JAX's abstract value of it, in the block.
-        jax_device: that the graph is for.
-        name: what messages call it.
-    """
-
-    __slots__ = (
-        "_buffer",
-        "_first",
-        "_generation",
-        "_plain",
-        "_problem",
-        "_recorder",
-        "_value",
-        "aval",
-        "jax_device",
-        "name",
-    )
-    memory = None
-
-    # Constructed for every op that is recorded.
-    def __init__(
-        self, recorder: Recorder, value: Any, aval: Any, jax_device: Any, name: str
-    ) -> None:
-        self._recorder: Recorder | None = recorder
-        self._value, self.aval, self.jax_device, self.name = value, aval, jax_device, name
-        self._buffer: StaticBuffer | None = None
-        self._problem = "its graph is still being captured"
-        self._plain: Any = None
-        self._first = self._generation = 0
-
-    def bind(self, buffer: StaticBuffer) -> None:
-        """Makes it show a buffer of the new graph, from the next replay on."""
-        self._buffer, self._first, self.aval = buffer, buffer.clock.generation, buffer.aval
-        self._plain = None
-        self.await_replay()
-
-    def await_replay(self) -> None:
-        """Says that the capture succeeded, and that there is no value before a replay."""
-        self._problem = "its graph has not been replayed yet"
-
-    def abandon(self) -> None:
-        """Says that the capture failed, so that there never is a value."""
-        self._problem = "the capture of its graph failed"
-
-    def stop_recording(self) -> None:
-        """Drops what stands for it in the block, which has ended."""
-        self._recorder = self._value = None
-
-    def find_recorded(self, recorder: Recorder) -> Any:
-        """Returns what stands for it in a block; None in every other block than its own."""
-        return self._value if self._recorder is recorder else None
-
-    @property
-    def clock(self) -> ReplayClock:
-        """Counts the replays of its graph."""
-        return ReplayClock() if self._buffer is None else self._buffer.clock
-
-    @property
-    def context(self) -> DeviceContext | None:
-        """The device's work; None where all work is done when a call returns."""
-        return None if self._buffer is None else self._buffer.context
-
-    @property
-    def arena(self) -> Arena | None:
-        """The arena of its graph."""
-        return None if self._buffer is None else self._buffer.arena
-
-    @property
-    def address(self) -> int:
-        """Address of the first byte, the same for all replays."""
-        if self._buffer is None:
-            raise make_unreplayed_error(self.aval.str_short(), self._problem)
-        return self._buffer.address
-
-    @property
-    def view(self) -> Any:
-        """The bytes of the latest replay, to be copied."""
-        return self._find().view
-
-    def snapshot(self) -> Any:
-        """Returns a private copy of what the latest replay wrote."""
-        return self._find().snapshot()
-
-    def read(self) -> Any:
-        """Returns what the latest replay wrote, or what stands for it where this thread records.
-
-        Raises:
-            ReplayError: the graph was never replayed.
-        """
-        recorder = recorder_state.recorder
-        if recorder is not None:
-            return recorder.read_live(self)
-        buffer = self._find()
-        buffer.clock.wait()
-        with buffer.clock.lock:
-            # Several reads of one replay share a copy.
-            if self._plain is None or self._generation != buffer.clock.generation:
-                self._plain = make_plain(buffer.snapshot(), buffer.aval, self.jax_device)
-                self._generation = buffer.clock.generation
-            return self._plain
-
-    def write(self, value: Any) -> None:
-        """Copies an array into the buffer, which the next replay overwrites."""
-        if recorder_state.recorder is not None:
-            raise make_recorded_copy_error()
-        self._find().write(value)
-        self._plain = None
-
-    def _find(self) -> StaticBuffer:
-        buffer = self._buffer
-        if buffer is None or buffer.clock.generation == self._first:
-            raise make_unreplayed_error(self.aval.str_short(), self._problem)
-        return buffer
+    def _find_settled(self) -> Any:
+        """Returns the plain array; a private copy while a write of it may be on its way."""
+        if self._is_pending and self._writer is not None:
+            if not self._writer.is_idle():
+                with computing():
+                    return _copy_array(self.value)
+            self._is_pending = False
+        return self.value
 
 
 def _list_alive(references: Iterable[weakref.ref[Any]]) -> list[weakref.ref[Any]]:

@@ -181,7 +181,7 @@ class CudaBuffer:
             return self._take
         order = self.context.order
         patch, await_array = self.patchers[0], order.await_array
-        enter_thread, thread = order.enter_thread, order.thread
+        enter_thread, thread, primary = order.enter_thread, order.thread, order.primary
         expected = find_sharding(self.jax_device)
         here = expected.device_set
         # Arrays of one origin share the object that says where they are; it is held, so that no
@@ -216,7 +216,7 @@ class CudaBuffer:
                 if address % ALIGNMENT:
                     self.write(value)
                     return
-                if not thread.has_context:
+                if thread.context != primary:
                     enter_thread()
                 # Unknown until the driver has accepted it.
                 self._bound = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ from tracegraph.runtime.jax_interop import ArrayImpl, to_row_major
 from tracegraph.runtime.stream import Stream
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
+# Origins of arrays that are remembered.
+MAX_KNOWN = 64
 
 
 class CudaContext:
@@ -31,6 +34,9 @@ class CudaContext:
         pinned = find_pinned_allocator(self.driver, order.primary)
         self.staging = Staging(self.driver, order.stream, pinned)
         self.held = HeldMemory(order)
+        # What says that an array is here: arrays of one origin share the object. It is held, so
+        # that no other gets its id.
+        self._known: dict[int, Any] = {}
 
     def synchronize(self) -> None:
         """Blocks the host until all work that was enqueued so far is done."""
@@ -48,22 +54,41 @@ class CudaContext:
         """Keeps memory of JAX's own for a stream of the user, see `HeldMemory`."""
         self.held.record(array, memory, stream)
 
-    def overwrite(self, array: Any, value: Any) -> bool:
-        """Enqueues a copy of a value into the memory of a plain array, see `InputWriter`."""
+    def make_overwriter(self, array: Any) -> Callable[[Any], None] | None:
+        """Returns what copies values into the memory of a plain array, see `InputWriter`."""
+        order, copy, stream = self.order, self.driver.copy_async, self.order.stream
         try:
-            self.order.await_array(array)
+            order.await_array(array)
         except RuntimeError:
             # It was deleted, or never made.
-            return False
-        target = _get_pointer(array)
-        if isinstance(value, jax.Array):
-            if value.devices() != {self.jax_device}:
-                # JAX orders its copy with the work of both devices.
-                value = jax.device_put(value, self.jax_device)
-            self.copy_array(value, target, array.nbytes)
-        else:
-            self.stage(np.ascontiguousarray(np.asarray(value, dtype=array.dtype)), target)
-        return True
+            return None
+        target, nbytes, dtype = _get_pointer(array), array.nbytes, array.dtype
+        known, thread, primary = self._known, order.thread, order.primary
+
+        # Between two replays: short for an array on this GPU, see Note [Hot path].
+        def overwrite(value: Any) -> None:
+            if type(value) is not ArrayImpl or id(value.sharding) not in known:
+                if not isinstance(value, jax.Array):
+                    self.stage(np.ascontiguousarray(np.asarray(value, dtype=dtype)), target)
+                    return
+                value = self._bring(value)
+            value = to_row_major(value)
+            order.await_array(value)
+            if thread.context != primary:
+                order.enter_thread()
+            if nbytes:
+                copy(target, _get_pointer(value), nbytes, stream)
+
+        return overwrite
+
+    def _bring(self, array: Any) -> Any:
+        """Returns an array of the same value on this GPU, and remembers arrays of its origin."""
+        if array.devices() != {self.jax_device}:
+            # JAX orders its copy with the work of both devices.
+            return jax.device_put(array, self.jax_device)
+        if type(array) is ArrayImpl and len(self._known) < MAX_KNOWN:
+            self._known[id(array.sharding)] = array.sharding
+        return array
 
     def copy_array(self, array: Any, target: int, nbytes: int) -> None:
         """Enqueues a copy of a plain array on this GPU, which may still be on its way."""

@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,9 +49,13 @@ _is_ready = ArrayImpl.is_ready
 
 
 class _ThreadState(threading.local):
-    """Whether this thread has made the GPU's context its current one."""
+    """The context, of whichever GPU, that we have made this thread's current one; 0 for none."""
 
-    has_context = False
+    context = 0
+
+
+# One for all GPUs of a driver.
+_thread_states: weakref.WeakKeyDictionary[CudaDriver, _ThreadState] = weakref.WeakKeyDictionary()
 
 
 class JaxOrder:
@@ -62,12 +67,12 @@ class JaxOrder:
         primary: the GPU's context, which JAX uses too.
 
     Attributes:
-        thread: its ``has_context`` tells whether this thread needs `enter_thread`.
+        thread: its ``context`` is `primary` unless this thread needs `enter_thread`.
     """
 
     def __init__(self, driver: CudaDriver, stream: int, primary: int) -> None:
         self.driver, self.stream, self.primary = driver, stream, primary
-        self.thread = _ThreadState()
+        self.thread = _thread_states.setdefault(driver, _ThreadState())
         self._side_streams: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -76,13 +81,13 @@ class JaxOrder:
         return self.driver.use_context(self.primary)
 
     def enter_thread(self) -> None:
-        """Makes the GPU's context current in this thread, for good, if this was not done before.
+        """Makes the GPU's context current in this thread, until that of another GPU is entered.
 
         The driver crashes where node parameters are set without a context.
         """
-        if not self.thread.has_context:
+        if self.thread.context != self.primary:
             self.driver.set_current(self.primary)
-            self.thread.has_context = True
+            self.thread.context = self.primary
 
     def find_stream(self, stream: Stream) -> int:
         """Returns the driver's handle of a user's stream.

@@ -72,9 +72,9 @@ class CudaStreams:
 
     def record(self, event: Event, stream: Stream) -> None:
         """Marks the end of the stream's work so far."""
+        handle = self._order.find_stream(stream)
         with self._order.use_context():
-            handle = make_event(self._driver, event)
-        self._driver.record_event(handle, self._order.find_stream(stream))
+            self._driver.record_event(make_event(self._driver, event), handle)
 
     def wait(self, event: Event, stream: Stream) -> None:
         """Makes later work of the stream wait for the event; one never recorded is over."""

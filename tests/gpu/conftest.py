@@ -65,6 +65,15 @@ def gpu(turns: sharing.Turns) -> Any:
 
 
 @pytest.fixture
+def two_gpus(gpu: Any) -> list[Any]:
+    """Two GPUs, or a reason to skip."""
+    gpus = jax.local_devices()
+    if len(gpus) < 2:
+        pytest.skip(f"needs two GPUs; there is {len(gpus)}")
+    return gpus[:2]
+
+
+@pytest.fixture
 def alone_on_gpu() -> None:
     """Keeps the other workers off the GPU: for bytes of the whole GPU, and for what takes time."""
 

@@ -20,6 +20,9 @@ from tests.public import (
     test_raw_graph,
     test_raw_graph_cases,
     test_raw_graph_errors,
+    test_raw_graph_files,
+    test_raw_graph_hooks,
+    test_raw_graph_object,
     test_raw_graph_random,
     test_raw_graph_state,
     test_raw_graph_streams,
@@ -35,17 +38,25 @@ MODULES: tuple[ModuleType, ...] = (
     test_raw_graph,
     test_raw_graph_cases,
     test_raw_graph_errors,
+    test_raw_graph_files,
+    test_raw_graph_hooks,
+    test_raw_graph_object,
     test_raw_graph_random,
     test_raw_graph_state,
     test_raw_graph_streams,
 )
-# Those of one process on a GPU without others are in files of their own: test_raw_graph.py. The
-# twin of another was compiled in other parts, which may round otherwise: test_amp.py.
+# Those of one process on a GPU without others, or with handles of the driver, are in a file of
+# their own: test_raw_graph.py. The twin of another was compiled in other parts, which may round
+# otherwise: test_amp.py.
 ELSEWHERE = (
     "test_g08_many_captures_of_a_matmul_take_little_memory",
     "test_g33_the_scale_changes_between_replays_and_infinities_are_found",
+    "test_g36_the_nodes_of_a_kept_graph_can_be_listed",
+    "test_g37_the_executable_handle_is_there_once_the_graph_is_executable",
 )
 CASE = re.compile(r"test_g\d+_")
+
+everywhere = test_raw_graph_hooks.everywhere
 
 
 @pytest.fixture(autouse=True)

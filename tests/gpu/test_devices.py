@@ -58,15 +58,6 @@ print(y.tolist())
 """
 
 
-@pytest.fixture
-def two_gpus(gpu):
-    """Two GPUs, or a reason to skip."""
-    gpus = jax.local_devices()
-    if len(gpus) < 2:
-        pytest.skip(f"needs two GPUs; there is {len(gpus)}")
-    return gpus[:2]
-
-
 def test_gpus_are_counted_before_a_fork():
     done = run_python(["-c", FORK])
     assert (done.returncode, done.stdout) == (0, f"{len(jax.local_devices())}\n"), done.stderr
@@ -125,8 +116,3 @@ def test_a_capture_on_the_second_gpu(two_gpus):
         step(w, jax.device_put(x, second))
     assert raised.value.anchor == "other-device"
     assert "with tg.device(1):" in raised.value.fix
-
-
-def test_peers(two_gpus):
-    assert not tg.can_device_access_peer(0, 0)
-    assert tg.can_device_access_peer(0, 1) == tg.can_device_access_peer(1, 0)

@@ -58,9 +58,18 @@ with tg.graph(h):
     z = loose * 2
 h.replay()
 assert z.devices() == {first} and np.array_equal(z, np.arange(4.0) * 2)
-# The source of a copy may be anywhere.
-here.copy_(far)
-assert np.array_equal(here, np.ones(4)) and here.devices() == {first}
+# The source of a copy may be anywhere, and so may be what an input is made from.
+for mixed in (here, tg.static_input(far * 3)):
+    mixed.copy_(far)
+    assert np.array_equal(mixed, np.ones(4)) and mixed.devices() == {first}
+    assert mixed.jax().devices() == {first} and not mixed.jax().committed
+    h = tg.CUDAGraph()
+    with tg.graph(h):
+        z = mixed * 2
+    for value in (far, far * 5, here):
+        mixed.copy_(value)
+        h.replay()
+        assert np.array_equal(z, 2 * np.asarray(value)), z
 print("ok")
 """
 

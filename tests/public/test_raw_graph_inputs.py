@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tests.raw_graphs import N, assert_value, fill, record, use_device
+from tests.raw_graphs import N, assert_value, fill, find_captured, record, use_device
+from tracegraph.capturing.traced_pipeline import TracedPipeline
+from tracegraph.replaying.block_replay import BlockReplay
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.live_buffers import StaticInput
 
@@ -217,3 +220,57 @@ def test_a_graph_holds_no_value_that_was_written_over():
     gc.collect()
     assert value() is None
     assert_value(y, fill(3))
+
+
+# What a capture reads of its inputs.
+
+
+def test_a_capture_leaves_its_inputs_to_graphs_alone(device):
+    inputs = [tg.static_input(fill(i)) for i in range(3)]
+    g, y = record(lambda: inputs[0] + inputs[1] + inputs[2])
+    g.replay()
+    buffers = [each.find_input() for each in inputs]
+    assert [(each.is_shared, each.loans) for each in buffers] == [(False, 0)] * 3
+    # So no replay asks whether one of them was deleted, and writes go where the graph reads.
+    captured = find_captured(g)
+    assert isinstance(captured, BlockReplay)
+    assert captured._loaded is not None
+    assert captured._loaded.watched == ()
+    before = [each.data_ptr() for each in inputs]
+    inputs[1].copy_(fill(7))
+    assert device is None or [each.data_ptr() for each in inputs] == before
+    g.replay()
+    assert_value(y, fill(9))
+
+
+def test_what_a_capture_compares_results_on_is_not_written(monkeypatch):
+    x = tg.static_input(fill(1))
+    seen: list[Any] = []
+    verify = TracedPipeline.verify
+
+    def write_and_verify(self: TracedPipeline, graph: Any) -> None:
+        (value,) = self._prepared.leaves
+        x.copy_(fill(5))
+        seen.append(np.array(value))
+        verify(self, graph)
+
+    monkeypatch.setattr(TracedPipeline, "verify", write_and_verify)
+    g, y = record(lambda: x + 1)
+    np.testing.assert_array_equal(seen, [np.ones(N)])
+    g.replay()
+    assert_value(y, fill(6))
+
+
+@pytest.mark.parametrize("keep_graph", [False, True])
+@pytest.mark.parametrize("moment", ["capture_end", "post_instantiate"])
+def test_a_capture_that_a_hook_ends_gives_its_inputs_back(moment, keep_graph):
+    x, g = tg.static_input(fill(1)), tg.CUDAGraph(keep_graph=keep_graph)
+
+    def end(_: Any) -> None:
+        raise ValueError("planted")
+
+    getattr(g, f"register_{moment}_hook")(end)
+    kept = []
+    with contextlib.suppress(ValueError), tg.graph(g):
+        kept.append(x + 1)
+    assert x.find_input().loans == 0

@@ -234,3 +234,42 @@ def test_is_capturing_follows_forks_in_a_block() -> None:
     assert not side.is_capturing()
     g.replay()
     assert_value(y, np.full(N, 2.0))
+
+
+def fork_and_join(x: Any) -> Any:
+    """Works on a stream of its own, beside the one that it is called on."""
+    main = tg.current_stream()
+    BESIDE.wait_stream(main)
+    with tg.stream(BESIDE):
+        y = jnp.cos(x)
+    main.wait_stream(BESIDE)
+    return y * 2
+
+
+BESIDE = tg.Stream()
+
+
+@pytest.mark.parametrize("inner", [tg.capture, jax.jit])
+def test_an_inner_function_with_streams_is_called_on_two_streams(inner: Any) -> None:
+    function, side = inner(fork_and_join), tg.Stream()
+
+    def block(x: Any) -> Any:
+        main = tg.current_stream()
+        side.wait_stream(main)
+        with tg.stream(side):
+            left = function(x)
+        right = function(x + 1)
+        main.wait_stream(side)
+        return left + right
+
+    x = tg.static_input(fill(1))
+    if inner is jax.jit:
+        # JAX traces it once: its waits are those of the stream that it was called on first.
+        with pytest.raises(tg.CaptureError, match="without a wait"):
+            record(lambda: block(x))
+        return
+    g, y = record(lambda: block(x))
+    g.replay()
+    np.testing.assert_allclose(y, fork_and_join(1.0) + fork_and_join(2.0), rtol=1e-6)
+    captured: Any = tg.capture(block)
+    np.testing.assert_allclose(captured(fill(1)), y, rtol=1e-6)

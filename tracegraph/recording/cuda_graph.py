@@ -202,6 +202,8 @@ class CUDAGraph(BlockGraph):
                 self._make_executable()
             self._has_graph = True
         except BaseException:
+            if self._template is not None:
+                self._template.drop_values()
             self._forget()
             for output in block.outputs:
                 output.abandon()
@@ -235,7 +237,7 @@ class CUDAGraph(BlockGraph):
             self._replay_slowly()
         elif self._state:
             self._replay_state()
-        elif ready.try_call(self._arguments, _NO_KEYWORDS, True) is MISS:
+        elif ready() is MISS:
             raise make_deleted_error()
 
     def _replay_slowly(self) -> None:
@@ -243,7 +245,7 @@ class CUDAGraph(BlockGraph):
         self._check_has_graph("replay")
         captured = self._find_executable()
         turns = self._block.turns if self._block is not None else None
-        if turns is None and self._make_ready(captured):
+        if turns is None and self._make_ready(captured, self._arguments):
             self._launch(captured)
             return
         self._call_hooks(REPLAY_START)

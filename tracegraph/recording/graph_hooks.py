@@ -1,7 +1,7 @@
 """Hooks: functions that are called when a graph is captured, instantiated or replayed.
 
-Note [Hooks cost nothing]. `CUDAGraph.replay` looks at one attribute, the graph that it may launch
-at once. That is None until the first replay, and again from the moment on that a hook for replays
+Note [Hooks cost nothing]. `CUDAGraph.replay` looks at one attribute, the call that it may make at
+once. That is None until the first replay, and again from the moment on that a hook for replays
 is registered, on the graph or for all: then the slow way, which calls hooks, is taken. It makes the
 graph ready again when it finds none.
 """
@@ -126,8 +126,8 @@ class GraphHooks:
 
     def __init__(self) -> None:
         self._hooks: dict[str, Registry] = {}
-        # What `replay` may launch at once, see Note [Hooks cost nothing].
-        self._ready: Any = None
+        # What `replay` may call at once, see Note [Hooks cost nothing].
+        self._ready: Callable[[], Any] | None = None
         with _lock:
             _graphs.add(self)
 
@@ -214,12 +214,12 @@ class GraphHooks:
             for hook in self._hooks[moment].list_all():
                 hook(self)
 
-    def _make_ready(self, captured: Any) -> bool:
+    def _make_ready(self, captured: Any, arguments: tuple[Any, ...]) -> bool:
         """Lets `replay` launch a graph at once; False if there are hooks to be called."""
         with _lock:
             if self._has_hooks(REPLAY_START) or self._has_hooks(REPLAY_END):
                 return False
-            self._ready = captured
+            self._ready = None if captured is None else captured.make_quick_call(arguments)
             return True
 
     def _has_hooks(self, moment: str) -> bool:

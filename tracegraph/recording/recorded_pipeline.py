@@ -17,8 +17,9 @@ from tracegraph.options import Options
 from tracegraph.recording.recording import RecordedBlock
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import Device
+from tracegraph.runtime.graph_output import GraphOutput
 from tracegraph.runtime.jax_interop import to_immutable
-from tracegraph.runtime.live_buffers import GraphOutput
+from tracegraph.runtime.live_buffers import StaticInput
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.user_memory.live_plans import watch_plan
 
@@ -48,10 +49,15 @@ class BlockTemplate:
             options = dataclasses.replace(options, donate_argnums=frozenset({STATE_ARGUMENT}))
         self.block = block
         self._options, self._where, self._device, self._pool = options, where, device, pool
-        prepared = self._prepare()
-        with Progress(f"capturing `{options.name}`") as progress:
-            pipeline = self._start(prepared, progress)
-            self.lowered = pipeline.run_to_lowered()
+        self._lent: list[StaticInput] = []
+        try:
+            prepared = self._prepare()
+            with Progress(f"capturing `{options.name}`") as progress:
+                pipeline = self._start(prepared, progress)
+                self.lowered = pipeline.run_to_lowered()
+        except BaseException:
+            self._take_back()
+            raise
         # Where it is in the kernel cache, for when it is verified.
         self._variant = pipeline.variant
 
@@ -61,6 +67,7 @@ class BlockTemplate:
         self.lowered = dataclasses.replace(self.lowered, prepared=prepared)
         if self._variant is not None:
             self._variant = dataclasses.replace(self._variant, lowered=self.lowered)
+        self._take_back()
 
     def instantiate(self) -> CapturedGraph:
         """Returns a new executable graph, verified; `bind` makes the block's arrays show it.
@@ -70,14 +77,17 @@ class BlockTemplate:
             OutOfMemoryError: the pool cannot hold the graph.
         """
         lowered = self.lowered
-        if not lowered.prepared.leaves:
-            lowered = dataclasses.replace(lowered, prepared=self._prepare())
-        with Progress(f"instantiating `{self._options.name}`") as progress:
-            pipeline = self._start(lowered.prepared, progress)
-            pipeline.variant = self._variant
-            graph = pipeline.instantiate(lowered)
-            with graph.hold_back():
-                pipeline.verify(graph)
+        try:
+            if not lowered.prepared.leaves:
+                lowered = dataclasses.replace(lowered, prepared=self._prepare())
+            with Progress(f"instantiating `{self._options.name}`") as progress:
+                pipeline = self._start(lowered.prepared, progress)
+                pipeline.variant = self._variant
+                graph = pipeline.instantiate(lowered)
+                with graph.hold_back():
+                    pipeline.verify(graph)
+        finally:
+            self._take_back()
         watch_plan(graph.lowered.plan, graph.replay)
         return graph
 
@@ -91,15 +101,28 @@ class BlockTemplate:
     def _prepare(self) -> PreparedCall:
         """Returns the call that stands for a replay, with the values of now."""
         block = self.block
-        state = tuple(_find_sample(buffer) for buffer in block.state)
+        state = tuple(self._find_sample(buffer) for buffer in block.state)
         return prepare_call(
             _make_stand_in(block),
             self._options,
-            (block.fixed, state, *map(_find_sample, block.live)),
+            (block.fixed, state, *map(self._find_sample, block.live)),
             {},
             device=self._device.jax_device,
             has_values=True,
         )
+
+    def _find_sample(self, buffer: Any) -> Any:
+        """Returns a value of the type of an input; that of another graph may have none yet."""
+        if isinstance(buffer, GraphOutput):
+            aval = buffer.aval
+            return to_immutable(np.zeros(aval.shape, aval.dtype), aval, buffer.jax_device)
+        self._lent.append(buffer)
+        return buffer.lend()
+
+    def _take_back(self) -> None:
+        """Says that the values of static inputs are not used any more."""
+        while self._lent:
+            self._lent.pop().take_back()
 
 
 def bind_outputs(block: RecordedBlock, graph: CapturedGraph) -> None:
@@ -117,11 +140,3 @@ def _make_stand_in(block: RecordedBlock) -> Callable[..., Any]:
         return run(*fixed, *state, *live)
 
     return replay
-
-
-def _find_sample(buffer: Any) -> Any:
-    """Returns a value of the type of an input; that of another graph may have none yet."""
-    if isinstance(buffer, GraphOutput):
-        aval = buffer.aval
-        return to_immutable(np.zeros(aval.shape, aval.dtype), aval, buffer.jax_device)
-    return buffer.read()

@@ -32,8 +32,8 @@ from tracegraph.jax_internals import (
 )
 from tracegraph.recording.graph_errors import make_device_error
 from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.graph_output import GraphOutput
 from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray, unwrap_key, wrap_key
-from tracegraph.runtime.live_buffers import GraphOutput
 from tracegraph.runtime.recorder import recorder_state
 
 

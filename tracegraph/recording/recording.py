@@ -12,8 +12,9 @@ from tracegraph.randomness.draws import noting
 from tracegraph.randomness.recorded_draws import DrawTurns, RecordedDraws
 from tracegraph.recording.kept_traces import KeptTraces
 from tracegraph.recording.recorded_trace import RecordedTrace
+from tracegraph.runtime.graph_output import GraphOutput
 from tracegraph.runtime.jax_interop import find_sharding
-from tracegraph.runtime.live_buffers import GraphOutput, StaticInput
+from tracegraph.runtime.live_buffers import StaticInput
 from tracegraph.runtime.recorder import recorder_state
 from tracegraph.runtime.stream import Stream
 from tracegraph.runtime.stream_capture import tracing

@@ -85,8 +85,8 @@ class BlockReplay(CapturedGraph):
     reads the same ones in every replay: plain arrays, which never change, and static inputs. These
     tell the graph when it has to look at them, see Note [Writing an input]: `values` is None then.
     So a replay asks if arrays that others hold were deleted, and looks at no input unless one was
-    written. Every argument is looked at, as in a call, where a block writes state, or reads what
-    lives in another graph.
+    written: `make_quick_call` spells that out. Every argument is looked at, as in a call, where a
+    block writes state, or reads what lives in another graph.
 
     A write of another thread may come at any time. So `values` is set before the graph takes the
     values: what is told meanwhile stays told. And who launches holds them: what another thread
@@ -99,27 +99,40 @@ class BlockReplay(CapturedGraph):
         self._loaded: LoadedInputs | None = None
         super().__init__(*args)
 
+    def make_quick_call(self, args: tuple[Any, ...]) -> Callable[[], Any]:
+        """Returns what `try_call` does with these arguments, as short as Note [Hot path] says.
+
+        Args:
+            args: that every replay gets.
+        """
+        lock, clock = self.lock, self._clock
+
+        def call() -> Any:
+            with lock:
+                loaded = self._loaded
+                if loaded is not None and loaded.arguments is args:
+                    # Held for the launch.
+                    values, watched = loaded.values, loaded.watched
+                    if values is not None and not (watched and any(map(_is_deleted, watched))):
+                        generation = clock.generation
+                        try:
+                            clock.generation = generation + 1
+                            self._launch_stages()
+                        except BaseException as error:
+                            if self._recover(error, args, generation, True):
+                                return MISS
+                            raise
+                        # A block without state has no results: its arrays show the buffers.
+                        return None
+            return self.try_call(args, {}, True)
+
+        return call
+
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
-        """Replays, as `CapturedGraph.try_call` does; kept short, as Note [Hot path] says."""
+        """Replays, as `CapturedGraph.try_call` does."""
         loaded = self._loaded
-        if loaded is None or loaded.arguments is not args:
+        if loaded is None or loaded.arguments is not args or any(map(_is_deleted, loaded.watched)):
             return self._load_all(args, kwargs, is_checked)
-        if loaded.watched and any(map(_is_deleted, loaded.watched)):
-            return self._load_all(args, kwargs, is_checked)
-        with self.lock:
-            values = loaded.values
-            if values is not None and loaded is self._loaded:
-                clock = self._clock
-                generation = clock.generation
-                try:
-                    clock.generation = generation + 1
-                    self._launch_stages()
-                except BaseException as error:
-                    if self._recover(error, args, generation, True):
-                        return MISS
-                    raise
-                # A block without state has no results: its arrays show the buffers.
-                return ()
         return self._load_written(loaded, args, kwargs, is_checked)
 
     def _load_written(

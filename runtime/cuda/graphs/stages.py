@@ -61,10 +61,23 @@ def _make_launch(
     graph: LaunchableGraph, ports: tuple[ResultPort, ...], order: JaxOrder
 ) -> Callable[[], None]:
     launch_graph = graph.launcher(order.stream)
-    enter_thread, thread, streams = order.enter_thread, order.thread, thread_state
+    enter_thread, thread, primary = order.enter_thread, order.thread, order.primary
+    streams = thread_state
 
     def launch() -> None:
-        if not thread.has_context:
+        if thread.context != primary:
+            enter_thread()
+        if streams.streams and current_stream() is not default_stream():
+            _launch_beside(graph, order)
+        else:
+            launch_graph()
+
+    if not ports:
+        return launch
+
+    # Not by way of `launch`: see Note [Hot path].
+    def renew_and_launch() -> None:
+        if thread.context != primary:
             enter_thread()
         for port in ports:
             if port.is_taken:
@@ -75,8 +88,8 @@ def _make_launch(
             launch_graph()
 
     # Results can outlive the graph, and must not hold it.
-    weakref.finalize(launch, _close_all, ports).atexit = False
-    return launch
+    weakref.finalize(renew_and_launch, _close_all, ports).atexit = False
+    return renew_and_launch
 
 
 def _close_all(ports: tuple[ResultPort, ...]) -> None:

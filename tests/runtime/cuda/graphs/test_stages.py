@@ -22,6 +22,7 @@ from tests.fakes.cuda_on_host import (
 from tests.fakes.definitions import make_call, make_definition, make_stage
 from tests.fakes.failed_arrays import make_failed_array
 from tracegraph.runtime.cuda.graphs.stages import CudaStage, EagerStage
+from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.nodes import CallNode
@@ -113,6 +114,19 @@ def test_threads_get_the_context_once(device: CudaOnHost) -> None:
     thread.join()
     assert seen == [device.context.order.primary]
     assert device.driver.count_calls("set_current") == before + 1
+
+
+def test_graphs_of_two_gpus_are_launched_in_the_contexts_of_each(device: CudaOnHost) -> None:
+    driver, first = device.driver, device.context.order
+    second = JaxOrder(driver, STREAM, driver.retain_primary_context(1))
+    replay, seen = make_cuda_replay(device, DOUBLE), []
+    for _ in range(2):
+        replay.launch()
+        seen.append(driver.get_current())
+        # As a replay on the other GPU does.
+        second.enter_thread()
+        seen.append(driver.get_current())
+    assert seen == [first.primary, second.primary] * 2
 
 
 @pytest.mark.parametrize("name", ["late", "device"])
