@@ -11,9 +11,9 @@ Note [Unrolled loops]
 A loop whose trip count XLA knows is unrolled into the graph up to `UNROLLED_NODES` nodes. A longer
 one becomes a WHILE node whose body has as many iterations as `TURN_NODES` nodes allow, so that the
 cost of a turn is shared by them, and what is left of the trip count follows it; see also Note
-[Alternating iterations] in `lowering/planning/alternate_iterations.py`. A loop whose trip count is
-unknown is decoded with one iteration per turn; Note [Guarded iterations] in
-`lowering/xla/guard_loops.py` says when it gets more.
+[Alternating iterations] in `lowering/planning/alternate_iterations.py` and Note [Counted ahead] in
+`lowering/xla/count_ahead.py`. A loop whose trip count is unknown is decoded with one iteration per
+turn; Note [Guarded iterations] in `lowering/xla/guard_loops.py` says when it gets more.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tracegraph.lowering.kernels.conditions import (
     start_turns,
 )
 from tracegraph.lowering.planning.alternate_iterations import alternate_iterations
+from tracegraph.lowering.xla.count_ahead import count_ahead, find_counters
 from tracegraph.lowering.xla.gather_slices import gather_slices
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
@@ -81,23 +82,33 @@ def _decode_counted(
         inner = scope.open_loop(name, Iteration(index, *turn))
         return rename_steps(decode(message.body_thunk_sequence.thunks, inner), str(index))
 
-    def decode_range(first: int, end: int) -> list[GraphStep]:
-        return [step for index in range(first, end) for step in decode_iteration(index)]
+    def decode_range(first: int, end: int) -> list[list[GraphStep]]:
+        return [decode_iteration(index) for index in range(first, end)]
+
+    inside = scope.open_branch(name)
+
+    def count(iterations: list[list[GraphStep]]) -> list[list[GraphStep]]:
+        return count_ahead(name, iterations, inside)
 
     first = decode_range(0, min(trip_count, 1))
-    per_turn = choose_per_turn(trip_count, max(count_nodes(first), 1))
+    size = sum(count_nodes(steps) - len(find_counters(steps, inside)) for steps in first)
+    per_turn = choose_per_turn(trip_count, max(size, 1))
     if per_turn == trip_count:
-        return [*first, *decode_range(1, trip_count)]
+        return _join(count([*first, *decode_range(1, trip_count)]))
     turns, rest = divmod(trip_count, per_turn)
     counter = scope.add_temporary(COUNTER_BYTES)
     iterations = [decode_iteration(index, per_turn, counter) for index in range(per_turn)]
     gathered = gather_slices(iterations, turns, scope.add_temporary)
-    body = alternate_iterations(gathered, scope.add_temporary)
+    body = alternate_iterations(count(gathered), scope.add_temporary)
     body.append(count_turn(f"{name}@turn", counter, turns))
     start = start_turns(f"{name}@start", counter)
     turn = Turn(per_turn)
     loop = ConditionalStep(name, Construct.WHILE, (tuple(body),), start, turn=turn)
-    return [loop, *decode_range(trip_count - rest, trip_count)]
+    return [loop, *_join(count(decode_range(trip_count - rest, trip_count)))]
+
+
+def _join(iterations: Sequence[Sequence[GraphStep]]) -> list[GraphStep]:
+    return [step for steps in iterations for step in steps]
 
 
 def choose_per_turn(trip_count: int, size: int) -> int:

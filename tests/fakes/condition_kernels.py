@@ -6,6 +6,8 @@ import ctypes
 import functools
 from collections.abc import Callable
 
+from tracegraph.lowering.planning.memory_plan import ALIGNMENT
+
 Kernel = Callable[[tuple[bytes, ...]], None]
 WORD_BYTES = (16, 8, 4, 1)
 
@@ -20,8 +22,9 @@ def make_kernels(values: dict[int, int]) -> dict[str, Kernel]:
     kernels: dict[str, Kernel] = {
         setter.__name__: functools.partial(setter, values) for setter in setters
     }
+    kernels |= {f"copy_slice_{size}": functools.partial(copy_slice, size) for size in WORD_BYTES}
     return kernels | {
-        f"copy_slice_{size}": functools.partial(copy_slice, size) for size in WORD_BYTES
+        f"count_ahead_{size}": functools.partial(count_ahead, size) for size in (4, 8)
     }
 
 
@@ -59,6 +62,15 @@ def copy_slice(word_bytes: int, parameters: tuple[bytes, ...]) -> None:
     for address in (source + offsets[0], target + offsets[1]):
         assert address % word_bytes == 0, f"{address:#x} is no multiple of {word_bytes}"
     ctypes.memmove(target + offsets[1], source + offsets[0], words * word_bytes)
+
+
+def count_ahead(nbytes: int, parameters: tuple[bytes, ...]) -> None:
+    counter, values, step, count = map(_read_number, parameters)
+    first = int.from_bytes(ctypes.string_at(counter, nbytes), "little")
+    places = [values + index * ALIGNMENT for index in range(count)]
+    for index, place in enumerate([*places, counter]):
+        number = (first + index * step) % (1 << 8 * nbytes)
+        ctypes.memmove(place, number.to_bytes(nbytes, "little"), nbytes)
 
 
 def _read_number(parameter: bytes) -> int:

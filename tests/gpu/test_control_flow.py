@@ -36,6 +36,14 @@ def scan_over_rows(x: Any) -> Any:
     return lax.scan(lambda c, row: (jnp.tanh(c + row), c * row), x, rows)
 
 
+def counted(x: Any) -> Any:
+    def turn(i: Any, carry: Any) -> Any:
+        c, kept = carry
+        return jnp.sin(c) + i, kept.at[i - 3].set(c[:8] * i)
+
+    return lax.fori_loop(3, 303, turn, (x, jnp.zeros((300, 8))))
+
+
 def data_dependent_loop(x: Any) -> Any:
     return lax.while_loop(lambda c: jnp.abs(c).sum() < 1e4, lambda c: c * 1.5 + 1, x)
 
@@ -77,6 +85,7 @@ PROGRAMS = {
         short_scan,
         long_scan,
         scan_over_rows,
+        counted,
         data_dependent_loop,
         loop_to_an_argument,
         branch,
@@ -110,6 +119,7 @@ def test_what_is_inside(name: str):
     kinds = {n.kind for n in list_nested(stage.nodes) if isinstance(n, ConditionalNode)}
     expected = {
         "short_scan": set(),
+        "counted": set(),
         "branch": {"if"},
         "branch_of_three": {"switch"},
         "nested": {"while", "if"},

@@ -1,0 +1,138 @@
+"""Count ahead: the values of a loop's counter in all iterations of a turn come from one kernel.
+
+Note [Counted ahead]
+XLA counts a loop's iterations in memory: a kernel of one thread adds to the counter, in place. It
+waits for all kernels of its iteration that read the counter, a dozen in a train step of an LSTM,
+and those of the next iteration wait for it. So iterations that could overlap follow one another,
+and the graph has a node and two dozen edges more for each.
+
+Where a turn of a loop has several iterations, or all are unrolled, the values that they will find
+are known once the first is. One kernel writes them side by side and sets the counter to the value
+that the last iteration leaves. Each iteration reads its own value, and nobody waits.
+
+That is right where each iteration adds the same number by one step that does nothing else, and no
+other step writes the counter or reads it together with bytes around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tracegraph.lowering.device_program import DeviceStep, GraphStep, list_uses
+from tracegraph.lowering.kernels.counters import MOST_VALUES, count_values
+from tracegraph.lowering.planning.memory_plan import ALIGNMENT
+from tracegraph.lowering.xla.constants import read_literal
+from tracegraph.lowering.xla.enums import read_name
+from tracegraph.lowering.xla.scope import Scope
+from tracegraph.runtime.nodes import BufferUse
+
+_INTEGERS = frozenset(["S32", "U32", "S64", "U64"])
+
+
+def count_ahead(
+    name: str, iterations: Sequence[Sequence[GraphStep]], scope: Scope
+) -> list[list[GraphStep]]:
+    """Returns the steps of each iteration, without those that count it.
+
+    See Note [Counted ahead].
+
+    Args:
+        name: of the loop's instruction.
+        iterations: the steps of each, in program order.
+        scope: what the steps of the loop's body refer to.
+    """
+    found = [list(steps) for steps in iterations]
+    if len(found) < 2:
+        return found
+    counters = find_counters(found[0], scope)
+    for steps in found[1:]:
+        counters = dict(counters.items() & find_counters(steps, scope).items())
+    for counter, number in sorted(counters.items()):
+        for first in range(0, len(found), MOST_VALUES):
+            part = slice(first, first + MOST_VALUES)
+            found[part] = _count(name, found[part], counter, number, scope)
+    return found
+
+
+def find_counters(steps: Sequence[GraphStep], scope: Scope) -> dict[BufferUse, int]:
+    """Returns what an iteration adds to each counter that other steps only read.
+
+    Args:
+        steps: of the iteration.
+        scope: what they refer to.
+    """
+    numbers = {step.writes[0]: _read_addition(step, scope) for step in steps if step.writes}
+    return {
+        use: number
+        for use, number in numbers.items()
+        if number is not None and _is_counter(use, steps)
+    }
+
+
+def _is_counter(counter: BufferUse, steps: Sequence[GraphStep]) -> bool:
+    """True where one step writes the counter, and none names a part of it."""
+    writing = [step for step in steps if any(map(counter.overlaps, step.writes))]
+    named = (use for step in steps for use in list_uses(step))
+    return len(writing) == 1 and all(use == counter for use in named if use.overlaps(counter))
+
+
+def _count(
+    name: str,
+    iterations: Sequence[Sequence[GraphStep]],
+    counter: BufferUse,
+    number: int,
+    scope: Scope,
+) -> list[list[GraphStep]]:
+    """Returns the iterations, each of which reads a value of its own."""
+    # An address keeps its remainder, which kernels may rely on.
+    first = counter.offset % ALIGNMENT
+    count = len(iterations)
+    added = scope.add_temporary(first + (count - 1) * ALIGNMENT + counter.nbytes)
+    values = added._replace(offset=first, nbytes=added.nbytes - first)
+    places = [
+        BufferUse(added.buffer, first + index * ALIGNMENT, counter.nbytes) for index in range(count)
+    ]
+    counted: list[list[GraphStep]] = []
+    for before, after, steps in zip(places, [*places[1:], counter], iterations, strict=True):
+        place = before
+        counted.append([])
+        for step in steps:
+            if counter in step.writes:
+                place = after
+                continue
+            counted[-1].append(_move(step, counter, place))
+    counted[0].insert(0, count_values(f"{name}@count", counter, values, number))
+    return counted
+
+
+def _move(step: GraphStep, counter: BufferUse, place: BufferUse) -> GraphStep:
+    if counter not in list_uses(step):
+        return step
+    return step.move(lambda use: place if use == counter else use)
+
+
+def _read_addition(step: GraphStep, scope: Scope) -> int | None:
+    """Returns the number that a step adds to an integer in place; None where it does otherwise."""
+    if not isinstance(step, DeviceStep) or step.reads != step.writes or len(step.writes) != 1:
+        return None
+    instruction = scope.instructions.get(step.name.partition("@")[0])
+    if instruction is None or instruction.opcode != "fusion":
+        return None
+    inner: list[Any] = [
+        each
+        for number in instruction.called_computation_ids
+        for each in scope.computations.get(number, {}).values()
+    ]
+    by_opcode = {each.opcode: each for each in inner}
+    if len(inner) != 3 or {*by_opcode} != {"parameter", "constant", "add"}:
+        return None
+    addition, constant = by_opcode["add"], by_opcode["constant"]
+    operands = {by_opcode["parameter"].id, constant.id}
+    kinds = {read_name(each.shape, "element_type") for each in inner}
+    is_single = not any(each.shape.dimensions for each in inner)
+    if {*addition.operand_ids} != operands or not is_single or len(kinds) != 1:
+        return None
+    if not kinds <= _INTEGERS or inner[-1] is not addition:
+        return None
+    return int.from_bytes(read_literal(constant), "little", signed=True)
