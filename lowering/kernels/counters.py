@@ -9,66 +9,68 @@ from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchSh
 
 # Of a block: a value for each.
 MOST_VALUES = 256
-# By the bytes of a value: how it is loaded and stored as one of 64 bits.
+# By the bytes of a value: how it is loaded as one of 64 bits, and stored.
 _VALUES = {
-    4: ("ld.global.u32 %half, [%counter]; cvt.u64.u32 %value, %half", "cvt.u32.u64 %half", "u32"),
-    8: ("ld.global.u64 %value, [%counter]", "mov.u64 %half", "u64"),
+    4: (
+        "ld.global.u32 %half, [%source]; cvt.u64.u32 %value, %half",
+        "cvt.u32.u64 %half, %value; @%is_in st.global.u32 [%values], %half",
+    ),
+    8: ("ld.global.u64 %value, [%source]", "@%is_in st.global.u64 [%values], %value"),
 }
 
 _TEMPLATE = """
 .visible .entry count_ahead_{nbytes}(
-    .param .u64 counter, .param .u64 values, .param .u64 step, .param .u64 count)
+    .param .u64 source, .param .u64 values, .param .u64 first, .param .u64 step,
+    .param .u64 count)
 {{
-    .reg .pred %is_in, %is_first;
-    .reg .b32  %thread;
-    .reg .b{bits}  %half;
-    .reg .b64  %counter, %values, %step, %count, %index, %value, %result;
+    .reg .pred %is_in;
+    .reg .b32  %thread, %half;
+    .reg .b64  %source, %values, %first, %step, %count, %index, %value;
 
-    ld.param.u64  %counter, [counter];
+    ld.param.u64  %source, [source];
     ld.param.u64  %values, [values];
+    ld.param.u64  %first, [first];
     ld.param.u64  %step, [step];
     ld.param.u64  %count, [count];
     mov.u32       %thread, %tid.x;
     cvt.u64.u32   %index, %thread;
-    {load};
-    bar.sync      0;
     setp.lt.u64   %is_in, %index, %count;
-    setp.eq.u64   %is_first, %index, 0;
     mad.lo.u64    %values, %index, {stride}, %values;
-    mad.lo.u64    %result, %index, %step, %value;
-    {narrow}, %result;
-    @%is_in st.global.{kind} [%values], %half;
-    mad.lo.u64    %result, %count, %step, %value;
-    {narrow}, %result;
-    @%is_first st.global.{kind} [%counter], %half;
+    {load};
+    add.u64       %value, %value, %first;
+    mad.lo.u64    %value, %index, %step, %value;
+    {store};
     ret;
 }}
 """
 
 _KERNELS = [
-    _TEMPLATE.format(
-        nbytes=nbytes, bits=8 * nbytes, stride=ALIGNMENT, load=load, narrow=narrow, kind=kind
-    )
-    for nbytes, (load, narrow, kind) in _VALUES.items()
+    _TEMPLATE.format(nbytes=nbytes, stride=ALIGNMENT, load=load, store=store)
+    for nbytes, (load, store) in _VALUES.items()
 ]
 COUNT_AHEAD = FIRST_LINES + "".join([".address_size 64\n", *_KERNELS, "\0"]).encode()
 
 
-def count_values(name: str, counter: BufferUse, values: BufferUse, step: int) -> DeviceStep:
-    """Returns the step that writes the next values of a counter, and counts as far.
+def count_values(
+    name: str, counter: BufferUse, values: BufferUse, first: int, step: int
+) -> DeviceStep:
+    """Returns the step that writes values which a counter will have.
 
     Args:
         name: of the step.
-        counter: an integer of four or eight bytes; it gets the value after the last one written.
-        values: one at each multiple of `ALIGNMENT` bytes.
+        counter: an integer of four or eight bytes.
+        values: where they are written, one at each multiple of `ALIGNMENT` bytes; one value may
+            take the place of the counter.
+        first: how much more than the counter the first one is.
         step: from one to the next.
     """
     count = -(-values.nbytes // ALIGNMENT)
+    numbers = tuple(each.to_bytes(8, "little", signed=True) for each in (first, step, count))
     node = KernelNode(
         name,
         KernelCode(f"count_ahead_{counter.nbytes}", COUNT_AHEAD),
         LaunchShape((1, 1, 1), (-(-count // 32) * 32, 1, 1)),
-        (counter, values, *(each.to_bytes(8, "little", signed=True) for each in (step, count))),
-        (True, True, False, False),
+        (counter, values, *numbers),
+        (False, True) + (False,) * len(numbers),
     )
-    return DeviceStep(node, reads=(counter,), writes=(counter, values))
+    return DeviceStep(node, reads=(counter,), writes=(values,))

@@ -36,7 +36,7 @@ from tracegraph.lowering.kernels.conditions import (
     start_turns,
 )
 from tracegraph.lowering.planning.alternate_iterations import alternate_iterations
-from tracegraph.lowering.xla.count_ahead import count_ahead, find_counters
+from tracegraph.lowering.xla.count_ahead import count_ahead, find_counters, read_additions
 from tracegraph.lowering.xla.gather_slices import gather_slices
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
@@ -85,13 +85,13 @@ def _decode_counted(
     def decode_range(first: int, end: int) -> list[list[GraphStep]]:
         return [decode_iteration(index) for index in range(first, end)]
 
-    inside = scope.open_branch(name)
+    read = read_additions(scope.open_branch(name).instructions, scope.computations)
 
     def count(iterations: list[list[GraphStep]]) -> list[list[GraphStep]]:
-        return count_ahead(name, iterations, inside)
+        return count_ahead(name, iterations, read, scope.add_temporary)
 
     first = decode_range(0, min(trip_count, 1))
-    size = sum(count_nodes(steps) - len(find_counters(steps, inside)) for steps in first)
+    size = sum(count_nodes(steps) - len(find_counters(steps, read)) for steps in first)
     per_turn = choose_per_turn(trip_count, max(size, 1))
     if per_turn == trip_count:
         return _join(count([*first, *decode_range(1, trip_count)]))

@@ -34,6 +34,7 @@ most 64 KiB in 16 pieces.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +45,7 @@ from tracegraph.lowering.kernels.guards import end_turn, keep_state
 from tracegraph.lowering.planning.first_reads import ByteSet, find_needed, follow_back
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT, align
 from tracegraph.lowering.xla.control_flow import rename_steps
+from tracegraph.lowering.xla.count_ahead import count_ahead, find_counters, read_additions
 from tracegraph.lowering.xla.loop_state import Loop, move_iteration, read_loop
 from tracegraph.runtime.graph_nodes import Construct, Turn
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
@@ -82,14 +84,18 @@ class _Program:
     computations: Mapping[int, Mapping[str, Any]]
     copies: Mapping[str, int]
     add_temporary: Callable[[int], BufferUse]
-    added: dict[tuple[str, int], str] = dataclasses.field(default_factory=dict)
+    added: dict[tuple[str, int], BufferUse] = dataclasses.field(default_factory=dict)
 
     def find_place(self, name: str, nbytes: int) -> str:
-        """Returns a buffer for the state of a loop; copies of a loop run one after another."""
+        """Returns new bytes for a loop; copies of a loop run one after another and share them."""
         key = _find_instruction(name), nbytes
         if key not in self.added:
-            self.added[key] = self.add_temporary(nbytes).buffer
+            self.added[key] = self.add_temporary(nbytes)
         return self.added[key]
+
+    def read_addition(self, step: GraphStep) -> int | None:
+        """Returns what a step adds to an integer in place; None where it does otherwise."""
+        return read_additions(self.instructions, self.computations)(step)
 
 
 def guard_loops(
@@ -187,8 +193,9 @@ def _guard_inside(step: ConditionalStep, live: ByteSet, program: _Program) -> Co
     if loop is None:
         return step
     steps = loop.iteration
+    counters = find_counters(steps, program.read_addition, loop.state)
     nbytes = sum(use.nbytes for each in steps for use in {*each.reads, *each.writes})
-    count = len(steps) - len(loop.left_out)
+    count = len(steps) - len(loop.left_out) - len(counters)
     added = count + bool(loop.copied)
     most = ADDED_NODES // (added * program.copies[_find_instruction(step.name)]) + 1
     per_turn = choose_guarded(
@@ -226,13 +233,16 @@ def _guard_loop(loop: Loop, per_turn: int, program: _Program) -> ConditionalStep
     # Where the state is before the first iteration, and after each.
     places = [own, *kept, own]
     name = loop.step.name
-    body: list[GraphStep] = []
+    iterations: list[list[GraphStep]] = []
     for number, (before, after) in enumerate(itertools.pairwise(places), start=1):
         moved = move_iteration(loop, before, after)
-        body += rename_steps(moved, f"guarded.{number}")
+        iterations.append(rename_steps(moved, f"guarded.{number}"))
         if number < per_turn and loop.copied:
             pairs = [(piece, after[piece]) for piece in loop.copied]
-            body.append(keep_state(f"{name}@keep.{number}", pairs))
+            iterations[-1].append(keep_state(f"{name}@keep.{number}", pairs))
+    add_temporary = functools.partial(program.find_place, f"counts of {name}")
+    counted = count_ahead(name, iterations, program.read_addition, add_temporary, loop.state)
+    body = [step for steps in counted for step in steps]
     flags = [place[loop.flag] for place in places[1:]]
     pieces = [(piece, [place[piece] for place in kept]) for piece in loop.restored]
     body.append(end_turn(f"{name}@turn", flags, pieces))
@@ -248,7 +258,7 @@ def _place_state(loop: Loop, count: int, program: _Program) -> list[dict[BufferU
         # An address keeps its remainder, which kernels may rely on.
         offsets[piece] = end + piece.offset % ALIGNMENT
         end = align(offsets[piece] + piece.nbytes)
-    buffer = program.find_place(loop.step.name, end * count)
+    buffer = program.find_place(loop.step.name, end * count).buffer
     return [
         {
             piece: BufferUse(buffer, index * end + offset, piece.nbytes)

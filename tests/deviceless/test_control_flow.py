@@ -101,13 +101,13 @@ def test_a_loop_needs_no_memset_of_what_it_writes_first(h200: Any) -> None:
     assert not [node for node in list_nested(stage.nodes) if node.kind == "memset"]
 
 
-def test_one_kernel_counts_the_iterations_of_a_turn(h200: Any) -> None:
+def test_two_kernels_count_the_iterations_of_a_turn(h200: Any) -> None:
     (stage,) = lower_case("a long scan", h200).definition.stages
     (loop,) = [node for node in stage.nodes if isinstance(node, ConditionalNode)]
     assert loop.turn is not None
     names = Counter(node.name.partition("@")[0] for node in loop.bodies[0].nodes)
-    # It and the one that ends the turn; the other kernels do the work of an iteration each.
-    assert names.pop(loop.name) == 2
+    # They and the one that ends the turn; the other kernels do the work of an iteration each.
+    assert names.pop(loop.name) == 3
     assert {*names.values()} == {loop.turn.iterations}
     assert len(names) == 2
 

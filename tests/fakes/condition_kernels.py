@@ -65,12 +65,11 @@ def copy_slice(word_bytes: int, parameters: tuple[bytes, ...]) -> None:
 
 
 def count_ahead(nbytes: int, parameters: tuple[bytes, ...]) -> None:
-    counter, values, step, count = map(_read_number, parameters)
-    first = int.from_bytes(ctypes.string_at(counter, nbytes), "little")
-    places = [values + index * ALIGNMENT for index in range(count)]
-    for index, place in enumerate([*places, counter]):
-        number = (first + index * step) % (1 << 8 * nbytes)
-        ctypes.memmove(place, number.to_bytes(nbytes, "little"), nbytes)
+    source, values, first, step, count = map(_read_number, parameters)
+    start = int.from_bytes(ctypes.string_at(source, nbytes), "little") + first
+    for index in range(count):
+        number = (start + index * step) % (1 << 8 * nbytes)
+        ctypes.memmove(values + index * ALIGNMENT, number.to_bytes(nbytes, "little"), nbytes)
 
 
 def _read_number(parameter: bytes) -> int:

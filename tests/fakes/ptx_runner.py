@@ -10,7 +10,7 @@ import ctypes
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracegraph.runtime.nodes import KernelNode
@@ -39,19 +39,9 @@ def run_node(node: KernelNode, values: dict[int, int], parameters: tuple[bytes, 
     assert len(names) == len(parameters), node.code.symbol
     numbers = dict(zip(names, (int.from_bytes(p, "little") for p in parameters), strict=True))
     blocks, threads = node.shape.grid[0], node.shape.block[0]
-    for block in range(blocks):
-        running = [
-            _run_thread(
-                instructions,
-                {"%ctaid.x": block, "%ntid.x": threads, "%tid.x": thread},
-                numbers,
-                values,
-            )
-            for thread in range(threads)
-        ]
-        # All threads of a block run up to a barrier before one goes on.
-        for _ in itertools.zip_longest(*running):
-            pass
+    for block, thread in itertools.product(range(blocks), range(threads)):
+        registers = {"%ctaid.x": block, "%ntid.x": threads, "%tid.x": thread}
+        _run_thread(instructions, registers, numbers, values)
 
 
 @functools.cache
@@ -82,8 +72,7 @@ def _run_thread(
     registers: dict[str, int],
     parameters: Mapping[str, int],
     values: dict[int, int],
-) -> Iterator[None]:
-    """Runs one thread, and stops at each barrier."""
+) -> None:
     passed: dict[str, int] = {}
 
     def read(operand: str) -> int:
@@ -98,9 +87,6 @@ def _run_thread(
         kind, *parts = word.split(".")
         if kind == "ret":
             return
-        if kind == "bar":
-            yield
-            continue
         if kind == "bra":
             place = next(
                 i for i, each in enumerate(instructions) if each[1:] == ("label", operands[0])

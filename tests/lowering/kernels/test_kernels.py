@@ -45,7 +45,7 @@ def read_kernel(step: DeviceStep) -> KernelNode:
 
 KEPT = [(BufferUse("a", 0, 64), BufferUse("b", 0, 64)), (FLAG, BufferUse("b", 64, 1))]
 KEEP = keep_state("keep", KEPT)
-COUNT = count_values("count", COUNTER, BufferUse("values", 0, 516), 1)
+COUNT = count_values("count", COUNTER, BufferUse("values", 0, 516), 1, 1)
 END = end_turn("turn", [FLAG] * 3, [(target, [source] * 2) for source, target in KEPT])
 
 TEXTS = {

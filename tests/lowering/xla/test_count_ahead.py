@@ -11,38 +11,31 @@ import pytest
 from google.protobuf import text_format
 
 from tests.fakes.gpu_programs import kernel
-from tests.fakes.xla_programs import message_class
+from tests.fakes.xla_programs import ADDITION, message_class, read_computation
 from tracegraph.lowering.device_program import ConditionalStep, GraphStep
 from tracegraph.lowering.kernels.conditions import set_flag
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.xla import count_ahead as module
-from tracegraph.lowering.xla.count_ahead import count_ahead, find_counters
+from tracegraph.lowering.xla.count_ahead import (
+    ReadAddition,
+    count_ahead,
+    find_counters,
+    read_additions,
+)
 from tracegraph.lowering.xla.scope import Scope
 from tracegraph.runtime.graph_nodes import Construct
 from tracegraph.runtime.nodes import BufferUse, KernelNode
 
 COUNTER, STEP, TURNS, COUNT = BufferUse("state", 68, 4), 3, 2, 5
 PLACE = "state[68:72]"
-ADD = f"""
-    instructions {{ name: "n" opcode: "parameter" id: 1 shape {{ element_type: S32 }} }}
-    instructions {{
-      name: "c" opcode: "constant" id: 2 shape {{ element_type: S32 }}
-      literal {{ shape {{ element_type: S32 }} s32s: {STEP} }}
-    }}
-    instructions {{
-      name: "a" opcode: "add" id: 3 operand_ids: 1 operand_ids: 2
-      shape {{ element_type: S32 }}
-    }}
-"""
+ADD = ADDITION.replace("s32s: 1", f"s32s: {STEP}")
 
 
 def make_scope(text: str = ADD, opcode: str = "fusion") -> Scope:
     """Returns the scope of a loop's body whose ``add`` computes a text."""
-    inner = text_format.Parse(text, message_class("xla.HloComputationProto")())
     head = f'name: "add" opcode: "{opcode}" called_computation_ids: 7'
     fusion = text_format.Parse(head, message_class("xla.HloInstructionProto")())
-    computations = {7: {each.name: each for each in inner.instructions}}
-    return Scope((), instructions={"add": fusion}, computations=computations)
+    return Scope((), instructions={"add": fusion}, computations={7: read_computation(text)})
 
 
 def make_body(index: int) -> list[GraphStep]:
@@ -51,6 +44,16 @@ def make_body(index: int) -> list[GraphStep]:
         kernel(f"add@{index}", PLACE, PLACE),
         kernel("late", f"y {PLACE} x", "y"),
     ]
+
+
+def read(scope: Scope) -> ReadAddition:
+    return read_additions(scope.instructions, scope.computations)
+
+
+def count(
+    iterations: Sequence[Sequence[GraphStep]], scope: Scope, *fixed: BufferUse
+) -> list[list[GraphStep]]:
+    return count_ahead("loop", iterations, read(scope), scope.add_temporary, fixed)
 
 
 def find_sizes(scope: Scope) -> list[int]:
@@ -87,17 +90,14 @@ def run_step(step: GraphStep, memory: dict[str, bytearray]) -> None:
         return (value % (1 << 32)).to_bytes(4, "little")
 
     if step.node.code.symbol == "count_ahead_4":
-        counter, values, number, count = step.node.parameters
-        assert isinstance(counter, BufferUse)
+        source, values, *numbers = step.node.parameters
+        assert isinstance(source, BufferUse)
         assert isinstance(values, BufferUse)
-        assert isinstance(number, bytes)
-        assert isinstance(count, bytes)
-        found = [add(int.from_bytes(number, "little") * i) for i in range(count[0] + 1)]
-        for index, value in enumerate(found[:-1]):
+        first, number, count = (int.from_bytes(each, "little") for each in numbers)  # type: ignore[arg-type]
+        for index, value in enumerate([add(first + number * i) for i in range(count)]):
             offset = values.offset + index * ALIGNMENT
             assert offset + 4 <= values.offset + values.nbytes
             write(BufferUse(values.buffer, offset, 4), value)
-        write(counter, found[-1])
     elif step.name.startswith("add@"):
         write(step.writes[0], add(STEP))
     else:
@@ -113,29 +113,31 @@ def list_names(iterations: Sequence[Sequence[GraphStep]]) -> list[list[str]]:
 def test_one_kernel_counts_all_iterations() -> None:
     scope = make_scope()
     before = [make_body(index) for index in range(COUNT)]
-    after = count_ahead("loop", before, scope)
+    after = count(before, scope)
     work = ["early", "late"]
-    assert list_names(after) == [["loop@count", *work], *[work] * (COUNT - 1)]
+    assert list_names(after) == [["loop@count", *work, "loop@counted"], *[work] * (COUNT - 1)]
     assert run(after) == run(before)
     # The remainder of the address is the counter's own.
     assert {each.reads[1].offset % ALIGNMENT for steps in after[1:] for each in steps} == {68}
-    assert find_sizes(scope) == [68 + (COUNT - 1) * ALIGNMENT + 4]
+    assert find_sizes(scope) == [68 + (COUNT - 2) * ALIGNMENT + 4]
 
 
 def test_nobody_waits_for_a_count() -> None:
     scope = make_scope()
-    first, *others = count_ahead("loop", [make_body(i) for i in range(COUNT)], scope)
+    first, *others = count([make_body(i) for i in range(COUNT)], scope)
     written = [use for steps in others for step in steps for use in step.writes]
     assert {use.buffer for use in written} == {"x", "y"}
-    assert COUNTER in first[0].writes
+    # Only what the first iteration reads is written after it.
+    assert COUNTER in first[-1].writes
+    assert all(COUNTER not in steps[0].reads for steps in others)
 
 
 def test_many_iterations_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_VALUES", 2)
     scope = make_scope()
     before = [make_body(index) for index in range(COUNT)]
-    after = count_ahead("loop", before, scope)
-    assert ["loop@count" in names for names in list_names(after)] == [True, False] * 2 + [True]
+    after = count(before, scope)
+    assert ["loop@count" in names for names in list_names(after)] == [True, False] * 2 + [False]
     assert run(after) == run(before)
 
 
@@ -147,7 +149,7 @@ def test_what_is_inside_of_a_branch_reads_its_count_too() -> None:
 
     scope = make_scope()
     before = [make(index) for index in range(COUNT)]
-    after = count_ahead("loop", before, scope)
+    after = count(before, scope)
     assert len(after[1]) == 3
     assert run(after) == run(before)
 
@@ -169,7 +171,7 @@ STAYS: dict[str, Callable[[int], list[GraphStep]]] = {
 def test_what_stays(make: Callable[[int], list[GraphStep]]) -> None:
     scope = make_scope()
     before = [make(index) for index in range(COUNT)]
-    assert count_ahead("loop", before, scope) == before
+    assert count(before, scope) == before
     assert find_sizes(scope) == []
 
 
@@ -188,13 +190,19 @@ OTHERS = {
 @pytest.mark.parametrize(("text", "opcode"), OTHERS.values(), ids=OTHERS)
 def test_what_is_no_counter(text: str, opcode: str) -> None:
     scope = make_scope(text, opcode)
-    assert find_counters(make_body(0), scope) == {}
-    assert find_counters(make_body(0), make_scope()) == {COUNTER: STEP}
+    assert find_counters(make_body(0), read(scope)) == {}
+    assert find_counters(make_body(0), read(make_scope())) == {COUNTER: STEP}
+
+
+def test_what_is_kept_is_not_counted_ahead() -> None:
+    before = [make_body(index) for index in range(COUNT)]
+    assert count(before, make_scope(), BufferUse("state", 70, 100)) == before
+    assert count(before, make_scope(), BufferUse("state", 72, 100)) != before
 
 
 def test_one_iteration_stays() -> None:
     scope = make_scope()
-    assert count_ahead("loop", [make_body(0)], scope) == [make_body(0)]
+    assert count([make_body(0)], scope) == [make_body(0)]
 
 
 def test_a_fault_in_the_places_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,4 +214,4 @@ def test_a_fault_in_the_places_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "_move", shift)
     scope = make_scope()
     before = [make_body(index) for index in range(COUNT)]
-    assert run(count_ahead("loop", before, scope)) != run(before)
+    assert run(count(before, scope)) != run(before)

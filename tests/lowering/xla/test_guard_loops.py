@@ -25,11 +25,11 @@ from tracegraph.lowering.device_program import (
     GraphStep,
     list_device_steps,
 )
-from tracegraph.lowering.kernels import guards
+from tracegraph.lowering.kernels import counters, guards
 from tracegraph.lowering.kernels.conditions import start_turns
 from tracegraph.lowering.planning.byte_edges import find_edges
+from tracegraph.lowering.xla import count_ahead, loop_state
 from tracegraph.lowering.xla import guard_loops as module
-from tracegraph.lowering.xla import loop_state
 from tracegraph.lowering.xla.guard_loops import MOST_PER_TURN, choose_guarded
 from tracegraph.runtime.graph_nodes import Construct, Turn
 
@@ -64,6 +64,25 @@ def test_what_is_updated_in_place_is_copied_beside_the_condition() -> None:
     assert find(step, "loop@turn").writes == (use("x"),)
     edges = find_edges(step.bodies[0], lay_out(step.bodies[0]))
     assert (2, 3) not in edges
+
+
+def test_what_counts_a_loop_counts_ahead() -> None:
+    step = guard_one(DOUBLE, computations=make_instructions(adds=True))
+    assert step.turn == Turn(5, is_guarded=True)
+    names = list_names(step)
+    assert names[:4] == ["loop@count", "double@guarded.1", "compare@guarded.1", "loop@keep.1"]
+    assert names[4] == "loop@counted"
+    assert not [name for name in names if name.startswith("count@")]
+    places = [find(step, f"compare@guarded.{number}").reads[0] for number in range(1, 6)]
+    # The last one finds the counter where the next turn does.
+    assert len({*places}) == 5
+    assert places[-1] == use("counter[0:4]")
+
+
+def test_a_counter_that_is_read_after_the_loop_does_not_count_ahead() -> None:
+    step = guard_one(DOUBLE, results="x counter[0:4]", computations=make_instructions(adds=True))
+    assert "count@guarded.1" in list_names(step)
+    assert not [name for name in list_names(step) if name.startswith("loop@count")]
 
 
 def test_what_is_written_anew_costs_no_copy() -> None:
@@ -215,8 +234,9 @@ def test_the_rule_of_cost() -> None:
     assert all((sizes[size - 1] - 1) * (size + 1) <= 20 for size in range(1, 60))
 
 
-def test_random_loops_leave_the_same_bytes() -> None:
-    guarded, wrong = count_wrong()
+@pytest.mark.parametrize("adds", [True, False])
+def test_random_loops_leave_the_same_bytes(adds: bool) -> None:
+    guarded, wrong = count_wrong(adds=adds)
     assert guarded > 80
     assert wrong == 0
 
@@ -245,6 +265,14 @@ def test_a_piece_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         return step if len(pieces) > 1 else fill(name, "unused")
 
     monkeypatch.setattr(module, "keep_state", keep_less)
+    assert count_wrong()[1] > 6
+
+
+def test_a_count_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(name: str, counter: Any, values: Any, first: int, step: int) -> DeviceStep:
+        return counters.count_values(name, counter, values, first + (counter != values), step)
+
+    monkeypatch.setattr(count_ahead, "count_values", count)
     assert count_wrong()[1] > 6
 
 
