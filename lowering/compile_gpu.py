@@ -320,6 +320,7 @@ def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
         check_call=compiler.target.find_call_problem,
         plan_call=compiler.target.plan_library_call,
         reads_loops=compiler.merges,
+        has_choices=compiler.target.target.has_choices,
     )
     program = limit_workspaces(program, read_cublas_workspace_bytes())
     compile_kernel = compiler.target.compile_kernel

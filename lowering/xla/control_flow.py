@@ -7,6 +7,9 @@ device. What that costs was measured on an H200 with CUDA 13, in microseconds:
 * a turn of a WHILE node 4.5 beyond its kernels, one turn alone about 7,
 * an IF node 3.2 when it is not taken, 7 when it is.
 
+A node that chooses among branches came with CUDA 12.8: with an older driver each branch is an IF
+node of its own.
+
 Note [Unrolled loops]
 A loop whose trip count XLA knows is unrolled into the graph up to `UNROLLED_NODES` nodes. A longer
 one becomes a WHILE node whose body has as many iterations as `TURN_NODES` nodes allow, so that the
@@ -31,6 +34,7 @@ from tracegraph.lowering.device_program import (
 from tracegraph.lowering.kernels.conditions import (
     COUNTER_BYTES,
     count_turn,
+    set_branch,
     set_flag,
     set_index,
     start_turns,
@@ -41,6 +45,7 @@ from tracegraph.lowering.xla.gather_slices import gather_slices
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
 from tracegraph.runtime.graph_nodes import Construct, Turn
+from tracegraph.runtime.nodes import BufferUse, CopyNode
 
 # Nodes are 0.2 KB of device memory each and take some microseconds to instantiate.
 UNROLLED_NODES = 1024
@@ -149,12 +154,34 @@ def decode_conditional(
         raise Refusal(f"chooses among {len(branches)} branches by {index.nbytes} bytes")
     if not any(branches):
         return []
+    bodies = branches if index.nbytes == 4 or branches[1] else branches[:1]
+    if len(bodies) > 1 and not scope.has_choices:
+        return _decode_one_by_one(name, index, branches, scope)
     label = f"{name}@condition"
     if index.nbytes == 4:
         setter = set_index(label, index, len(branches))
-        return [ConditionalStep(name, Construct.SWITCH, tuple(branches), setter)]
-    bodies = branches if branches[1] else branches[:1]
+        return [ConditionalStep(name, Construct.SWITCH, tuple(bodies), setter)]
     return [ConditionalStep(name, Construct.IF, tuple(bodies), set_flag(label, index))]
+
+
+def _decode_one_by_one(
+    name: str, index: BufferUse, branches: Sequence[tuple[GraphStep, ...]], scope: Scope
+) -> list[GraphStep]:
+    """Returns an IF node for each branch: older drivers have no node that chooses."""
+    # A branch may write where the index is.
+    kept = scope.add_temporary(index.nbytes)
+    keep = DeviceStep(CopyNode(f"{name}@index", index, kept), (index,), (kept,))
+    chosen: list[GraphStep] = [
+        ConditionalStep(
+            f"{name}@{place}",
+            Construct.IF,
+            (branch,),
+            set_branch(f"{name}@condition.{place}", kept, place, len(branches)),
+        )
+        for place, branch in enumerate(branches)
+        if branch
+    ]
+    return [keep, *chosen]
 
 
 def count_nodes(steps: Sequence[GraphStep]) -> int:

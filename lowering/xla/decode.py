@@ -44,6 +44,7 @@ def decode_executable(
     check_call: CheckCall | None = None,
     plan_call: PlanCall | None = None,
     reads_loops: bool = False,
+    has_choices: bool = True,
 ) -> XlaProgram:
     """Returns the steps of a compiled program over XLA's own allocations.
 
@@ -55,6 +56,7 @@ def decode_executable(
             nothing.
         plan_call: of the device; says how much workspace a call of a library needs; None for none.
         reads_loops: say of each kernel what it computes for each element, where that is known.
+        has_choices: the driver has nodes that choose among several branches.
 
     Raises:
         UnsupportedError: the program has thunks, fields, memory or layouts that are not lowered;
@@ -68,7 +70,7 @@ def decode_executable(
         outputs = read_outputs(program, views)
         updated = read_updated(program)
         scope = _make_scope(program, views, check_call, plan_call)
-        scope = dataclasses.replace(scope, reads_loops=reads_loops)
+        scope = dataclasses.replace(scope, reads_loops=reads_loops, has_choices=has_choices)
         steps = tuple(decode_sequence(program.thunks, scope, refused))
         if not refused:
             steps = add_waits(_guard(steps, outputs, scope))
@@ -94,6 +96,7 @@ def read_program(
     check_call: CheckCall | None = None,
     plan_call: PlanCall | None = None,
     reads_loops: bool = False,
+    has_choices: bool = True,
 ) -> XlaProgram:
     """Returns the steps of a compiled program from the bytes that XLA writes it as.
 
@@ -103,6 +106,7 @@ def read_program(
         check_call: as for `decode_executable`.
         plan_call: as for `decode_executable`.
         reads_loops: as for `decode_executable`.
+        has_choices: as for `decode_executable`.
 
     Raises:
         UnsupportedError: as `decode_executable`; or the bytes are no program that the installed
@@ -115,6 +119,7 @@ def read_program(
         check_call=check_call,
         plan_call=plan_call,
         reads_loops=reads_loops,
+        has_choices=has_choices,
     )
 
 

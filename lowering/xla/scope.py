@@ -70,6 +70,7 @@ class Scope:
         plan_call: of the device; says how much workspace a call of a library needs.
         cudnn_graphs: the compiled graphs of cuDNN, by their fingerprints.
         reads_loops: say of each kernel what it computes for each element, where that is known.
+        has_choices: a node may choose among several branches.
     """
 
     views: tuple[BufferUse | None, ...]
@@ -86,6 +87,7 @@ class Scope:
     plan_call: PlanCall | None = dataclasses.field(default=None, repr=False)
     cudnn_graphs: Mapping[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
     reads_loops: bool = False
+    has_choices: bool = True
 
     def open_loop(self, name: str, iteration: Iteration | None) -> Scope:
         """Returns the scope of a sequence of a loop.

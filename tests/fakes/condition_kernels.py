@@ -23,6 +23,9 @@ def make_kernels(values: dict[int, int]) -> dict[str, Kernel]:
         setter.__name__: functools.partial(setter, values) for setter in setters
     }
     kernels |= {f"copy_slice_{size}": functools.partial(copy_slice, size) for size in WORD_BYTES}
+    kernels |= {
+        f"set_branch_{size}": functools.partial(set_branch, size, values) for size in (1, 4)
+    }
     return kernels | {
         f"count_ahead_{size}": functools.partial(count_ahead, size) for size in (4, 8)
     }
@@ -37,6 +40,12 @@ def set_index(values: dict[int, int], parameters: tuple[bytes, ...]) -> None:
     handle, address, count = map(_read_number, parameters)
     index = ctypes.c_int32.from_address(address).value
     values[handle] = index if 0 <= index < count else count - 1
+
+
+def set_branch(nbytes: int, values: dict[int, int], parameters: tuple[bytes, ...]) -> None:
+    handle, address, place, count = map(_read_number, parameters)
+    number = int.from_bytes(ctypes.string_at(address, nbytes), "little")
+    values[handle] = int((int(not number) if nbytes == 1 else min(number, count - 1)) == place)
 
 
 def start_turns(values: dict[int, int], parameters: tuple[bytes, ...]) -> None:

@@ -131,6 +131,10 @@ def _compute(kind: str, parts: list[str], numbers: list[int]) -> int:
         return numbers[0]
     if kind == "mad":
         return numbers[0] * numbers[1] + numbers[2]
+    if kind == "min":
+        return min(numbers)
+    if kind == "sub":
+        return numbers[0] - numbers[1]
     if kind == "add":
         return numbers[0] + numbers[1]
     if kind == "mul":

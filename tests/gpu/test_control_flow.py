@@ -12,6 +12,7 @@ from jax import lax
 
 import tracegraph as tg
 from tests.gpu.reference import find_captured
+from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -125,6 +126,20 @@ def test_what_is_inside(name: str):
         "nested": {"while", "if"},
     }
     assert kinds == expected.get(name, {"while"})
+
+
+@pytest.mark.parametrize("name", ["branch", "branch_of_three", "nested"])
+def test_branches_that_an_older_driver_takes_one_by_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CodeTarget, "has_choices", False)
+    captured: Any = tg.capture(PROGRAMS[name])
+    (stage,) = captured.lower(draw(0)).lowered.definition.stages
+    nodes = [node for node in list_nested(stage.nodes) if isinstance(node, ConditionalNode)]
+    assert {len(node.bodies) for node in nodes} == {1}
+    for seed in range(12):
+        x = draw(seed)
+        compare(captured(x), jax.jit(PROGRAMS[name])(x))
 
 
 @pytest.mark.parametrize("name", ["branch", "data_dependent_loop", "nested"])

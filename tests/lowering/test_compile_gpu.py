@@ -71,8 +71,10 @@ class FakeReader:
         check_call: Any,
         plan_call: Any,
         reads_loops: bool,
+        has_choices: bool,
     ) -> XlaProgram:
         assert not reads_loops
+        assert has_choices
         assert callable(check_call)
         assert callable(plan_call)
         assert isinstance(serialized, bytes)

@@ -13,6 +13,7 @@ from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.kernels.conditions import (
     CONDITIONS,
     count_turn,
+    set_branch,
     set_flag,
     set_index,
     start_turns,
@@ -28,6 +29,8 @@ FLAG, COUNTER = BufferUse("flag", 8, 1), BufferUse("counter", 0, 4)
 STEPS = {
     "set_flag": set_flag("a", FLAG),
     "set_index": set_index("a", COUNTER, 3),
+    "set_branch_1": set_branch("a", FLAG, 1, 2),
+    "set_branch_4": set_branch("a", COUNTER, 1, 3),
     "start_turns": start_turns("a", COUNTER),
     "count_turn": count_turn("a", COUNTER, 7),
 }
