@@ -25,22 +25,22 @@ long as a loop that ends after its first iteration loses no more than what XLA t
 loop that often ends so early, as one inside of another may, loses by this rule, up to these 20 each
 time; a long one of one kernel needs half the time by it.
 
-A loop is guarded only if its iterations consist of kernels that XLA has written, memcpys and
-memsets. They end whatever they compute, and stay within their arrays: XLA moves indices inside.
-Kernels of users, calls of libraries, branches and inner loops may do neither. And its state has at
-most 64 KiB in 16 pieces.
+A loop is guarded only if its iterations consist of kernels that XLA has written, memcpys, memsets
+and what counts inner loops ahead. They end whatever they compute, and stay within their arrays: XLA
+moves indices inside. Kernels of users, calls of libraries, branches and inner loops may do neither.
+And its state has at most 64 KiB in 16 pieces.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
+from tracegraph.lowering.kernels.counters import COUNT_AHEAD
 from tracegraph.lowering.kernels.guards import end_turn, keep_state
 from tracegraph.lowering.planning.first_reads import ByteSet, find_needed, follow_back
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT, align
@@ -86,7 +86,7 @@ class _Program:
     add_temporary: Callable[[int], BufferUse]
     added: dict[tuple[str, int], BufferUse] = dataclasses.field(default_factory=dict)
 
-    def find_place(self, name: str, nbytes: int) -> str:
+    def find_place(self, name: str, nbytes: int) -> BufferUse:
         """Returns new bytes for a loop; copies of a loop run one after another and share them."""
         key = _find_instruction(name), nbytes
         if key not in self.added:
@@ -208,8 +208,12 @@ def _guard_inside(step: ConditionalStep, live: ByteSet, program: _Program) -> Co
 
 def _is_tame(step: GraphStep, program: _Program) -> bool:
     """True for a step that ends for any values, and does nothing but write what it says."""
-    if not isinstance(step.node if isinstance(step, DeviceStep) else None, _TAME_NODES):
+    node = step.node if isinstance(step, DeviceStep) else None
+    if not isinstance(node, _TAME_NODES):
         return False
+    # Of an inner loop that is unrolled.
+    if isinstance(node, KernelNode) and node.code.cubin is COUNT_AHEAD:
+        return True
     instruction = program.instructions.get(_find_instruction(step.name))
     if instruction is None or instruction.opcode not in _TAME:
         return False
@@ -240,7 +244,11 @@ def _guard_loop(loop: Loop, per_turn: int, program: _Program) -> ConditionalStep
         if number < per_turn and loop.copied:
             pairs = [(piece, after[piece]) for piece in loop.copied]
             iterations[-1].append(keep_state(f"{name}@keep.{number}", pairs))
-    add_temporary = functools.partial(program.find_place, f"counts of {name}")
+    numbers = itertools.count()
+
+    def add_temporary(nbytes: int) -> BufferUse:
+        return program.find_place(f"counter {next(numbers)} of {name}", nbytes)
+
     counted = count_ahead(name, iterations, program.read_addition, add_temporary, loop.state)
     body = [step for steps in counted for step in steps]
     flags = [place[loop.flag] for place in places[1:]]

@@ -27,6 +27,7 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.kernels import counters, guards
 from tracegraph.lowering.kernels.conditions import start_turns
+from tracegraph.lowering.kernels.counters import count_values
 from tracegraph.lowering.planning.byte_edges import find_edges
 from tracegraph.lowering.xla import count_ahead, loop_state
 from tracegraph.lowering.xla import guard_loops as module
@@ -77,6 +78,30 @@ def test_what_counts_a_loop_counts_ahead() -> None:
     # The last one finds the counter where the next turn does.
     assert len({*places}) == 5
     assert places[-1] == use("counter[0:4]")
+
+
+def test_two_counters_have_values_of_their_own() -> None:
+    computations = make_instructions("k0", "more", adds=True)
+    computations[0]["more"].called_computation_ids = (1,)
+    body = (kernel("k0", "other[0:4]", "x"), kernel("more", "other[0:4]", "other[0:4]"))
+    step = guard_one(*body, computations=computations)
+    assert step.turn is not None
+    last = step.turn.iterations
+    assert list_names(step).count("loop@count") == list_names(step).count("loop@counted") == 2
+    names = [f"k0@guarded.{i}" for i in range(2, last + 1)]
+    names += [f"compare@guarded.{i}" for i in range(1, last)]
+    assert len({find(step, name).reads for name in names}) == len(names)
+
+
+def test_an_inner_loop_that_is_unrolled_is_guarded_too() -> None:
+    inner = count_values("inner@count", use("n[0:4]"), use("m[0:260]"), 1, 1)
+    step = guard_one(kernel("reset", "x", "n[0:4]"), inner, DOUBLE)
+    assert step.turn == Turn(1)
+    step = guard_one(
+        kernel("reset", "x", "n[0:4]"), inner, DOUBLE, computations=make_instructions("reset")
+    )
+    assert step.turn is not None
+    assert step.turn.is_guarded
 
 
 def test_a_counter_that_is_read_after_the_loop_does_not_count_ahead() -> None:
@@ -207,7 +232,7 @@ def test_many_copies_of_a_loop_do_not_make_the_graph_much_larger() -> None:
     ],
     ids=str,
 )
-def test_what_keeps_one_iteration_per_turn(body: Any, opcodes: dict[str, str]) -> None:
+def test_what_keeps_one_iteration_per_turn(body: Any, opcodes: Any) -> None:
     results = "x[0:65537] flag[0:8] " + " ".join(f"x{i}" for i in range(17))
     (step,), _ = guard([make_loop(*body)], results, make_instructions(**opcodes))
     assert isinstance(step, ConditionalStep)
