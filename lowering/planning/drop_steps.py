@@ -50,7 +50,8 @@ def drop_unread(program: DeviceProgram) -> DeviceProgram:
     used = {use.buffer for step in found.steps for use in _list_ranges(step)} | kept
     before = {use.buffer for index in gone for use in _list_ranges(program.steps[index])}
     buffers = tuple(spec for spec in found.buffers if spec.name in used or spec.name not in before)
-    return dataclasses.replace(found, buffers=buffers)
+    # What went may have been the only reader of what an earlier or a later step writes.
+    return drop_unread(dataclasses.replace(found, buffers=buffers))
 
 
 def _only_writes(step: Step) -> bool:

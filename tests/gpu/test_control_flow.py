@@ -45,6 +45,21 @@ def counted(x: Any) -> Any:
     return lax.fori_loop(3, 303, turn, (x, jnp.zeros((300, 8))))
 
 
+def count_as_a_result(x: Any) -> Any:
+    return lax.while_loop(lambda s: s[0] < 40, lambda s: (s[0] + 1, s[1] * 0.9 + s[0]), (0, x))
+
+
+def open_count_as_a_result(x: Any) -> Any:
+    def goes_on(state: Any) -> Any:
+        return (state[0] < 90) & (jnp.abs(state[1]).sum() < 5e3)
+
+    return lax.while_loop(goes_on, lambda s: (s[0] + 1, s[1] * 1.01 + s[0]), (0, x))
+
+
+def open_count(x: Any) -> Any:
+    return open_count_as_a_result(x)[1]
+
+
 def data_dependent_loop(x: Any) -> Any:
     return lax.while_loop(lambda c: jnp.abs(c).sum() < 1e4, lambda c: c * 1.5 + 1, x)
 
@@ -87,6 +102,9 @@ PROGRAMS = {
         long_scan,
         scan_over_rows,
         counted,
+        count_as_a_result,
+        open_count_as_a_result,
+        open_count,
         data_dependent_loop,
         loop_to_an_argument,
         branch,
@@ -121,6 +139,7 @@ def test_what_is_inside(name: str):
     expected = {
         "short_scan": set(),
         "counted": set(),
+        "count_as_a_result": set(),
         "branch": {"if"},
         "branch_of_three": {"switch"},
         "nested": {"while", "if"},
