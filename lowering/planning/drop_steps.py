@@ -34,24 +34,27 @@ def drop_unread(program: DeviceProgram) -> DeviceProgram:
         for use in step.reads:
             readers[use.buffer].add(index)
     gone: set[int] = set()
-    # From the end, so that what only unread steps read is unread too.
-    for index in reversed(range(len(program.steps))):
-        step = program.steps[index]
-        if not _only_writes(step) or not step.writes:
-            continue
-        if any(use.buffer in kept or readers[use.buffer] - {index} for use in step.writes):
-            continue
-        gone.add(index)
-        for use in step.reads:
-            readers[use.buffer].discard(index)
+    count = -1
+    # From the end, so that what only unread steps read is unread too; and again, since what an
+    # unread step read may be written later.
+    while len(gone) > count:
+        count = len(gone)
+        for index in reversed(range(len(program.steps))):
+            step = program.steps[index]
+            if index in gone or not _only_writes(step) or not step.writes:
+                continue
+            if any(use.buffer in kept or readers[use.buffer] - {index} for use in step.writes):
+                continue
+            gone.add(index)
+            for use in step.reads:
+                readers[use.buffer].discard(index)
     if not gone:
         return program
     found = drop_steps(program, gone)
     used = {use.buffer for step in found.steps for use in _list_ranges(step)} | kept
     before = {use.buffer for index in gone for use in _list_ranges(program.steps[index])}
     buffers = tuple(spec for spec in found.buffers if spec.name in used or spec.name not in before)
-    # What went may have been the only reader of what an earlier or a later step writes.
-    return drop_unread(dataclasses.replace(found, buffers=buffers))
+    return dataclasses.replace(found, buffers=buffers)
 
 
 def _only_writes(step: Step) -> bool:

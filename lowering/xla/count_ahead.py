@@ -124,7 +124,7 @@ def _count(
 
 
 def _move(step: GraphStep, counter: BufferUse, place: BufferUse) -> GraphStep:
-    if counter not in list_uses(step):
+    if counter not in step.reads:
         return step
     return step.move(lambda use: place if use == counter else use)
 
