@@ -157,6 +157,7 @@ def main(argv: Sequence[str]) -> None:
         "cases": found,
     }
     path = pathlib.Path(_OUTPUT.value) / "control_flow_gpu.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -1,6 +1,7 @@
 """Whole programs of users as one graph each, against `jax.jit`, in one run.
 
-    PYTHONPATH=. python benchmarks/whole_programs.py [--output DIR] [--case NAME] [--dry-run]
+    PYTHONPATH=. python benchmarks/whole_programs.py [--output DIR] [--case NAME] [--serial]
+    [--dry-run]
 
 Blocks of the sides take turns; figures are medians over the rounds. A program is timed only if a
 first call of both sides gives equal results within its tolerance, and if it is one graph.
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 from absl import app, flags, logging
@@ -41,13 +43,16 @@ from machine import read_driver, read_processor, read_version
 from whole_models import PROGRAMS, WholeProgram
 
 import tracegraph as tg
+from tracegraph.lowering import compile_gpu
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result files")
 _CASES = flags.DEFINE_multi_string("case", [], "only these programs")
 _ROUNDS = flags.DEFINE_integer("rounds", 9, "blocks of each side", 1)
 _TORCH = flags.DEFINE_bool("torch", True, "run the PyTorch peers")
+_SERIAL = flags.DEFINE_bool("serial", False, "also time graphs whose steps have XLA's own order")
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "small sizes on any device, few calls, no PyTorch")
 
+SERIAL = "tg.capture, XLA's order"
 CAPTURE_LIMIT, POOL_LIMIT = 0.10, 1.05
 # What a segment rounds up to says nothing about the plan of a small pool.
 LEAST_POOL_BYTES = 40 << 20
@@ -115,6 +120,10 @@ def measure_program(program: WholeProgram, peers: TorchProcess | None) -> CaseRe
         result.refusal = check_program(program, setup.state, batch, wraps, result)
         if result.refusal:
             return result
+        if _SERIAL.value:
+            wraps[SERIAL] = tg.capture(setup.function, donate_argnums=0)
+            with mock.patch.object(compile_gpu, "widen", lambda program, _: program):
+                wraps[SERIAL](jax.device_put(setup.state), *batch)
         sides: dict[str, Side] = {
             name: ProgramSide(jax.device_put(setup.state), batch, call)
             for name, call in wraps.items()

@@ -321,6 +321,7 @@ def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
         plan_call=compiler.target.plan_library_call,
         reads_loops=compiler.merges,
         partitions=compiler.partitions,
+        has_choices=compiler.target.target.has_choices,
     )
     program = limit_workspaces(program, read_cublas_workspace_bytes())
     compile_kernel = compiler.target.compile_kernel

@@ -12,7 +12,7 @@ import jax
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import Region
-from tracegraph.runtime.code_target import CompileKernel
+from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize
@@ -36,6 +36,11 @@ class CompileTarget(Protocol):
     @property
     def updates_in_place(self) -> bool:
         """True when compiled regions may overwrite the memory of resident state."""
+        ...
+
+    @property
+    def target(self) -> CodeTarget:
+        """What its code is compiled for."""
         ...
 
     def prepare_arena(self, size: ArenaSize) -> None:

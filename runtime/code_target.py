@@ -20,6 +20,9 @@ class CompiledSource:
     ptx: str = dataclasses.field(repr=False)
 
 
+# The first CUDA whose graphs have nodes that choose among several branches.
+FIRST_WITH_CHOICES = 12_080
+
 # Of a source in C++, with options of NVRTC.
 CompileKernel: TypeAlias = Callable[[str, tuple[str, ...]], CompiledSource]
 
@@ -44,6 +47,11 @@ class CodeTarget:
     features: tuple[str, ...] = ()
     compiler: int = 0
     driver: int = 0
+
+    @property
+    def has_choices(self) -> bool:
+        """True where a graph's node may choose among branches, or its driver is not known."""
+        return not self.driver or self.driver >= FIRST_WITH_CHOICES
 
 
 def print_cuda(version: int) -> str:

@@ -67,6 +67,44 @@ _CONDITIONS = """
     SET_CONDITION
 }
 
+.visible .entry set_branch_1(
+    .param .u64 handle, .param .u64 flag, .param .u64 place, .param .u64 count)
+{
+    .reg .pred %is_taken;
+    .reg .b16  %flag;
+    .reg .b32  %value, %place, %is_set;
+    .reg .b64  %handle, %address;
+
+    ld.param.u64  %handle, [handle];
+    ld.param.u64  %address, [flag];
+    ld.param.u32  %place, [place];
+    ld.global.u8  %flag, [%address];
+    cvt.u32.u16   %is_set, %flag;
+    min.u32       %is_set, %is_set, 1;
+    setp.ne.u32   %is_taken, %is_set, %place;
+    selp.u32      %value, 1, 0, %is_taken;
+    SET_CONDITION
+}
+
+.visible .entry set_branch_4(
+    .param .u64 handle, .param .u64 index, .param .u64 place, .param .u64 count)
+{
+    .reg .pred %is_taken;
+    .reg .b32  %value, %place, %count;
+    .reg .b64  %handle, %address;
+
+    ld.param.u64  %handle, [handle];
+    ld.param.u64  %address, [index];
+    ld.param.u32  %place, [place];
+    ld.param.u32  %count, [count];
+    sub.u32       %count, %count, 1;
+    ld.global.u32 %value, [%address];
+    min.u32       %value, %value, %count;
+    setp.eq.u32   %is_taken, %value, %place;
+    selp.u32      %value, 1, 0, %is_taken;
+    SET_CONDITION
+}
+
 .visible .entry start_turns(.param .u64 handle, .param .u64 counter)
 {
     .reg .b32  %value;
@@ -122,6 +160,21 @@ def set_index(name: str, index: BufferUse, count: int) -> DeviceStep:
         count: one more than the last index.
     """
     node = _make_kernel(name, "set_index", (index, _pack(count)), (False, False))
+    return DeviceStep(node, reads=(index,), writes=())
+
+
+def set_branch(name: str, index: BufferUse, place: int, count: int) -> DeviceStep:
+    """Returns the step that sets a handle to 1 where one branch is to be taken, else to 0.
+
+    Args:
+        name: of the step.
+        index: four bytes, the last branch if out of range; or one, the first branch if not 0.
+        place: of the branch among all.
+        count: of all branches.
+    """
+    parameters = (index, _pack(place), _pack(count))
+    symbol = f"set_branch_{index.nbytes}"
+    node = _make_kernel(name, symbol, parameters, (False, False, False))
     return DeviceStep(node, reads=(index,), writes=())
 
 

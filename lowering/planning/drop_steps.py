@@ -34,16 +34,20 @@ def drop_unread(program: DeviceProgram) -> DeviceProgram:
         for use in step.reads:
             readers[use.buffer].add(index)
     gone: set[int] = set()
-    # From the end, so that what only unread steps read is unread too.
-    for index in reversed(range(len(program.steps))):
-        step = program.steps[index]
-        if not _only_writes(step) or not step.writes:
-            continue
-        if any(use.buffer in kept or readers[use.buffer] - {index} for use in step.writes):
-            continue
-        gone.add(index)
-        for use in step.reads:
-            readers[use.buffer].discard(index)
+    count = -1
+    # From the end, so that what only unread steps read is unread too; and again, since what an
+    # unread step read may be written later.
+    while len(gone) > count:
+        count = len(gone)
+        for index in reversed(range(len(program.steps))):
+            step = program.steps[index]
+            if index in gone or not _only_writes(step) or not step.writes:
+                continue
+            if any(use.buffer in kept or readers[use.buffer] - {index} for use in step.writes):
+                continue
+            gone.add(index)
+            for use in step.reads:
+                readers[use.buffer].discard(index)
     if not gone:
         return program
     found = drop_steps(program, gone)

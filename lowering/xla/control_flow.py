@@ -7,13 +7,16 @@ device. What that costs was measured on an H200 with CUDA 13, in microseconds:
 * a turn of a WHILE node 4.5 beyond its kernels, one turn alone about 7,
 * an IF node 3.2 when it is not taken, 7 when it is.
 
+A node that chooses among branches came with CUDA 12.8: with an older driver each branch is an IF
+node of its own.
+
 Note [Unrolled loops]
 A loop whose trip count XLA knows is unrolled into the graph up to `UNROLLED_NODES` nodes. A longer
 one becomes a WHILE node whose body has as many iterations as `TURN_NODES` nodes allow, so that the
 cost of a turn is shared by them, and what is left of the trip count follows it; see also Note
-[Alternating iterations] in `lowering/planning/alternate_iterations.py`. A loop whose trip count is
-unknown is decoded with one iteration per turn; Note [Guarded iterations] in
-`lowering/xla/guard_loops.py` says when it gets more.
+[Alternating iterations] in `lowering/planning/alternate_iterations.py` and Note [Counted ahead] in
+`lowering/xla/count_ahead.py`. A loop whose trip count is unknown is decoded with one iteration per
+turn; Note [Guarded iterations] in `lowering/xla/guard_loops.py` says when it gets more.
 """
 
 from __future__ import annotations
@@ -31,15 +34,18 @@ from tracegraph.lowering.device_program import (
 from tracegraph.lowering.kernels.conditions import (
     COUNTER_BYTES,
     count_turn,
+    set_branch,
     set_flag,
     set_index,
     start_turns,
 )
 from tracegraph.lowering.planning.alternate_iterations import alternate_iterations
+from tracegraph.lowering.xla.count_ahead import count_ahead, find_counters, read_additions
 from tracegraph.lowering.xla.gather_slices import gather_slices
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
 from tracegraph.runtime.graph_nodes import Construct, Turn
+from tracegraph.runtime.nodes import BufferUse, CopyNode
 
 # Nodes are 0.2 KB of device memory each and take some microseconds to instantiate.
 UNROLLED_NODES = 1024
@@ -81,23 +87,33 @@ def _decode_counted(
         inner = scope.open_loop(name, Iteration(index, *turn))
         return rename_steps(decode(message.body_thunk_sequence.thunks, inner), str(index))
 
-    def decode_range(first: int, end: int) -> list[GraphStep]:
-        return [step for index in range(first, end) for step in decode_iteration(index)]
+    def decode_range(first: int, end: int) -> list[list[GraphStep]]:
+        return [decode_iteration(index) for index in range(first, end)]
+
+    read = read_additions(scope.open_branch(name).instructions, scope.computations)
+
+    def count(iterations: list[list[GraphStep]]) -> list[list[GraphStep]]:
+        return count_ahead(name, iterations, read, scope.add_temporary)
 
     first = decode_range(0, min(trip_count, 1))
-    per_turn = choose_per_turn(trip_count, max(count_nodes(first), 1))
+    size = sum(count_nodes(steps) - len(find_counters(steps, read)) for steps in first)
+    per_turn = choose_per_turn(trip_count, max(size, 1))
     if per_turn == trip_count:
-        return [*first, *decode_range(1, trip_count)]
+        return _join(count([*first, *decode_range(1, trip_count)]))
     turns, rest = divmod(trip_count, per_turn)
     counter = scope.add_temporary(COUNTER_BYTES)
     iterations = [decode_iteration(index, per_turn, counter) for index in range(per_turn)]
     gathered = gather_slices(iterations, turns, scope.add_temporary)
-    body = alternate_iterations(gathered, scope.add_temporary)
+    body = alternate_iterations(count(gathered), scope.add_temporary)
     body.append(count_turn(f"{name}@turn", counter, turns))
     start = start_turns(f"{name}@start", counter)
     turn = Turn(per_turn)
     loop = ConditionalStep(name, Construct.WHILE, (tuple(body),), start, turn=turn)
-    return [loop, *decode_range(trip_count - rest, trip_count)]
+    return [loop, *_join(count(decode_range(trip_count - rest, trip_count)))]
+
+
+def _join(iterations: Sequence[Sequence[GraphStep]]) -> list[GraphStep]:
+    return [step for steps in iterations for step in steps]
 
 
 def choose_per_turn(trip_count: int, size: int) -> int:
@@ -138,12 +154,34 @@ def decode_conditional(
         raise Refusal(f"chooses among {len(branches)} branches by {index.nbytes} bytes")
     if not any(branches):
         return []
+    bodies = branches if index.nbytes == 4 or branches[1] else branches[:1]
+    if len(bodies) > 1 and not scope.has_choices:
+        return _decode_one_by_one(name, index, branches, scope)
     label = f"{name}@condition"
     if index.nbytes == 4:
         setter = set_index(label, index, len(branches))
-        return [ConditionalStep(name, Construct.SWITCH, tuple(branches), setter)]
-    bodies = branches if branches[1] else branches[:1]
+        return [ConditionalStep(name, Construct.SWITCH, tuple(bodies), setter)]
     return [ConditionalStep(name, Construct.IF, tuple(bodies), set_flag(label, index))]
+
+
+def _decode_one_by_one(
+    name: str, index: BufferUse, branches: Sequence[tuple[GraphStep, ...]], scope: Scope
+) -> list[GraphStep]:
+    """Returns an IF node for each branch: older drivers have no node that chooses."""
+    # A branch may write where the index is.
+    kept = scope.add_temporary(index.nbytes)
+    keep = DeviceStep(CopyNode(f"{name}@index", index, kept), (index,), (kept,))
+    chosen: list[GraphStep] = [
+        ConditionalStep(
+            f"{name}@{place}",
+            Construct.IF,
+            (branch,),
+            set_branch(f"{name}@condition.{place}", kept, place, len(branches)),
+        )
+        for place, branch in enumerate(branches)
+        if branch
+    ]
+    return [keep, *chosen]
 
 
 def count_nodes(steps: Sequence[GraphStep]) -> int:

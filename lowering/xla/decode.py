@@ -45,6 +45,7 @@ def decode_executable(
     plan_call: PlanCall | None = None,
     reads_loops: bool = False,
     partitions: int = 1,
+    has_choices: bool = True,
 ) -> XlaProgram:
     """Returns the steps of a compiled program over XLA's own allocations.
 
@@ -57,6 +58,7 @@ def decode_executable(
         plan_call: of the device; says how much workspace a call of a library needs; None for none.
         reads_loops: say of each kernel what it computes for each element, where that is known.
         partitions: how many devices it must be for.
+        has_choices: the driver has nodes that choose among several branches.
 
     Raises:
         UnsupportedError: the program has thunks, fields, memory or layouts that are not lowered;
@@ -70,7 +72,9 @@ def decode_executable(
         outputs = read_outputs(program, views)
         updated = read_updated(program)
         scope = _make_scope(program, views, check_call, plan_call)
-        scope = dataclasses.replace(scope, reads_loops=reads_loops, partitions=partitions)
+        scope = dataclasses.replace(
+            scope, reads_loops=reads_loops, partitions=partitions, has_choices=has_choices
+        )
         steps = tuple(decode_sequence(program.thunks, scope, refused))
         if not refused:
             steps = add_waits(_guard(steps, outputs, scope))
@@ -97,6 +101,7 @@ def read_program(
     plan_call: PlanCall | None = None,
     reads_loops: bool = False,
     partitions: int = 1,
+    has_choices: bool = True,
 ) -> XlaProgram:
     """Returns the steps of a compiled program from the bytes that XLA writes it as.
 
@@ -107,6 +112,7 @@ def read_program(
         plan_call: as for `decode_executable`.
         reads_loops: as for `decode_executable`.
         partitions: as for `decode_executable`.
+        has_choices: as for `decode_executable`.
 
     Raises:
         UnsupportedError: as `decode_executable`; or the bytes are no program that the installed
@@ -120,6 +126,7 @@ def read_program(
         plan_call=plan_call,
         reads_loops=reads_loops,
         partitions=partitions,
+        has_choices=has_choices,
     )
 
 

@@ -25,10 +25,10 @@ long as a loop that ends after its first iteration loses no more than what XLA t
 loop that often ends so early, as one inside of another may, loses by this rule, up to these 20 each
 time; a long one of one kernel needs half the time by it.
 
-A loop is guarded only if its iterations consist of kernels that XLA has written, memcpys and
-memsets. They end whatever they compute, and stay within their arrays: XLA moves indices inside.
-Kernels of users, calls of libraries, branches and inner loops may do neither. And its state has at
-most 64 KiB in 16 pieces.
+A loop is guarded only if its iterations consist of kernels that XLA has written, memcpys, memsets
+and what counts inner loops ahead. They end whatever they compute, and stay within their arrays: XLA
+moves indices inside. Kernels of users, calls of libraries, branches and inner loops may do neither.
+And its state has at most 64 KiB in 16 pieces.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
+from tracegraph.lowering.kernels.counters import COUNT_AHEAD
 from tracegraph.lowering.kernels.guards import end_turn, keep_state
 from tracegraph.lowering.planning.first_reads import ByteSet, find_needed, follow_back
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT, align
 from tracegraph.lowering.xla.control_flow import rename_steps
+from tracegraph.lowering.xla.count_ahead import count_ahead, find_counters, read_additions
 from tracegraph.lowering.xla.loop_state import Loop, move_iteration, read_loop
 from tracegraph.runtime.graph_nodes import Construct, Turn
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
@@ -82,14 +84,18 @@ class _Program:
     computations: Mapping[int, Mapping[str, Any]]
     copies: Mapping[str, int]
     add_temporary: Callable[[int], BufferUse]
-    added: dict[tuple[str, int], str] = dataclasses.field(default_factory=dict)
+    added: dict[tuple[str, int], BufferUse] = dataclasses.field(default_factory=dict)
 
-    def find_place(self, name: str, nbytes: int) -> str:
-        """Returns a buffer for the state of a loop; copies of a loop run one after another."""
+    def find_place(self, name: str, nbytes: int) -> BufferUse:
+        """Returns new bytes for a loop; copies of a loop run one after another and share them."""
         key = _find_instruction(name), nbytes
         if key not in self.added:
-            self.added[key] = self.add_temporary(nbytes).buffer
+            self.added[key] = self.add_temporary(nbytes)
         return self.added[key]
+
+    def read_addition(self, step: GraphStep) -> int | None:
+        """Returns what a step adds to an integer in place; None where it does otherwise."""
+        return read_additions(self.instructions, self.computations)(step)
 
 
 def guard_loops(
@@ -187,8 +193,9 @@ def _guard_inside(step: ConditionalStep, live: ByteSet, program: _Program) -> Co
     if loop is None:
         return step
     steps = loop.iteration
+    counters = find_counters(steps, program.read_addition, loop.state)
     nbytes = sum(use.nbytes for each in steps for use in {*each.reads, *each.writes})
-    count = len(steps) - len(loop.left_out)
+    count = len(steps) - len(loop.left_out) - len(counters)
     added = count + bool(loop.copied)
     most = ADDED_NODES // (added * program.copies[_find_instruction(step.name)]) + 1
     per_turn = choose_guarded(
@@ -201,8 +208,12 @@ def _guard_inside(step: ConditionalStep, live: ByteSet, program: _Program) -> Co
 
 def _is_tame(step: GraphStep, program: _Program) -> bool:
     """True for a step that ends for any values, and does nothing but write what it says."""
-    if not isinstance(step.node if isinstance(step, DeviceStep) else None, _TAME_NODES):
+    node = step.node if isinstance(step, DeviceStep) else None
+    if not isinstance(node, _TAME_NODES):
         return False
+    # Of an inner loop that is unrolled.
+    if isinstance(node, KernelNode) and node.code.cubin is COUNT_AHEAD:
+        return True
     instruction = program.instructions.get(_find_instruction(step.name))
     if instruction is None or instruction.opcode not in _TAME:
         return False
@@ -226,13 +237,20 @@ def _guard_loop(loop: Loop, per_turn: int, program: _Program) -> ConditionalStep
     # Where the state is before the first iteration, and after each.
     places = [own, *kept, own]
     name = loop.step.name
-    body: list[GraphStep] = []
+    iterations: list[list[GraphStep]] = []
     for number, (before, after) in enumerate(itertools.pairwise(places), start=1):
         moved = move_iteration(loop, before, after)
-        body += rename_steps(moved, f"guarded.{number}")
+        iterations.append(rename_steps(moved, f"guarded.{number}"))
         if number < per_turn and loop.copied:
             pairs = [(piece, after[piece]) for piece in loop.copied]
-            body.append(keep_state(f"{name}@keep.{number}", pairs))
+            iterations[-1].append(keep_state(f"{name}@keep.{number}", pairs))
+    numbers = itertools.count()
+
+    def add_temporary(nbytes: int) -> BufferUse:
+        return program.find_place(f"counter {next(numbers)} of {name}", nbytes)
+
+    counted = count_ahead(name, iterations, program.read_addition, add_temporary, loop.state)
+    body = [step for steps in counted for step in steps]
     flags = [place[loop.flag] for place in places[1:]]
     pieces = [(piece, [place[piece] for place in kept]) for piece in loop.restored]
     body.append(end_turn(f"{name}@turn", flags, pieces))
@@ -248,7 +266,7 @@ def _place_state(loop: Loop, count: int, program: _Program) -> list[dict[BufferU
         # An address keeps its remainder, which kernels may rely on.
         offsets[piece] = end + piece.offset % ALIGNMENT
         end = align(offsets[piece] + piece.nbytes)
-    buffer = program.find_place(loop.step.name, end * count)
+    buffer = program.find_place(loop.step.name, end * count).buffer
     return [
         {
             piece: BufferUse(buffer, index * end + offset, piece.nbytes)

@@ -72,6 +72,7 @@ class Scope:
         cudnn_graphs: the compiled graphs of cuDNN, by their fingerprints.
         reads_loops: say of each kernel what it computes for each element, where that is known.
         partitions: how many devices the program is for.
+        has_choices: a node may choose among several branches.
     """
 
     views: tuple[BufferUse | None, ...]
@@ -89,6 +90,7 @@ class Scope:
     cudnn_graphs: Mapping[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
     reads_loops: bool = False
     partitions: int = 1
+    has_choices: bool = True
 
     def open_loop(self, name: str, iteration: Iteration | None) -> Scope:
         """Returns the scope of a sequence of a loop.

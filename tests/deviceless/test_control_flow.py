@@ -14,9 +14,12 @@ from jax import lax
 
 from tests.deviceless.building import check_built, find_excess_bytes, find_faults
 from tests.deviceless.test_partial import lower
+from tests.fakes.compilers import Target
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES
 from tracegraph.reports.explain_gpu import list_turns
+from tracegraph.runtime.code_target import CodeTarget
+from tracegraph.runtime.cuda.graphs.builder import check_constructs
 from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
 
 VECTOR = np.linspace(0, 1, 4096, dtype=np.float32)
@@ -99,6 +102,35 @@ def test_control_flow_becomes_conditional_nodes(case: str, h200: Any) -> None:
 def test_a_loop_needs_no_memset_of_what_it_writes_first(h200: Any) -> None:
     (stage,) = lower_case("a long scan", h200).definition.stages
     assert not [node for node in list_nested(stage.nodes) if node.kind == "memset"]
+
+
+@pytest.mark.parametrize(
+    ("case", "count"), [("a choice of two", 2), ("a choice of three", 3), ("a long scan", 0)]
+)
+def test_an_older_driver_has_a_node_for_each_branch(
+    case: str, count: int, h200: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = CodeTarget("cuda", "9.0", "described", driver=12_040)
+    monkeypatch.setattr(Target, "target", target)
+    definition = lower_case(case, h200).definition
+    nodes = list_nested(definition.stages[0].nodes)
+    choices = [node for node in nodes if isinstance(node, ConditionalNode)]
+    assert [node.kind for node in choices if node.kind != "while"] == ["if"] * count
+    for node in choices:
+        check_constructs(target.driver, node)
+    assert find_faults(definition) == []
+    check_built(definition)
+
+
+def test_two_kernels_count_the_iterations_of_a_turn(h200: Any) -> None:
+    (stage,) = lower_case("a long scan", h200).definition.stages
+    (loop,) = [node for node in stage.nodes if isinstance(node, ConditionalNode)]
+    assert loop.turn is not None
+    names = Counter(node.name.partition("@")[0] for node in loop.bodies[0].nodes)
+    # They and the one that ends the turn; the other kernels do the work of an iteration each.
+    assert names.pop(loop.name) == 3
+    assert {*names.values()} == {loop.turn.iterations}
+    assert len(names) == 2
 
 
 @pytest.mark.parametrize("case", ["a loop of unknown length", "a loop to an argument"])

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from tracegraph.lowering.compiler import Compiler
-from tracegraph.runtime.code_target import CompileKernel
+from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_registration_problem
@@ -28,6 +28,9 @@ class Target:
     updates_in_place: bool = False
     arenas: list[ArenaSize] = dataclasses.field(default_factory=list)
     compile_kernel: CompileKernel | None = None
+
+    # Of no driver that is known.
+    target = CodeTarget("cuda", "9.0", "described")
 
     def prepare_arena(self, size: ArenaSize) -> None:
         self.arenas.append(size)

@@ -6,6 +6,8 @@ import ctypes
 import functools
 from collections.abc import Callable
 
+from tracegraph.lowering.planning.memory_plan import ALIGNMENT
+
 Kernel = Callable[[tuple[bytes, ...]], None]
 WORD_BYTES = (16, 8, 4, 1)
 
@@ -20,8 +22,12 @@ def make_kernels(values: dict[int, int]) -> dict[str, Kernel]:
     kernels: dict[str, Kernel] = {
         setter.__name__: functools.partial(setter, values) for setter in setters
     }
+    kernels |= {f"copy_slice_{size}": functools.partial(copy_slice, size) for size in WORD_BYTES}
+    kernels |= {
+        f"set_branch_{size}": functools.partial(set_branch, size, values) for size in (1, 4)
+    }
     return kernels | {
-        f"copy_slice_{size}": functools.partial(copy_slice, size) for size in WORD_BYTES
+        f"count_ahead_{size}": functools.partial(count_ahead, size) for size in (4, 8)
     }
 
 
@@ -34,6 +40,12 @@ def set_index(values: dict[int, int], parameters: tuple[bytes, ...]) -> None:
     handle, address, count = map(_read_number, parameters)
     index = ctypes.c_int32.from_address(address).value
     values[handle] = index if 0 <= index < count else count - 1
+
+
+def set_branch(nbytes: int, values: dict[int, int], parameters: tuple[bytes, ...]) -> None:
+    handle, address, place, count = map(_read_number, parameters)
+    number = int.from_bytes(ctypes.string_at(address, nbytes), "little")
+    values[handle] = int((int(not number) if nbytes == 1 else min(number, count - 1)) == place)
 
 
 def start_turns(values: dict[int, int], parameters: tuple[bytes, ...]) -> None:
@@ -59,6 +71,14 @@ def copy_slice(word_bytes: int, parameters: tuple[bytes, ...]) -> None:
     for address in (source + offsets[0], target + offsets[1]):
         assert address % word_bytes == 0, f"{address:#x} is no multiple of {word_bytes}"
     ctypes.memmove(target + offsets[1], source + offsets[0], words * word_bytes)
+
+
+def count_ahead(nbytes: int, parameters: tuple[bytes, ...]) -> None:
+    source, values, first, step, count = map(_read_number, parameters)
+    start = int.from_bytes(ctypes.string_at(source, nbytes), "little") + first
+    for index in range(count):
+        number = (start + index * step) % (1 << 8 * nbytes)
+        ctypes.memmove(values + index * ALIGNMENT, number.to_bytes(nbytes, "little"), nbytes)
 
 
 def _read_number(parameter: bytes) -> int:

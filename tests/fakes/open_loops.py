@@ -11,9 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.fakes.gpu_programs import copy, fill, kernel, shuffle_order, use
+from tests.fakes.xla_programs import ADDITION, read_computation
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep, list_uses
 from tracegraph.lowering.kernels.conditions import set_flag, start_turns
 from tracegraph.lowering.planning.byte_edges import find_edges
+from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.xla.guard_loops import guard_loops
 from tracegraph.runtime.graph_nodes import Construct, Turn
 from tracegraph.runtime.nodes import BufferUse, KernelNode
@@ -30,13 +32,17 @@ def make_loop(*body: GraphStep, name: str = "loop") -> ConditionalStep:
     )
 
 
-def make_instructions(*names: str, **opcodes: str) -> dict[int, dict[str, Any]]:
+def make_instructions(*names: str, adds: bool = False, **opcodes: str) -> dict[int, dict[str, Any]]:
+    """Returns fusions by name; with ``adds`` it is known what the one that counts does."""
     found = dict.fromkeys((*names, "count", "compare", "double"), "fusion") | opcodes
     instructions = {
         name: SimpleNamespace(opcode=opcode.replace("_", "-"), called_computation_ids=())
         for name, opcode in found.items()
     }
-    return {0: instructions}
+    if not adds:
+        return {0: instructions}
+    instructions["count"].called_computation_ids = (1,)
+    return {0: instructions, 1: read_computation(ADDITION)}
 
 
 def guard(
@@ -91,10 +97,14 @@ def run_step(step: DeviceStep, memory: dict[Any, Any], count: int) -> None:
         run_end(node, memory)
     elif symbol == "set_flag":
         memory["handle"] = memory[step.reads[0].buffer, step.reads[0].offset]
+    elif symbol.startswith("count_ahead"):
+        count_ahead(node, memory)
     elif name == "count":
         memory["counter", 0] += 1
     elif name == "compare":
-        memory[step.writes[0].buffer, step.writes[0].offset] = int(memory["counter", 0] < count)
+        (source,), (target,) = step.reads, step.writes
+        is_more = memory[source.buffer, source.offset] < count
+        memory[target.buffer, target.offset] = int(is_more)
     elif name == "reset":
         memory["counter", 0] = 0
     elif step.kind == "memcpy":
@@ -131,6 +141,17 @@ def run_end(node: Any, memory: dict[Any, Any]) -> None:
         copy_bytes(memory, rest[first + 2 + ended], rest[first])
 
 
+def count_ahead(node: Any, memory: dict[Any, Any]) -> None:
+    """Does what the kernel of `count_values` does."""
+    source, values, *numbers = node.parameters
+    first, step, count = (int.from_bytes(each, "little") for each in numbers)
+    start = memory[source.buffer, source.offset] + first
+    for index in range(count):
+        offset = values.offset + index * ALIGNMENT
+        memory |= {(values.buffer, offset + place): 0 for place in range(4)}
+        memory[values.buffer, offset] = start + index * step
+
+
 def draw_program(generator: random.Random) -> tuple[list[GraphStep], str]:
     """Returns a loop, and what is around it, over a few small arrays."""
 
@@ -163,6 +184,9 @@ def draw_program(generator: random.Random) -> tuple[list[GraphStep], str]:
         body[1:] = [new, *body[1:2], copy("k8", source, target), *later]
     elif generator.random() < 0.3:
         body = [kernel("scratch", draw(), "flag[0:4]"), kernel("k9", "flag[0:4] x[0:4]", draw())]
+    if generator.random() < 0.5:
+        # As a slice that moves, which reads how often the loop has turned.
+        body.insert(generator.randrange(len(body)), kernel("k5", "counter[0:4]", draw()))
     loop: GraphStep = make_loop(*body)
     steps: list[GraphStep] = [COMPARE, loop, kernel("after", f"{draw()} {draw()}", draw())]
     if generator.random() < 0.4:
@@ -176,10 +200,14 @@ def draw_program(generator: random.Random) -> tuple[list[GraphStep], str]:
 NAMES = [*(f"k{index}" for index in range(10)), "scratch", "after", "reset"]
 
 
-def count_wrong() -> tuple[int, int]:
-    """Returns how many random programs were guarded, and how many of them leave other bytes."""
+def count_wrong(*, adds: bool = True) -> tuple[int, int]:
+    """Returns how many random programs were guarded, and how many of them leave other bytes.
+
+    Args:
+        adds: it is known that a loop's counter is added to.
+    """
     guarded = wrong = 0
-    computations = make_instructions(*NAMES)
+    computations = make_instructions(*NAMES, adds=adds)
     for seed in range(100):
         steps, results = draw_program(random.Random(seed))
         found, added = guard(steps, results, computations)

@@ -1,6 +1,7 @@
 """Runs the PTX of kernels that load, select and store, thread after thread, on host memory.
 
-Of the language it knows what `lowering/kernels/guards.py` writes; anything else is an error.
+Of the language it knows what `lowering/kernels/guards.py` and `lowering/kernels/counters.py` write;
+anything else is an error.
 """
 
 from __future__ import annotations
@@ -130,6 +131,10 @@ def _compute(kind: str, parts: list[str], numbers: list[int]) -> int:
         return numbers[0]
     if kind == "mad":
         return numbers[0] * numbers[1] + numbers[2]
+    if kind == "min":
+        return min(numbers)
+    if kind == "sub":
+        return numbers[0] - numbers[1]
     if kind == "add":
         return numbers[0] + numbers[1]
     if kind == "mul":

@@ -63,12 +63,30 @@ hlo_module_with_config {{
 }}
 """
 
+# A fused computation that adds 1 to an integer.
+ADDITION = """
+    instructions { name: "n" opcode: "parameter" id: 1 shape { element_type: S32 } }
+    instructions {
+      name: "c" opcode: "constant" id: 2 shape { element_type: S32 }
+      literal { shape { element_type: S32 } s32s: 1 }
+    }
+    instructions {
+      name: "a" opcode: "add" id: 3 operand_ids: 1 operand_ids: 2 shape { element_type: S32 }
+    }
+"""
+
 Place = tuple[int, int, int]
 
 
 def message_class(name: str) -> Any:
     """Returns the class of a message of the recorded schema."""
     return recorded_schema().message_class(name)
+
+
+def read_computation(text: str) -> dict[str, Any]:
+    """Returns the instructions of an ``HloComputationProto`` by name."""
+    computation = text_format.Parse(text, message_class("xla.HloComputationProto")())
+    return {each.name: each for each in computation.instructions}
 
 
 def make_program(*thunks: str, text: str = "") -> Any:

@@ -12,6 +12,7 @@ from jax import lax
 
 import tracegraph as tg
 from tests.gpu.reference import find_captured
+from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -34,6 +35,29 @@ def long_scan(x: Any) -> Any:
 def scan_over_rows(x: Any) -> Any:
     rows = jnp.outer(jnp.arange(600, dtype=jnp.float32), x) / 600
     return lax.scan(lambda c, row: (jnp.tanh(c + row), c * row), x, rows)
+
+
+def counted(x: Any) -> Any:
+    def turn(i: Any, carry: Any) -> Any:
+        c, kept = carry
+        return jnp.sin(c) + i, kept.at[i - 3].set(c[:8] * i)
+
+    return lax.fori_loop(3, 303, turn, (x, jnp.zeros((300, 8))))
+
+
+def count_as_a_result(x: Any) -> Any:
+    return lax.while_loop(lambda s: s[0] < 40, lambda s: (s[0] + 1, s[1] * 0.9 + s[0]), (0, x))
+
+
+def open_count_as_a_result(x: Any) -> Any:
+    def goes_on(state: Any) -> Any:
+        return (state[0] < 90) & (jnp.abs(state[1]).sum() < 5e3)
+
+    return lax.while_loop(goes_on, lambda s: (s[0] + 1, s[1] * 1.01 + s[0]), (0, x))
+
+
+def open_count(x: Any) -> Any:
+    return open_count_as_a_result(x)[1]
 
 
 def data_dependent_loop(x: Any) -> Any:
@@ -77,6 +101,10 @@ PROGRAMS = {
         short_scan,
         long_scan,
         scan_over_rows,
+        counted,
+        count_as_a_result,
+        open_count_as_a_result,
+        open_count,
         data_dependent_loop,
         loop_to_an_argument,
         branch,
@@ -110,11 +138,27 @@ def test_what_is_inside(name: str):
     kinds = {n.kind for n in list_nested(stage.nodes) if isinstance(n, ConditionalNode)}
     expected = {
         "short_scan": set(),
+        "counted": set(),
+        "count_as_a_result": set(),
         "branch": {"if"},
         "branch_of_three": {"switch"},
         "nested": {"while", "if"},
     }
     assert kinds == expected.get(name, {"while"})
+
+
+@pytest.mark.parametrize("name", ["branch", "branch_of_three", "nested"])
+def test_branches_that_an_older_driver_takes_one_by_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CodeTarget, "has_choices", False)
+    captured: Any = tg.capture(PROGRAMS[name])
+    (stage,) = captured.lower(draw(0)).lowered.definition.stages
+    nodes = [node for node in list_nested(stage.nodes) if isinstance(node, ConditionalNode)]
+    assert {len(node.bodies) for node in nodes} == {1}
+    for seed in range(12):
+        x = draw(seed)
+        compare(captured(x), jax.jit(PROGRAMS[name])(x))
 
 
 @pytest.mark.parametrize("name", ["branch", "data_dependent_loop", "nested"])

@@ -72,8 +72,9 @@ class FakeReader:
         plan_call: Any,
         reads_loops: bool,
         partitions: int,
+        has_choices: bool,
     ) -> XlaProgram:
-        assert (reads_loops, partitions) == (False, 1)
+        assert (reads_loops, partitions, has_choices) == (False, 1, True)
         assert callable(check_call)
         assert callable(plan_call)
         assert isinstance(serialized, bytes)

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
+from tracegraph.runtime.code_target import FIRST_WITH_CHOICES
 from tracegraph.runtime.cuda.driver.calls import (
     Condition,
     CopyRange,
@@ -51,9 +52,6 @@ from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
 from tracegraph.runtime.library_nodes import FfiCallNode
 from tracegraph.runtime.nodes import KernelNode, Locate
-
-# The driver whose conditional nodes may have several bodies.
-FIRST_WITH_CHOICE = 12_080
 
 
 class Library(Protocol):
@@ -222,15 +220,15 @@ def check_constructs(version: int, node: ConditionalNode) -> None:
         UnsupportedError: it is too old.
     """
     has_choice = len(node.bodies) > 1
-    if not has_choice or version >= FIRST_WITH_CHOICE:
+    if not has_choice or version >= FIRST_WITH_CHOICES:
         return
     raise UnsupportedError(
         f"the CUDA driver has no conditional node of {len(node.bodies)} branches",
         where=f"{node.kind} {node.name}",
         why=f"it is of CUDA {version // 1000}.{version % 1000 // 10}, and a choice among branches "
         "came with CUDA 12.8",
-        fix='install an NVIDIA driver of CUDA 12.8 or later, or use control_flow="refuse" with '
-        'mode="partial"',
+        fix="install an NVIDIA driver of CUDA 12.8 or later, or capture the function on this "
+        "machine, where each branch becomes a node of its own",
         anchor="unsupported",
     )
 

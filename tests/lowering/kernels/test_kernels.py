@@ -13,10 +13,12 @@ from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.kernels.conditions import (
     CONDITIONS,
     count_turn,
+    set_branch,
     set_flag,
     set_index,
     start_turns,
 )
+from tracegraph.lowering.kernels.counters import COUNT_AHEAD, count_values
 from tracegraph.lowering.kernels.guards import end_turn, keep_state
 from tracegraph.lowering.kernels.slices import COPY_SLICE, MovingUse, copy_slice
 from tracegraph.runtime.cuda.comparison import COMPARE_PIECES
@@ -27,6 +29,8 @@ FLAG, COUNTER = BufferUse("flag", 8, 1), BufferUse("counter", 0, 4)
 STEPS = {
     "set_flag": set_flag("a", FLAG),
     "set_index": set_index("a", COUNTER, 3),
+    "set_branch_1": set_branch("a", FLAG, 1, 2),
+    "set_branch_4": set_branch("a", COUNTER, 1, 3),
     "start_turns": start_turns("a", COUNTER),
     "count_turn": count_turn("a", COUNTER, 7),
 }
@@ -44,12 +48,14 @@ def read_kernel(step: DeviceStep) -> KernelNode:
 
 KEPT = [(BufferUse("a", 0, 64), BufferUse("b", 0, 64)), (FLAG, BufferUse("b", 64, 1))]
 KEEP = keep_state("keep", KEPT)
+COUNT = count_values("count", COUNTER, BufferUse("values", 0, 516), 1, 1)
 END = end_turn("turn", [FLAG] * 3, [(target, [source] * 2) for source, target in KEPT])
 
 TEXTS = {
     "keep_state": read_kernel(KEEP).code.cubin,
     "end_turn": read_kernel(END).code.cubin,
     "conditions": CONDITIONS,
+    "counters": COUNT_AHEAD,
     "slices": COPY_SLICE,
     "comparison": COMPARE_PIECES.cubin,
     "measurement": MEASURE_PIECES.cubin,
@@ -70,7 +76,9 @@ def test_the_assembler_takes_the_text(text: bytes, tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize(
-    "step", [*STEPS.values(), make_copy(64), KEEP, END], ids=lambda step: step.node.code.symbol
+    "step",
+    [*STEPS.values(), make_copy(64), COUNT, KEEP, END],
+    ids=lambda step: step.node.code.symbol,
 )
 def test_a_launch_has_the_parameters_of_its_kernel(step: DeviceStep):
     node = read_kernel(step)

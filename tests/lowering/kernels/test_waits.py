@@ -18,6 +18,7 @@ from tracegraph.lowering.kernels.conditions import (
     set_flag,
     start_turns,
 )
+from tracegraph.lowering.kernels.counters import count_values
 from tracegraph.lowering.kernels.guards import end_turn, keep_state
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
 from tracegraph.lowering.kernels.waits import add_waits
@@ -32,6 +33,7 @@ OWN = [
     copy_slice("slice", MovingUse(TARGET, 4, 0, 4), MovingUse(FLAG, 4, 0), COUNTER),
     end_turn("turn", [FLAG, FLAG], [(PIECE, [TARGET])]),
     set_flag("again", FLAG),
+    count_values("count", COUNTER, PIECE, 1, 1),
 ]
 
 

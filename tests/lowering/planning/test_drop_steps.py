@@ -35,6 +35,13 @@ def test_a_chain_that_nothing_reads_goes() -> None:
     verify_order(found)
 
 
+def test_what_only_an_earlier_unread_step_reads_goes() -> None:
+    """As a counter that is counted ahead, and that no iteration reads."""
+    counted = (fill("zero", "t"), kernel("count", "t", "u"), kernel("counted", "t", "t"))
+    found = drop_unread(program(*counted, LAST))
+    assert [step.name for step in found.steps] == ["last"]
+
+
 @pytest.mark.parametrize(
     "steps",
     [

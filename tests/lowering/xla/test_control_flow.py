@@ -30,8 +30,9 @@ FLAG = "buffer_allocation_index: 3 offset: 64 size: 1"
 COUNTER = BufferUse("counter", 0, 4)
 
 
-def decode(*thunks: str) -> tuple[GraphStep, ...]:
-    return decode_executable(make_program(*thunks), name="step").steps
+def decode(*thunks: str, has_choices: bool = True) -> tuple[GraphStep, ...]:
+    program = make_program(*thunks)
+    return decode_executable(program, name="step", has_choices=has_choices).steps
 
 
 def refuse(*thunks: str) -> str:
@@ -124,6 +125,28 @@ def test_a_choice_by_index():
     step = read_conditional(found)
     assert (step.construct, len(step.bodies)) == (Construct.SWITCH, 3)
     assert step.setter.reads == (BufferUse("#3", 64, 4),)
+
+
+@pytest.mark.parametrize(("nbytes", "branches"), [(1, 2), (4, 3)])
+def test_an_older_driver_takes_branches_one_by_one(nbytes: int, branches: int) -> None:
+    thunk = branch((COPY,), *[(BACK, COPY)] * (branches - 1), nbytes=nbytes)
+    keep, *found = decode(thunk, has_choices=False)
+    steps = [read_conditional(each) for each in found]
+    assert [each.construct for each in steps] == [Construct.IF] * branches
+    assert [len(each.bodies) for each in steps] == [1] * branches
+    assert list_names(steps[1].bodies[0]) == ["back", "put"]
+    # What is inside may write where the index is: all nodes read a copy of it.
+    assert keep.reads == (BufferUse("#3", 64, nbytes),)
+    assert {each.setter.reads for each in steps} == {keep.writes}
+    assert len({each.name for each in steps}) == branches
+
+
+def test_an_older_driver_takes_one_branch_as_it_is() -> None:
+    (found,) = decode(branch((COPY,), ()), has_choices=False)
+    assert found == decode(branch((COPY,), ()))[0]
+    # An index that is not a flag names its branches; those that do nothing are left out.
+    _, found = decode(branch((), (COPY,), (), nbytes=4), has_choices=False)
+    assert found.name == "cond@1"
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,12 @@ from tracegraph.lowering.device_program import (
     GraphStep,
     list_device_steps,
 )
-from tracegraph.lowering.kernels import guards
+from tracegraph.lowering.kernels import counters, guards
 from tracegraph.lowering.kernels.conditions import start_turns
+from tracegraph.lowering.kernels.counters import count_values
 from tracegraph.lowering.planning.byte_edges import find_edges
+from tracegraph.lowering.xla import count_ahead, loop_state
 from tracegraph.lowering.xla import guard_loops as module
-from tracegraph.lowering.xla import loop_state
 from tracegraph.lowering.xla.guard_loops import MOST_PER_TURN, choose_guarded
 from tracegraph.runtime.graph_nodes import Construct, Turn
 
@@ -64,6 +65,49 @@ def test_what_is_updated_in_place_is_copied_beside_the_condition() -> None:
     assert find(step, "loop@turn").writes == (use("x"),)
     edges = find_edges(step.bodies[0], lay_out(step.bodies[0]))
     assert (2, 3) not in edges
+
+
+def test_what_counts_a_loop_counts_ahead() -> None:
+    step = guard_one(DOUBLE, computations=make_instructions(adds=True))
+    assert step.turn == Turn(5, is_guarded=True)
+    names = list_names(step)
+    assert names[:4] == ["loop@count", "double@guarded.1", "compare@guarded.1", "loop@keep.1"]
+    assert names[4] == "loop@counted"
+    assert not [name for name in names if name.startswith("count@")]
+    places = [find(step, f"compare@guarded.{number}").reads[0] for number in range(1, 6)]
+    # The last one finds the counter where the next turn does.
+    assert len({*places}) == 5
+    assert places[-1] == use("counter[0:4]")
+
+
+def test_two_counters_have_values_of_their_own() -> None:
+    computations = make_instructions("k0", "more", adds=True)
+    computations[0]["more"].called_computation_ids = (1,)
+    body = (kernel("k0", "other[0:4]", "x"), kernel("more", "other[0:4]", "other[0:4]"))
+    step = guard_one(*body, computations=computations)
+    assert step.turn is not None
+    last = step.turn.iterations
+    assert list_names(step).count("loop@count") == list_names(step).count("loop@counted") == 2
+    names = [f"k0@guarded.{i}" for i in range(2, last + 1)]
+    names += [f"compare@guarded.{i}" for i in range(1, last)]
+    assert len({find(step, name).reads for name in names}) == len(names)
+
+
+def test_an_inner_loop_that_is_unrolled_is_guarded_too() -> None:
+    inner = count_values("inner@count", use("n[0:4]"), use("m[0:260]"), 1, 1)
+    step = guard_one(kernel("reset", "x", "n[0:4]"), inner, DOUBLE)
+    assert step.turn == Turn(1)
+    step = guard_one(
+        kernel("reset", "x", "n[0:4]"), inner, DOUBLE, computations=make_instructions("reset")
+    )
+    assert step.turn is not None
+    assert step.turn.is_guarded
+
+
+def test_a_counter_that_is_read_after_the_loop_does_not_count_ahead() -> None:
+    step = guard_one(DOUBLE, results="x counter[0:4]", computations=make_instructions(adds=True))
+    assert "count@guarded.1" in list_names(step)
+    assert not [name for name in list_names(step) if name.startswith("loop@count")]
 
 
 def test_what_is_written_anew_costs_no_copy() -> None:
@@ -188,7 +232,7 @@ def test_many_copies_of_a_loop_do_not_make_the_graph_much_larger() -> None:
     ],
     ids=str,
 )
-def test_what_keeps_one_iteration_per_turn(body: Any, opcodes: dict[str, str]) -> None:
+def test_what_keeps_one_iteration_per_turn(body: Any, opcodes: Any) -> None:
     results = "x[0:65537] flag[0:8] " + " ".join(f"x{i}" for i in range(17))
     (step,), _ = guard([make_loop(*body)], results, make_instructions(**opcodes))
     assert isinstance(step, ConditionalStep)
@@ -215,8 +259,9 @@ def test_the_rule_of_cost() -> None:
     assert all((sizes[size - 1] - 1) * (size + 1) <= 20 for size in range(1, 60))
 
 
-def test_random_loops_leave_the_same_bytes() -> None:
-    guarded, wrong = count_wrong()
+@pytest.mark.parametrize("adds", [True, False])
+def test_random_loops_leave_the_same_bytes(adds: bool) -> None:
+    guarded, wrong = count_wrong(adds=adds)
     assert guarded > 80
     assert wrong == 0
 
@@ -245,6 +290,14 @@ def test_a_piece_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         return step if len(pieces) > 1 else fill(name, "unused")
 
     monkeypatch.setattr(module, "keep_state", keep_less)
+    assert count_wrong()[1] > 6
+
+
+def test_a_count_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(name: str, counter: Any, values: Any, first: int, step: int) -> DeviceStep:
+        return counters.count_values(name, counter, values, first + (counter != values), step)
+
+    monkeypatch.setattr(count_ahead, "count_values", count)
     assert count_wrong()[1] > 6
 
 

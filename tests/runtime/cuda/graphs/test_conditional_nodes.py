@@ -109,6 +109,31 @@ def test_a_choice_of_three_takes_the_last_for_any_other_index(
     np.testing.assert_array_equal(found, X * 2**rounds)
 
 
+@pytest.mark.parametrize(
+    ("kind", "index", "rounds"),
+    [("flag", 1, 1), ("flag", 0, 2), ("index", 0, 1), ("index", 2, 3), ("index", -1, 3)],
+)
+def test_an_older_driver_takes_one_of_several_nodes(
+    device: CudaOnHost, kind: str, index: int, rounds: int
+) -> None:
+    use, dtype = {"flag": (FLAG, np.bool_), "index": (BufferUse("index", 0, 4), np.int32)}[kind]
+    count = 2 if kind == "flag" else 3
+    steps = [kernel("double", "x", "y"), *[kernel("double", "y", "y")] * 2]
+    nodes = [
+        make_node(
+            Construct.IF,
+            [make_body(*steps[: place + 1])],
+            conditions.set_branch("choose", use, place, count).node,
+        )
+        for place in range(count)
+    ]
+    for node in nodes:
+        check_constructs(12_040, node)
+    replay = make_cuda_replay(device, define(*nodes, inputs=f"x {kind}"))
+    (found,) = run_once(replay, place(X), place(index, dtype=dtype))
+    np.testing.assert_array_equal(found, X * 2**rounds)
+
+
 @pytest.mark.parametrize("turns", [1, 2, 7])
 def test_a_loop_of_known_length(device: CudaOnHost, turns: int):
     loop = make_loop(kernel("increment", "y", "y"), turns=turns)
