@@ -5,20 +5,15 @@
 Three cases: a train step of a GPT of 12 layers of 128, its batch split and its state whole on each
 device; a sum of 64 KiB over the devices; and chains of sums of several sizes in one call, of which
 the time of one more sum is told. The sides take turns, and their results are compared first. Where
-a side is refused, its error stands in its place. On GPUs NCCL in a CUDA graph of PyTorch does the
-same chains, before JAX takes the memory.
+a side is refused, its error stands in its place.
 Without a GPU, JAX makes the CPU devices; prints one JSON object.
 """
 
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import json
-import pathlib
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +33,7 @@ _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes")
 LIMIT, SUM_LIMIT, SUM_BYTES = 0.6, 8.0, 64 << 10
 # Sums in a chain, and the bytes that each device adds.
 SHORT, LONG = 10, 60
-CHAINED_BYTES = (4 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 16 << 20, 64 << 20)
-PEER = pathlib.Path(__file__).with_name("nccl_peer.py")
+CHAINED_BYTES = (64 << 10, 256 << 10, 1 << 20, 16 << 20)
 
 
 class Side:
@@ -126,16 +120,6 @@ def measure_chain(mesh: jax.sharding.Mesh, nbytes: int, calls: int, repeats: int
     return row if row else short
 
 
-def measure_nccl(devices: int) -> Any:
-    """Returns what `nccl_peer.py` prints, or its last line of error where it cannot run."""
-    sizes = ",".join(map(str, CHAINED_BYTES))
-    command = [sys.executable, str(PEER), f"--devices={devices}", f"--bytes={sizes}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    if done.returncode:
-        return done.stderr.strip().splitlines()[-1]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def measure(sides: dict[str, Callable[[], Side]], calls: int, repeats: int) -> dict[str, Any]:
     """Returns the median microseconds per call of each side, or why it was refused."""
     made: dict[str, Side] = {}
@@ -164,8 +148,6 @@ def measure(sides: dict[str, Callable[[], Side]], calls: int, repeats: int) -> d
 def main(_: list[str]) -> None:
     """Measures both cases and prints them."""
     count, is_dry = _DEVICES.value, _DRY_RUN.value
-    has_gpus = importlib.util.find_spec("torch") is not None and not is_dry
-    nccl = measure_nccl(count) if has_gpus else "not run"
     # Has no effect where there are GPUs.
     jax.config.update("jax_num_cpu_devices", count)
     devices = jax.local_devices()[:count]
@@ -186,7 +168,6 @@ def main(_: list[str]) -> None:
                     nbytes: measure_chain(mesh, nbytes, calls, repeats)
                     for nbytes in CHAINED_BYTES[: 1 if is_dry else None]
                 },
-                "the same by NCCL in a graph of PyTorch": nccl,
                 "one sum of 64 KiB, limit on GPUs": SUM_LIMIT,
             },
             indent=1,
