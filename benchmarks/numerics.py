@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import pathlib
 import statistics
@@ -59,19 +60,34 @@ class NumericsCase:
     calls: int
 
 
-def list_cases(*, is_dry: bool) -> list[NumericsCase]:
-    """Returns the cases: what replacements are for, then programs that nothing may slow down."""
-    cases = [make_leaves(is_dry), make_adam(is_dry), make_embedding(is_dry), make_gpt2(is_dry)]
+def list_makers(*, is_dry: bool) -> dict[str, Callable[[], NumericsCase]]:
+    """Returns what makes each case: those that replacements are for, then what none may slow."""
+    makers: dict[str, Callable[[], NumericsCase]] = {
+        "2000_leaves": functools.partial(make_leaves, is_dry),
+        "adam_500_leaves": functools.partial(make_adam, is_dry),
+        "embedding": functools.partial(make_embedding, is_dry),
+        "gpt2_small_bf16": functools.partial(make_gpt2, is_dry),
+    }
     for case in gpu_models.make_cases(is_dry=is_dry):
         if case.name in ("gpt_2x128", "gpt_12x128"):
-            state = jax.tree.map(np.asarray, gpu_models.make_state(case.shape, is_smooth=True))
-            batch = gpu_models.make_batches(case.shape, 1)[0]
-            cases.append(NumericsCase(case.name, case.function, state, batch, case.calls))
+            makers[case.name] = functools.partial(make_gpt, case)
     for program in whole_models.PROGRAMS:
-        setup = program.make(is_dry)
-        calls = 2 if is_dry else program.calls
-        cases.append(NumericsCase(program.name, setup.function, setup.state, setup.batch, calls))
-    return cases
+        makers[program.name] = functools.partial(make_whole, program, is_dry)
+    return makers
+
+
+def make_gpt(case: Any) -> NumericsCase:
+    """Returns a step of a small GPT of `gpu_replay.py`."""
+    state = jax.tree.map(np.asarray, gpu_models.make_state(case.shape, is_smooth=True))
+    (batch,) = gpu_models.make_batches(case.shape, 1)
+    return NumericsCase(case.name, case.function, state, batch, case.calls)
+
+
+def make_whole(program: whole_models.WholeProgram, is_dry: bool) -> NumericsCase:
+    """Returns a program of `whole_programs.py`."""
+    setup = program.make(is_dry)
+    calls = 2 if is_dry else program.calls
+    return NumericsCase(program.name, setup.function, setup.state, setup.batch, calls)
 
 
 def make_leaves(is_dry: bool) -> NumericsCase:
@@ -170,7 +186,7 @@ class Side:
     def read(self) -> list[Any]:
         """Returns the state and the result as arrays of float64."""
         leaves = jax.tree.leaves((self._state, self._result))
-        return [np.asarray(leaf).astype(np.float64) for leaf in leaves]
+        return [np.asarray(_take_data(leaf)).astype(np.float64) for leaf in leaves]
 
     def list_replacements(self) -> list[str]:
         """Returns what the report says of replacements."""
@@ -190,7 +206,7 @@ def measure(case: NumericsCase, rounds: int) -> dict[str, Any]:
     for name, side in sides.items():
         side.advance()
         pairs = zip(side.read(), sides["jax.jit"].read(), strict=True)
-        differences[name] = max(_relate(one, other) for one, other in pairs)
+        differences[name] = max(relate(one, other) for one, other in pairs)
         assert differences[name] <= TOLERANCE, f"{case.name}, {name}: {differences[name]}"
     samples: dict[str, list[float]] = {name: [] for name in SIDES}
     for _ in range(rounds):
@@ -209,11 +225,29 @@ def measure(case: NumericsCase, rounds: int) -> dict[str, Any]:
     }
 
 
-def _relate(one: Any, other: Any) -> float:
+def _take_data(leaf: Any) -> Any:
+    """Returns the numbers of a typed key, and any other leaf as it is."""
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def relate(one: Any, other: Any) -> float:
     """Returns the norm of a difference, relative to that of the second array."""
     size = float(np.linalg.norm(other))
     distance = float(np.linalg.norm(one - other))
     return distance / size if size else distance
+
+
+def describe_run(*, is_dry: bool) -> dict[str, Any]:
+    """Returns the date, the command, the machine and the versions of a run."""
+    return {
+        "date": str(datetime.date.today()),
+        "command": " ".join(sys.argv),
+        "device": jax.devices()[0].device_kind,
+        "driver": "none" if is_dry else read_driver(),
+        "processor": read_processor(),
+        **{name: read_version(name) for name in ("jax", "jaxlib", "nvidia-cuda-nvrtc")},
+    }
 
 
 def main(argv: Sequence[str]) -> None:
@@ -222,22 +256,15 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
     if not _DRY_RUN.value and jax.default_backend() != "gpu":
         sys.exit(f"JAX computes on {jax.default_backend()}, not on a GPU; try --dry-run")
-    cases = {case.name: case for case in list_cases(is_dry=_DRY_RUN.value)}
-    unknown = [name for name in _CASES.value if name not in cases]
+    makers = list_makers(is_dry=_DRY_RUN.value)
+    unknown = [name for name in _CASES.value if name not in makers]
     if unknown:
-        raise app.UsageError(f"no case {', '.join(unknown)}; there are {', '.join(cases)}")
+        raise app.UsageError(f"no case {', '.join(unknown)}; there are {', '.join(makers)}")
     path = pathlib.Path(_OUTPUT.value) / "numerics_gpu.json"
-    record: dict[str, Any] = {
-        "date": str(datetime.date.today()),
-        "command": " ".join(sys.argv),
-        "device": jax.devices()[0].device_kind,
-        "driver": "none" if _DRY_RUN.value else read_driver(),
-        "processor": read_processor(),
-        **{name: read_version(name) for name in ("jax", "jaxlib", "nvidia-cuda-nvrtc")},
-        "cases": {},
-    }
-    for name in _CASES.value or cases:
-        row = record["cases"][name] = measure(cases[name], 1 if _DRY_RUN.value else _ROUNDS.value)
+    record: dict[str, Any] = {**describe_run(is_dry=_DRY_RUN.value), "cases": {}}
+    for name in _CASES.value or makers:
+        case = makers[name]()
+        row = record["cases"][name] = measure(case, 1 if _DRY_RUN.value else _ROUNDS.value)
         times = ", ".join(f"{side} {row['microseconds'][side]:,.1f}" for side in SIDES)
         print(f"{name:18} {times} us; {row['equivalent / xla']:.2f} x xla", flush=True)
         for line in row["replaced"]:
