@@ -29,13 +29,13 @@ class SpreadProgram:
     """A function that was compiled for several devices.
 
     Attributes:
-        executable: of XLA, for all of them.
+        executable: of XLA, for all of them; None where graphs of theirs compute nothing.
         devices: in the order of the mesh.
         collectives: that each device takes part in.
         results: the sharding of each flat result.
     """
 
-    executable: jax.stages.Compiled
+    executable: Any
     devices: tuple[Any, ...]
     collectives: tuple[Collective, ...]
     results: tuple[Any, ...]
@@ -58,12 +58,14 @@ class Spreading:
         whole: the sharding of what each of them holds whole.
         shardings: of the inputs that are on the devices already, by the names of their buffers.
         avals: JAX's abstract values of inputs and results, the same way.
+        is_named: True where the function, or a mesh around it, names the devices itself.
     """
 
     devices: tuple[Any, ...]
     whole: Any
     shardings: Mapping[str, Any]
     avals: Mapping[str, Any]
+    is_named: bool
 
 
 @dataclasses.dataclass(frozen=True)

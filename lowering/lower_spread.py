@@ -59,31 +59,52 @@ def lower_spread(
         jax.errors.JaxRuntimeError: XLA cannot compile it.
         UnsupportedError: XLA's program holds steps that this version cannot lower.
     """
-    (region,) = request.regions
-    renamed, _ = place_donated_results(request)
-    arranged, count = arrange_in_place(region, request.regions, renamed, is_shared=True)
     given = {spec.buffer.name: spreading.shardings.get(spec.buffer.name) for spec in request.inputs}
     for spec in request.inputs:
         if spec.role is Role.DONATED and given[spec.buffer.name] is None:
             given[spec.buffer.name] = spreading.whole
+    compiled = _compile_region(request, spreading, given, progress, overlap)
+    # What is on the devices already stays as it is; the region need not read all of it.
+    kept = {name: sharding for name, sharding in given.items() if sharding is not None}
+    placed = {} if compiled is None else _find_shardings(*compiled[:2])
+    found = {**dict.fromkeys(given, spreading.whole), **placed, **kept}
+    records = []
+    if compiled is not None:
+        arranged, executable, count = compiled
+        options = keep_legal(_OPTIONS)
+        records.append(record_region(_take_part(arranged, found), executable, count, options))
+    devices = spreading.devices
+    compiler = Compiler(target, progress, compiled=records, partitions=len(devices))
+    lowered = lower_request(_take_parts(request, found), compiler)
+    types = {name: GlobalType(aval, found[name]) for name, aval in spreading.avals.items()}
+    results = tuple(types[name].sharding for name in lowered.definition.outputs)
+    executable = compiled[1] if compiled is not None else None
+    text = executable.as_text() if executable is not None else ""
+    program = SpreadProgram(executable, devices, list_collectives(text or ""), results)
+    return SpreadLowering(lowered, program, types)
+
+
+def _compile_region(
+    request: CaptureRequest,
+    spreading: Spreading,
+    given: Mapping[str, Any],
+    progress: PhaseProgress,
+    overlap: Overlap,
+) -> tuple[Region, jax.stages.Compiled, int] | None:
+    """Returns the region in the order of `compile_for_gpu`, XLA's program, and how many in place.
+
+    None where every result is an argument or a constant.
+    """
+    if not request.regions:
+        return None
+    (region,) = request.regions
+    renamed, _ = place_donated_results(request)
+    arranged, count = arrange_in_place(region, request.regions, renamed, is_shared=True)
     options = keep_legal(_OPTIONS)
     executable = _compile(
         arranged, count, given, options, progress=progress, overlap=overlap, spreading=spreading
     )
-    # What is on the devices already stays as it is; the region need not read all of it.
-    kept = {name: sharding for name, sharding in given.items() if sharding is not None}
-    unread = dict.fromkeys(given, spreading.whole)
-    found = {**unread, **_find_shardings(arranged, executable), **kept}
-    local = _take_parts(request, found)
-    local_region = dataclasses.replace(_take_part(arranged, found), function=arranged.function)
-    record = record_region(local_region, executable, count, options)
-    compiler = Compiler(target, progress, compiled=[record], partitions=len(spreading.devices))
-    lowered = lower_request(local, compiler)
-    types = {name: GlobalType(aval, found[name]) for name, aval in spreading.avals.items()}
-    collectives = list_collectives(executable.as_text() or "")
-    results = tuple(types[name].sharding for name in lowered.definition.outputs)
-    program = SpreadProgram(executable, spreading.devices, collectives, results)
-    return SpreadLowering(lowered, program, types)
+    return arranged, executable, count
 
 
 def _compile(
@@ -103,7 +124,10 @@ def _compile(
         for spec in region.inputs
     ]
     kept = [given[spec.name] for spec in region.inputs[:count]]
-    placed: Any = (*kept, *[None] * (len(region.outputs) - count))
+    # Where nothing else names the devices, the results do.
+    is_named = spreading.is_named or any(each.sharding is not None for each in arguments)
+    other = None if is_named else spreading.whole
+    placed: Any = (*kept, *[other] * (len(region.outputs) - count))
     if len(region.outputs) == 1:
         (placed,) = placed
     detail = f"for {len(spreading.devices)} devices"

@@ -120,6 +120,16 @@ key = tg.capture(lambda key, a: jax.random.normal(key, a.shape) + a)
 assert read(key(jax.random.key(3), put(x, "data"))) == read(
     jax.jit(lambda key, a: jax.random.normal(key, a.shape) + a)(jax.random.key(3), put(x, "data")))
 
+# What computes nothing, or reads nothing that is spread; what names the mesh itself.
+for function in (lambda a: a, lambda a: jnp.arange(3.0), lambda a: (a, a[:0]), lambda a: {"b": a}):
+    found, wanted = (jax.tree.leaves(f(put(x, "data"))) for f in (tg.capture(function),
+                                                                  jax.jit(function)))
+    assert all(np.array_equal(*pair) for pair in zip(found, wanted, strict=True))
+for out in (P(), P("data")):
+    total = jax.shard_map(lambda a: jax.lax.psum(a, "data"), mesh=mesh, in_specs=P("data"),
+                          out_specs=out, check_vma=False)
+    assert read(tg.capture(total)(x)) == read(jax.jit(total)(x))
+
 # release() gives the memory of both back.
 step.release()
 assert step.pool_bytes == 0

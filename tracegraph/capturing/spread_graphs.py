@@ -13,7 +13,7 @@ from tracegraph.capturing.compiled_capture import CompiledCapture
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.constraints.frames import locate_caller
-from tracegraph.constraints.spread import Spread
+from tracegraph.constraints.spread import Spread, find_spread
 from tracegraph.constraints.violation import Violation, make_capture_error
 from tracegraph.jax_internals import is_key_dtype
 from tracegraph.lowering.collector import hold_collector
@@ -141,7 +141,8 @@ def lower_for_gpus(
         if leaf.sharding is not None
     }
     avals = _list_avals(request, first.checked)
-    spreading = Spreading(spread.devices, make_whole(spread), shardings, avals)
+    is_named = find_spread((), first.checked.graph) is not None
+    spreading = Spreading(spread.devices, make_whole(spread), shardings, avals, is_named)
     return lower_spread(request, spreading, device, progress, overlap)
 
 
