@@ -282,8 +282,7 @@ def _compile_to_kernels(
     try:
         return executable, _read(executable, region, compiler), first
     except UnsupportedError as refusal:
-        reasons = "; ".join(work.reason for work in refusal.refused)
-        plain = _find_plain(reasons)
+        plain = find_plain(refusal)
         if not plain:
             raise
     options = (*first, *plain)
@@ -291,8 +290,9 @@ def _compile_to_kernels(
     return executable, _read(executable, region, compiler), options
 
 
-def _find_plain(reasons: str) -> tuple[tuple[str, bool | str], ...]:
-    """Returns the options for plain kernels in place of what was refused."""
+def find_plain(refusal: UnsupportedError) -> tuple[tuple[str, bool | str], ...]:
+    """Returns the options for plain kernels in place of what was refused; empty without any."""
+    reasons = "; ".join(work.reason for work in refusal.refused)
     return keep_legal([option for word, option in PLAIN_KERNELS if word in reasons])
 
 

@@ -15,25 +15,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 
 from tracegraph.lowering.collectives import list_collectives
 from tracegraph.lowering.compile import arrange_in_place, place_donated_results
-from tracegraph.lowering.compile_gpu import FIRST_OPTIONS, keep_legal
+from tracegraph.lowering.compile_gpu import FIRST_OPTIONS, find_plain, keep_legal
 from tracegraph.lowering.compile_spread import Spreading, SpreadLowering, SpreadProgram
 from tracegraph.lowering.compiled_region import record_region
 from tracegraph.lowering.compiler import Compiler, CompileTarget, PhaseProgress
 from tracegraph.lowering.lower import lower_request
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region, Role
+from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.jax_interop import carry_settings
 from tracegraph.runtime.spread_buffer import GlobalType
 
+_Options: TypeAlias = tuple[tuple[str, bool | str], ...]
 # XLA has kernels of its own for small sums, which need its barriers.
-_OPTIONS: tuple[tuple[str, bool | str], ...] = (
+_OPTIONS: _Options = (
     *FIRST_OPTIONS,
     ("xla_gpu_experimental_use_collective_kernels", ""),
 )
@@ -59,11 +61,30 @@ def lower_spread(
         jax.errors.JaxRuntimeError: XLA cannot compile it.
         UnsupportedError: XLA's program holds steps that this version cannot lower.
     """
+    options = keep_legal(_OPTIONS)
+    try:
+        return _lower(request, spreading, target, progress, overlap, options)
+    except UnsupportedError as refusal:
+        # As for one GPU: `_compile_to_kernels` of ``compile_gpu.py``.
+        plain = find_plain(refusal)
+        if not plain:
+            raise
+    return _lower(request, spreading, target, progress, overlap, (*options, *plain))
+
+
+def _lower(
+    request: CaptureRequest,
+    spreading: Spreading,
+    target: CompileTarget,
+    progress: PhaseProgress,
+    overlap: Overlap,
+    options: _Options,
+) -> SpreadLowering:
     given = {spec.buffer.name: spreading.shardings.get(spec.buffer.name) for spec in request.inputs}
     for spec in request.inputs:
         if spec.role is Role.DONATED and given[spec.buffer.name] is None:
             given[spec.buffer.name] = spreading.whole
-    compiled = _compile_region(request, spreading, given, progress, overlap)
+    compiled = _compile_region(request, spreading, given, options, progress, overlap)
     # What is on the devices already stays as it is; the region need not read all of it.
     kept = {name: sharding for name, sharding in given.items() if sharding is not None}
     placed = {} if compiled is None else _find_shardings(*compiled[:2])
@@ -71,7 +92,6 @@ def lower_spread(
     records = []
     if compiled is not None:
         arranged, executable, count = compiled
-        options = keep_legal(_OPTIONS)
         records.append(record_region(_take_part(arranged, found), executable, count, options))
     devices = spreading.devices
     compiler = Compiler(target, progress, compiled=records, partitions=len(devices))
@@ -88,6 +108,7 @@ def _compile_region(
     request: CaptureRequest,
     spreading: Spreading,
     given: Mapping[str, Any],
+    options: _Options,
     progress: PhaseProgress,
     overlap: Overlap,
 ) -> tuple[Region, jax.stages.Compiled, int] | None:
@@ -100,7 +121,6 @@ def _compile_region(
     (region,) = request.regions
     renamed, _ = place_donated_results(request)
     arranged, count = arrange_in_place(region, request.regions, renamed, is_shared=True)
-    options = keep_legal(_OPTIONS)
     executable = _compile(
         arranged, count, given, options, progress=progress, overlap=overlap, spreading=spreading
     )
@@ -111,7 +131,7 @@ def _compile(
     region: Region,
     count: int,
     given: Mapping[str, Any],
-    options: Sequence[tuple[str, bool | str]],
+    options: _Options,
     *,
     progress: PhaseProgress,
     overlap: Overlap,
