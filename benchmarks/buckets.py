@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from bucket_decoder import Weights, decode, make_arguments, make_weights
 from machine import read_driver, read_processor, read_version
 from peer_process import answer_requests, start_peer
 
@@ -36,29 +37,7 @@ _LAYERS = flags.DEFINE_integer("layers", 2, "of the decoder", 1)
 _REPEATS = flags.DEFINE_integer("repeats", 50, "calls of each side", 1)
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "few and small buckets")
 
-Weights = dict[str, jax.Array]
 MEMORY_LIMIT, CAPTURE_LIMIT = 1.15, 1.3
-
-
-def make_weights(width: int, layers: int) -> Weights:
-    """Returns the weights of a small decoder."""
-    keys = jax.random.split(jax.random.key(0), 2 * layers)
-    return {f"w{i}": jax.random.normal(key, (width, width)) / width for i, key in enumerate(keys)}
-
-
-def decode(weights: Weights, hidden: jax.Array, memory: jax.Array) -> jax.Array:
-    """Returns the next hidden state of each row, which attends to its own memory."""
-    for index in range(0, len(weights), 2):
-        scores = jax.nn.softmax(jnp.einsum("bw,btw->bt", hidden, memory))
-        hidden = hidden + jnp.einsum("bt,btw->bw", scores, memory) @ weights[f"w{index}"]
-        hidden = jnp.tanh(hidden @ weights[f"w{index + 1}"]) + hidden
-    return hidden
-
-
-def make_arguments(size: int, width: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the rows of a call and their memory."""
-    hidden = jnp.ones((size, width)) / width
-    return hidden, jnp.ones((size, 8, width)) / width
 
 
 def serve(connection: Any) -> None:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import buckets
+import bucket_decoder
 import jax
 import numpy as np
 from gpu_models import GptShape, make_batches, make_gpt_step, make_state
@@ -98,9 +98,9 @@ def make_program(case: str, *, is_host: bool, is_dry: bool) -> Program:
         arguments = (make_state(shape), *batch)
         return Program(make_gpt_step(shape.heads), [arguments], True, 3 if is_dry else 20)
     count, width = (2, 16) if is_dry else (8, 256) if is_host else (64, 256)
-    weights = buckets.make_weights(width, 2)
-    calls = [(weights, *buckets.make_arguments(size + 1, width)) for size in range(count)]
-    return Program(buckets.decode, calls, False, 3 if is_dry else 100)
+    weights = bucket_decoder.make_weights(width, 2)
+    calls = [(weights, *bucket_decoder.make_arguments(size + 1, width)) for size in range(count)]
+    return Program(bucket_decoder.decode, calls, False, 3 if is_dry else 100)
 
 
 def run_start(side: str, program: Program, file: str | None) -> dict[str, Any]:
