@@ -130,6 +130,25 @@ for out in (P(), P("data")):
                           out_specs=out, check_vma=False)
     assert read(tg.capture(total)(x)) == read(jax.jit(total)(x))
 
+over = jax.shard_map(lambda a: a * 2, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+placed = NamedSharding(mesh, P("data"))
+for function in (
+    lambda a: jax.lax.scan(lambda c, _: (over(c), None), a, None, length=2)[0],
+    lambda a: jax.lax.with_sharding_constraint(a, placed) + 1,
+    lambda a: jax.device_put(a, placed) + 1,
+    lambda a: jax.jit(jnp.sin, out_shardings=placed)(a),
+):
+    for given in (x, put(x), put(x, "data")):
+        assert read(tg.capture(function)(given)) == read(jax.jit(function)(given))
+for kind in (AxisType.Auto, AxisType.Explicit):
+    named = jax.make_mesh((2,), ("data",), (kind,))
+    with jax.set_mesh(named):
+        for given in (x, put(x, "data", over=named)):
+            plain = tg.capture(lambda a: jnp.sin(a) + 1)
+            wanted = jax.jit(lambda a: jnp.sin(a) + 1)(given)
+            assert read(plain(given)) == read(wanted)
+            assert jax.typeof(plain(given)) == jax.typeof(wanted)
+
 # release() gives the memory of both back.
 step.release()
 assert step.pool_bytes == 0

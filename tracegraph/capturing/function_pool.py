@@ -57,11 +57,13 @@ class FunctionPool:
             place: the sharding of what each has whole.
         """
         with self._lock:
-            for device in devices:
-                key = place, device.jax_device
-                if key not in self._joined:
-                    self._joined[key] = join_pool(new_pool_id(), device.allocator)
-            return [self._joined[place, device.jax_device] for device in devices]
+            return [self._join_for(place, device) for device in devices]
+
+    def _join_for(self, place: Any, device: Device) -> PrivatePool:
+        key = place, device.jax_device
+        if key not in self._joined:
+            self._joined[key] = join_pool(new_pool_id(), device.allocator)
+        return self._joined[key]
 
     def share(self, device: Device) -> PoolId:
         """Returns the id for other functions, which may join from now on.
