@@ -13,7 +13,7 @@ from tracegraph.runtime.jax_interop import make_aval
 from tracegraph.runtime.spread_buffer import SpreadBuffer, SpreadContext, SpreadValue
 
 first, second = jax.devices()
-mesh, turned = (Mesh(np.array(devices), ("i",)) for devices in ((first, second), (second, first)))
+mesh = Mesh(np.array(jax.devices()), ("i",))
 split, whole = NamedSharding(mesh, P("i")), NamedSharding(mesh, P())
 
 class Piece:
@@ -63,8 +63,7 @@ for sharding in (split, whole):
     take = buffer.make_writer()
     sources = [
         jax.device_put(x, sharding), jax.device_put(x, split), jax.device_put(x, whole),
-        jax.device_put(x, NamedSharding(turned, P("i"))), jax.device_put(x, second),
-        jnp.asarray(x), jax.device_put(x, sharding),
+        jax.device_put(x, second), jnp.asarray(x), jax.device_put(x, sharding),
     ]
     for number, source in enumerate(sources):
         take(source + number)
