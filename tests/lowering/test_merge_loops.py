@@ -249,7 +249,7 @@ def test_what_would_give_other_bytes_keeps_a_step_from_moving_ahead(
     layers = make_layers(MIN_STEPS)
     names = merge(*layers[:2], between, *layers[2:])
     assert (f"cast.0 {MIN_STEPS}" in names) != is_obstacle
-    # In front of the first it is in nobody's way.
+    # A write in front of the first is no obstacle.
     assert merge(between, *layers)[1] == f"cast.0 {MIN_STEPS}"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tracegraph.runtime.collective_nodes import (
     MAX_MEMBERS,
+    ONE_SHOT_BYTES,
     CollectiveKind,
     CollectiveNode,
     Exchange,
@@ -33,7 +34,7 @@ from tracegraph.runtime.placement import (
     pack_table,
     place_definition,
 )
-from tracegraph.runtime.signals import count_signal_bytes
+from tracegraph.runtime.signals import PLACES_OFFSET, count_signal_bytes
 
 SHAPE = LaunchShape((8, 1, 1), (512, 1, 1))
 CODE = KernelCode("exchange", b"image")
@@ -123,4 +124,5 @@ def test_a_gpu_outside_of_all_groups_has_no_part() -> None:
 
 @pytest.mark.parametrize("members", [2, MAX_MEMBERS])
 def test_signals_have_two_places_for_each_member(members: int) -> None:
-    assert (count_signal_bytes(members) - 8192) % (2 * members) == 0
+    places = count_signal_bytes(members) - PLACES_OFFSET
+    assert places == 2 * members * ONE_SHOT_BYTES

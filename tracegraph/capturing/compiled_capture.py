@@ -61,6 +61,9 @@ class CompiledCapture(Stage):
         [0. 2. 4.]
     """
 
+    # Whether arguments may be over several devices.
+    _takes_spread = False
+
     def __init__(
         self,
         prepared: PreparedCall,
@@ -148,9 +151,15 @@ class CompiledCapture(Stage):
                 self._is_verified = True
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedCall:
-        options, jax_device = self.prepared.options, self._device.jax_device
-        function = self.prepared.function
-        return prepare_call(function, options, args, kwargs, device=jax_device, has_values=True)
+        return prepare_call(
+            self.prepared.function,
+            self.prepared.options,
+            args,
+            kwargs,
+            device=self._device.jax_device,
+            has_values=True,
+            takes_spread=self._takes_spread,
+        )
 
     def _compare(self, found: PreparedCall) -> None:
         verify_capture(found, self._graph, self._device)

@@ -20,7 +20,7 @@ from tracegraph.lowering.overlap import Overlap
 from tracegraph.replaying.spread_call import SpreadCall, make_flat
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import CheckedGraph
-from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
+from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.verification.spread_verification import verify_spread
 
 
@@ -67,6 +67,7 @@ class CompiledSpread(CompiledCapture):
     """A function compiled for several devices, which is called with its dynamic arguments."""
 
     lowered: SpreadProgram  # pyright: ignore[reportIncompatibleVariableOverride]
+    _takes_spread = True
 
     def memory_analysis(self) -> MemoryAnalysis:
         """Returns the bytes on each device; no pool holds any of them."""
@@ -78,18 +79,6 @@ class CompiledSpread(CompiledCapture):
             found.temp_size_in_bytes,
             found.generated_code_size_in_bytes,
             0,
-        )
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedCall:
-        options, device = self.prepared.options, self._device.jax_device
-        return prepare_call(
-            self.prepared.function,
-            options,
-            args,
-            kwargs,
-            device=device,
-            has_values=True,
-            takes_spread=True,
         )
 
     def _compare(self, found: PreparedCall) -> None:

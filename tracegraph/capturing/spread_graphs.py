@@ -30,7 +30,7 @@ from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.replay import Replay
 from tracegraph.runtime.spread_buffer import GlobalType
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
-from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
+from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.user_memory.live_plans import watch_plan
 from tracegraph.verification.spread_verification import verify_spread_graph
 
@@ -81,17 +81,7 @@ class LoweredSpreadGraphs(LoweredCapture):
 
 class _CompiledSpreadGraphs(CompiledCapture):
     _graph: SpreadGraph
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedCall:
-        return prepare_call(
-            self.prepared.function,
-            self.prepared.options,
-            args,
-            kwargs,
-            device=self._device.jax_device,
-            has_values=True,
-            takes_spread=True,
-        )
+    _takes_spread = True
 
     def _compare(self, found: PreparedCall) -> None:
         verify_spread_graph(found, self._graph)

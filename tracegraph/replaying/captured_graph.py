@@ -70,8 +70,15 @@ class CapturedGraph(ReplayableGraph):
             raise make_invalid_error(signal, leaves, self.names) from None
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedCall:
-        device, function = self.replay.jax_device, self._function
-        return prepare_call(function, self._options, args, kwargs, device=device, has_values=True)
+        return prepare_call(
+            self._function,
+            self._options,
+            args,
+            kwargs,
+            device=self.replay.jax_device,
+            has_values=True,
+            takes_spread=len(self.replay.devices) > 1,
+        )
 
     def _call_checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replays on arguments, or says what is wrong with them."""

@@ -7,14 +7,12 @@ launch per GPU.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tracegraph.lowering.compile_spread import SpreadProgram
 from tracegraph.lowering.lower import Lowered
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.checked_graph import CheckedGraph
-from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
+from tracegraph.tracing.prepared_call import PreparedCall
 
 
 class SpreadGraph(CapturedGraph):
@@ -40,14 +38,3 @@ class SpreadGraph(CapturedGraph):
     ) -> None:
         self.program = program
         super().__init__(prepared, checked, lowered, replay)
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedCall:
-        return prepare_call(
-            self._function,
-            self._options,
-            args,
-            kwargs,
-            device=self.program.devices[0],
-            has_values=True,
-            takes_spread=True,
-        )

@@ -122,7 +122,7 @@ def test_one_kernel_counts_all_iterations() -> None:
     assert find_sizes(scope) == [68 + (COUNT - 2) * ALIGNMENT + 4]
 
 
-def test_nobody_waits_for_a_count() -> None:
+def test_no_step_waits_for_a_count() -> None:
     scope = make_scope()
     first, *others = count([make_body(i) for i in range(COUNT)], scope)
     written = [use for steps in others for step in steps for use in step.writes]
