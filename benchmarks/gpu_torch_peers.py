@@ -119,7 +119,9 @@ def make_gpt_loss(shape: GptShape, attention: str) -> Loss:
 
 def _attend_explicitly(is_future: Any, query: Any, key: Any, value: Any) -> Any:
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    return torch.softmax(scores.masked_fill(is_future, -1e9), dim=-1) @ value
+    # The least number of the dtype: under autocast the scores may be of 16 bits.
+    least = torch.finfo(scores.dtype).min
+    return torch.softmax(scores.masked_fill(is_future, least), dim=-1) @ value
 
 
 def _attend_by_sdpa(query: Any, key: Any, value: Any) -> Any:

@@ -270,6 +270,7 @@ def main(argv: Sequence[str]) -> None:
         for line in row["replaced"]:
             print(f"    {line}", flush=True)
         # After each case, so that a run that is cut short leaves what it has.
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -238,6 +238,7 @@ def main(argv: Sequence[str]) -> None:
         "programs": {name: rows[name] for name in names},
     }
     path = pathlib.Path(options.output) / "numerics_sweep_gpu.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"{len(ratios)} timed, slower than {LIMIT} x: {record['slower'] or 'none'}")
 
