@@ -47,12 +47,15 @@ from tracegraph.lowering.device_program import (
     list_device_steps,
 )
 from tracegraph.lowering.planning.byte_edges import find_edges, verify_edges
+from tracegraph.lowering.planning.lanes import arrange_in_lanes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.lowering.planning.step_order import reduce_edges
+from tracegraph.lowering.planning.step_times import estimate_microseconds
 from tracegraph.lowering.request import Role
 from tracegraph.runtime.collective_nodes import CollectiveNode
 from tracegraph.runtime.early_loads import find_settled
 from tracegraph.runtime.errors import InternalError
+from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, GraphNode, Node
 from tracegraph.runtime.nodes import CallNode, CopyNode, KernelNode
@@ -111,6 +114,7 @@ def _build_stages(program: DeviceProgram, plan: MemoryPlan) -> tuple[Stage, ...]
     for indices in [[index for index, _ in run] for _, run in keyed]:
         steps = program.steps[indices[0] : indices[-1] + 1]
         edges = _find_stage_edges(program, plan, indices[0], steps)
+        steps, edges = _deal_out(steps, edges)
         nodes = tuple(_build_node(step, program, plan, settled) for step in steps)
         stages.append(
             Stage(
@@ -139,6 +143,22 @@ def _find_stage_edges(
     edges = reduce_edges(len(steps), found)
     verify_edges(steps, edges, plan.offsets, name=program.name)
     return edges
+
+
+def _deal_out(
+    steps: Sequence[Step], edges: tuple[tuple[int, int], ...]
+) -> tuple[Sequence[Step], tuple[tuple[int, int], ...]]:
+    """Returns steps and edges in lanes, or as they are where lanes may not be: Note [Lanes]."""
+    if any(_keeps_edges(step) for step in steps):
+        return steps, edges
+    order, arranged = arrange_in_lanes([estimate_microseconds(step) for step in steps], edges)
+    return [steps[index] for index in order], arranged
+
+
+def _keeps_edges(step: Step) -> bool:
+    if isinstance(step, DeviceStep):
+        return isinstance(step.node, EventNode)
+    return isinstance(step, ExecutableCall)
 
 
 def _find_settled(program: DeviceProgram, plan: MemoryPlan) -> frozenset[int]:

@@ -25,13 +25,16 @@ from tests.fakes.gpu_programs import (
     use,
     xla_programs,
 )
+from tracegraph.lowering import build_graph as build_graph_module
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.assemble import XlaRegion, assemble
 from tracegraph.lowering.build_graph import build_graph
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall
 from tracegraph.lowering.planning import forward_copies as forward_copies_module
+from tracegraph.lowering.planning import lanes
 from tracegraph.lowering.planning.drop_steps import drop_unread
 from tracegraph.lowering.planning.forward_copies import forward_copies
+from tracegraph.lowering.planning.lanes import Arrangement, arrange_in_lanes
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
@@ -257,7 +260,19 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
     for assembled in (split, whole, wide, narrow, forwarded, widen(forwarded, 1 << 20)):
         verify_order(assembled)
         plan = plan_memory("f", find_lifetimes(assembled))
-        definition = build_graph(assembled, plan)
+        # The graph has the steps in the order of its lanes.
+        dealt: list[Sequence[int]] = []
+
+        def keep_order(times: Any, edges: Any, dealt: Any = dealt) -> Arrangement:
+            arranged = arrange_in_lanes(times, edges)
+            dealt.append(arranged.order)
+            return arranged
+
+        with (
+            unittest.mock.patch.object(build_graph_module, "arrange_in_lanes", keep_order),
+            unittest.mock.patch.multiple(lanes, FEWEST=1, MOST=2),
+        ):
+            definition = build_graph(assembled, plan)
         edges = definition.stages[0].edges if definition.stages else ()
         # What was in the arena before must not show.
         memory: Any = {("arena", i): "poison" for i in range(plan.arena_bytes)}
@@ -265,7 +280,7 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
             memory |= {("arena", plan.offsets[each.name] + b): f"{i}.{b}" for b in range(3)}
         order = shuffle_order(len(assembled.steps), edges, seed)
         nodes = definition.stages[0].nodes if definition.stages else ()
-        steps = [assembled.steps[index] for index in order]
+        steps = [assembled.steps[dealt[0][index]] for index in order]
         run_steps(steps, memory, plan.offsets, [nodes[index] for index in order])
         for name, each in zip(program.outputs, region.outputs, strict=True):
             for b in range(each.nbytes):

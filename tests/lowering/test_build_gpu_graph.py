@@ -21,10 +21,13 @@ from tracegraph.lowering.device_program import (
     DeviceStep,
     ExecutableCall,
 )
+from tracegraph.lowering.planning.lanes import MOST
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.lowering.request import BufferSpec
 from tracegraph.runtime.errors import InternalError
+from tracegraph.runtime.event import Event
+from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import ConditionalNode, Construct, Node
 from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
@@ -317,3 +320,20 @@ def test_text_of_a_gpu_graph(golden: Callable[[str, str], None]):
         donated="s",
     )
     golden("definition_of_a_gpu_graph", f"{definition}\n")
+
+
+def test_a_wide_graph_is_dealt_out_to_lanes():
+    """Forty kernels that share nothing: chains by early starts, as many as lanes."""
+    steps = [kernel(f"k{i}", "x", f"y{i}", waits=True) for i in range(40)]
+    (stage,) = build(*steps, outputs=" ".join(f"y{i}" for i in range(40))).stages
+    assert len(stage.edges) == 40 - MOST
+    assert stage.programmatic == frozenset(stage.edges)
+    assert {node.name for node in stage.nodes} == {step.name for step in steps}
+
+
+def test_a_graph_that_waits_for_events_gets_no_lanes():
+    """A lane could put a record behind the wait for what follows it outside."""
+    event = DeviceStep(EventNode("e", Event(), True), (), ())
+    steps = [kernel(f"k{i}", "x", f"y{i}") for i in range(40)]
+    (stage,) = build(event, *steps, outputs=" ".join(f"y{i}" for i in range(40))).stages
+    assert stage.edges == ()
