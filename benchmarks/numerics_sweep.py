@@ -73,6 +73,19 @@ def choose_names(*, is_dry: bool, count: int) -> list[str]:
     return [*numerics.list_makers(is_dry=is_dry), *sample]
 
 
+def find_maker(name: str, *, is_dry: bool) -> Callable[[], NumericsCase]:
+    """Returns what makes a case, or a program of the corpus; imports only the file that has it.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    cases = numerics.list_makers(is_dry=is_dry)
+    file = name.partition(".")[0]
+    if name in cases or file not in FILES or find_missing(file):
+        return cases[name]
+    return _Maker(name, load_programs(file)[name])
+
+
 @dataclasses.dataclass(frozen=True)
 class _Maker:
     """Makes the case of a program of the corpus."""
@@ -142,12 +155,12 @@ def work(names: Any, gate: Any, lock: Any, results: Any, is_dry: bool, rounds: i
 
     # Not by other processes at the same time: both would be slower, and not alike.
     fastest_variant.time_in_turns = take_turns
-    makers, captured = {**numerics.list_makers(is_dry=is_dry), **list_corpus()}, {}
+    captured: dict[str, Swept] = {}
     with contextlib.suppress(queue.Empty):
         while True:
             name = names.get(timeout=1)
             try:
-                captured[name] = _prepare(makers[name])
+                captured[name] = _prepare(find_maker(name, is_dry=is_dry))
             except Exception as error:  # noqa: BLE001 - what fails is a row, and the others go on
                 results.put((name, {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}))
     # Broken where a worker has ended early: what the others have is timed.
@@ -180,7 +193,7 @@ def sweep(names: Sequence[str], workers: int, *, is_dry: bool, rounds: int) -> d
     rows: dict[str, Any] = {}
     while len(rows) < len(names):
         try:
-            name, rows[name] = results.get(timeout=5)
+            name, rows[name] = results.get(timeout=0.5)
         except queue.Empty:
             if any(process.exitcode for process in processes):
                 gate.abort()
@@ -215,10 +228,11 @@ def main(argv: Sequence[str]) -> None:
     if not is_dry and jax.default_backend() != "gpu":
         sys.exit(f"JAX computes on {jax.default_backend()}, not on a GPU; try --dry-run")
     start = time.perf_counter()
-    known = [*numerics.list_makers(is_dry=is_dry), *list_corpus()]
-    unknown = [name for name in options.case if name not in known]
-    if unknown:
-        raise app.UsageError(f"no program {', '.join(unknown)}")
+    for name in options.case:
+        try:
+            find_maker(name, is_dry=is_dry)
+        except KeyError:
+            raise app.UsageError(f"no program {name}") from None
     names = options.case or choose_names(is_dry=is_dry, count=_CORPUS.value)
     workers = min(_WORKERS.value or min(16, (os.cpu_count() or 2) // 2), len(names))
     rounds = 1 if is_dry else ROUNDS
