@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 
+from tracegraph.constraints.frames import hides_own_frames
 from tracegraph.graph_pictures.records import BufferData, EdgeData, NodeData, PartData
+from tracegraph.graph_pictures.trace_executions import LaunchedGraph
+from tracegraph.graph_pictures.trace_labels import TraceLabels, label_graphs
 
 # What reading a node takes beside its work, in bytes that an H200 moves in that time.
 NODE_BYTES = 4 << 20
@@ -67,6 +71,59 @@ class GraphData:
             path.append(last)
             last = best[last][1]
         return tuple(reversed(path))
+
+    @hides_own_frames
+    def label_trace(
+        self,
+        path: str | os.PathLike[str],
+        output: str | os.PathLike[str] | None = None,
+        *,
+        graph_id: int | Sequence[int] | None = None,
+    ) -> TraceLabels:
+        """Writes the user's lines and scopes into a trace of `jax.profiler`, at the graph's events.
+
+        Each event of a node gets the node's line, scope, number and bytes. For each row with such
+        events there is a further one, with the scopes as nested slices over the events.
+
+        Args:
+            path: of a ``.trace.json.gz`` or ``.trace.json``, or of the folder that was given to
+                `jax.profiler.trace`, if one trace is in it.
+            output: of the file to write, compressed if it ends in ``.gz``; None to replace the
+                trace.
+            graph_id: the number of the executable graph, where several of the trace have the same
+                kernels; for a capture in several graphs a list, with one for each in their order.
+
+        Returns:
+            Which file was written, and how many replays and events of this graph are in it.
+
+        Raises:
+            ConfigError: there is no trace at the path, no replay of this graph is in it, or it
+                cannot be told from others without `graph_id`.
+
+        Example:
+            >>> with jax.profiler.trace("profile"):  # doctest: +SKIP
+            ...     y = jax.block_until_ready(step(x))
+            >>> step.get_graph_data(x).label_trace("profile")  # doctest: +SKIP
+            TraceLabels(path='profile/.../host.trace.json.gz', graph_ids=(4,), replays=1, ...)
+        """
+        return label_graphs(self.name, self._list_launched(), path, output, graph_id)
+
+    def _list_launched(self) -> list[LaunchedGraph]:
+        bodies: dict[int, tuple[NodeData, ...]] = {}
+        for part in self.parts:
+            if part.owner is not None:
+                found = bodies.get(part.owner, ())
+                bodies[part.owner] = (*found, *self.list_nodes(part.number))
+        parts = {node.index: node.part for node in self.nodes}
+        return [
+            LaunchedGraph(
+                tuple(self.list_nodes(part.number)),
+                tuple(edge for edge in self.edges if parts[edge.first] == part.number),
+                bodies,
+            )
+            for part in self.parts
+            if part.kind == "graph"
+        ]
 
     @functools.cached_property
     def _into(self) -> list[list[EdgeData]]:
