@@ -19,7 +19,7 @@ from tracegraph.capturing.progress import Progress
 from tracegraph.constraints.frames import hide_own_frames, hides_own_frames
 from tracegraph.constraints.spread_errors import make_no_nodes_error
 from tracegraph.graph_pictures.dump import describe_graph, find_drawer
-from tracegraph.graph_pictures.records import GraphData
+from tracegraph.graph_pictures.graph_data import GraphData
 from tracegraph.jax_internals import (
     InvalidFloatSignal,
     drop_unit_axes,

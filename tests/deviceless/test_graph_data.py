@@ -72,6 +72,18 @@ def test_a_loop(h200: Any) -> None:
     assert draw_dot(data).count("subgraph") == len(data.parts) == 2
 
 
+def test_scopes(h200: Any) -> None:
+    def train(x: Any, w: Any) -> Any:
+        with jax.named_scope("layer"):
+            y = jnp.tanh(x @ w)
+        with jax.named_scope("order"):
+            return jnp.sort(y)
+
+    data = describe_graph(*lower(train, (BATCH, np.ones((64, 64), np.float32)), h200, mode="whole"))
+    scopes = {node.scope.rpartition("/")[0] for node in data.nodes}
+    assert scopes == {"jit(region0)/layer", "jit(region0)/order"}
+
+
 def test_two_regions_with_instructions_of_one_name(h200: Any) -> None:
     def cut(x: Any) -> Any:
         y = jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), jnp.sin(x))

@@ -49,6 +49,19 @@ def test_two_streams_are_two_branches_with_their_lines() -> None:
     assert f":{LINES[2]} in fork" in result.where
 
 
+def test_scopes_without_those_of_streams() -> None:
+    with jax.named_scope("outer"):
+        data = tg.capture(fork).get_graph_data(X)
+    assert [node.scope for node in data.nodes] == ["", "", ""]
+
+    def inside(x: Any) -> Any:
+        with jax.named_scope("layer"):
+            return fork(x)
+
+    nodes = tg.capture(inside).get_graph_data(X).nodes
+    assert [node.scope for node in nodes] == ["layer"] * 3
+
+
 def test_a_graph_that_is_there_is_read_as_it_is() -> None:
     count = []
     captured = tg.capture(lambda x: (count.append(1), fork(x))[1])

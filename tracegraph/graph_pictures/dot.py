@@ -6,7 +6,8 @@ import itertools
 import json
 from collections.abc import Iterator
 
-from tracegraph.graph_pictures.records import GraphData, NodeData, PartData
+from tracegraph.graph_pictures.graph_data import GraphData
+from tracegraph.graph_pictures.records import NodeData, PartData
 
 
 def draw_dot(data: GraphData) -> str:

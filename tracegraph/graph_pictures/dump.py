@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Callable
 
 from tracegraph.graph_pictures.dot import draw_dot
+from tracegraph.graph_pictures.graph_data import GraphData
 from tracegraph.graph_pictures.lines import NodeLines, find_buffer_lines
 from tracegraph.graph_pictures.read_graph import read_graph
-from tracegraph.graph_pictures.records import GraphData
 from tracegraph.graph_pictures.svg import draw_svg
 from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.errors import ConfigError
@@ -27,7 +27,9 @@ def describe_graph(checked: CheckedGraph, lowered: Lowered) -> GraphData:
     """
     buffer_lines = find_buffer_lines(checked)
     lines = NodeLines(checked, lowered, buffer_lines)
-    return read_graph(lowered.definition, lines.find, buffer_lines)
+    return read_graph(
+        lowered.definition, lines.find, buffer_lines, lambda node: lines.find_place(node)[0]
+    )
 
 
 def find_drawer(path: str | os.PathLike[str]) -> Callable[[GraphData], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from tracegraph.graph_pictures.records import GraphData
+from tracegraph.graph_pictures.graph_data import GraphData
 
 
 @dataclasses.dataclass(frozen=True)

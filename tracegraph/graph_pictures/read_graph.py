@@ -5,14 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 
-from tracegraph.graph_pictures.records import (
-    BufferData,
-    EdgeData,
-    GraphData,
-    KernelData,
-    NodeData,
-    PartData,
-)
+from tracegraph.graph_pictures.graph_data import GraphData
+from tracegraph.graph_pictures.records import BufferData, EdgeData, KernelData, NodeData, PartData
 from tracegraph.runtime.event_nodes import EventNode, HostEvent
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
@@ -24,6 +18,7 @@ def read_graph(
     definition: GraphDefinition,
     find_node_lines: Callable[[Node], str],
     buffer_lines: Mapping[str, str],
+    find_scope: Callable[[Node], str] = lambda _: "",
 ) -> GraphData:
     """Returns a definition as records.
 
@@ -34,8 +29,9 @@ def read_graph(
         definition: the whole capture.
         find_node_lines: returns the user's lines of a node.
         buffer_lines: the user's line of a buffer, by its name.
+        find_scope: returns the scope of a node.
     """
-    reader = _Reader({slot.name: slot for slot in definition.slots}, find_node_lines)
+    reader = _Reader({slot.name: slot for slot in definition.slots}, find_node_lines, find_scope)
     for stage in definition.stages:
         reader.add_part(stage, PartData(0, "graph" if stage.is_captured else "eager"))
     buffers = tuple(
@@ -59,7 +55,7 @@ def list_sources(definition: GraphDefinition) -> list[Node]:
     Args:
         definition: the whole capture.
     """
-    reader = _Reader({slot.name: slot for slot in definition.slots}, lambda _: "")
+    reader = _Reader({slot.name: slot for slot in definition.slots}, lambda _: "", lambda _: "")
     for stage in definition.stages:
         reader.add_part(stage, PartData(0, ""))
     return reader.sources
@@ -69,9 +65,13 @@ class _Reader:
     """Collects parts, nodes and edges; numbers follow the order of the parts."""
 
     def __init__(
-        self, slots: Mapping[str, BufferSlot], find_node_lines: Callable[[Node], str]
+        self,
+        slots: Mapping[str, BufferSlot],
+        find_node_lines: Callable[[Node], str],
+        find_scope: Callable[[Node], str],
     ) -> None:
         self._slots, self._find_node_lines = slots, find_node_lines
+        self._find_scope = find_scope
         self.parts: list[PartData] = []
         self.nodes: list[NodeData] = []
         self.edges: list[EdgeData] = []
@@ -116,6 +116,7 @@ class _Reader:
                 _read_kernel(node),
                 reads,
                 written,
+                self._find_scope(node),
             )
         )
 

@@ -6,8 +6,9 @@ import html
 import itertools
 from collections.abc import Iterator
 
+from tracegraph.graph_pictures.graph_data import GraphData
 from tracegraph.graph_pictures.layout import Layout, lay_out
-from tracegraph.graph_pictures.records import EdgeData, GraphData, NodeData, PartData
+from tracegraph.graph_pictures.records import EdgeData, NodeData, PartData
 
 BOX_WIDTH, BOX_HEIGHT = 190, 36
 LANE_WIDTH, LEVEL_HEIGHT = 214, 66

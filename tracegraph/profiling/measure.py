@@ -19,7 +19,8 @@ from typing import Any
 import jax
 
 from tracegraph.capturing.progress import Progress
-from tracegraph.graph_pictures.records import GraphData, NodeData
+from tracegraph.graph_pictures.graph_data import GraphData
+from tracegraph.graph_pictures.records import NodeData
 from tracegraph.profiling.launch_keys import make_launch_key
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.array import ArrayState

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from tracegraph.graph_pictures.records import GraphData, NodeData, PartData
+from tracegraph.graph_pictures.graph_data import GraphData
+from tracegraph.graph_pictures.records import NodeData, PartData
 from tracegraph.profiling.critical_path import Schedule, schedule
 from tracegraph.profiling.measure import Measured
 from tracegraph.profiling.peaks import Peaks, count_operations

@@ -12,7 +12,7 @@ import jax
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.constraints.frames import hides_own_frames
 from tracegraph.graph_pictures.dump import describe_graph, find_drawer
-from tracegraph.graph_pictures.records import GraphData
+from tracegraph.graph_pictures.graph_data import GraphData
 from tracegraph.jax_internals import eval_trace, trace_state
 from tracegraph.profiling.profile import Profile
 from tracegraph.profiling.profile_graph import (

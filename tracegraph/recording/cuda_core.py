@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tracegraph.constraints.frames import locate_caller
-from tracegraph.graph_pictures.records import EdgeData, GraphData, NodeData, PartData
+from tracegraph.graph_pictures.graph_data import GraphData
+from tracegraph.graph_pictures.records import EdgeData, NodeData, PartData
 from tracegraph.recording.cuda_graph import CUDAGraph
 from tracegraph.recording.graph_errors import make_handle_error, make_poolless_error
 from tracegraph.replaying.captured_graph import CapturedGraph

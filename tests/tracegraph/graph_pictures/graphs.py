@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.fakes.cuda_on_host import SHAPE, kernel
 from tests.fakes.definitions import make_definition, make_stage
+from tracegraph.graph_pictures.graph_data import GraphData
 from tracegraph.graph_pictures.read_graph import read_graph
-from tracegraph.graph_pictures.records import GraphData
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct

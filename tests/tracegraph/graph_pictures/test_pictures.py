@@ -17,8 +17,8 @@ from tests.tracegraph.graph_pictures.graphs import make_mixed, read
 from tracegraph.graph_pictures import svg
 from tracegraph.graph_pictures.dot import draw_dot
 from tracegraph.graph_pictures.dump import find_drawer
+from tracegraph.graph_pictures.graph_data import GraphData
 from tracegraph.graph_pictures.layout import Layout, lay_out
-from tracegraph.graph_pictures.records import GraphData
 from tracegraph.graph_pictures.svg import draw_svg
 from tracegraph.runtime.errors import ConfigError
 

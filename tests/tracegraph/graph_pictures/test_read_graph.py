@@ -9,8 +9,8 @@ from tests.fakes.cuda_on_host import SHAPE, kernel
 from tests.fakes.definitions import make_definition, make_stage
 from tests.fakes.fake_driver import FakeDriver
 from tests.tracegraph.graph_pictures.graphs import make_mixed, read, use
+from tracegraph.graph_pictures.graph_data import NODE_BYTES
 from tracegraph.graph_pictures.records import (
-    NODE_BYTES,
     BufferData,
     EdgeData,
     KernelData,
