@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,45 @@ def test_padding_by_programs_is_seen(caplog: pytest.LogCaptureFixture) -> None:
     jax.clear_caches()
     found = list_compiled(lambda: function(*make_arguments(12)), caplog)
     assert sum("_pad" in each for each in found) == 2
+
+
+@pytest.mark.usefixtures("device")
+def test_captures_compile_no_program_that_pads(caplog: pytest.LogCaptureFixture) -> None:
+    function, arguments = make_step(), make_arguments(2, jnp.array)
+    jax.clear_caches()
+    found = list_compiled(lambda: function.warm_up(*arguments), caplog)
+    assert found
+    assert not any("_pad" in each or "zeros" in each for each in found)
+    function = make_step()
+    committed = jax.device_put(arguments, jax.devices("cpu")[0])
+    found = list_compiled(lambda: function.warm_up(*committed), caplog)
+    # Two arrays in each of three buckets.
+    assert sum("_pad" in each for each in found) == 6
+
+
+SIZES = tuple(range(4, 44, 4))
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_the_first_call_of_a_bucket_finds_its_graph(
+    is_loaded: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function: Any = tg.capture(lambda x: x * 2, buckets={"x": {0: SIZES}})
+    function.warm_up(jnp.zeros(1))
+    if is_loaded:
+        function.save(tmp_path / "double.tg")
+        function = tg.load(tmp_path / "double.tg")
+        for size in SIZES:
+            function(jnp.ones(size))
+        function._calls._served.clear()
+
+    def work_out(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the signature of a call is worked out")
+
+    monkeypatch.setattr(function if is_loaded else function._graphs, "_prepare", work_out)
+    for size in SIZES:
+        np.testing.assert_array_equal(function(jnp.ones(size - 1)), np.full(size - 1, 2.0))
 
 
 def test_a_size_that_is_new_moves_nothing_that_a_user_forbids() -> None:

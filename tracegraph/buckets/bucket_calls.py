@@ -71,6 +71,10 @@ class PaddedGraphs(Protocol):
     checked: dict[Signature, CheckedBucket]
     used: list[Any]
 
+    def list_graphs(self, bucket: tuple[int, ...]) -> list[Any]:
+        """Returns the graphs of a bucket, of all signatures, that have their memory."""
+        ...
+
     def find_device(self) -> Device:
         """Returns the device that the graphs are on."""
         ...
@@ -140,7 +144,7 @@ class BucketCalls:
         key = tuple(call.bucket[name] for name in self._sizes.buckets)
         served = self._served.get(key)
         known = None if served is None else served.graph()
-        graphs.used[:] = [] if known is None else [known]
+        graphs.used[:] = graphs.list_graphs(key) if known is None else [known]
         if served is None:
             sizes: dict[str, Any] = {n: np.int32(size) for n, size in call.true_sizes.items()}
         else:

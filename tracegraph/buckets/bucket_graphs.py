@@ -105,6 +105,12 @@ class BucketGraphs(GraphedFunction[..., Any]):
     def _may_spread(self) -> bool:
         return False
 
+    def list_graphs(self, bucket: tuple[int, ...]) -> list[Any]:
+        """Returns the graphs of a bucket, the one used last first."""
+        with self._lock:
+            graphs = [each.graph for each in self._cache.list_latest()]
+        return [each for each in graphs if self.checked[each.signature].bucket == bucket]
+
     def find_device(self) -> Device:
         """Returns the device that the graphs are on."""
         return self._device

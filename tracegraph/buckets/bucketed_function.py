@@ -186,7 +186,12 @@ class BucketedFunction(GraphedFunction[P, R]):
 
 def _make_value(leaf: Any) -> Any:
     """Returns zeros for a type."""
-    return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if isinstance(leaf.dtype, np.dtype) and leaf.sharding is None:
+        # No program for each shape.
+        return np.zeros(leaf.shape, leaf.dtype)
+    return jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def _check_options(function: Callable[..., Any], options: Options, sizes: BucketSizes) -> None:

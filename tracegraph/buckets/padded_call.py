@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from tracegraph.runtime.array_parts import find_part_rows
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.jax_interop import ArrayImpl
 
+# What takes longer to the host and back than XLA to compile a program that pads it.
+MAX_HOST_BYTES = 64 << 20
 # Whose axes need no second look.
 _ARRAYS = (ArrayImpl, Array, np.ndarray)
 
@@ -162,9 +165,12 @@ def _choose(sizes: BucketSizes, name: str, size: int) -> int:
 
 
 def _pad_leaf(leaf: Any, *, axes: Mapping[int, str], chosen: Mapping[str, int], pad: Pad) -> Any:
-    shape = tuple(chosen[axes[i]] if i in axes else n for i, n in enumerate(leaf.shape))
-    is_larger = any(n > wanted for n, wanted in zip(leaf.shape, shape, strict=True))
-    if isinstance(leaf, jax.ShapeDtypeStruct) or is_larger:
+    extents, is_larger = [*leaf.shape], False
+    for axis, name in axes.items():
+        is_larger = is_larger or extents[axis] > chosen[name]
+        extents[axis] = chosen[name]
+    shape = tuple(extents)
+    if is_larger or isinstance(leaf, jax.ShapeDtypeStruct):
         # A sample of a warm-up, of which only the type matters.
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
     return leaf if shape == tuple(leaf.shape) else pad(leaf, shape)
@@ -177,7 +183,20 @@ def pad_with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
 
 def pad_later(array: Any, shape: tuple[int, ...]) -> Any:
     """Returns what a graph takes for an array with zeros behind it: a `PaddedLeaf` where it can."""
-    return defer_padding(array, shape, pad_with_zeros)
+    return defer_padding(array, shape, pad_once)
+
+
+def pad_once(array: Any, shape: tuple[int, ...]) -> Any:
+    """Returns an array with zeros behind it, for a capture: a program for it takes long to compile.
+
+    What the host pads has the same type for JAX; so an array that is committed to its device, or
+    adopts the dtype of what it meets, is padded there, and a large one, too.
+    """
+    if type(array) is not ArrayImpl or array.committed or array.weak_type:
+        return pad_with_zeros(array, shape)
+    if math.prod(shape) * array.dtype.itemsize > MAX_HOST_BYTES:
+        return pad_with_zeros(array, shape)
+    return pad_with_zeros(np.asarray(array), shape)
 
 
 def pad_with(array: Any, shape: tuple[int, ...], value: Any) -> Any:
@@ -221,11 +240,12 @@ def cut_results(
     for index, (leaf, result) in enumerate(zip(leaves, results, strict=True)):
         if not result.axes:
             continue
-        shape: list[int] = list(leaf.shape)
+        extents: list[int] = [*leaf.shape]
         for axis, size, scale in result.axes:
-            shape[axis] = true_sizes[size] * scale
-        chosen = copied if _can_copy(leaf, tuple(shape)) else computed
-        chosen[index] = tuple(shape)
+            extents[axis] = true_sizes[size] * scale
+        shape = tuple(extents)
+        chosen = copied if _can_copy(leaf, shape) else computed
+        chosen[index] = shape
     if copied:
         pieces = device.cut_arrays([cut[i] for i in copied], list(copied.values()))
         _replace(cut, copied, pieces)

@@ -155,6 +155,13 @@ class LoadedBucketedFunction(LoadedFunction):
             return result
         return super()._call_generally(*pad_leaves((args, kwargs)))
 
+    def list_graphs(self, bucket: tuple[int, ...]) -> list[ReplayableGraph]:
+        """Returns the graphs of a bucket but for those whose first call is to prove them."""
+        with self._lock:
+            graphs = [*self._graphs.values()]
+        served = [each for each in graphs if self.checked[each.signature].bucket == bucket]
+        return [each for each in served if each.signature not in self._unproven]
+
     def find_device(self) -> Device:
         """Returns the device that the graphs are on."""
         return self._device
