@@ -218,6 +218,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "add_event_wait_node": (1, EDGES, 2),
     "add_fill_node": (1, EDGES, FillRange(1, 2, 4, 3), 4),
     "add_kernel_node": (1, EDGES, LAUNCH),
+    "copy_rows_async": (CopyRows(1, 8, 2, 4, 4, 3), 7),
     "encode_tensor_map": (MAP, 0x1000),
     "fill_async": (1, 5, 4, 3, 7),
     "get_function": (5, "add"),
