@@ -205,6 +205,15 @@ class Device(ReplayDevice, Protocol):
         """True when compiled regions may overwrite the memory of resident state."""
         ...
 
+    def cut_arrays(self, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        """Returns the first part of each array, as arrays of their own; no program computes them.
+
+        Args:
+            arrays: what a replay returned, or plain arrays on the device.
+            shapes: of the parts; one copy takes all rows of each, see `array_parts.py`.
+        """
+        ...
+
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
         """Returns why a call of a library cannot be in a graph, or an empty text.
 

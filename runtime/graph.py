@@ -122,6 +122,15 @@ class GraphDefinition:
         return self.arena_size.kept_bytes + self.arena_size.scratch_bytes
 
     @property
+    def has_scratch_inputs(self) -> bool:
+        """True where the bytes of an input hold nothing between two replays."""
+        kept_bytes, inputs = self.arena_size.kept_bytes, set(self.inputs)
+        return any(
+            slot.name in inputs and slot.nbytes > 0 and slot.offset >= kept_bytes
+            for slot in self.slots
+        )
+
+    @property
     def node_count(self) -> int:
         """Nodes of all graphs together."""
         return sum(len(stage.nodes) for stage in self.stages if stage.is_captured)

@@ -48,6 +48,7 @@ class Replay:
         shown: the leaves that show, or showed, the resident results.
         waits: see `Instance`.
         is_whole: False with eager parts, see `tracegraph/replaying/partial_graph.py`.
+        shares_inputs: True where other graphs of the pool may write the bytes of its inputs.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Replay:
         # Eager parts run Python code in the middle of a replay.
         self.is_whole = all(stage.is_captured for stage in definition.stages)
         self.arena = Arena(pool, definition.arena_size, shares_scratch=self.is_whole)
+        self.shares_inputs = definition.has_scratch_inputs
         self.clock = ReplayClock(self.arena.lock)
         with self.clock.lock:
             self.buffers = device.bind_buffers(definition, self.arena, self.clock)

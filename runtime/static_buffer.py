@@ -104,6 +104,15 @@ class StaticBuffer(ReadableBuffer, Protocol):
         """Copies an array of the same shape and dtype into the buffer."""
         ...
 
+    def write_part(self, array: Any) -> None:
+        """Copies a smaller array in, from the first element on; what is behind it stays.
+
+        Args:
+            array: a plain array on the buffer's device, or of NumPy, of which one copy takes all
+                rows: see `array_parts.py`.
+        """
+        ...
+
     def reads(self, array: Any, /) -> bool:
         """True while the graph reads a plain array that it took where the array is."""
         ...

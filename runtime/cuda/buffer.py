@@ -11,6 +11,7 @@ import numpy as np
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
+from tracegraph.runtime.array_parts import find_part_rows
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
@@ -20,6 +21,7 @@ from tracegraph.runtime.jax_interop import (
     is_row_major,
     make_aval,
     to_plain,
+    to_row_major,
 )
 from tracegraph.runtime.packing import pack
 
@@ -159,6 +161,21 @@ class CudaBuffer:
             return
         host = np.ascontiguousarray(np.asarray(value, dtype=self.dtype))
         self.context.stage(pack(host) if self._is_packed else host, self.address)
+
+    def write_part(self, array: Any) -> None:
+        """Enqueues a copy of a smaller array; what is behind it stays."""
+        if self.is_unread:
+            return
+        self._rebind(self.address)
+        if not isinstance(array, jax.Array):
+            # The first rows only: other parts of NumPy arrays are padded on the host.
+            self.context.stage(np.ascontiguousarray(np.asarray(array, self.dtype)), self.address)
+            return
+        rows = find_part_rows(array.shape, self.shape, self.dtype)
+        assert rows is not None
+        array = to_row_major(array)
+        self.context.order.await_array(array)
+        self.context.copy_part(_get_pointer(array), self.address, rows, is_cut=False)
 
     def reads(self, array: Any) -> bool:
         """True while the graph reads a plain array that it took where the array is."""

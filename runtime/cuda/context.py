@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from tracegraph.runtime.array_parts import PartRows
+from tracegraph.runtime.cuda.driver.calls import CopyRows
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.memory.held_memory import HeldMemory
 from tracegraph.runtime.cuda.memory.pinned_pages import find_pinned_allocator
@@ -80,6 +82,28 @@ class CudaContext:
                 copy(target, _get_pointer(value), nbytes, stream)
 
         return overwrite
+
+    def copy_part(self, part: int, whole: int, rows: PartRows, *, is_cut: bool) -> None:
+        """Enqueues a copy of the first part of an array into the whole, or, cut, out of it.
+
+        Args:
+            part: address of the part, whose rows are side by side.
+            whole: address of the whole array.
+            rows: of the part.
+            is_cut: True when the part is written.
+        """
+        if not rows.count * rows.nbytes:
+            return
+        target, source = (part, whole) if is_cut else (whole, part)
+        order = self.order
+        order.enter_thread()
+        if rows.count == 1:
+            self.driver.copy_async(target, source, rows.nbytes, order.stream)
+            return
+        pitches = (rows.nbytes, rows.pitch_bytes)
+        target_pitch, source_pitch = pitches if is_cut else pitches[::-1]
+        copy = CopyRows(target, target_pitch, source, source_pitch, rows.nbytes, rows.count)
+        self.driver.copy_rows_async(copy, order.stream)
 
     def _bring(self, array: Any) -> Any:
         """Returns an array of the same value on this GPU, and remembers arrays of its origin."""

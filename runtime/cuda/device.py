@@ -38,6 +38,7 @@ from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.node_timer import CudaTimer
 from tracegraph.runtime.cuda.properties import read_target
+from tracegraph.runtime.cuda.result_parts import cut_arrays
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
 from tracegraph.runtime.cudnn_calls import CudnnCall
@@ -239,6 +240,10 @@ class CudaDevice:
         calls = self._prepare_calls(graph.definition, graph.buffers, locate)
         libraries = {**self._libraries, **calls}
         return CudaTimer(self.context, self._kernels, libraries, graph)
+
+    def cut_arrays(self, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        """Returns the first part of each array, as arrays of their own."""
+        return cut_arrays(self.context, arrays, shapes)
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
         """Returns why a call of a handler or of cuDNN cannot be in a graph.

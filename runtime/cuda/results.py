@@ -7,6 +7,7 @@ memory, and pays one changed node parameter a call.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -32,7 +33,47 @@ def count_stock(nbytes: int) -> int:
     return STOCK if nbytes <= SMALL_BYTES else 1
 
 
-class ResultPort:
+class ResultMemory:
+    """What results of one kind have in common: each is in memory of JAX's own.
+
+    Args:
+        name: what messages call them.
+        aval: JAX's abstract value.
+        nbytes: of each.
+        context: of the GPU.
+        lock: held while one is read.
+
+    Attributes:
+        spares: memory of results that were dropped unread, for the next ones.
+        room: how many spares are kept.
+        clock: with the lock; it never advances, because a result is written once.
+    """
+
+    __slots__ = ("aval", "clock", "context", "name", "nbytes", "room", "spares")
+
+    # As many arguments as a result has properties.
+    def __init__(
+        self, name: str, aval: Any, nbytes: int, context: CudaContext, lock: threading.RLock
+    ) -> None:
+        self.name, self.aval, self.nbytes = name, aval, nbytes
+        self.context, self.clock = context, ReplayClock(lock)
+        # Results append to it, in any thread and between any two lines of what takes from it. That
+        # is one step, and changes nothing else: whose the memory is that a graph writes, only
+        # launches say.
+        self.spares: list[Piece] = []
+        self.room = 0
+
+    def allocate(self, count: int) -> list[Any]:
+        """Returns memory of JAX's own for results."""
+        aval, held = self.aval, self.context.held
+        if held:
+            held.poll()
+        return allocate_arrays(
+            aval.shape, aval.dtype, aval.weak_type, self.context.jax_device, count
+        )
+
+
+class ResultPort(ResultMemory):
     """The place where one result of a graph is written.
 
     It does not hold the arena, and is closed with the graph: a result that outlives it keeps only
@@ -44,35 +85,15 @@ class ResultPort:
 
     Attributes:
         is_taken: True while the memory that the graph writes belongs to a result.
-        spares: memory of results that were dropped unread, for the next ones.
-        room: how many spares are kept.
-        name: of the buffer.
-        aval: JAX's abstract value of the result.
-        clock: with the lock of the graph; it never advances, because a result is written once.
     """
 
-    __slots__ = (
-        "_patchers",
-        "_piece",
-        "aval",
-        "clock",
-        "context",
-        "is_taken",
-        "name",
-        "nbytes",
-        "room",
-        "spares",
-    )
+    __slots__ = ("_patchers", "_piece", "is_taken")
 
     def __init__(self, buffer: CudaBuffer, patchers: Sequence[Callable[[int], None]]) -> None:
-        self.name, self.aval, self.nbytes = buffer.name, buffer.aval, buffer.nbytes
-        self.context, self.clock = buffer.context, ReplayClock(buffer.clock.lock)
+        lock = buffer.clock.lock
+        super().__init__(buffer.name, buffer.aval, buffer.nbytes, buffer.context, lock)
         self._patchers = tuple(patchers)
         self._piece: Piece | None = None
-        # Results append to it, in any thread and between any two lines of the methods below. That
-        # is one step, and changes nothing else: whose the memory is that the graph writes, only
-        # launches say.
-        self.spares: list[Piece] = []
         self.room = MAX_SPARES
         # Nothing is bound yet; the first launch takes memory.
         self.is_taken = True
@@ -104,15 +125,6 @@ class ResultPort:
         assert self._piece is not None
         return Array(Result(self, self._piece), self.clock.generation, ArrayState.FRESH)
 
-    def allocate(self, count: int) -> list[Any]:
-        """Returns memory of JAX's own for results."""
-        aval, held = self.aval, self.context.held
-        if held:
-            held.poll()
-        return allocate_arrays(
-            aval.shape, aval.dtype, aval.weak_type, self.context.jax_device, count
-        )
-
     def _stock_up(self) -> Piece:
         raws = self.allocate(count_stock(self.nbytes))
         piece, *spares = ((raw, _get_pointer(raw)) for raw in raws)
@@ -140,7 +152,7 @@ class Result:
     __slots__ = ("_is_seen", "_piece", "_port")
     arena = None
 
-    def __init__(self, port: ResultPort, piece: Piece) -> None:
+    def __init__(self, port: ResultMemory, piece: Piece) -> None:
         self._port, self._piece, self._is_seen = port, piece, False
 
     def __del__(self) -> None:

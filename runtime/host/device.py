@@ -12,6 +12,7 @@ import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.array import Array
 from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.environment import read_alloc_conf, read_launch_blocking
@@ -32,6 +33,7 @@ from tracegraph.runtime.host.graph import (
 from tracegraph.runtime.host.node_timer import HostTimer
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.host.properties import read_target
+from tracegraph.runtime.jax_interop import make_aval, to_immutable
 from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
@@ -85,6 +87,21 @@ class HostDevice:
     def updates_in_place(self) -> bool:
         """True but in checking mode, where everything goes through the arena."""
         return not self._is_checking
+
+    def cut_arrays(self, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        """Returns the first part of each array, as arrays of their own."""
+        return list(map(self._cut_array, arrays, shapes))
+
+    def _cut_array(self, array: Any, shape: tuple[int, ...]) -> jax.Array:
+        part = tuple(map(slice, shape))
+        if type(array) is Array:
+            array.wait()
+            with array.lock:
+                copy = np.array(np.asarray(array.peek())[part])
+        else:
+            copy = np.array(np.asarray(array)[part])
+        aval = make_aval(shape, array.dtype, weak_type=array.aval.weak_type)
+        return to_immutable(copy, aval, self.jax_device)
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
         """Returns why a compiled region cannot call a library, or an empty text."""

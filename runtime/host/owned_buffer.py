@@ -103,6 +103,11 @@ class OwnedBuffer:
             value = value.peek()
         np.copyto(self._map_bytes(), np.asarray(value, dtype=self.dtype))
 
+    def write_part(self, array: Any) -> None:
+        """Copies a smaller array in; what is behind it stays."""
+        part = self._map_bytes()[tuple(map(slice, array.shape))]
+        np.copyto(part, np.asarray(array, dtype=self.dtype))
+
     def reads(self, _array: Any) -> bool:
         """False: resident state is always copied in."""
         return False

@@ -73,6 +73,7 @@ def _make_attribute_value() -> types.SimpleNamespace:
 _PLAIN: dict[str, Any] = {
     "CUgraphEdgeData": types.SimpleNamespace,
     "CUDA_KERNEL_NODE_PARAMS": types.SimpleNamespace,
+    "CUDA_MEMCPY2D": types.SimpleNamespace,
     "CUDA_MEMCPY3D": types.SimpleNamespace,
     "CUDA_MEMSET_NODE_PARAMS": types.SimpleNamespace,
     "CUmemAccessDesc": types.SimpleNamespace,

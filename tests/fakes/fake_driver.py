@@ -28,6 +28,7 @@ from tests.fakes.fake_streams import FakeStreams
 from tracegraph.runtime.cuda.driver.calls import (
     Condition,
     CopyRange,
+    CopyRows,
     Dependency,
     FillRange,
     KernelLaunch,
@@ -62,6 +63,9 @@ class FakeDriver(Base):
 
     def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._copy("copy_async", target, source, nbytes, stream)
+
+    def copy_rows_async(self, rows: CopyRows, stream: int) -> None:
+        self._copy_rows(rows, stream)
 
     def fill_async(
         self, target: int, value: int, element_bytes: int, count: int, stream: int

@@ -14,6 +14,7 @@ from tests.fakes.condition_kernels import make_kernels
 from tracegraph.runtime.cuda.driver.calls import (
     Condition,
     CopyRange,
+    CopyRows,
     Dependency,
     FillRange,
     KernelLaunch,
@@ -209,12 +210,24 @@ class FakeState:
         self._check_stream(stream)
         self._run(CopyRange(target, source, nbytes))
 
+    def _copy_rows(self, rows: CopyRows, stream: int) -> None:
+        self._enter("copy_rows_async", rows, stream, needs_context=True)
+        self._check_stream(stream)
+        check(rows.nbytes * rows.count > 0, "a copy of no bytes")
+        check(rows.nbytes <= min(rows.target_pitch, rows.source_pitch), "rows lie in one another")
+        self._run(rows)
+
     def _run(self, action: Any) -> None:
         """Does what a memcpy, memset or kernel does, where addresses are those of host memory."""
         if not self.moves_bytes:
             return
         if isinstance(action, CopyRange):
             ctypes.memmove(action.target_address, action.source_address, action.nbytes)
+        if isinstance(action, CopyRows):
+            for row in range(action.count):
+                target = action.target_address + row * action.target_pitch
+                source = action.source_address + row * action.source_pitch
+                ctypes.memmove(target, source, action.nbytes)
         if isinstance(action, FillRange):
             content = action.value.to_bytes(action.element_bytes, "little") * action.count
             ctypes.memmove(action.target_address, content, len(content))

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.fakes.fake_driver import FakeDriver
 from tests.fakes.fake_state import FakePass, check
-from tracegraph.runtime.cuda.driver.calls import KernelLaunch
+from tracegraph.runtime.cuda.driver.calls import CopyRows, KernelLaunch
 
 
 class MemoryDriver(FakeDriver):
@@ -108,6 +108,10 @@ class MemoryDriver(FakeDriver):
     def _copy(self, name: str, target: int, source: int, nbytes: int, stream: int) -> None:
         self._thread.stream = stream
         super()._copy(name, target, source, nbytes, stream)
+
+    def _copy_rows(self, rows: CopyRows, stream: int) -> None:
+        self._thread.stream = stream
+        super()._copy_rows(rows, stream)
 
     def _run(self, action: Any) -> None:
         if isinstance(action, FakePass):

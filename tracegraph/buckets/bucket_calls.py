@@ -14,9 +14,14 @@ from tracegraph.buckets.analysis import PaddedResult
 from tracegraph.buckets.bucket_sizes import BucketSizes
 from tracegraph.buckets.padded_call import PaddedCall, cut_results
 from tracegraph.replaying.replayable_graph import ReplayableGraph
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.jax_interop import make_aval, to_immutable, uncommit
 from tracegraph.tracing.signature import Signature
 
 TRUE_SIZES = "bucket_sizes"
+# Of one graph; a scalar each on the device.
+MAX_SIZE_TREES = 256
+_SIZE = make_aval((), np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +71,51 @@ class PaddedGraphs(Protocol):
     checked: dict[Signature, CheckedBucket]
     used: list[Any]
 
+    def list_graphs(self, bucket: tuple[int, ...]) -> list[Any]:
+        """Returns the graphs of a bucket, of all signatures, that have their memory."""
+        ...
+
+    def find_device(self) -> Device:
+        """Returns the device that the graphs are on."""
+        ...
+
     def replay_padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replays the graph of padded arguments; `used` then holds it."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The graph that served a bucket's latest call, and what its next calls need.
+
+    Attributes:
+        graph: not held: it is made again after a release.
+        device: that it is on.
+        results: where each flat result is cut.
+        size_trees: the argument with the true sizes, on the device, by the sizes.
+    """
+
+    graph: weakref.ref[ReplayableGraph]
+    device: Device
+    results: tuple[PaddedResult, ...]
+    size_trees: dict[tuple[int, ...], dict[str, Any]]
+
+    def find_sizes(self, true_sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Returns the argument with the true sizes; it is copied to the device once."""
+        key = tuple(true_sizes.values())
+        found = self.size_trees.get(key)
+        if found is None:
+            if len(self.size_trees) >= MAX_SIZE_TREES:
+                self.size_trees.clear()
+            found = {name: self._place(size) for name, size in true_sizes.items()}
+            self.size_trees[key] = found
+        return found
+
+    def _place(self, size: int) -> jax.Array:
+        with jax.transfer_guard("allow"):
+            placed = to_immutable(np.full((), size, np.int32), _SIZE, self.device.jax_device)
+        # A call for another device must not take it for the user's own choice.
+        return uncommit(placed)
 
 
 class BucketCalls:
@@ -80,8 +127,7 @@ class BucketCalls:
 
     def __init__(self, sizes: BucketSizes) -> None:
         self._sizes = sizes
-        # The graph that served a bucket's latest call.
-        self._served: dict[tuple[int, ...], weakref.ref[ReplayableGraph]] = {}
+        self._served: dict[tuple[int, ...], Served] = {}
         self._hits: dict[tuple[int, ...], list[int]] = {}
 
     def replay(self, call: PaddedCall, graphs: PaddedGraphs) -> Any:
@@ -89,28 +135,33 @@ class BucketCalls:
 
         Note [Shared arguments]. The graphs of all buckets have their arguments and results in the
         same memory, so nothing may be left there after a call: results that are in it are copied
-        or cut, and the next call does not take an argument for unchanged.
+        or cut, and no call takes an argument for unchanged: `Replay.shares_inputs`.
 
         Args:
             call: padded.
             graphs: of all buckets.
         """
-        sizes = {name: np.int32(size) for name, size in call.true_sizes.items()}
         key = tuple(call.bucket[name] for name in self._sizes.buckets)
         served = self._served.get(key)
-        known = served() if served is not None else None
-        graphs.used[:] = [] if known is None else [known]
-        del known
+        known = None if served is None else served.graph()
+        graphs.used[:] = graphs.list_graphs(key) if known is None else [known]
+        if served is None:
+            sizes: dict[str, Any] = {n: np.int32(size) for n, size in call.true_sizes.items()}
+        else:
+            sizes = served.find_sizes(call.true_sizes)
         result = graphs.replay_padded(call.args, {**call.kwargs, TRUE_SIZES: sizes})
         used = graphs.used.pop()
-        self._served[key] = weakref.ref(used)
+        if served is None or used is not known:
+            results = graphs.checked[used.signature].results
+            served = Served(weakref.ref(used), graphs.find_device(), results, {})
+            self._served[key] = served
         leaves, tree = jax.tree.flatten(result)
+        # A whole result that nobody holds any more needs no copy.
+        del result, known
         if not call.is_full:
-            leaves = cut_results(leaves, graphs.checked[used.signature].results, call.true_sizes)
+            leaves = cut_results(leaves, served.results, call.true_sizes, served.device)
         with used.lock:
             used.replay.settle()
-            for slot in used.order.slots:
-                slot.forget()
         counts = self._hits.setdefault(key, [0, 0])
         counts[0] += 1
         counts[1] += call.is_full

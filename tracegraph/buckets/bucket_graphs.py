@@ -28,7 +28,9 @@ from tracegraph.probing.probe_errors import make_bucket_error
 from tracegraph.randomness.draws import UnboundDrawsSignal
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.float_checks import raise_float_error
+from tracegraph.replaying.padded_leaf import pad_leaves
 from tracegraph.reports.recaptures import RecaptureLog
+from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace, trace_call
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.signature import LeafType, Signature
@@ -103,6 +105,16 @@ class BucketGraphs(GraphedFunction[..., Any]):
     def _may_spread(self) -> bool:
         return False
 
+    def list_graphs(self, bucket: tuple[int, ...]) -> list[Any]:
+        """Returns the graphs of a bucket, the one used last first."""
+        with self._lock:
+            graphs = [each.graph for each in self._cache.list_latest()]
+        return [each for each in graphs if self.checked[each.signature].bucket == bucket]
+
+    def find_device(self) -> Device:
+        """Returns the device that the graphs are on."""
+        return self._device
+
     def replay_padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replays the graph of padded arguments; `used` then holds it."""
         return self(*args, **kwargs)
@@ -111,7 +123,11 @@ class BucketGraphs(GraphedFunction[..., Any]):
         """Replays the graph of padded arguments; `used` then holds it."""
         try:
             result = self._try_known(args, kwargs)
-            return self._call_slowly(args, kwargs) if result is MISS else result
+            if result is not MISS:
+                return result
+            # A new signature is verified with whole arguments.
+            args, kwargs = pad_leaves((args, kwargs))
+            return self._call_slowly(args, kwargs)
         except InvalidFloatSignal as signal:
             raise_float_error(signal, self._function, args, kwargs)
 
@@ -156,16 +172,23 @@ class BucketGraphs(GraphedFunction[..., Any]):
     def _try_known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Tries the bucket's graph, then others; holds none of them where the call is a MISS."""
         settings = read_settings()
-        with self._lock:
-            recent = [*filter(self._holds, self.used), *self._cache.list_recent_graphs()]
-        for captured in recent:
-            if captured.settings != settings:
-                continue
-            result = captured.try_call(args, kwargs, False)
-            if result is not MISS:
-                self._use(captured)
-                return result
+        for list_graphs in (self._list_used, self._list_recent):
+            for captured in list_graphs():
+                if captured.settings != settings:
+                    continue
+                result = captured.try_call(args, kwargs, False)
+                if result is not MISS:
+                    self._use(captured)
+                    return result
         return MISS
+
+    def _list_used(self) -> list[CapturedGraph]:
+        with self._lock:
+            return [*filter(self._holds, self.used)]
+
+    def _list_recent(self) -> list[Any]:
+        with self._lock:
+            return self._cache.list_recent_graphs()
 
     def count_planned_bytes(self) -> dict[tuple[int, ...], int]:
         """Returns the bytes of each bucket's graph in a pool of its own, by the bucket's sizes."""

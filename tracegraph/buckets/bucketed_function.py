@@ -19,7 +19,7 @@ from tracegraph.buckets.padded_call import (
     PaddedCall,
     measure_call,
     pad_call,
-    pad_with_zeros,
+    pad_later,
 )
 from tracegraph.buckets.saved_buckets import SavedBuckets, encode_buckets
 from tracegraph.buckets.size_scope import binding_sizes
@@ -32,6 +32,7 @@ from tracegraph.objects.graph_objects import has_objects
 from tracegraph.options import Options
 from tracegraph.randomness.draws import UnboundDrawsSignal
 from tracegraph.randomness.random_calls import RandomCalls
+from tracegraph.replaying.padded_leaf import pad_leaves
 from tracegraph.runtime.stream import is_tracing
 from tracegraph.saving.save_captures import Collected
 from tracegraph.tracing.inner_call import InnerCall
@@ -73,7 +74,7 @@ class BucketedFunction(GraphedFunction[P, R]):
         self._graphs = BucketGraphs(sized, inner, self._sizes)
         self._graphs._pool = self._pool
         self._inner = InnerCall(_make_exact(function, self._sizes), self._options)
-        self._pad = pad_with_zeros
+        self._pad = pad_later
         self._calls = BucketCalls(self._sizes)
 
     def __setstate__(self, state: tuple[Callable[P, R], dict[str, Any]]) -> None:
@@ -146,7 +147,7 @@ class BucketedFunction(GraphedFunction[P, R]):
                     call = self._pad_call(args, kwargs, bucket=bucket)
                     # Not the true sizes of the sample: the bucket is verified as it is when full.
                     sizes = {name: np.int32(size) for name, size in bucket.items()}
-                    full = (call.args, call.kwargs | {TRUE_SIZES: sizes})
+                    full = pad_leaves((call.args, call.kwargs | {TRUE_SIZES: sizes}))
                     self._graphs.warm_up(*jax.tree.map(_make_value, full))
             finally:
                 self._graphs.is_quiet = False
@@ -164,7 +165,8 @@ class BucketedFunction(GraphedFunction[P, R]):
     ) -> tuple[GraphedFunction[..., Any], tuple[Any, ...], dict[str, Any]]:
         call = self._pad_call(args, kwargs)
         sizes = {name: np.int32(size) for name, size in call.true_sizes.items()}
-        return self._graphs._find_target(call.args, call.kwargs | {TRUE_SIZES: sizes})
+        whole = pad_leaves((call.args, call.kwargs | {TRUE_SIZES: sizes}))
+        return self._graphs._find_target(*whole)
 
     def _join_random(self, signal: UnboundDrawsSignal, before: RandomCalls | None) -> None:
         # The graphs draw, not this function, which never has such calls of its own.
@@ -184,7 +186,12 @@ class BucketedFunction(GraphedFunction[P, R]):
 
 def _make_value(leaf: Any) -> Any:
     """Returns zeros for a type."""
-    return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if isinstance(leaf.dtype, np.dtype) and leaf.sharding is None:
+        # No program for each shape.
+        return np.zeros(leaf.shape, leaf.dtype)
+    return jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def _check_options(function: Callable[..., Any], options: Options, sizes: BucketSizes) -> None:

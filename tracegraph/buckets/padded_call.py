@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,9 +21,16 @@ from tracegraph.buckets.errors import (
     make_unequal_error,
 )
 from tracegraph.jax_internals import is_key_dtype
+from tracegraph.replaying.padded_leaf import Pad, defer_padding
+from tracegraph.runtime.array import Array
+from tracegraph.runtime.array_parts import find_part_rows
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.jax_interop import ArrayImpl
 
-# From an array and the extents of its axes to a padded one.
-Pad = Callable[[Any, tuple[int, ...]], Any]
+# What takes longer to the host and back than XLA to compile a program that pads it.
+MAX_HOST_BYTES = 64 << 20
+# Whose axes need no second look.
+_ARRAYS = (ArrayImpl, Array, np.ndarray)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +38,8 @@ class PaddedCall:
     """A call on its way to the graph of its bucket.
 
     Attributes:
-        args: positional arguments, padded.
-        kwargs: keyword arguments, padded.
+        args: positional arguments, padded, or with a `PaddedLeaf` where that is still to be done.
+        kwargs: keyword arguments, as the positional ones.
         true_sizes: of the arguments as they were given, by the size's name.
         bucket: the padded sizes, by the same names.
     """
@@ -55,6 +63,29 @@ def measure_call(
     Raises:
         CaptureError: an argument is missing, has no such axis, or two that are one size differ.
     """
+    found = _measure_quickly(sizes, args, kwargs)
+    return _measure_slowly(sizes, args, kwargs) if found is None else found
+
+
+def _measure_quickly(
+    sizes: BucketSizes, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, int] | None:
+    """Returns the true sizes of a call that is all arrays; None where an error may be due."""
+    found: dict[str, int] = {}
+    for each in sizes.axes:
+        for leaf in jax.tree.leaves(_find(sizes, each, args, kwargs)):
+            if type(leaf) not in _ARRAYS or leaf.ndim <= each.axis:
+                return None
+            size = leaf.shape[each.axis]
+            if found.setdefault(each.size, size) != size:
+                return None
+    return found if len(found) == len(sizes.buckets) else None
+
+
+def _measure_slowly(
+    sizes: BucketSizes, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, int]:
+    """Returns the true sizes of a call, with a label for every axis that may be wrong."""
     found: dict[str, tuple[int, str]] = {}
     for each in sizes.axes:
         for path, leaf in jax.tree_util.tree_leaves_with_path(_find(sizes, each, args, kwargs)):
@@ -134,9 +165,12 @@ def _choose(sizes: BucketSizes, name: str, size: int) -> int:
 
 
 def _pad_leaf(leaf: Any, *, axes: Mapping[int, str], chosen: Mapping[str, int], pad: Pad) -> Any:
-    shape = tuple(chosen[axes[i]] if i in axes else n for i, n in enumerate(leaf.shape))
-    is_larger = any(n > wanted for n, wanted in zip(leaf.shape, shape, strict=True))
-    if isinstance(leaf, jax.ShapeDtypeStruct) or is_larger:
+    extents, is_larger = [*leaf.shape], False
+    for axis, name in axes.items():
+        is_larger = is_larger or extents[axis] > chosen[name]
+        extents[axis] = chosen[name]
+    shape = tuple(extents)
+    if is_larger or isinstance(leaf, jax.ShapeDtypeStruct):
         # A sample of a warm-up, of which only the type matters.
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
     return leaf if shape == tuple(leaf.shape) else pad(leaf, shape)
@@ -145,6 +179,24 @@ def _pad_leaf(leaf: Any, *, axes: Mapping[int, str], chosen: Mapping[str, int], 
 def pad_with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
     """Returns an array with zeros behind it: what a bucket is padded with."""
     return pad_with(array, shape, 0)
+
+
+def pad_later(array: Any, shape: tuple[int, ...]) -> Any:
+    """Returns what a graph takes for an array with zeros behind it: a `PaddedLeaf` where it can."""
+    return defer_padding(array, shape, pad_once)
+
+
+def pad_once(array: Any, shape: tuple[int, ...]) -> Any:
+    """Returns an array with zeros behind it, for a capture: a program for it takes long to compile.
+
+    What the host pads has the same type for JAX; so an array that is committed to its device, or
+    adopts the dtype of what it meets, is padded there, and a large one, too.
+    """
+    if type(array) is not ArrayImpl or array.committed or array.weak_type:
+        return pad_with_zeros(array, shape)
+    if math.prod(shape) * array.dtype.itemsize > MAX_HOST_BYTES:
+        return pad_with_zeros(array, shape)
+    return pad_with_zeros(np.asarray(array), shape)
 
 
 def pad_with(array: Any, shape: tuple[int, ...], value: Any) -> Any:
@@ -169,21 +221,48 @@ def _pad(array: Any, value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def cut_results(
-    leaves: Sequence[Any], results: Sequence[PaddedResult], true_sizes: Mapping[str, int]
+    leaves: Sequence[Any],
+    results: Sequence[PaddedResult],
+    true_sizes: Mapping[str, int],
+    device: Device,
 ) -> list[Any]:
-    """Returns flat results without their padded parts, as arrays of their own."""
-    limits: list[tuple[int, ...] | None] = []
-    for leaf, result in zip(leaves, results, strict=True):
-        shape: list[int] = list(getattr(leaf, "shape", ()))
+    """Returns flat results without their padded parts, as arrays of their own.
+
+    Args:
+        leaves: the flat results of a graph.
+        results: where each is cut.
+        true_sizes: of the arguments, by the size's name.
+        device: of the graph.
+    """
+    cut = list(leaves)
+    copied: dict[int, tuple[int, ...]] = {}
+    computed: dict[int, tuple[int, ...]] = {}
+    for index, (leaf, result) in enumerate(zip(leaves, results, strict=True)):
+        if not result.axes:
+            continue
+        extents: list[int] = [*leaf.shape]
         for axis, size, scale in result.axes:
-            shape[axis] = true_sizes[size] * scale
-        limits.append(tuple(shape) if result.axes else None)
-    cut = [leaf for leaf, limit in zip(leaves, limits, strict=True) if limit is not None]
-    shapes = tuple(limit for limit in limits if limit is not None)
-    pieces = iter(_cut(cut, shapes) if cut else ())
-    return [
-        leaf if limit is None else next(pieces) for leaf, limit in zip(leaves, limits, strict=True)
-    ]
+            extents[axis] = true_sizes[size] * scale
+        shape = tuple(extents)
+        chosen = copied if _can_copy(leaf, shape) else computed
+        chosen[index] = shape
+    if copied:
+        pieces = device.cut_arrays([cut[i] for i in copied], list(copied.values()))
+        _replace(cut, copied, pieces)
+    if computed:
+        _replace(cut, computed, _cut([cut[i] for i in computed], tuple(computed.values())))
+    return cut
+
+
+def _can_copy(leaf: Any, shape: tuple[int, ...]) -> bool:
+    """True where one copy takes the part out; typed keys and elements of few bits need JAX."""
+    is_plain = type(leaf) is Array or type(leaf) is ArrayImpl
+    return is_plain and find_part_rows(shape, leaf.shape, leaf.dtype) is not None
+
+
+def _replace(leaves: list[Any], places: Iterable[int], pieces: Iterable[Any]) -> None:
+    for index, piece in zip(places, pieces, strict=True):
+        leaves[index] = piece
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -15,11 +15,12 @@ from tracegraph.buckets.bucket_calls import (
     CheckedBucket,
 )
 from tracegraph.buckets.bucket_sizes import BucketedAxis, BucketSizes
-from tracegraph.buckets.padded_call import pad_call, pad_with_zeros
+from tracegraph.buckets.padded_call import pad_call, pad_later
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.constraints.frames import hides_own_frames
 from tracegraph.jax_internals import eval_trace, trace_state
-from tracegraph.replaying.replayable_graph import ReplayableGraph
+from tracegraph.replaying.padded_leaf import pad_leaves
+from tracegraph.replaying.replayable_graph import MISS, ReplayableGraph
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.saving.record_codec import ContentProblem, RecordCodec
 from tracegraph.runtime.saving.saved_file import raise_damage
@@ -124,7 +125,7 @@ class LoadedBucketedFunction(LoadedFunction):
         """
         if trace_state.value is not eval_trace or is_tracing():
             raise make_trace_error(self.__name__)
-        call = pad_call(self._sizes, args, kwargs, pad=pad_with_zeros)
+        call = pad_call(self._sizes, args, kwargs, pad=pad_later)
         with self._lock:
             return self._calls.replay(call, self)
 
@@ -149,7 +150,21 @@ class LoadedBucketedFunction(LoadedFunction):
         if not self._graphs:
             # The largest first, so that one memory serves all: Note [One scratch].
             self.restore()
-        return super()._call_generally(args, kwargs)
+        result = self._try_recent(args, kwargs)
+        if result is not MISS:
+            return result
+        return super()._call_generally(*pad_leaves((args, kwargs)))
+
+    def list_graphs(self, bucket: tuple[int, ...]) -> list[ReplayableGraph]:
+        """Returns the graphs of a bucket but for those whose first call is to prove them."""
+        with self._lock:
+            graphs = [*self._graphs.values()]
+        served = [each for each in graphs if self.checked[each.signature].bucket == bucket]
+        return [each for each in served if each.signature not in self._unproven]
+
+    def find_device(self) -> Device:
+        """Returns the device that the graphs are on."""
+        return self._device
 
     def _use(self, graph: ReplayableGraph) -> None:
         super()._use(graph)

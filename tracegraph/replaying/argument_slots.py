@@ -14,6 +14,7 @@ import jax
 import jax.core
 import numpy as np
 
+from tracegraph.replaying.padded_leaf import PaddedLeaf
 from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, unwrap_key
@@ -69,6 +70,8 @@ class LeafSlot:
         if type(plain) is ArrayImpl and self._learn(plain):
             self.write(plain)
             return True
+        if type(value) is PaddedLeaf:
+            return self._take_part(value)
         array = unwrap_key(value)
         if self._replay.is_leaf_of(array, self._index):
             return True
@@ -92,6 +95,22 @@ class LeafSlot:
         if plain.sharding != self._sharding:
             return False
         self.write(plain)
+        return True
+
+    def _take_part(self, value: PaddedLeaf) -> bool:
+        """Copies a smaller array to the front of the static input; False for another signature."""
+        memory = value.memory
+        if type(memory) is ArrayImpl and memory.sharding != self._sharding:
+            return False
+        if value.shape != self._leaf.shape or self.write is _write_nothing:
+            return False
+        try:
+            found = self._describe(memory)
+        except TypeError:
+            return False
+        if (found.dtype, found.weak_type) != (self._leaf.dtype, self._leaf.weak_type):
+            return False
+        self.buffer.write_part(memory)
         return True
 
     def _learn(self, value: Any) -> bool:
@@ -143,7 +162,7 @@ class TreeSlot:
 
     __slots__ = (
         "_clock",
-        "_is_donated",
+        "_may_watch",
         "_slots",
         "_static_slots",
         "_structure",
@@ -177,7 +196,8 @@ class TreeSlot:
             LeafSlot(replay, start + i, leaf, is_donated=is_donated)
             for i, leaf in enumerate(leaves)
         ]
-        self._is_donated = is_donated
+        # What other graphs may overwrite is copied in at each call.
+        self._may_watch = not is_donated and not replay.shares_inputs
         self._clock = replay.clock
         self.dropped_leaves = 0
         self.watch: TreeWatch | None = None
@@ -223,7 +243,7 @@ class TreeSlot:
 
     def _watch_if_immutable(self, value: Any, leaves: list[Any]) -> None:
         """Remembers a tree of immutable leaves, until it is changed or they are deleted."""
-        if not self._is_donated and all(type(leaf) is ArrayImpl for leaf in leaves):
+        if self._may_watch and all(type(leaf) is ArrayImpl for leaf in leaves):
             self.plain = leaves
             self.watch = TreeWatch(value)
             self.dropped_leaves = self._clock.dropped_leaves

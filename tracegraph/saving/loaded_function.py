@@ -160,14 +160,9 @@ class LoadedFunction:
         """Tries the graphs that were used lately, then looks the signature up."""
         if trace_state.value is not eval_trace or is_tracing() or _is_jit_disabled():
             raise make_trace_error(self.__name__)
-        settings = read_settings()
-        for graph in self._list_recent():
-            if graph.settings != settings:
-                continue
-            result = graph.try_call(args, kwargs, False)
-            if result is not MISS:
-                self._use(graph)
-                return result
+        result = self._try_recent(args, kwargs)
+        if result is not MISS:
+            return result
         found = self._prepare(args, kwargs)
         entry = self._find_entry(found, args, kwargs)
         if entry is None:
@@ -182,6 +177,18 @@ class LoadedFunction:
             raise make_refusal_error(self.__name__)
         self._use(graph)
         return result
+
+    def _try_recent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replays one of the graphs that were used lately; a MISS if none takes the arguments."""
+        settings = read_settings()
+        for graph in self._list_recent():
+            if graph.settings != settings:
+                continue
+            result = graph.try_call(args, kwargs, False)
+            if result is not MISS:
+                self._use(graph)
+                return result
+        return MISS
 
     def _list_recent(self) -> Sequence[ReplayableGraph]:
         """Returns the graphs that a call tries before it works out its signature."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
@@ -169,6 +170,15 @@ class Signature:
     static_kinds: tuple[Any, ...]
     positions: tuple[int, ...]
     settings: tuple[Any, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    # Each call looks its graph up by its key, which may have hundreds of leaves.
+    @functools.cached_property
+    def _hash(self) -> int:
+        statics = self.statics, self.static_kinds
+        return hash((self.tree, self.leaves, statics, self.positions, self.settings))
 
 
 def make_signature(call: BoundCall, leaves: Sequence[Any], tree: Any) -> Signature:

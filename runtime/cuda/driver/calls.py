@@ -98,6 +98,27 @@ class CopyRange:
 
 
 @dataclasses.dataclass(frozen=True)
+class CopyRows:
+    """Rows of bytes that are copied between two places of device memory.
+
+    Attributes:
+        target_address: of the first row.
+        target_pitch: bytes from one row to the next.
+        source_address: as of the target.
+        source_pitch: as of the target.
+        nbytes: of each row.
+        count: how many.
+    """
+
+    target_address: int
+    target_pitch: int
+    source_address: int
+    source_pitch: int
+    nbytes: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
 class FillRange:
     """What a memset node of a graph sets: ``count`` elements of 1, 2 or 4 bytes to one value."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracegraph.runtime.cuda.driver.calls import DriverCalls
+from tracegraph.runtime.cuda.driver.calls import CopyRows, DriverCalls
 
 
 class StreamCalls(DriverCalls):
@@ -77,6 +77,16 @@ class StreamCalls(DriverCalls):
     def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Enqueues a copy between any two addresses that the driver knows."""
         self._call("cuMemcpyAsync", target, source, nbytes, stream)
+
+    def copy_rows_async(self, rows: CopyRows, stream: int) -> None:
+        """Enqueues one copy of rows within device memory."""
+        parameters = self._api.CUDA_MEMCPY2D()
+        kind = self._api.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        parameters.srcMemoryType = parameters.dstMemoryType = kind
+        parameters.srcDevice, parameters.srcPitch = rows.source_address, rows.source_pitch
+        parameters.dstDevice, parameters.dstPitch = rows.target_address, rows.target_pitch
+        parameters.WidthInBytes, parameters.Height = rows.nbytes, rows.count
+        self._call("cuMemcpy2DAsync", parameters, stream, shown=(rows, stream))
 
     def fill_async(
         self, target: int, value: int, element_bytes: int, count: int, stream: int

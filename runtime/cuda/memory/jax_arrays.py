@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -96,13 +96,33 @@ def allocate_arrays(
     Raises:
         jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
     """
+    arrays = _allocate(((shape, dtype),) * count, jax_device)
+    return [_make_weak(array) for array in arrays] if weak_type else arrays
+
+
+def allocate_together(avals: Sequence[Any], jax_device: Any) -> list[Any]:
+    """Returns arrays as `allocate_arrays` does, of several types by one program.
+
+    Args:
+        avals: JAX's abstract value of each.
+        jax_device: the GPU.
+
+    Raises:
+        jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
+    """
+    arrays = _allocate(tuple((aval.shape, aval.dtype) for aval in avals), jax_device)
+    pairs = zip(arrays, avals, strict=True)
+    return [_make_weak(array) if aval.weak_type else array for array, aval in pairs]
+
+
+def _allocate(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> list[Any]:
     with computing():
-        arrays = list(_make_allocator(((shape, dtype),) * count, jax_device)())
+        arrays = list(_make_allocator(shapes, jax_device)())
     for array in arrays:
         # Without memory: Note [Arrays that were never made].
         if _is_ready(array):
             array.block_until_ready()
-    return [_make_weak(array) for array in arrays] if weak_type else arrays
+    return arrays
 
 
 def make_first_arrays(aval: Any, jax_device: Any, count: int) -> list[Any]:

@@ -11,7 +11,13 @@ import pytest
 from tests.fakes.cuda_stages import LAUNCH, MAP
 from tests.fakes.fake_bindings import NOT_READY, FakeBindings, import_real
 from tests.fakes.fake_driver import FakeDriver
-from tracegraph.runtime.cuda.driver.calls import Condition, CopyRange, FillRange, Port
+from tracegraph.runtime.cuda.driver.calls import (
+    Condition,
+    CopyRange,
+    CopyRows,
+    FillRange,
+    Port,
+)
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.parameters import PackedParameters
 from tracegraph.runtime.errors import CudaError
@@ -97,6 +103,19 @@ def test_a_method_is_one_call(
     api.errors[function] = 1
     with pytest.raises(CudaError, match=f"cuGetErrorName from {function}"):
         getattr(CudaDriver(api), method)(*arguments)
+
+
+def test_rows_are_copied_by_one_call(api: FakeBindings) -> None:
+    driver, rows = CudaDriver(api), CopyRows(0x10000, 20, 0x20000, 8, 8, 3)
+    driver.copy_rows_async(rows, 7)
+    copy, stream = api.take_call("cuMemcpy2DAsync")
+    assert (int(copy.dstDevice), copy.dstPitch) == (0x10000, 20)
+    assert (int(copy.srcDevice), copy.srcPitch) == (0x20000, 8)
+    assert (copy.WidthInBytes, copy.Height, stream) == (8, 3, 7)
+    assert (int(copy.srcMemoryType), int(copy.dstMemoryType)) == (2, 2)
+    api.errors["cuMemcpy2DAsync"] = 1
+    with pytest.raises(CudaError, match="source_pitch=8"):
+        driver.copy_rows_async(rows, 7)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +218,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "add_event_wait_node": (1, EDGES, 2),
     "add_fill_node": (1, EDGES, FillRange(1, 2, 4, 3), 4),
     "add_kernel_node": (1, EDGES, LAUNCH),
+    "copy_rows_async": (CopyRows(1, 8, 2, 4, 4, 3), 7),
     "encode_tensor_map": (MAP, 0x1000),
     "fill_async": (1, 5, 4, 3, 7),
     "get_function": (5, "add"),
