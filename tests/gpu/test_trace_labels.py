@@ -69,6 +69,7 @@ def check_scopes(data: GraphData, events: list[dict[str, Any]]) -> None:
         "layer": CALLS,
         "layer/head": CALLS,
         "order": CALLS,
+        "order/jit(sort)": CALLS,
     }
     for event in own:
         end = event["ts"] + event["dur"]

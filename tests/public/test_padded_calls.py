@@ -357,13 +357,14 @@ def test_a_refused_call_leaves_no_argument_that_seems_loaded() -> None:
 
 @pytest.mark.parametrize("name", ["weights", "state"])
 def test_trees_that_are_whole_are_looked_at_in_each_call(name: str) -> None:
-    donated = {"donate_argnames": "state"} if name == "state" else {}
+    donated: Any = {"donate_argnames": "state"} if name == "state" else {}
 
     def add(state: Any, weights: Any, x: Any) -> Any:
         return {"n": state["n"] + tg.bucket_size()}, x + weights["w"]
 
     function: Any = tg.capture(add, buckets={"x": {0: (4, 8)}}, **donated)
-    state, weights = {"n": jnp.int32(0)}, {"w": jnp.ones(3)}
+    state: Any = {"n": jnp.int32(0)}
+    new, weights = state, {"w": jnp.ones(3)}
     for number, size in enumerate((3, 6, 5, 2, 4), start=1):
         weights["w"] = jnp.full(3, float(number))
         new, found = function(state, weights, jnp.zeros((size, 3)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from tracegraph.graph_pictures.trace_executions import read_launch
@@ -75,8 +76,8 @@ def split_scope(scope: str) -> tuple[str, ...]:
             parts.append("")
         else:
             parts[-1] += letter
-    first = 1 if parts[0].startswith("jit(") else 0
-    return tuple(part for part in parts[first:-1] if part)
+    named = itertools.dropwhile(lambda part: part.startswith("jit("), parts[:-1])
+    return tuple(part for part in named if part)
 
 
 def _read_row(events: Iterable[Event], pid: int, tid: int) -> tuple[str, int]:
