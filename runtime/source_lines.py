@@ -120,17 +120,30 @@ def shorten_path(file: str) -> str:
         >>> shorten_path("/venv/lib/python3.13/site-packages/optax/losses.py")
         'optax/losses.py'
     """
+    try:
+        return _shorten_path(file, pathlib.Path.cwd())
+    except OSError:  # the directory has been removed
+        return _leave_site_folder(file) or file
+
+
+@functools.lru_cache(maxsize=4096)
+def _shorten_path(file: str, here: pathlib.Path) -> str:
+    short = _leave_site_folder(file)
+    if short:
+        return short
+    path = pathlib.Path(file)
+    absolute = (path, path.resolve()) if path.is_absolute() else ()
+    inside = (str(each.relative_to(here)) for each in absolute if here in each.parents)
+    return next(inside, file)
+
+
+def _leave_site_folder(file: str) -> str:
+    """Returns the path of an installed file from its package's root; of others an empty text."""
     for folder in _SITE_FOLDERS:
         _, found, rest = file.rpartition(f"{os.sep}{folder}{os.sep}")
         if found:
             return rest
-    path = pathlib.Path(file)
-    try:
-        here = pathlib.Path.cwd()
-        absolute = (path, path.resolve()) if path.is_absolute() else ()
-    except OSError:  # the directory has been removed
-        return file
-    return next((str(each.relative_to(here)) for each in absolute if here in each.parents), file)
+    return ""
 
 
 def _name_library_line(line: Line) -> str:

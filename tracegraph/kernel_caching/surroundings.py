@@ -108,7 +108,7 @@ def read_versions() -> dict[str, str]:
     """Returns the versions that a lowering is made by."""
     return {
         "jax": jax.__version__,
-        "jaxlib": importlib.metadata.version("jaxlib"),
+        "jaxlib": _read_jaxlib_version(),
         "tracegraph": find_own_version() or "",
         **_read_package_versions(),
         **_find_system_libraries(),
@@ -138,6 +138,11 @@ def _describe_processor() -> str:
         elif not line and features:
             break
     return f"{platform.machine()} {platform.processor()} {features}"
+
+
+@functools.cache
+def _read_jaxlib_version() -> str:
+    return importlib.metadata.version("jaxlib")
 
 
 @functools.cache
