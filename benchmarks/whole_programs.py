@@ -1,7 +1,7 @@
 """Whole programs of users as one graph each, against `jax.jit`, in one run.
 
     PYTHONPATH=. python benchmarks/whole_programs.py [--output DIR] [--case NAME] [--serial]
-    [--dry-run]
+    [--wide] [--dry-run]
 
 Blocks of the sides take turns; figures are medians over the rounds. A program is timed only if a
 first call of both sides gives equal results within its tolerance, and if it is one graph.
@@ -10,6 +10,7 @@ first call of both sides gives equal results within its tolerance, and if it is 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -19,7 +20,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -43,16 +44,18 @@ from machine import read_driver, read_processor, read_version
 from whole_models import PROGRAMS, WholeProgram
 
 import tracegraph as tg
-from tracegraph.lowering import compile_gpu
+from tracegraph.lowering import build_graph, compile_gpu
+from tracegraph.lowering.planning.lanes import Arrangement
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result files")
 _CASES = flags.DEFINE_multi_string("case", [], "only these programs")
 _ROUNDS = flags.DEFINE_integer("rounds", 9, "blocks of each side", 1)
 _TORCH = flags.DEFINE_bool("torch", True, "run the PyTorch peers")
 _SERIAL = flags.DEFINE_bool("serial", False, "also time graphs whose steps have XLA's own order")
+_WIDE = flags.DEFINE_bool("wide", False, "also time graphs without lanes")
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "small sizes on any device, few calls, no PyTorch")
 
-SERIAL = "tg.capture, XLA's order"
+SERIAL, WIDE = "tg.capture, XLA's order", "tg.capture, without lanes"
 CAPTURE_LIMIT, POOL_LIMIT = 0.10, 1.05
 # What a segment rounds up to says nothing about the plan of a small pool.
 LEAST_POOL_BYTES = 40 << 20
@@ -120,10 +123,10 @@ def measure_program(program: WholeProgram, peers: TorchProcess | None) -> CaseRe
         result.refusal = check_program(program, setup.state, batch, wraps, result)
         if result.refusal:
             return result
-        if _SERIAL.value:
-            wraps[SERIAL] = tg.capture(setup.function, donate_argnums=0)
-            with mock.patch.object(compile_gpu, "widen", lambda program, _: program):
-                wraps[SERIAL](jax.device_put(setup.state), *batch)
+        for name, change in list_variants():
+            wraps[name] = tg.capture(setup.function, donate_argnums=0)
+            with change:
+                wraps[name](jax.device_put(setup.state), *batch)
         sides: dict[str, Side] = {
             name: ProgramSide(jax.device_put(setup.state), batch, call)
             for name, call in wraps.items()
@@ -132,6 +135,19 @@ def measure_program(program: WholeProgram, peers: TorchProcess | None) -> CaseRe
     except _REFUSALS as error:
         result.refusal = f"{type(error).__name__}: {error}"
     return result
+
+
+def list_variants() -> Iterator[tuple[str, contextlib.AbstractContextManager[Any]]]:
+    """Yields the names of the graphs that are built in another way, with what makes it so."""
+    if _SERIAL.value:
+        yield SERIAL, mock.patch.object(compile_gpu, "widen", lambda program, _: program)
+    if _WIDE.value:
+        yield WIDE, mock.patch.object(build_graph, "arrange_in_lanes", leave_as_it_is)
+
+
+def leave_as_it_is(times: Sequence[float], edges: tuple[tuple[int, int], ...]) -> Arrangement:
+    """Returns steps as they are, in place of `arrange_in_lanes`."""
+    return Arrangement(tuple(range(len(times))), edges)
 
 
 def check_program(
