@@ -9,7 +9,7 @@ import jax
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
-from tracegraph.runtime.errors import InternalError, UnsupportedError
+from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.graph import ReplayClock
 from tracegraph.runtime.jax_interop import join_parts, list_parts, to_plain
 from tracegraph.runtime.static_buffer import DeviceContext, StaticBuffer
@@ -235,14 +235,6 @@ class SpreadBuffer:
             pieces = self._split(to_plain(made))
         for part, piece in zip(self.parts, pieces, strict=True):
             part.write(piece)
-
-    def write_part(self, array: Any) -> None:
-        """Is never called: graphs over several devices have no buckets."""
-        raise InternalError(
-            f"a part of a value over several devices is {array.shape}",
-            where="write_part",
-            why="only graphs of one device are given parts",
-        )
 
     def reads(self, array: Any, /) -> bool:
         """True while the graph reads a plain array that it took where the array is."""

@@ -104,15 +104,6 @@ class StaticBuffer(ReadableBuffer, Protocol):
         """Copies an array of the same shape and dtype into the buffer."""
         ...
 
-    def write_part(self, array: Any) -> None:
-        """Copies a smaller array in, from the first element on; what is behind it stays.
-
-        Args:
-            array: a plain array on the buffer's device, or of NumPy, of which one copy takes all
-                rows: see `array_parts.py`.
-        """
-        ...
-
     def reads(self, array: Any, /) -> bool:
         """True while the graph reads a plain array that it took where the array is."""
         ...
@@ -128,6 +119,19 @@ class StaticBuffer(ReadableBuffer, Protocol):
         """Returns what takes a plain JAX array of the same type on this device, as fast as can be.
 
         It need not copy: the array is immutable.
+        """
+        ...
+
+
+class PartBuffer(StaticBuffer, Protocol):
+    """A static buffer of one device: it takes arrays that are smaller, too."""
+
+    def write_part(self, array: Any) -> None:
+        """Copies a smaller array in, from the first element on; what is behind it stays.
+
+        Args:
+            array: a plain array on the buffer's device, or of NumPy, of which one copy takes all
+                rows: see `array_parts.py`.
         """
         ...
 

@@ -1,13 +1,12 @@
 """Lanes: edges that keep a graph from being wider than a device launches well.
 
 Note [Lanes]
-The driver puts the branches of a graph into queues of the device, and makes one queue wait for
-another at each edge between them. What a launch costs the host grows with the number of queues, and
-where they are many a launch hardly overlaps with the one before. So the steps are dealt out to a
-few lanes, each of which is a chain: a step gets an edge from the one before it in its lane. The
-steps that the most work waits for are dealt out first, each to the lane in which it can start
-earliest: list scheduling, as in R. L. Graham, Bounds on multiprocessing timing anomalies, 1969.
-With twice as many lanes as the steps can keep busy on average, hardly any step waits for its lane.
+What a launch of a graph costs the host grows with its branches, and where they are many a launch
+hardly overlaps with the one before: the driver seems to have a queue for each. So the steps are
+dealt out to a few lanes, each of which is a chain: a step gets an edge from the one before it in
+its lane. The steps that the most work waits for are dealt out first, each to the lane in which it
+can start earliest: list scheduling, as in R. L. Graham, Bounds on multiprocessing timing anomalies,
+1969. There are twice as many lanes as the steps keep busy on average; more gained nothing.
 
 An edge that is added only orders more than before, so the graph computes the same. But where a
 graph waits for an event of the user's, such an edge could close a circle through what records it:
@@ -25,7 +24,7 @@ from typing import NamedTuple
 from tracegraph.lowering.planning.step_order import find_ancestors, reduce_edges
 from tracegraph.runtime.errors import InternalError
 
-# Fewer lanes gain nothing, and more cost: see docs/design/gpu_replay.md.
+# Between 3 and 16, little depends on how many: see docs/design/gpu_replay.md.
 FEWEST, MOST = 4, 16
 
 

@@ -6,6 +6,7 @@ import re
 
 from tests.paths import ROOT
 from tests.processes import run_program
+from tests.spread_scripts import MODEL
 
 FOUR = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
@@ -13,7 +14,8 @@ FOUR = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 
-START = """
+START = (
+    """
 import functools
 import jax, jax.numpy as jnp, numpy as np
 import tracegraph as tg
@@ -22,18 +24,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 devices = jax.devices()
 mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,))
 square = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto,) * 2)
-
-# Two arrays may share the memory of one of NumPy's, if it is aligned: each gets its own.
-def put(value, *spec, over=mesh):
-    return jax.device_put(jax.tree.map(np.array, value), NamedSharding(over, P(*spec)))
-
-def read(tree):
-    "Every part on every device, with the sharding."
-    return [
-        (leaf.sharding, [(s.device, s.index, np.asarray(s.data).tobytes()) for s in
-         sorted(leaf.addressable_shards, key=lambda s: s.device.id)])
-        for leaf in jax.tree.leaves(tree)
-    ]
 
 def refuse(call, *args, kind=tg.CaptureError):
     try:
@@ -47,18 +37,9 @@ def refuse(call, *args, kind=tg.CaptureError):
 def addresses(tree):
     return [s.data.unsafe_buffer_pointer() for x in jax.tree.leaves(tree)
             for s in x.addressable_shards]
-
-# Of NumPy: `device_put` of a JAX array may share its memory, which donation would take from it.
-x = np.arange(16, dtype=np.float32).reshape(8, 2) / 7
-w = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}
-
-def loss(params, batch):
-    return jnp.mean(jnp.tanh(batch @ params["w"] + params["b"]) ** 2)
-
-def train(params, batch):
-    value, gradient = jax.value_and_grad(loss)(params, batch)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
 """
+    + MODEL
+)
 
 TRAINING = (
     START

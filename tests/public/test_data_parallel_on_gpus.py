@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tests.processes import run_program
+from tests.spread_scripts import MODEL
 
 TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
-START = """
+START = (
+    """
 import gc, weakref
 import pytest
 import jax, jax.numpy as jnp, numpy as np
@@ -21,17 +23,6 @@ gpus = capture_for_gpus(pytest.MonkeyPatch())
 lines.read_origins = lambda _: Origins(None, {})
 mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,))
 
-def put(value, *spec, over=mesh):
-    return jax.device_put(jax.tree.map(np.array, value), NamedSharding(over, P(*spec)))
-
-def read(tree):
-    "Every part on every device, with the sharding."
-    return [
-        (leaf.sharding, [(s.device, s.index, np.asarray(s.data).tobytes()) for s in
-         sorted(leaf.addressable_shards, key=lambda s: s.device.id)])
-        for leaf in jax.tree.leaves(tree)
-    ]
-
 def refuse(call, *args, kind=tg.CaptureError):
     try:
         call(*args)
@@ -39,17 +30,9 @@ def refuse(call, *args, kind=tg.CaptureError):
         assert len(str(error).splitlines()) >= 4, error
         return error
     raise SystemExit("accepted")
-
-x = np.arange(16, dtype=np.float32).reshape(8, 2) / 7
-w = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}
-
-def loss(params, batch):
-    return jnp.mean(jnp.tanh(batch @ params["w"] + params["b"]) ** 2)
-
-def train(params, batch):
-    value, gradient = jax.value_and_grad(loss)(params, batch)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
 """
+    + MODEL
+)
 
 TRAINING = (
     START

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,9 @@ from tracegraph.runtime.array import Array
 from tracegraph.runtime.array_parts import MAX_PITCH_BYTES, PartRows, find_part_rows
 from tracegraph.runtime.cuda.driver.calls import CopyRows
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.graph import ReplayClock
 from tracegraph.runtime.host.device import HostDevice
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.spread_buffer import SpreadBuffer
+from tracegraph.runtime.static_buffer import PartBuffer
 
 FLOAT = np.dtype(np.float32)
 WHOLE = (4, 3, 5)
@@ -68,6 +66,10 @@ def make_copying(device: Device) -> Replay:
     return make_replay(COPY)
 
 
+def get_input(replay: Replay) -> PartBuffer:
+    return cast(PartBuffer, replay.inputs[0])
+
+
 @pytest.mark.parametrize("make", [place, np.asarray])
 def test_a_part_is_written_and_what_is_behind_it_stays(
     device: Any, make: Callable[[Any], Any]
@@ -78,7 +80,7 @@ def test_a_part_is_written_and_what_is_behind_it_stays(
             continue
         replay.settle()
         replay.load([(0, np.full(WHOLE, -1, FLOAT))])
-        replay.inputs[0].write_part(make(cut(VALUES, shape)))
+        get_input(replay).write_part(make(cut(VALUES, shape)))
         replay.launch()
         expected = np.full(WHOLE, -1, FLOAT)
         cut(expected, shape)[...] = cut(VALUES, shape)
@@ -118,9 +120,9 @@ def test_a_gpu_copies_each_part_once_and_computes_nothing(monkeypatch: pytest.Mo
     device = make_device(monkeypatch)
     replay, x = make_cuda_replay(device, COPY), place(VALUES[:, :2])
     calls = device.driver.calls
-    replay.inputs[0].write_part(x)
+    get_input(replay).write_part(x)
     first = len(calls)
-    replay.inputs[0].write_part(x)
+    get_input(replay).write_part(x)
     assert [call.name for call in calls[first:]] == ["copy_rows_async"]
     replay.launch()
     take = replay.make_taker(0)
@@ -138,10 +140,3 @@ def test_the_fake_driver_refuses_rows_that_lie_in_one_another(
     order = device.context.order
     with order.use_context(), pytest.raises(MisuseError, match="lie in one another"):
         device.driver.copy_rows_async(CopyRows(0x1000, 4, 0x2000, 20, 8, 2), order.stream)
-
-
-def test_values_over_several_devices_have_no_parts() -> None:
-    part: Any = make_copying(HostDevice(jax.devices("cpu")[0])).inputs[0]
-    buffer = SpreadBuffer([part], part.aval, part.jax_device, ReplayClock(), part.context)
-    with pytest.raises(InternalError, match="several devices"):
-        buffer.write_part(VALUES)

@@ -156,7 +156,7 @@ class BucketCalls:
             served = Served(weakref.ref(used), graphs.find_device(), results, {})
             self._served[key] = served
         leaves, tree = jax.tree.flatten(result)
-        # A whole result that nobody holds any more needs no copy.
+        # With the last name of a result its copy is saved: `settle` copies what is still held.
         del result, known
         if not call.is_full:
             leaves = cut_results(leaves, served.results, call.true_sizes, served.device)

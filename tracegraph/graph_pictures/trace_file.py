@@ -78,7 +78,7 @@ def write_trace(path: pathlib.Path, content: dict[str, Any]) -> None:
         content: as `read_trace` returned it.
     """
     data = json.dumps(content, separators=(",", ":")).encode()
-    # A trace cannot be recorded again: whoever is interrupted here still has it.
+    # A trace cannot be recorded again: after an interrupt the old file is still there.
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     partial.replace(path)

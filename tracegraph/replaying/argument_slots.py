@@ -8,7 +8,7 @@ structure and leaf types (then only the leaves that changed are copied), or is i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.core
@@ -19,7 +19,7 @@ from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, unwrap_key
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.static_buffer import StaticBuffer
+from tracegraph.runtime.static_buffer import PartBuffer, StaticBuffer
 from tracegraph.tracing.signature import LeafType, describe_leaf, describe_placed_leaf
 from tracegraph.tracing.static_leaves import find_static_kind
 
@@ -110,7 +110,8 @@ class LeafSlot:
             return False
         if (found.dtype, found.weak_type) != (self._leaf.dtype, self._leaf.weak_type):
             return False
-        self.buffer.write_part(memory)
+        # Only graphs of one device have buckets.
+        cast(PartBuffer, self.buffer).write_part(memory)
         return True
 
     def _learn(self, value: Any) -> bool:

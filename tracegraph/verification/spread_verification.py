@@ -50,8 +50,7 @@ def verify_spread(prepared: PreparedCall, call: SpreadCall) -> VerificationRepor
     _check_shardings(call, paths, expected)
     for _ in range(2):
         _judge_parts(call.name, paths, call.run(_copy_leaves(prepared)), expected, report)
-    split = _find_unequal_copies(paths, expected)
-    note = f"not the same on all devices: {', '.join(shorten_list(split))}" if split else ""
+    note = _describe_unequal_copies(paths, expected)
     return dataclasses.replace(report, exact=len(paths), note=note)
 
 
@@ -71,7 +70,7 @@ def verify_spread_graph(prepared: PreparedCall, captured: SpreadGraph) -> Verifi
     leaves = [to_plain(unwrap_key(leaf)) for leaf in prepared.leaves]
     flags = others.may_differ if any(others.may_differ) else (False,) * len(leaves)
     close: dict[str, None] = {}
-    split: list[str] = []
+    split = ""
     for is_second in (False, True):
         given = [
             _place(leaf, buffer.jax_device, is_turned=is_second and may_differ)
@@ -81,9 +80,8 @@ def verify_spread_graph(prepared: PreparedCall, captured: SpreadGraph) -> Verifi
         expected = run_reference(captured, [_copy(each) for each in inputs])
         replayed = [_read(each) for each in captured.replay_once(given, is_rebound=is_second)]
         close |= dict.fromkeys(_judge_parts(captured.name, paths, replayed, expected, report))
-        split = _find_unequal_copies(paths, expected)
-    note = f"not the same on all devices: {', '.join(shorten_list(split))}" if split else ""
-    note = "; ".join(filter(None, (note, others.note)))
+        split = _describe_unequal_copies(paths, expected)
+    note = "; ".join(filter(None, (split, others.note)))
     return dataclasses.replace(report, exact=len(paths) - len(close), close=tuple(close), note=note)
 
 
@@ -173,6 +171,11 @@ def _list_shards(array: Any) -> list[tuple[Any, np.ndarray[Any, Any]]]:
     array = unwrap_key(array)
     shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
     return [(shard.device, np.asarray(shard.data)) for shard in shards]
+
+
+def _describe_unequal_copies(paths: Sequence[str], results: Sequence[Any]) -> str:
+    found = _find_unequal_copies(paths, results)
+    return f"not the same on all devices: {', '.join(shorten_list(found))}" if found else ""
 
 
 def _find_unequal_copies(paths: Sequence[str], results: Sequence[Any]) -> list[str]:
