@@ -60,9 +60,12 @@ PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
 
 # XLA's options of every first compilation, over its defaults. XLA, too, would start kernels early
 # that load ahead of their wait, see Note [Loads ahead of the wait]: the reference must not.
-# ("xla_gpu_copy_insertion_use_region_analysis", True) is not set: `benchmarks/copy_analysis.py`
-# found 8 % less time for a GPT step of 2 layers on an H200, and 4 % more for one of 12.
-FIRST_OPTIONS: tuple[tuple[str, bool | str], ...] = (("xla_gpu_enable_pdl_launch", False),)
+# Copies that a look at whole regions finds needless are left out: `benchmarks/copy_analysis.py`
+# found 2 and 5 % less time for GPT steps of 2 and 12 layers on an H200.
+FIRST_OPTIONS: tuple[tuple[str, bool | str], ...] = (
+    ("xla_gpu_enable_pdl_launch", False),
+    ("xla_gpu_copy_insertion_use_region_analysis", True),
+)
 
 # How much more memory steps side by side may take than one after another. They are put side by
 # side within the budget; pieces that do not fit together may add a little to that.

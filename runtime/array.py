@@ -35,6 +35,7 @@ from tracegraph.runtime.jax_interop import (
     find_sharding,
     is_default_device,
     is_host_place,
+    is_read_guarded,
     register_array_type,
     to_plain,
 )
@@ -44,6 +45,7 @@ from tracegraph.runtime.residence import Donation, Residence
 from tracegraph.runtime.source_lines import locate_stack
 from tracegraph.runtime.static_buffer import (
     DeviceContext,
+    PendingRead,
     ReadableBuffer,
     StaticBuffer,
     make_plain,
@@ -78,6 +80,7 @@ class Array(jax.Array):
         "_context",
         "_device",
         "_generation",
+        "_host",
         "_lock",
         "_plain",
         "_residence",
@@ -90,6 +93,8 @@ class Array(jax.Array):
 
     _buffer: ReadableBuffer | None
     _context: DeviceContext | None
+    # Of an immutable value that the host has read, or begins to; not there before.
+    _host: np.ndarray[Any, Any] | PendingRead | None
     _plain: Any
     _snapshot: Any
     _lock: threading.RLock
@@ -147,6 +152,7 @@ class Array(jax.Array):
                 donation = self.find_donation() or donation
             self._leave(buffer, donation, _DELETED)
         self._state, self._plain, self._snapshot = _DELETED, None, donation
+        self._host = None
 
     def drop_value(self) -> None:
         """Drops the copy that a RESIDENT array keeps of the value that was read."""
@@ -221,6 +227,44 @@ class Array(jax.Array):
             if self._buffer is None:
                 return self._read_settled()
             return self._read_buffer(buffer)
+
+    def read_host(self) -> np.ndarray[Any, Any] | None:
+        """Returns the value on the host, read-only; None if a plain array is the better way.
+
+        Raises:
+            StaleOutputError: a later replay has overwritten a static output.
+            ReplayError: the array was donated to a captured function, or its graph was never
+                replayed.
+        """
+        host = getattr(self, "_host", None)
+        if isinstance(host, np.ndarray) and not self.is_deleted():
+            return host
+        buffer = self._buffer
+        if buffer is None or buffer.context is None or is_read_guarded():
+            return None
+        if self._is_taken():
+            self._check_if_deleted()
+        with buffer.clock.lock:
+            host = self._start_read(buffer)
+            if host is None or isinstance(host, np.ndarray):
+                return host
+            # Another thread begins a read of its own.
+            self._host = None
+        # Without the lock: the work may hold a callback that reads an array of the graph.
+        value = host.finish()
+        if self._state in (_FRESH, _SETTLED):
+            self._host = value
+        return value
+
+    def copy_to_host_async(self) -> None:
+        """Begins to copy the value to the host, as `jax.Array.copy_to_host_async`."""
+        buffer = self._buffer
+        if buffer is not None and self._state is _FRESH and not is_read_guarded():
+            with buffer.clock.lock:
+                self._host = self._start_read(buffer)
+                if self._host is not None:
+                    return
+        self.jax().copy_to_host_async()
 
     def wait(self) -> None:
         """Waits for the replay that the value is of; the caller does not hold the lock."""
@@ -334,6 +378,13 @@ class Array(jax.Array):
         context = buffer.context
         return ask_if_free(buffer.clock.lock, lambda: context is None or context.is_idle())
 
+    def __buffer__(self, flags: int) -> memoryview:
+        """Returns the memory of a value on the host; NumPy reads any other by `__array__`."""
+        buffer = self._buffer
+        if buffer is not None and buffer.context is not None:
+            raise BufferError("only an array on the CPU has Python's buffer protocol")
+        return cast(Any, self.jax()).__buffer__(flags)
+
     # What is known without reading.
 
     @property
@@ -414,6 +465,22 @@ class Array(jax.Array):
                 self._snapshot = None
             return self._plain
 
+    def _start_read(self, buffer: ReadableBuffer) -> np.ndarray[Any, Any] | PendingRead | None:
+        """Begins to read on the host, if that was not begun; the caller holds the lock."""
+        begun = getattr(self, "_host", None)
+        if begun is not None:
+            return begun
+        if self._buffer is None or buffer.context is None or self._state is _LIVE:
+            return None
+        _check_generation(buffer, self)
+        if self._plain is not None and self._generation == buffer.clock.generation:
+            return None
+        pending = buffer.context.start_read(buffer.address, buffer.aval)
+        if pending is not None and buffer.arena is not None:
+            # As after any other read, it keeps no memory of the graph.
+            self.settle()
+        return pending
+
     def _read_buffer(self, buffer: ReadableBuffer) -> PlainArray:
         """Returns the value of an array in a buffer; the caller holds the lock."""
         _check_generation(buffer, self)
@@ -429,7 +496,7 @@ class Array(jax.Array):
 
 
 # Everything else is forwarded to the plain value.
-forward_names(Array, Array.jax)
+forward_names(Array, Array.jax, Array.read_host)
 Array.__module__ = "tracegraph"
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.recorder import recorder_state
@@ -21,19 +25,17 @@ OPERATORS = (
 )
 PROTOCOLS = (
     *("__getitem__", "__setitem__", "__contains__", "__iter__", "__reversed__"),
-    *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__hex__", "__oct__"),
-    *("__array__", "__array_module__", "__array_namespace__", "__dlpack__", "__dlpack_device__"),
-    "__buffer__",
-    *("__repr__", "__str__", "__format__", "__copy__", "__deepcopy__", "__reduce__"),
+    *("__hex__", "__oct__", "__array_module__", "__array_namespace__"),
+    *("__dlpack__", "__dlpack_device__"),
+    *("__repr__", "__copy__", "__deepcopy__", "__reduce__"),
 )
 METHODS = (
     *("addressable_data", "all", "any", "argmax", "argmin", "argpartition", "argsort", "astype"),
     *("byteswap", "choose", "clip", "clone", "compress", "conj", "conjugate", "copy"),
-    *("copy_to_host_async", "cumprod", "cumsum", "diagonal", "dot", "flatten", "item", "max"),
-    *("mean", "min", "nonzero", "on_device_size_in_bytes", "platform", "prod", "ptp", "ravel"),
-    *("repeat", "reshape", "round", "searchsorted", "sort", "squeeze", "std", "sum", "swapaxes"),
-    *("take", "to_device", "tobytes", "tolist", "trace", "transpose", "unsafe_buffer_pointer"),
-    *("unsafe_raw_buffer", "var", "view"),
+    *("cumprod", "cumsum", "diagonal", "dot", "flatten", "max", "mean", "min", "nonzero"),
+    *("on_device_size_in_bytes", "platform", "prod", "ptp", "ravel", "repeat", "reshape"),
+    *("round", "searchsorted", "sort", "squeeze", "std", "sum", "swapaxes", "take", "to_device"),
+    *("tobytes", "trace", "transpose", "unsafe_buffer_pointer", "unsafe_raw_buffer", "var", "view"),
 )
 PROPERTIES = (
     *("T", "addressable_shards", "device_buffer", "device_buffers", "flat", "format"),
@@ -55,13 +57,48 @@ INTERNAL_METHODS = ("_chunk_iter", "_fully_replicated_shard", "_multi_slice", "_
 INTERNAL_PROPERTIES = ("_arrays", "_npy_value", "_pjrt_layout", "_sharding", "_value")
 
 
-def forward_names(array_type: type, read: Callable[[Any], Any]) -> None:
+def _to_array(host: Any, dtype: Any = None, context: Any = None, copy: Any = None) -> Any:
+    """What `__array__` returns; ``context`` is of NumPy's older protocol, and JAX drops it too."""
+    del context
+    # NumPy before 2.0 takes no None.
+    return np.asarray(host, dtype) if copy is None else np.asarray(host, dtype, copy=copy)
+
+
+def _format(host: Any, spec: str) -> str:
+    return format(host if host.ndim else host[()], spec)
+
+
+# What JAX computes from the value on the host alone.
+HOST_METHODS: dict[str, Callable[..., Any]] = {
+    "__array__": _to_array,
+    "__format__": _format,
+    "__str__": str,
+    "item": lambda host, *args: host.item(*args),
+    "tolist": lambda host: host.tolist(),
+}
+# The same, of a scalar; JAX's own array says what else cannot be converted.
+HOST_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "__bool__": bool,
+    "__complex__": complex,
+    "__float__": float,
+    "__index__": operator.index,
+    "__int__": int,
+}
+
+
+def forward_names(
+    array_type: type, read: Callable[[Any], Any], read_host: Callable[[Any], Any]
+) -> None:
     """Gives a type every name of the tables that JAX's own arrays have in this version of JAX.
 
     Args:
         array_type: gets the names.
         read: returns the plain array of an instance.
+        read_host: returns its value on the host; None where the plain array has to be asked.
     """
+    for name, compute in (HOST_METHODS | HOST_CONVERSIONS).items():
+        forward = _forward_method(name, read)
+        setattr(array_type, name, _compute_on_host(name, forward, read_host, compute))
     for name in AVAL_PROPERTIES:
         setattr(array_type, name, _forward_property(name, lambda array: array.aval))
     for name in OPERATORS + PROTOCOLS + METHODS + INTERNAL_METHODS:
@@ -83,6 +120,25 @@ def _forward_method(name: str, read: Callable[[Any], Any]) -> Callable[..., Any]
     forward.__qualname__ = f"Array.{name}"
     forward.__doc__ = getattr(ArrayImpl, name).__doc__
     return forward
+
+
+def _compute_on_host(
+    name: str,
+    forward: Callable[..., Any],
+    read_host: Callable[[Any], Any],
+    compute: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Returns a method that computes from the value on the host, if it is to be had."""
+    is_of_scalars = name in HOST_CONVERSIONS
+
+    @functools.wraps(forward)
+    def read_and_compute(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_of_scalars and (self.shape or (name == "__index__" and self.dtype.kind not in "iu")):
+            return forward(self, *args, **kwargs)
+        host = read_host(self)
+        return forward(self, *args, **kwargs) if host is None else compute(host, *args, **kwargs)
+
+    return read_and_compute
 
 
 def _forward_property(name: str, read: Callable[[Any], Any]) -> property:

@@ -210,6 +210,13 @@ def _find_sharding(device: Any) -> Any:
     return jax.device_put(np.zeros((), np.uint8), device).sharding
 
 
+def is_read_guarded() -> bool:
+    """True where JAX is to log or refuse reads by the host: `jax.transfer_guard_device_to_host`."""
+    # JAX declares its options at run time.
+    guard = getattr(jax.config, "jax_transfer_guard_device_to_host")  # noqa: B009
+    return guard not in (None, "allow")
+
+
 def is_host_place(place: Any) -> bool:
     """True for one device whose memory is the host's, not for a sharding over several."""
     return not isinstance(place, jax.sharding.Sharding) and place.platform == "cpu"

@@ -54,6 +54,9 @@ class SpreadContext:
         """Raises: a stream is of one device."""
         raise _make_stream_error(stream)
 
+    def start_read(self, address: int, aval: Any) -> None:
+        """Returns None: JAX puts a value together from its parts."""
+
     def hold(self, array: Any, memory: Any, stream: Stream) -> None:
         """Raises: a stream is of one device."""
         del array, memory

@@ -14,6 +14,14 @@ from tracegraph.runtime.jax_interop import to_immutable
 from tracegraph.runtime.stream import Stream
 
 
+class PendingRead(Protocol):
+    """A copy of a value to the host that was begun."""
+
+    def finish(self) -> np.ndarray[Any, Any]:
+        """Waits for it, and returns the value, which cannot be written; to be called once."""
+        ...
+
+
 class DeviceContext(Protocol):
     """The work of a device that goes on after a call has returned."""
 
@@ -27,6 +35,18 @@ class DeviceContext(Protocol):
 
     def number_stream(self, stream: Stream) -> int:
         """Returns the allocator's number of a stream."""
+        ...
+
+    def start_read(self, address: int, aval: Any) -> PendingRead | None:
+        """Begins to copy a value to the host after all work that was enqueued so far.
+
+        Args:
+            address: of its first byte.
+            aval: its shape and dtype.
+
+        Returns:
+            None for a value that is better read as an array of JAX.
+        """
         ...
 
     def hold(self, array: Any, memory: Any, stream: Stream) -> None:

@@ -68,7 +68,7 @@ FLAGS = ("_is_seen",)
 
 def test_the_classes_are_known():
     """A new one is tried below by itself; its slots should be looked at here."""
-    assert [cls.__name__ for cls in find_finalised()] == ["DictWatch", "Result"]
+    assert [cls.__name__ for cls in find_finalised()] == ["DictWatch", "HostRead", "Result"]
 
 
 @pytest.mark.parametrize("cls", find_finalised(), ids=lambda cls: cls.__name__)

@@ -12,14 +12,18 @@ from tracegraph.runtime.array_parts import PartRows
 from tracegraph.runtime.cuda.driver.calls import CopyRows
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.memory.held_memory import HeldMemory
+from tracegraph.runtime.cuda.memory.host_reads import HostRead, HostReads
 from tracegraph.runtime.cuda.memory.pinned_pages import find_pinned_allocator
 from tracegraph.runtime.cuda.memory.staging import Staging
 from tracegraph.runtime.jax_interop import ArrayImpl, to_row_major
+from tracegraph.runtime.packing import is_packable
 from tracegraph.runtime.stream import Stream
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 # Origins of arrays that are remembered.
 MAX_KNOWN = 64
+# Of values that are read here; JAX reads larger ones, for which its own way is as fast.
+LARGEST_READ_BYTES = 1 << 20
 
 
 class CudaContext:
@@ -36,6 +40,7 @@ class CudaContext:
         pinned = find_pinned_allocator(self.driver, order.primary)
         self.staging = Staging(self.driver, order.stream, pinned)
         self.held = HeldMemory(order)
+        self._reads = HostReads(order, pinned)
         # What says that an array is here: arrays of one origin share the object. It is held, so
         # that no other gets its id.
         self._known: dict[int, Any] = {}
@@ -51,6 +56,13 @@ class CudaContext:
     def number_stream(self, stream: Stream) -> int:
         """Returns the allocator's number of a stream, and registers the stream."""
         return self.order.number_stream(stream)
+
+    def start_read(self, address: int, aval: Any) -> HostRead | None:
+        """Begins to copy a small value to the host, see `HostReads`; None for one that is not."""
+        nbytes = aval.size * aval.dtype.itemsize
+        if not 0 < nbytes <= LARGEST_READ_BYTES or is_packable(aval.dtype):
+            return None
+        return self._reads.start(address, aval)
 
     def hold(self, array: Any, memory: Any, stream: Stream) -> None:
         """Keeps memory of JAX's own for a stream of the user, see `HeldMemory`."""

@@ -97,7 +97,7 @@ def test_a_name_left_out_of_the_tables_would_be_noticed(monkeypatch):
     class Forgetful:
         pass
 
-    array_forwarding.forward_names(Forgetful, to_plain)
+    array_forwarding.forward_names(Forgetful, to_plain, np.asarray)
     assert hasattr(Forgetful, "sum")
     assert not hasattr(Forgetful, "mean")
 

@@ -291,7 +291,12 @@ class BranchingGraph:
 def fetch(levels: Sequence[Sequence[Any]], read: Read) -> Any:
     """Returns what the function reads: the value, converted as the function does."""
     level, place = read.source
-    value = to_plain(levels[level][place])
+    found = levels[level][place]
+    if type(found) is Array and read.kind != "array":
+        host = found.read_host()
+        if host is not None:
+            return read_value(host, read.kind)
+    value = to_plain(found)
     return read_value(value if isinstance(value, jax.Array) else jnp.asarray(value), read.kind)
 
 

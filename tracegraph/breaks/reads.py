@@ -32,7 +32,7 @@ def read_value(value: Any, kind: str) -> Any:
     """Returns what a read gives: a Python scalar, or the array itself.
 
     Args:
-        value: a plain `jax.Array`.
+        value: a plain `jax.Array`; for a Python scalar also an array of NumPy.
         kind: a name of the table.
 
     Example:
