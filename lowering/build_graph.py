@@ -76,6 +76,7 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
             names bytes that are not its buffer's.
     """
     residents = {output.alias for output in program.outputs if output.alias is not None}
+    lent = {each.name for each in plan.lifetimes if each.is_lent}
     residents |= {spec.buffer.name for spec in program.inputs if spec.role is Role.CONSTANT}
     slots = tuple(
         BufferSlot(
@@ -87,6 +88,7 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
             is_resident=buffer.name in residents or buffer.content is not None,
             content=buffer.content,
             is_packed=buffer.is_packed,
+            is_lent=buffer.name in lent,
         )
         for buffer in program.buffers
     )

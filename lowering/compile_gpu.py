@@ -28,6 +28,7 @@ from tracegraph.lowering.own_kernels import compile_own_kernels
 from tracegraph.lowering.pack_elements import pack_elements
 from tracegraph.lowering.planning.drop_steps import drop_unread
 from tracegraph.lowering.planning.forward_copies import forward_copies
+from tracegraph.lowering.planning.lent_inputs import SMALLEST_BYTES
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import (
     MemoryPlan,
@@ -248,6 +249,10 @@ def _merge(program: DeviceProgram, compile_kernel: CompileKernel | None) -> Devi
 def _count_kept(frame: DeviceProgram) -> int:
     """Returns the bytes of inputs and results in an arena."""
     specs = {spec.buffer.name: spec.buffer for spec in (*frame.inputs, *frame.outputs)}
+    # Most of these will be lent.
+    for spec in frame.inputs:
+        if spec.may_be_lent and spec.buffer.nbytes >= SMALLEST_BYTES:
+            specs.pop(spec.buffer.name)
     return sum(align(spec.nbytes) for spec in specs.values())
 
 

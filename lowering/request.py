@@ -57,11 +57,14 @@ class InputSpec:
         buffer: holds it.
         role: how it is filled.
         is_kept: False where no value is needed between two replays, as each fills it again.
+        may_be_lent: True where calls may have it read in the caller's memory, see Note [Lent
+            inputs] in `planning/lent_inputs.py`.
     """
 
     buffer: BufferSpec
     role: Role
     is_kept: bool = True
+    may_be_lent: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,13 +26,16 @@ class BufferSlot:
 
     Attributes:
         name: unique in its definition.
-        offset: bytes from the start of the arena.
+        offset: bytes from the start of the arena; what is lent is behind its end.
         shape: static shape.
         dtype: NumPy dtype.
         weak_type: JAX's weak type of the value.
         is_resident: True when the value stays from one replay to the next (state, constants).
         content: the bytes of a constant of the compiled program; None for every other buffer.
         is_packed: True where elements of less than a byte share bytes.
+        is_lent: True for an input that only kernels read, and that has memory only where a call
+            can't have it read in the caller's: Note [Lent inputs] in
+            `lowering/planning/lent_inputs.py`.
 
     More than six fields because a slot is all that a device knows of a buffer.
     """
@@ -45,6 +48,7 @@ class BufferSlot:
     is_resident: bool = False
     content: bytes | None = dataclasses.field(default=None, repr=False)
     is_packed: bool = False
+    is_lent: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -128,6 +132,7 @@ class GraphDefinition:
         return any(
             slot.name in inputs and slot.nbytes > 0 and slot.offset >= kept_bytes
             for slot in self.slots
+            if not slot.is_lent
         )
 
     @property

@@ -49,6 +49,7 @@ class Replay:
         waits: see `Instance`.
         is_whole: False with eager parts, see `tracegraph/replaying/partial_graph.py`.
         shares_inputs: True where other graphs of the pool may write the bytes of its inputs.
+        is_lent: for each static input whether it has no memory of its own.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Replay:
         with self.clock.lock:
             self.buffers = device.bind_buffers(definition, self.arena, self.clock)
         self.inputs = [self.buffers[name] for name in definition.inputs]
+        lent = {slot.name for slot in definition.slots if slot.is_lent}
+        self.is_lent = [name in lent for name in definition.inputs]
         self.pending: list[weakref.ref[Array]] = []
         self.shown: LeafSet | None = None
         self._output_state = output_state

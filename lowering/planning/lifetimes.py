@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tracegraph.lowering.device_program import DeviceProgram
+from tracegraph.lowering.planning.lent_inputs import find_lent
 from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.runtime.errors import InternalError
 
@@ -29,6 +30,7 @@ class Lifetime:
         first: step at which it gets its value.
         last: step after which no step needs the value.
         is_kept: True when the value outlives a replay, or is there before it.
+        is_lent: True for an input without memory of its own, see Note [Lent inputs].
     """
 
     name: str
@@ -36,6 +38,7 @@ class Lifetime:
     first: int
     last: int
     is_kept: bool = False
+    is_lent: bool = False
 
 
 def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
@@ -54,7 +57,7 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
             no input is never written or is read before it is written.
     """
     uses, first_writes = _collect_uses(program)
-    inputs = {spec.buffer.name for spec in program.inputs}
+    inputs, lent = {spec.buffer.name for spec in program.inputs}, find_lent(program)
     outputs = {spec.buffer.name for spec in program.outputs}
     passing = {spec.buffer.name for spec in (*program.inputs, *program.outputs) if not spec.is_kept}
     _verify_buffers(program, inputs | outputs | uses.keys())
@@ -65,7 +68,8 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
         name, nbytes = buffer.name, buffer.nbytes
         # A constant of a compiled program is filled once, before the first replay.
         if name in inputs or buffer.content is not None:
-            lifetimes.append(Lifetime(name, nbytes, 0, final, is_kept=name not in passing))
+            is_kept, is_lent = name not in passing, name in lent
+            lifetimes.append(Lifetime(name, nbytes, 0, final, is_kept, is_lent))
             continue
         if not nbytes:
             lifetimes.append(Lifetime(name, 0, 0, final, is_kept=name in outputs - passing))

@@ -7,7 +7,8 @@ tightest gap that is free during its whole life, comes close to the lower bound 
 Note [Kept and scratch]. An arena has two parts. What holds a value between two replays (inputs,
 state, constants, results) is *kept*, at the bottom, side by side. Temporaries are *scratch*, behind
 it: between two replays those bytes mean nothing, so the graphs of one pool have their scratch in
-the same memory, whatever the order in which they are replayed.
+the same memory, whatever the order in which they are replayed. Inputs that are *lent* have their
+places behind the end of the arena: Note [Lent inputs] in `lent_inputs.py`.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tracegraph.lowering.planning.lifetimes import Lifetime
+from tracegraph.lowering.planning.plan_text import align_columns, count_noun, draw_bar
 from tracegraph.lowering.planning.short_names import shorten_names
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import ArenaSize
 
 ALIGNMENT = 256
-BAR_COLUMNS = 60
 MANY_BUFFERS = 1000
 NAME_COLUMNS = 48
 TABLE_ROWS = 40
@@ -39,7 +41,7 @@ class MemoryPlan:
     Attributes:
         name: the captured function's name.
         lifetimes: every buffer with its size and lifetime.
-        offsets: bytes from the start of the arena, by buffer name.
+        offsets: bytes from the start of the arena, by buffer name; behind its end for what is lent.
         arena_bytes: size of the arena.
         kept_bytes: size of its lower part, see Note [Kept and scratch].
     """
@@ -58,7 +60,12 @@ class MemoryPlan:
     @property
     def sum_bytes(self) -> int:
         """Bytes that all buffers take side by side, each rounded up to the alignment."""
-        return sum(align(lifetime.nbytes) for lifetime in self.lifetimes)
+        return sum(align(each.nbytes) for each in self.lifetimes if not each.is_lent)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of the inputs that are read in the caller's memory."""
+        return sum(each.nbytes for each in self.lifetimes if each.is_lent)
 
     @functools.cached_property
     def peak_bytes(self) -> int:
@@ -98,7 +105,8 @@ def plan_memory(name: str, lifetimes: Iterable[Lifetime]) -> MemoryPlan:
             found = _place(sorted(searched, key=key), base, limit_bytes=best[1])
             best = min(best, found, key=operator.itemgetter(1))
     offsets, arena_bytes = best
-    plan = MemoryPlan(name, lifetimes, {**stacked, **placed, **offsets}, arena_bytes, kept_bytes)
+    offsets = {**stacked, **placed, **offsets, **_stack_lent(lifetimes, arena_bytes)}
+    plan = MemoryPlan(name, lifetimes, offsets, arena_bytes, kept_bytes)
     verify_plan(plan)
     return plan
 
@@ -161,27 +169,28 @@ def format_plan(plan: MemoryPlan) -> str:
     cells += [
         (
             names[lifetime.name],
-            f"{plan.offsets[lifetime.name]:,}",
+            "lent" if lifetime.is_lent else f"{plan.offsets[lifetime.name]:,}",
             f"{lifetime.nbytes:,}",
             f"{lifetime.first}..{lifetime.last}",
-            _draw_bar(lifetime, step_count),
+            draw_bar(lifetime, step_count),
         )
         for lifetime in shown
     ]
     title = f"memory plan of `{plan.name}`: "
-    title += f"{_count(len(plan.lifetimes), 'buffer')}, {_count(step_count, 'step')}"
-    lines = [title, *_align_columns(cells)]
+    title += f"{count_noun(len(plan.lifetimes), 'buffer')}, {count_noun(step_count, 'step')}"
+    lines = [title, *align_columns(cells)]
     left_out = by_size[TABLE_ROWS:]
     if left_out:
         left_out_bytes = sum(lifetime.nbytes for lifetime in left_out)
         lines.append(
-            f"  {_count(len(left_out), 'smaller buffer')} left out, {left_out_bytes:,} bytes"
+            f"  {count_noun(len(left_out), 'smaller buffer')} left out, {left_out_bytes:,} bytes"
         )
     sum_bytes = plan.sum_bytes
     saved = 100 * (1 - plan.arena_bytes / sum_bytes) if sum_bytes else 0.0
+    lent = f", lent {plan.lent_bytes:,}" if plan.lent_bytes else ""
     lines.append(
         f"  arena {plan.arena_bytes:,} bytes, kept {plan.kept_bytes:,}, sum {sum_bytes:,}, "
-        f"peak {plan.peak_bytes:,}, saved {saved:.1f} %"
+        f"peak {plan.peak_bytes:,}, saved {saved:.1f} %{lent}"
     )
     return "\n".join(lines)
 
@@ -214,10 +223,17 @@ def _stack_kept(lifetimes: Iterable[Lifetime]) -> tuple[dict[str, int], int]:
     offsets: dict[str, int] = {}
     end = 0
     for lifetime in lifetimes:
-        if lifetime.is_kept:
+        if lifetime.is_kept and not lifetime.is_lent:
             offsets[lifetime.name] = end if lifetime.nbytes else 0
             end += align(lifetime.nbytes)
     return offsets, end
+
+
+def _stack_lent(lifetimes: Iterable[Lifetime], arena_bytes: int) -> dict[str, int]:
+    """Returns the offsets of what is lent, side by side behind the arena."""
+    lent = [lifetime for lifetime in lifetimes if lifetime.is_lent]
+    ends = itertools.accumulate((align(each.nbytes) for each in lent), initial=arena_bytes)
+    return {each.name: start for each, start in zip(lent, ends, strict=False)}
 
 
 def _stack(lifetimes: Sequence[Lifetime], base: int) -> tuple[dict[str, int], int, list[Lifetime]]:
@@ -309,6 +325,10 @@ def _find_misplaced(plan: MemoryPlan) -> Iterator[str]:
         if offset % ALIGNMENT:
             yield f"the offset {offset} of `{lifetime.name}` is not a multiple of {ALIGNMENT}"
         end = offset + lifetime.nbytes
+        if lifetime.is_lent:
+            if offset < plan.arena_bytes or not lifetime.is_kept:
+                yield f"`{lifetime.name}` is lent, and stands at {offset} in the arena"
+            continue
         if end > plan.arena_bytes:
             yield f"`{lifetime.name}` reaches outside the arena, to {end}"
         if lifetime.is_kept and end > plan.kept_bytes:
@@ -358,8 +378,8 @@ def find_least_bytes(lifetimes: Iterable[Lifetime]) -> int:
         512
     """
     lifetimes = tuple(lifetimes)
-    kept_bytes = sum(align(lifetime.nbytes) for lifetime in lifetimes if lifetime.is_kept)
-    return kept_bytes + _find_peak(_list_scratch(lifetimes))
+    kept = [each for each in lifetimes if each.is_kept and not each.is_lent]
+    return sum(align(each.nbytes) for each in kept) + _find_peak(_list_scratch(lifetimes))
 
 
 def _find_peak(lifetimes: Iterable[Lifetime]) -> int:
@@ -378,23 +398,3 @@ def _find_peak(lifetimes: Iterable[Lifetime]) -> int:
 def align(nbytes: int) -> int:
     """Returns the bytes that a buffer takes in the arena."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _draw_bar(lifetime: Lifetime, step_count: int) -> str:
-    columns = min(step_count, BAR_COLUMNS)
-    first = lifetime.first * columns // step_count
-    last = lifetime.last * columns // step_count
-    return "·" * first + "█" * (last - first + 1) + "·" * (columns - 1 - last)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _align_columns(rows: Sequence[tuple[str, str, str, str, str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        f"  {name:<{widths[0]}}  {offset:>{widths[1]}}  {nbytes:>{widths[2]}}"
-        f"  {steps:>{widths[3]}}  {bar}"
-        for name, offset, nbytes, steps, bar in rows
-    ]

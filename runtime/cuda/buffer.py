@@ -90,7 +90,8 @@ class CudaBuffer:
     are pointed at it. And a result that leaves the graph as an immutable value is written to memory
     of JAX's own, which changes only when the last value is still in use. Not rebound are buffers
     that live in the graph (state, constants) and those that nodes inside a library's own graph
-    touch, which cannot be changed.
+    touch, which cannot be changed. An input that is lent has no memory before something must be
+    copied into it: Note [Lent inputs].
 
     Args:
         slot: name, place, shape and dtype.
@@ -102,6 +103,7 @@ class CudaBuffer:
         patchers: functions that point one executable graph at another address for this buffer.
         memory: None, since the next replay may write the bytes.
         is_unread: True for an input that no node touches.
+        is_lent: True for an input without memory of its own.
     """
 
     __slots__ = (
@@ -113,6 +115,7 @@ class CudaBuffer:
         "clock",
         "context",
         "dtype",
+        "is_lent",
         "is_unread",
         "jax_device",
         "name",
@@ -130,7 +133,9 @@ class CudaBuffer:
         self.jax_device = context.jax_device
         self.nbytes = slot.nbytes
         self._is_packed = slot.is_packed
-        self.address = self._bound = arena.locate(slot.offset)
+        self.is_lent = slot.is_lent
+        # Of what is lent none, until `_hold_memory`.
+        self.address = self._bound = 0 if slot.is_lent else arena.locate(slot.offset)
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self.patchers: Sequence[Callable[[int], None]] = ()
         self.is_unread = False
@@ -149,6 +154,7 @@ class CudaBuffer:
 
     def write(self, value: Any) -> None:
         """Enqueues a copy of an array of the same shape and dtype, or a Python scalar."""
+        self._hold_memory()
         self._rebind(self.address)
         if isinstance(value, Array):
             value = value.peek()
@@ -166,6 +172,7 @@ class CudaBuffer:
         """Enqueues a copy of a smaller array; what is behind it stays."""
         if self.is_unread:
             return
+        self._hold_memory()
         self._rebind(self.address)
         if not isinstance(array, jax.Array):
             # The first rows only: other parts of NumPy arrays are padded on the host.
@@ -252,6 +259,15 @@ class CudaBuffer:
             return
         self.context.order.await_array(value)
         self._rebind(address)
+
+    def _hold_memory(self) -> None:
+        """Gets memory for a lent input, which is to be copied in.
+
+        Raises:
+            OutOfMemoryError: the pool has none.
+        """
+        if not self.address:
+            self.address = self.arena.allocate_beside(self.nbytes).address
 
     def _rebind(self, address: int) -> None:
         if address == self._bound:

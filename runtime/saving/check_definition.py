@@ -58,10 +58,26 @@ def _find_problems(definition: GraphDefinition) -> Iterator[str]:
         yield from _check_slot(slot, definition)
     for what, names in (("static input", definition.inputs), ("result", definition.outputs)):
         yield from (f"the {what} {n} has no place in the arena" for n in names if n not in slots)
+    yield from _check_lent(definition)
     nodes = _Nodes(slots)
     for stage in definition.stages:
         yield from nodes.check(stage, depth=0)
     yield from _check_early_loads(definition)
+
+
+def _check_lent(definition: GraphDefinition) -> Iterator[str]:
+    """Yields the buffers without memory that are more than inputs that only kernels read."""
+    lent = {slot.name for slot in definition.slots if slot.is_lent}
+    if not lent:
+        return
+    fixed = {slot.name for slot in definition.slots if slot.is_resident} | {*definition.outputs}
+    yield from (f"{n} is lent, and no input" for n in sorted(lent - {*definition.inputs}))
+    yield from (f"{n} is lent, and keeps a value" for n in sorted(lent & fixed))
+    for stage in definition.stages:
+        for node in stage.nodes:
+            is_kernel = stage.is_captured and isinstance(node, KernelNode)
+            named = {*node.results} if is_kernel else {*node.arguments, *node.results}
+            yield from (f"{node.name} uses {n}, which is lent" for n in sorted(lent & named))
 
 
 def _check_early_loads(definition: GraphDefinition) -> Iterator[str]:
@@ -86,8 +102,12 @@ def _check_slot(slot: BufferSlot, definition: GraphDefinition) -> Iterator[str]:
     if any(size < 0 for size in slot.shape) or slot.dtype.hasobject or not slot.dtype.itemsize:
         yield f"the buffer {slot.name} has shape {slot.shape} and dtype {slot.dtype}"
         return
-    end = definition.arena_size.kept_bytes if slot.is_resident else definition.arena_bytes
-    if slot.offset < 0 or slot.offset + slot.nbytes > end:
+    start, end = 0, definition.arena_bytes
+    if slot.is_resident:
+        end = definition.arena_size.kept_bytes
+    elif slot.is_lent:
+        start, end = end, MAX_ARENA_BYTES
+    if slot.offset < start or slot.offset + slot.nbytes > end:
         yield f"the buffer {slot.name} is outside of its part of the arena"
     if slot.content is not None and len(slot.content) != slot.nbytes:
         yield f"the constant {slot.name} has {len(slot.content)} of {slot.nbytes} bytes"

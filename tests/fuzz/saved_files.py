@@ -146,6 +146,7 @@ def run_file(graph: SavedGraph, data: bytes) -> str:
     if found == graph.definition:
         return "equal"
     assert not find_stray(found)
-    assert all(node.name is not None for node in list_nested(found.stages[0].nodes))
+    nodes = list_nested(node for stage in found.stages for node in stage.nodes)
+    assert all(node.name is not None for node in nodes)
     assert str(found)
     return "sound"

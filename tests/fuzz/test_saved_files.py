@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz import saved_files
 from tests.fuzz.saved_files import MUTATIONS, SavedGraph, make_saved_graphs, run_file
 
-RUNS = 100
+RUNS = 200
 
 
 @pytest.fixture(scope="module")

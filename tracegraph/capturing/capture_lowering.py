@@ -19,9 +19,10 @@ from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.overlap import Preparation
+from tracegraph.lowering.planning.lent_inputs import lend_arguments
 from tracegraph.lowering.request import CaptureRequest, Role
 from tracegraph.lowering.warm_memory import warm_memory
-from tracegraph.options import Options
+from tracegraph.options import LIVE_OUTPUTS, Options
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.late_import import import_late
@@ -69,6 +70,8 @@ def lower_checked(
     request = make_request(prepared, first.checked, bind=first.traced.bind)
     if shares_arguments:
         request = share_arguments(request)
+    elif prepared.options.outputs != LIVE_OUTPUTS:
+        request = lend_arguments(request)
     return first.checked, lower_request(request, compiler)
 
 
@@ -102,6 +105,8 @@ def lower_lifted(recipe: LoweredCapture, lifted: Collection[Value], *, merges: b
     request = make_request(recipe.prepared, recipe.checked, lifted=lifted)
     if any(not each.is_kept for each in recipe.lowered.program.inputs):
         request = share_arguments(request)
+    elif recipe.prepared.options.outputs != LIVE_OUTPUTS:
+        request = lend_arguments(request)
     progress = Progress(f"compiling `{recipe.prepared.options.name}` without closed-over arrays")
     with progress:
         return lower_request(request, Compiler(recipe.device, progress, merges=merges))

@@ -263,8 +263,11 @@ class ReplayableGraph:
         return self.replay.locate_outputs()
 
     def load_arrays(self, arrays: Sequence[Any], *, is_rebound: bool = True) -> None:
-        """Takes plain arrays, as `replay_arrays` does, without a launch."""
-        self._load_leaves(arrays, is_rebound=is_rebound)
+        """Takes plain arrays, as `replay_arrays` does, without a launch.
+
+        Where they are not to be rebound, all are copied in.
+        """
+        self._load_leaves(arrays, is_rebound=is_rebound, lends=is_rebound)
 
     def launch_loaded(self) -> None:
         """Launches what is loaded; it does not count as a call."""
@@ -275,11 +278,14 @@ class ReplayableGraph:
         self._load_leaves(leaves, is_rebound=is_rebound)
         self.launch_loaded()
 
-    def _load_leaves(self, leaves: Sequence[Any], *, is_rebound: bool) -> None:
+    def _load_leaves(self, leaves: Sequence[Any], *, is_rebound: bool, lends: bool = True) -> None:
         self._forget()
         self.replay.settle()
         writers = [buffer.make_writer() for buffer in self.replay.inputs[: len(leaves)]]
-        is_written = [is_rebound and index not in self._donated for index in range(len(leaves))]
+        is_written = [
+            (is_rebound or (lends and self.replay.is_lent[index])) and index not in self._donated
+            for index in range(len(leaves))
+        ]
         for index, leaf in enumerate(leaves):
             if is_written[index]:
                 writers[index](leaf)

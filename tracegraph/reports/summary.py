@@ -214,8 +214,10 @@ def _list_roles(lowered: Lowered) -> list[str]:
     """Returns the bytes of the pool by what they are for."""
     program = lowered.program
     roles: dict[str, dict[str, int]] = {role: {} for role in (*_ROLES.values(), "results")}
+    lent = {slot.name: slot.nbytes for slot in lowered.definition.slots if slot.is_lent}
     for spec in program.inputs:
-        roles[_ROLES[spec.role]][spec.buffer.name] = spec.buffer.nbytes
+        if spec.buffer.name not in lent:
+            roles[_ROLES[spec.role]][spec.buffer.name] = spec.buffer.nbytes
     given = {spec.buffer.name for spec in program.inputs}
     outputs = {output.buffer.name for output in program.outputs if output.alias is None}
     temporaries: dict[str, int] = {}
@@ -232,6 +234,9 @@ def _list_roles(lowered: Lowered) -> list[str]:
             lines.append(
                 f"  {role}: {count_noun(len(sizes), 'buffer')}, {sum(sizes.values()):,} bytes"
             )
+    if lent:
+        count, nbytes = count_noun(len(lent), "argument"), sum(lent.values())
+        lines.append(f"  not in it: {count}, {nbytes:,} bytes, read where the caller has them")
     if temporaries:
         count, nbytes = count_noun(len(temporaries), "buffer"), sum(temporaries.values())
         scratch_bytes = lowered.definition.arena_size.scratch_bytes

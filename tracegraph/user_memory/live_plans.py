@@ -32,6 +32,7 @@ def describe_live_plans() -> list[dict[str, Any]]:
             [
                 (life.name, plan.offsets[life.name], life.nbytes, life.first, life.last)
                 for life in plan.lifetimes
+                if not life.is_lent
             ],
         )
         for plan, arena in sorted(plans, key=lambda pair: pair[1].block.address)

@@ -4,8 +4,9 @@ It is not compared with `jax.jit`: two compilations of one program may choose ot
 pool is filled with NaN bytes before the first replay, so that a read of memory that nothing has
 written shows. Two replays are compared, bit for bit: one on the call's own arguments, copied in,
 and one on other arguments that the graph's nodes are pointed at, as far as every loop ends on them:
-Note [Loops that may not end]. Only where XLA's program adds
-floats in no fixed order, or where it calls a library between two graphs, is a small difference
+Note [Loops that may not end]. Arguments that are lent are read where they are both times: no node
+writes them, and one that was not pointed at them has no memory to read. Only where XLA's program
+adds floats in no fixed order, or where it calls a library between two graphs, is a small difference
 allowed.
 """
 
@@ -80,7 +81,7 @@ def _compare_twice(
     for is_other in (False, True):
         # Constants are what they are; only arguments can be others.
         may_differ = others.may_differ if is_other else ()
-        given = _copy_arguments(comparison, values[: len(leaves)], may_differ)
+        given = _copy_arguments(comparison, captured, values[: len(leaves)], may_differ)
         with captured.reserve():
             # XLA's executable comes second, for it uses up what is donated. The graph may only read
             # what it does not own: if it writes there, the executable gets other inputs.
@@ -106,9 +107,23 @@ def _compare_twice(
 
 
 def _copy_arguments(
+    comparison: MemoryComparison,
+    captured: ReplayableGraph,
+    values: Sequence[jax.Array],
+    may_differ: Sequence[bool],
+) -> list[jax.Array]:
+    """Returns what to call with: private copies, but for what is lent."""
+    is_lent = captured.replay.is_lent[: len(values)]
+    is_own = [not each for each in is_lent]
+    own = list(itertools.compress(values, is_own))
+    copies = iter(_copy_values(comparison, own, list(itertools.compress(may_differ, is_own))))
+    return [v if lent else next(copies) for v, lent in zip(values, is_lent, strict=True)]
+
+
+def _copy_values(
     comparison: MemoryComparison, values: Sequence[jax.Array], may_differ: Sequence[bool]
 ) -> list[jax.Array]:
-    """Returns private copies of the arguments, with other values where they may differ."""
+    """Returns private copies, with other values where they may differ."""
     if not any(may_differ):
         return comparison.copy_arrays(values, is_rotated=False)
     rotated = iter(

@@ -55,7 +55,7 @@ def bind_loading(replay: Replay, values: Sequence[Any], leaf_count: int) -> Call
         if not is_copied
     ]
     state = [(i, values[i]) for i in range(leaf_count) if is_kept[i]]
-    replay.load(list(enumerate(values)))
+    replay.load([(i, value) for i, value in enumerate(values) if not replay.is_lent[i]])
 
     def load() -> None:
         replay.load(state)

@@ -78,7 +78,33 @@ def slot(**changes: Any) -> Any:
     return {"slots": (SLOTS[0], change(SLOTS[1], **changes))}
 
 
+LENT = BufferSlot("w", 384, (16,), F32, is_lent=True)
+READS = change(KERNEL, parameters=(BufferUse("w", 0, 64), USE), written=(False, True))
+
+
+def lend(*nodes: Any, **changes: Any) -> GraphDefinition:
+    slots = (*SLOTS, change(LENT, **changes))
+    return define(*nodes, slots=slots, inputs=("a", "w"))
+
+
+def test_an_input_that_is_lent():
+    assert find_definition_problem(lend(READS, COPY)) == ""
+
+
 PROBLEMS: dict[str, tuple[GraphDefinition, str]] = {
+    "lent inside": (lend(READS, offset=128), "the buffer w is outside"),
+    "lent far out": (lend(READS, offset=1 << 60), "the buffer w is outside"),
+    "lent state": (lend(READS, is_resident=True, offset=0), "w is lent, and keeps a value"),
+    "lent result": (change(lend(READS), outputs=("w",)), "w is lent, and keeps a value"),
+    "lent temporary": (change(lend(READS), inputs=("a",)), "w is lent, and no input"),
+    "lent to a memcpy": (
+        lend(change(COPY, source=BufferUse("w", 0, 64))),
+        "copy uses w, which is lent",
+    ),
+    "lent and written": (
+        lend(change(READS, written=(True, True))),
+        f"{KERNEL.name} uses w, which is lent",
+    ),
     "negative arena": (define(arena_size=ArenaSize(-1, 512)), "the arena has -1"),
     "huge arena": (define(arena_size=ArenaSize(1 << 60)), "the arena has"),
     "same names": (define(**slot(name="a")), "two buffers have one name"),
