@@ -1,4 +1,4 @@
-"""Lent inputs: large arguments that only kernels read have no memory of the graph's own.
+"""Lent inputs: large arguments that can be read where they are have no memory of the graph's own.
 
 Note [Lent inputs]
 A replay points kernels at an argument where it is, and never touches the room that the arena has
@@ -6,7 +6,9 @@ for it: the weights of a model would be in memory twice. So a large input that o
 has a place behind the end of the arena, where no memory is; the place keeps its bytes apart from
 all others. A call that can't be pointed at its argument (an array of NumPy, one at an address that
 is not aligned) gets memory for it then, which stays. What else reads an input cannot be pointed
-elsewhere: libraries' own graphs, bodies of loops and branches, eager parts. Blocks of `tg.graph`
+elsewhere: most libraries, bodies of loops and branches, eager parts. Matmuls and calls of cuDNN
+can, with few exceptions, for which the device gets memory when it builds the graph: Note [Moved
+libraries] in `runtime/cuda/graphs/library_moves.py`. Blocks of `tg.graph`
 keep all inputs in their arena, since their graphs may be exported with its addresses.
 """
 
@@ -14,12 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from tracegraph.lowering.device_program import DeviceProgram, DeviceStep, Step
+from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.request import CaptureRequest, Role
+from tracegraph.runtime.library_nodes import CudnnNode, MatmulNode
 from tracegraph.runtime.nodes import KernelNode
 
 # From here on a device points any number of nodes at an argument.
 SMALLEST_BYTES = 1 << 20
+MOVABLE = (KernelNode, MatmulNode, CudnnNode)
 
 
 def lend_arguments(request: CaptureRequest) -> CaptureRequest:
@@ -41,10 +45,6 @@ def find_lent(program: DeviceProgram) -> frozenset[str]:
     found -= {spec.buffer.name for spec in program.outputs}
     for step in program.steps if found else ():
         found -= {use.buffer for use in step.writes}
-        if not _is_kernel(step):
+        if not (isinstance(step, DeviceStep) and isinstance(step.node, MOVABLE)):
             found -= {use.buffer for use in step.reads}
     return frozenset(found)
-
-
-def _is_kernel(step: Step) -> bool:
-    return isinstance(step, DeviceStep) and isinstance(step.node, KernelNode)

@@ -134,7 +134,7 @@ class CudaBuffer:
         self.nbytes = slot.nbytes
         self._is_packed = slot.is_packed
         self.is_lent = slot.is_lent
-        # Of what is lent none, until `_hold_memory`.
+        # Of what is lent none, until `hold_memory`.
         self.address = self._bound = 0 if slot.is_lent else arena.locate(slot.offset)
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self.patchers: Sequence[Callable[[int], None]] = ()
@@ -154,7 +154,7 @@ class CudaBuffer:
 
     def write(self, value: Any) -> None:
         """Enqueues a copy of an array of the same shape and dtype, or a Python scalar."""
-        self._hold_memory()
+        self.hold_memory()
         self._rebind(self.address)
         if isinstance(value, Array):
             value = value.peek()
@@ -172,7 +172,7 @@ class CudaBuffer:
         """Enqueues a copy of a smaller array; what is behind it stays."""
         if self.is_unread:
             return
-        self._hold_memory()
+        self.hold_memory()
         self._rebind(self.address)
         if not isinstance(array, jax.Array):
             # The first rows only: other parts of NumPy arrays are padded on the host.
@@ -260,7 +260,7 @@ class CudaBuffer:
         self.context.order.await_array(value)
         self._rebind(address)
 
-    def _hold_memory(self) -> None:
+    def hold_memory(self) -> None:
         """Gets memory for a lent input, which is to be copied in.
 
         Raises:

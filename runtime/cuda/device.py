@@ -65,6 +65,8 @@ from tracegraph.runtime.plan_cache import find_fft_plans
 from tracegraph.runtime.stream import Stream
 
 POISON = 0xFF
+# Where no memory is, for the nodes of a lent input before the first call.
+NOWHERE = 1 << 45
 LARGE_BYTES = 1 << 20
 
 
@@ -165,25 +167,38 @@ class CudaDevice:
                 they are. Such a graph can only be waited for when all GPUs are launched.
         """
 
+        offsets = {slot.name: slot.offset for slot in definition.slots}
+
         def locate(use: BufferUse) -> int:
-            return buffers[use.buffer].address + use.offset
+            # What is lent gets its address before the first launch that reads it.
+            start = buffers[use.buffer].address or NOWHERE + offsets[use.buffer]
+            return start + use.offset
 
         driver, order = self.context.driver, self.context.order
+        rebindable = _list_rebindable(definition, reached or ())
+        movable = {*rebindable, *fresh}.difference(reached or ())
         libraries = {**self._libraries, **self._prepare_calls(definition, buffers, locate)}
+        # Nodes are pointed at memory of JAX.
+        is_mixed = any(buffer.arena.provider.name != "jax" for buffer in buffers.values())
         stages: list[ExecutableGraph] = []
         graphs: dict[int, CudaGraph] = {}
         for index, stage in enumerate(definition.stages):
             if not stage.is_captured:
                 stages.append(EagerStage(stage, buffers))
                 continue
-            graphs[index] = CudaGraph(
-                driver, stage, locate, self._kernels, libraries, definition.name
+            build = functools.partial(
+                CudaGraph, driver, stage, locate, self._kernels, libraries, definition.name, movable
             )
+            graphs[index] = build()
+            can_rebind = functools.partial(graphs[index].can_rebind, kernels_only=is_mixed)
+            fixed = [n for n in rebindable if buffers[n].is_lent and not can_rebind(n)]
+            for name in fixed:
+                buffers[name].hold_memory()
+            if fixed:
+                graphs[index] = build()
         users = [_count_users(stage) for stage in definition.stages]
-        # Nodes are pointed at memory of JAX.
-        is_mixed = any(buffer.arena.provider.name != "jax" for buffer in buffers.values())
         find_patchers = functools.partial(_find_patchers, users, graphs, is_mixed)
-        for name in _list_rebindable(definition, reached or ()):
+        for name in rebindable:
             buffers[name].patchers = find_patchers(buffers[name]) or ()
             buffers[name].is_unread = not any(name in counts for counts in users)
         ports: dict[str, ResultPort] = {}

@@ -14,6 +14,7 @@ from tracegraph.runtime.early_loads import find_settled
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node, list_nested
 from tracegraph.runtime.launch_limits import find_shape_problem, find_tile_problem
+from tracegraph.runtime.library_nodes import CudnnNode, MatmulNode
 from tracegraph.runtime.nodes import (
     BufferUse,
     CallNode,
@@ -75,8 +76,8 @@ def _check_lent(definition: GraphDefinition) -> Iterator[str]:
     yield from (f"{n} is lent, and keeps a value" for n in sorted(lent & fixed))
     for stage in definition.stages:
         for node in stage.nodes:
-            is_kernel = stage.is_captured and isinstance(node, KernelNode)
-            named = {*node.results} if is_kernel else {*node.arguments, *node.results}
+            is_movable = stage.is_captured and isinstance(node, KernelNode | MatmulNode | CudnnNode)
+            named = {*node.results} if is_movable else {*node.arguments, *node.results}
             yield from (f"{node.name} uses {n}, which is lent" for n in sorted(lent & named))
 
 

@@ -33,6 +33,7 @@ from tracegraph.runtime.cuda.driver.calls import (
     FillRange,
     KernelLaunch,
 )
+from tracegraph.runtime.cuda.driver.captured_nodes import CapturedNode
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.edge_calls import Edge, make_edge
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch, PackedParameters
@@ -156,6 +157,28 @@ class FakeDriver(Base):
         self._enter("add_child_node", graph, dependencies, child)
         self._check_live("graph", child)
         return self._add_node(graph, "child", tuple(self.graphs[child].values()), dependencies)
+
+    def find_child(self, node: int) -> int:
+        self._enter("find_child", node)
+        (outer,) = (nodes for nodes in self.graphs.values() if node in nodes)
+        check(outer[node].kind == "child", f"{node:#x} is no child node")
+        inner = next(self._numbers)
+        self.graphs[inner] = {}
+        for place, each in enumerate(outer[node].action):
+            handle = next(self._numbers)
+            self.graphs[inner][handle] = each
+            self._child_nodes[handle] = node, place
+        return inner
+
+    def list_captured(self, graph: int) -> list[CapturedNode]:
+        self._enter("list_captured", graph)
+        found = []
+        for handle, node in self.graphs[graph].items():
+            action = node.action
+            kind = {KernelLaunch: "KERNEL", FillRange: "MEMSET"}.get(type(action), "HOST")
+            known = action if isinstance(action, KernelLaunch | FillRange) else None
+            found.append(CapturedNode(handle, kind, known))
+        return found
 
     def add_event_record_node(
         self, graph: int, dependencies: Sequence[Dependency], event: int

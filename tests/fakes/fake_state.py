@@ -138,6 +138,8 @@ class FakeState:
         self.kernels: dict[str, Callable[[tuple[bytes, ...]], None]] = make_kernels(self.values)
         # Which conditional nodes' graphs are whose.
         self._inner_graphs: dict[int, int] = {}
+        # The nodes of child graphs: which child node, and which of its nodes.
+        self._child_nodes: dict[int, tuple[int, int]] = {}
         self._live: dict[int, str] = {}
         self._dead: dict[int, str] = {}
         self._captures: dict[int, list[Any]] = {}
@@ -274,6 +276,14 @@ class FakeState:
         self._check_live("executable", executable)
         record = self.executables[executable]
         self._check_live("graph", record.graph)
+        if node in self._child_nodes:
+            check(bool(record.uploads), f"a change of node {node:#x} before the first upload")
+            outer, place = self._child_nodes[node]
+            inner = list(record.nodes[outer].action)
+            check(type(inner[place].action) is type(action), f"{node:#x} becomes a {kind} node")
+            inner[place] = dataclasses.replace(inner[place], action=action)
+            record.nodes[outer] = dataclasses.replace(record.nodes[outer], action=tuple(inner))
+            return
         check(node in record.nodes, f"{node:#x} is no node of this executable graph")
         before = record.nodes[node]
         check(before.kind == kind, f"a {before.kind} node cannot become a {kind} node")

@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from tracegraph.runtime.cuda.driver.captured_nodes import CapturedNodes
 from tracegraph.runtime.cuda.driver.device_calls import DeviceCalls
 from tracegraph.runtime.cuda.driver.graph_calls import GraphCalls
 from tracegraph.runtime.cuda.driver.memory_calls import MemoryCalls
@@ -24,7 +25,7 @@ BINDINGS = "cuda.bindings.driver"
 OLDEST_DRIVER = 12_040
 
 
-class CudaDriver(StreamCalls, MemoryCalls, GraphCalls, NodeKinds, DeviceCalls):
+class CudaDriver(StreamCalls, MemoryCalls, GraphCalls, CapturedNodes, NodeKinds, DeviceCalls):
     """The driver, as small typed calls over plain ints.
 
     Every failing call raises CudaError, or OutOfMemoryError, with its name and arguments. Handles

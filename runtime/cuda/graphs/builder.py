@@ -2,9 +2,9 @@
 
 Note [Child graphs]
     A library call is captured on a stream of its own, in the mode that concerns only this thread,
-    and becomes a child graph. Its nodes are the library's: they cannot be given other addresses,
-    and no edge to or from it is programmatic. Calls of handlers follow one another, also where no
-    byte is common: see Note [Calls of handlers].
+    and becomes a child graph. Its nodes are the library's: no edge to or from it is programmatic,
+    and other addresses they get only as Note [Moved libraries] says. Calls of handlers follow one
+    another, also where no byte is common: see Note [Calls of handlers].
 
 Note [Early starts]
     A kernel that waits for others itself may be started when every block of theirs has ended, or
@@ -22,8 +22,8 @@ import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
 
 from tracegraph.runtime.code_target import FIRST_WITH_CHOICES
 from tracegraph.runtime.cuda.driver.calls import (
@@ -38,6 +38,8 @@ from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.edge_calls import Edge, make_edge
 from tracegraph.runtime.cuda.graphs.edges import check_edges
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
+from tracegraph.runtime.cuda.graphs.library_capture import Library, LibraryCapture
+from tracegraph.runtime.cuda.graphs.library_moves import Move
 from tracegraph.runtime.cuda.graphs.node_actions import (
     Action,
     EventPass,
@@ -50,25 +52,8 @@ from tracegraph.runtime.event import Event
 from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
-from tracegraph.runtime.library_nodes import FfiCallNode
+from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, MatmulNode
 from tracegraph.runtime.nodes import KernelNode, Locate
-
-
-class Library(Protocol):
-    """Enqueues the calls of a library that a graph holds as child graphs.
-
-    A graph holds the libraries of its calls.
-    """
-
-    @property
-    def stream(self) -> int:
-        """The stream that its calls are captured on; 0 for any."""
-        ...
-
-    def enqueue(self, node: Any, locate: Locate, stream: int) -> None:
-        """Enqueues one call on a stream that is being captured."""
-        ...
-
 
 # What must live as long as a graph.
 Held: TypeAlias = LoadedKernel | Library | Event
@@ -77,8 +62,15 @@ Held: TypeAlias = LoadedKernel | Library | Event
 class GraphBuilder:
     """Builds one graph; what it has made is destroyed again when a step fails."""
 
+    # What a stage becomes nodes with, and which of its buffers are to get other addresses.
     def __init__(
-        self, driver: CudaDriver, stage: Stage, locate: Locate, kernels: KernelLoader, name: str
+        self,
+        driver: CudaDriver,
+        stage: Stage,
+        locate: Locate,
+        kernels: KernelLoader,
+        name: str,
+        movable: Collection[str],
     ) -> None:
         self.driver, self.stage, self.locate, self.name = driver, stage, locate, name
         self.kernels = kernels
@@ -87,6 +79,9 @@ class GraphBuilder:
         self.actions: list[Action] = []
         self.loaded: list[Held] = []
         self.names: dict[int, str] = {}
+        # Of the library calls outside of loops and branches, by the handle of the child node.
+        self.moves: dict[int, Mapping[str, tuple[Move, ...]]] = {}
+        self._movable = frozenset(movable)
 
     def build(self, libraries: Mapping[str, Library]) -> tuple[int, int]:
         """Returns the handles of the graph and of the executable graph."""
@@ -96,7 +91,7 @@ class GraphBuilder:
             graph = driver.create_graph()
             undo.callback(driver.destroy_graph, graph)
             with contextlib.ExitStack() as scratch:
-                capture = _Capture(driver, scratch, libraries)
+                capture = LibraryCapture(driver, scratch, libraries)
                 label = f"graph `{self.name}`"
                 for handle, action in self._add_nodes(graph, self.stage, capture, None, label):
                     self.handles.append(handle)
@@ -110,7 +105,7 @@ class GraphBuilder:
         self,
         graph: int,
         part: Stage | Body,
-        capture: _Capture,
+        capture: LibraryCapture,
         condition: int | None,
         place: str,
     ) -> list[tuple[int, Action]]:
@@ -149,7 +144,7 @@ class GraphBuilder:
         graph: int,
         node: Node,
         waits: list[Dependency],
-        capture: _Capture,
+        capture: LibraryCapture,
         condition: int | None,
     ) -> tuple[int, Action]:
         driver, context = self.driver, self.kernels.context
@@ -165,7 +160,10 @@ class GraphBuilder:
         if isinstance(node, LibraryNode):
             self.loaded.append(capture.find_library(node))
             with capture.run(node, self.locate) as child:
-                return driver.add_child_node(graph, waits, child), action
+                handle = driver.add_child_node(graph, waits, child)
+            if condition is None and isinstance(node, MatmulNode | CudnnNode):
+                self.moves[handle] = capture.find_moves(node, handle, self.locate, self._movable)
+            return handle, action
         return driver.add_empty_node(graph, waits), action
 
     def _add_event(self, graph: int, node: Node, waits: list[Dependency], action: EventPass) -> int:
@@ -190,7 +188,7 @@ class GraphBuilder:
         graph: int,
         node: ConditionalNode,
         waits: list[Dependency],
-        capture: _Capture,
+        capture: LibraryCapture,
         label: str,
     ) -> tuple[int, int, Action]:
         """Returns the kernel that sets the handle, the node behind it, and what the node does."""
@@ -231,53 +229,6 @@ def check_constructs(version: int, node: ConditionalNode) -> None:
         "machine, where each branch becomes a node of its own",
         anchor="unsupported",
     )
-
-
-class _Capture:
-    """Captures library calls, all on one stream that is made for the first of them."""
-
-    def __init__(
-        self, driver: CudaDriver, scratch: contextlib.ExitStack, libraries: Mapping[str, Library]
-    ) -> None:
-        self._driver, self._scratch, self._libraries = driver, scratch, libraries
-        self._stream = 0
-
-    @contextlib.contextmanager
-    def run(self, node: LibraryNode, locate: Locate) -> Iterator[int]:
-        """Yields the graph of one library call."""
-        graph = self._capture(self.find_library(node), node, locate)
-        try:
-            yield graph
-        finally:
-            self._driver.destroy_graph(graph)
-
-    def find_library(self, node: LibraryNode) -> Library:
-        """Returns the library that computes a node."""
-        library = self._libraries.get(node.kind)
-        if library is None:
-            raise InternalError(
-                f"no library computes nodes of kind `{node.kind}`",
-                where=f"{node.kind} {node.name}, libraries: {', '.join(self._libraries) or 'none'}",
-                why="such a node becomes a call of a library",
-            )
-        return library
-
-    def _capture(self, library: Library, node: LibraryNode, locate: Locate) -> int:
-        stream = library.stream
-        if not stream:
-            stream = self._stream = self._stream or self._create_stream()
-        self._driver.begin_capture(stream)
-        try:
-            library.enqueue(node, locate, stream)
-        except BaseException:
-            self._driver.abort_capture(stream)
-            raise
-        return self._driver.end_capture(stream)
-
-    def _create_stream(self) -> int:
-        stream = self._driver.create_stream()
-        self._scratch.callback(self._driver.destroy_stream, stream)
-        return stream
 
 
 def _collect_dependencies(part: Stage | Body, name: str, room: int) -> list[list[Dependency]]:

@@ -22,11 +22,13 @@ from tracegraph.runtime.cuda.graphs.builder import (
     label_node,
 )
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
+from tracegraph.runtime.cuda.graphs.library_moves import Move
 from tracegraph.runtime.cuda.graphs.node_actions import (
     Action,
     Child,
     Empty,
     EventPass,
+    LibraryNode,
     is_patchable,
     make_action,
     move_action,
@@ -61,6 +63,7 @@ class CudaGraph:
         kernels: loads the code of kernels, and knows the context.
         libraries: by kind of node, as ``matmul``.
         name: of the captured function, for errors.
+        movable: names of the buffers that are to get other addresses, also in library calls.
 
     Raises:
         CudaError: the driver refuses a node; nothing is left of the graph.
@@ -75,6 +78,7 @@ class CudaGraph:
         kernels: KernelLoader,
         libraries: Mapping[str, Library],
         name: str,
+        movable: Collection[str] = (),
     ) -> None:
         self.name = name
         self.stage = stage
@@ -82,7 +86,7 @@ class CudaGraph:
         self._context = kernels.context
         self._lock = threading.RLock()
         self._launchers: dict[int, Callable[[], None]] = {}
-        builder = GraphBuilder(driver, stage, locate, kernels, name)
+        builder = GraphBuilder(driver, stage, locate, kernels, name, movable)
         with driver.use_context(self._context):
             # Owned at once: making the thread's old context current again can fail too.
             self._executable = _Executable(driver, *builder.build(libraries), builder.loaded)
@@ -90,6 +94,13 @@ class CudaGraph:
         self._handles = builder.handles
         self._nodes_of_buffer = _index_by_buffer(stage)
         self._patches: dict[int, KernelPatch] = {}
+        self._moves = {
+            index: builder.moves[handle]
+            for index, handle in enumerate(builder.handles)
+            if handle in builder.moves
+        }
+        # Of the kernels inside of library calls, by their handles.
+        self._inner_patches: dict[int, KernelPatch] = {}
 
     @property
     def handles(self) -> tuple[int, int]:
@@ -134,13 +145,20 @@ class CudaGraph:
             kernels_only: the address is of memory of another origin, which the driver refuses for
                 memcpys and memsets.
         """
-        nodes = [self.stage.nodes[index] for index in self._nodes_of_buffer.get(buffer, ())]
-        if kernels_only and not all(isinstance(node, KernelNode) for node in nodes):
-            return False
         return all(
-            is_patchable(self.stage.nodes[index], self._actions[index])
+            self._can_patch(index, buffer, kernels_only=kernels_only)
             for index in self._nodes_of_buffer.get(buffer, ())
         )
+
+    def _can_patch(self, index: int, buffer: str, *, kernels_only: bool = False) -> bool:
+        node = self.stage.nodes[index]
+        if isinstance(node, LibraryNode):
+            moves = self._moves.get(index, {}).get(buffer, ())
+            has_others = any(move.parameter is None for move in moves)
+            return bool(moves) and not (kernels_only and has_others)
+        if kernels_only and not isinstance(node, KernelNode):
+            return False
+        return is_patchable(node, self._actions[index])
 
     def update(self, locate: Locate, buffers: Collection[str] | None = None) -> int:
         """Changes the addresses of nodes for all launches from now on, without rebuilding.
@@ -175,12 +193,16 @@ class CudaGraph:
         """
         indices = self._nodes_of_buffer.get(buffer, ())
         for index in indices:
-            if not is_patchable(self.stage.nodes[index], self._actions[index]):
+            if not self._can_patch(index, buffer):
                 raise _make_update_error(label_node(self.name, index, self.stage.nodes[index]))
         words: list[tuple[Any, int, int]] = []
         patches: list[tuple[Callable[[], Any], Callable[[], None]]] = []
         others: list[Callable[[int], None]] = []
         for index in indices:
+            if isinstance(self.stage.nodes[index], LibraryNode):
+                for move in self._moves[index][buffer]:
+                    self._add_move(move, words, patches, others)
+                continue
             pointers = self._find_pointers(index, buffer)
             if pointers:
                 patch_node = self._find_patch(index)
@@ -201,6 +223,38 @@ class CudaGraph:
         # The executable graph lives as long as it can be changed.
         patch.__dict__["owner"] = self._executable
         return patch
+
+    def _add_move(
+        self,
+        move: Move,
+        words: list[tuple[Any, int, int]],
+        patches: list[tuple[Callable[[], Any], Callable[[], None]]],
+        others: list[Callable[[int], None]],
+    ) -> None:
+        """Adds what moves one address inside of a library call to the parts of a patcher."""
+        action, handle = move.node.action, move.node.handle
+        driver, context = self._driver, self._context
+        executable = self._executable.executable
+        if isinstance(action, FillRange):
+            fill = action
+
+            def patch(address: int) -> None:
+                moved = dataclasses.replace(fill, target_address=address + move.offset)
+                with driver.use_context(context):
+                    driver.set_fill_node(executable, handle, moved, context)
+
+            others.append(patch)
+            return
+        assert isinstance(action, KernelLaunch)
+        assert move.parameter is not None
+        if handle not in self._inner_patches:
+            self._inner_patches[handle] = driver.patch_kernel_node(executable, handle, action)
+        kernel = self._inner_patches[handle]
+        start = kernel.packed.starts[move.parameter] + move.word
+        words.append((kernel.packed.words, start, move.offset))
+        send = (kernel.attempt, kernel.report)
+        if send not in patches:
+            patches.append(send)
 
     def write_dot(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph as DOT text."""

@@ -13,6 +13,7 @@ from tests.fakes.cuda_on_host import CudaOnHost, kernel, make_cuda_replay
 from tests.fakes.cudnn_calls import CONVOLUTION, ENGINES, GRAPH, make_cudnn_device, node
 from tests.fakes.definitions import SIZE, make_definition, make_stage
 from tests.fakes.fake_cudnn import Execution, FakeCudnn
+from tracegraph.runtime.cuda.graphs.library_moves import DISTANCE_BYTES
 from tracegraph.runtime.cuda.libraries import cudnn
 from tracegraph.runtime.cuda.libraries.cudnn import load_cudnn
 from tracegraph.runtime.cuda.libraries.cudnn_backend import Kind
@@ -51,8 +52,10 @@ def test_call_becomes_a_child_graph_with_its_addresses(
     nodes = list(device.driver.graphs[graph].values())
     assert [each.kind for each in nodes] == ["kernel", "child", "kernel"]
     assert [each.action for each in nodes[1].action] == ["work of cuDNN"]
-    # Once to warm up, on the stream of all other work, and once captured.
-    warm, captured = library.executions
+    # Once to warm up, on the stream of all other work, and twice captured: see Note [Moved
+    # libraries].
+    warm, captured, moved = library.executions
+    assert moved.addresses == {**captured.addresses, W: captured.addresses[W] + DISTANCE_BYTES}
     assert warm.stream == device.context.order.stream != captured.stream
     addresses = {name: buffer.address for name, buffer in replay.buffers.items()}
     assert captured.addresses == {X: addresses["a"], W: addresses["w"], Y: addresses["b"]}
@@ -70,9 +73,9 @@ def test_compiled_graph_gets_scalars_and_its_part_of_the_workspace(
 
     library.act = act
     replay = capture(device, node("attention", "x w", "y", GRAPH))
-    warm, captured = library.executions
+    warm, captured, _ = library.executions
     addresses = {name: buffer.address for name, buffer in replay.buffers.items()}
-    assert scalars == [b"\0\0\0\x3e"] * 2
+    assert scalars == [b"\0\0\0\x3e"] * 3
     assert {uid: captured.addresses[uid] for uid in (1, 2, 3, 7)} == {
         1: addresses["x"],
         2: addresses["w"],
@@ -113,7 +116,8 @@ def test_equal_calls_share_a_plan_and_are_warmed_once(
     assert device.find_call_problem(CONVOLUTION) == ""
     replay = capture(device, node("one", "x w", "a"), node("two", "a w", "y"))
     assert len(library.list_alive(Kind.EXECUTION_PLAN)) == 1
-    assert len(library.executions) == 3
+    # Warm once; both are captured twice.
+    assert len(library.executions) == 5
     del replay
 
 
