@@ -31,6 +31,7 @@ class Arena:
         pool: where the memory comes from.
         size: of the two parts.
         shares_scratch: whether other graphs of the pool may have their scratch in the same bytes.
+        absent: offsets in the kept part of state that another arena holds, see Note [One home].
 
     Attributes:
         size: as given.
@@ -38,12 +39,20 @@ class Arena:
         lock: held during each replay of a graph on this arena, and each read or write of it.
     """
 
-    def __init__(self, pool: PrivatePool, size: ArenaSize, *, shares_scratch: bool = True) -> None:
+    def __init__(
+        self,
+        pool: PrivatePool,
+        size: ArenaSize,
+        *,
+        shares_scratch: bool = True,
+        absent: range = range(0),
+    ) -> None:
         self.size = size
+        self._absent, self._kept_bytes = absent, size.kept_bytes - len(absent)
         self.lock = threading.RLock()
         self._blocks: list[Block] = []
         pool.free_with(self, self._blocks)
-        self._blocks.append(pool.allocate(max(size.kept_bytes, 1)))
+        self._blocks.append(pool.allocate(max(self._kept_bytes, 1)))
         self.block = self._scratch = self._blocks[0]
         # Not the pool: the arena's holders keep it, and it keeps nothing but memory.
         self._allocator, self._pool_id = pool.allocator, pool.pool_id
@@ -58,8 +67,13 @@ class Arena:
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Address and bytes of each part that is not empty."""
-        parts = ((self.block, self.size.kept_bytes), (self._scratch, self.size.scratch_bytes))
+        parts = ((self.block, self._kept_bytes), (self._scratch, self.size.scratch_bytes))
         return tuple((block.address, nbytes) for block, nbytes in parts if nbytes)
+
+    @property
+    def absent_bytes(self) -> int:
+        """Bytes of the kept part that are in another arena."""
+        return len(self._absent)
 
     @property
     def scratch_bytes(self) -> int:
@@ -90,12 +104,21 @@ class Arena:
         self._blocks.append(self._allocator.allocate_exact(nbytes, self._pool_id))
         return self._blocks[-1]
 
+    def find_place(self, offset: int) -> int | None:
+        """Returns how far from its start the byte at an offset is; None if it is elsewhere."""
+        if offset in self._absent:
+            return None
+        return offset - len(self._absent) if offset >= self._absent.stop else offset
+
     def find_block(self, offset: int) -> Block:
         """Returns the block that holds the byte at an offset."""
         return self.block if offset < self.size.kept_bytes else self._scratch
 
     def locate(self, offset: int) -> int:
-        """Returns the address of the byte at an offset."""
+        """Returns the address of the byte at an offset; 0 for one that another arena holds."""
+        place = self.find_place(offset)
+        if place is None:
+            return 0
         if offset < self.size.kept_bytes or not self.size.scratch_bytes:
-            return self.block.address + offset
+            return self.block.address + place
         return self._scratch.address + offset - self.size.kept_bytes

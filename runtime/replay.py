@@ -31,6 +31,7 @@ from tracegraph.runtime.leaf_set import LeafSet
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.profiler_ranges import mark_call
 from tracegraph.runtime.residence import Donation
+from tracegraph.runtime.state_home import StateHome
 from tracegraph.runtime.static_buffer import StaticBuffer
 
 
@@ -42,10 +43,12 @@ class Replay:
         device: where.
         pool: allocates the arena, which is freed by `close` or with the last array in it.
         output_state: what results promise, FRESH or STATIC.
+        home: of state that it shares with other graphs; None for one of its own. It has one of its
+            own, too, where it can't hold the lock of the given one.
 
     Attributes:
         devices: of JAX that it runs on.
-        shown: the leaves that show, or showed, the resident results.
+        home: of its state.
         waits: see `Instance`.
         is_whole: False with eager parts, see `tracegraph/replaying/partial_graph.py`.
         shares_inputs: True where other graphs of the pool may write the bytes of its inputs.
@@ -58,29 +61,40 @@ class Replay:
         device: ReplayDevice,
         pool: PrivatePool,
         output_state: ArrayState,
+        home: StateHome | None = None,
     ) -> None:
         self.definition = definition
         self.jax_device = device.jax_device
         self.devices = frozenset(find_sharding(self.jax_device).device_set)
         # Eager parts run Python code in the middle of a replay.
         self.is_whole = all(stage.is_captured for stage in definition.stages)
-        self.arena = Arena(pool, definition.arena_size, shares_scratch=self.is_whole)
+        residents = {slot.name for slot in definition.slots if slot.is_resident}
+        if home is not None and (home.clock.lock is not pool.replay_lock or not self.is_whole):
+            home = None
+        absent = range(0) if home is None else _find_absent(definition, home)
+        self.arena = Arena(pool, definition.arena_size, shares_scratch=self.is_whole, absent=absent)
+        if self.is_whole and not residents.isdisjoint(definition.outputs):
+            # Other graphs may join its state.
+            self.arena.lock = pool.replay_lock
         self.shares_inputs = definition.has_scratch_inputs
-        self.clock = ReplayClock(self.arena.lock)
+        if home is None:
+            home = StateHome(ReplayClock(self.arena.lock))
+        self.home, self.clock = home, home.clock
         with self.clock.lock:
-            self.buffers = device.bind_buffers(definition, self.arena, self.clock)
+            bound = device.bind_buffers(definition, self.arena, self.clock)
+        self.buffers = {**bound, **home.buffers}
+        self._arenas = (self.arena, *{buffer.arena for buffer in home.buffers.values()})
         self.inputs = [self.buffers[name] for name in definition.inputs]
         lent = {slot.name for slot in definition.slots if slot.is_lent}
         self.is_lent = [name in lent for name in definition.inputs]
-        self.pending: list[weakref.ref[Array]] = []
-        self.shown: LeafSet | None = None
+        self.pending = home.pending
         self._output_state = output_state
-        residents = {slot.name for slot in definition.slots if slot.is_resident}
         self._resident_inputs = [name if name in residents else "" for name in definition.inputs]
         self.is_resident_output = [name in residents for name in definition.outputs]
         self._outputs = [self.buffers[name] for name in definition.outputs]
         # By name: one buffer may be several results.
         self._residents = {b.name: b for b in self._outputs if b.name in residents}
+        home.buffers = self._residents
         self._writes_state = [_writes_one_of(stage, self._residents) for stage in definition.stages]
         fresh = [name for name in definition.outputs if name not in residents]
         instance = device.instantiate(
@@ -98,19 +112,12 @@ class Replay:
 
         To be called before anything is loaded or launched.
         """
-        for reference in self.pending:
-            array = reference()
-            if array is not None:
-                array.settle()
-        self.pending.clear()
+        self.home.settle()
 
-    def detach_results(self) -> None:
-        """Gives every live result and leaf of the last replay a private copy."""
-        self.settle()
-        if self.shown is not None:
-            for name in list(self.shown.leaves):
-                self.shown.detach(name)
-            self.shown = None
+    @property
+    def shown(self) -> LeafSet | None:
+        """The leaves that show, or showed, the resident results."""
+        return self.home.shown
 
     def load(self, updates: Sequence[tuple[int, Any]]) -> None:
         """Copies values into static inputs; all are read before any buffer is written.
@@ -221,7 +228,7 @@ class Replay:
     def show(self, leaves: LeafSet) -> None:
         """Makes these leaves the ones that show the resident results of the last replay."""
         leaves.residence.generation = self.clock.generation
-        self.shown = leaves
+        self.home.shown = leaves
 
     def is_leaf_of(self, value: Any, index: int) -> bool:
         """True when the value is the resident leaf that lives in this static input."""
@@ -230,9 +237,13 @@ class Replay:
             return False
         return value is not None and not value.is_deleted()
 
+    def holds(self, array: Array) -> bool:
+        """True for an array in the memory that the graph writes."""
+        return any(array.is_in(arena) for arena in self._arenas)
+
     def _detach_value(self, value: Any) -> Any:
-        """Returns a value that no write to this arena can change."""
-        if isinstance(value, Array) and value.is_in(self.arena):
+        """Returns a value that no write of this graph can change."""
+        if isinstance(value, Array) and self.holds(value):
             return value.peek().copy()
         return value
 
@@ -249,6 +260,20 @@ def _join_launches(
             each()
 
     return launch
+
+
+def _find_absent(definition: GraphDefinition, home: StateHome) -> range:
+    """Returns the offsets of the state that is at home, if it is in one piece."""
+    state = [slot for slot in definition.slots if slot.name in home.buffers and slot.nbytes]
+    others = [slot for slot in definition.slots if slot.name not in home.buffers and slot.nbytes]
+    kept_bytes = definition.arena_size.kept_bytes
+    start = min((slot.offset for slot in state), default=0)
+    end = max((slot.offset + slot.nbytes for slot in state), default=0)
+    behind = [slot.offset for slot in others if end <= slot.offset < kept_bytes]
+    stop = min(behind, default=kept_bytes)
+    if any(start < slot.offset + slot.nbytes and slot.offset < stop for slot in others):
+        return range(0)
+    return range(start, stop)
 
 
 def _writes_one_of(stage: Stage, names: Collection[str]) -> bool:

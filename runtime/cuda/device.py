@@ -231,7 +231,8 @@ class CudaDevice:
         ]
         if not nodes:
             return {}
-        (arena,) = {buffer.arena for buffer in buffers.values()}
+        # State may be in that of another graph, which its buffers keep alive.
+        arena = next(iter(buffers.values())).arena
         libraries: dict[str, Any] = {CudnnNode.kind: GraphCudnn(self._cudnn)}
         if any(isinstance(node, FfiCallNode) for _, node in nodes):
             libraries[FfiCallNode.kind] = GraphCalls(self._handlers, arena.allocate_beside)

@@ -178,4 +178,5 @@ def test_repeat_graph_capture_cublas_workspace_memory(device: CudaOnHost, lt: Fa
     # One handle of the library, and one question for the algorithm, whatever is captured.
     assert lt.alive == alive
     assert len(lt.list_calls("create")) == len(lt.list_calls("heuristic")) == 1
-    assert len(lt.list_calls("matmul")) == 101
+    # Each is captured twice: Note [Moved libraries].
+    assert len(lt.list_calls("matmul")) == 202

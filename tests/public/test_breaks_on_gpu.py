@@ -83,14 +83,10 @@ def test_weights_are_read_where_they_are(
 ) -> None:
     captured, state, expected = trained
     copied = note_copies(device, monkeypatch)
-    for _ in range(3):
-        state, expected = advance(captured, state, expected, 1.0)
+    # Another branch has them in the same place.
+    for sign in (1.0, 1.0, -1.0, -1.0, 1.0):
+        state, expected = advance(captured, state, expected, sign)
     assert copied == []
-    # Another branch takes each once, and keeps it.
-    state, expected = advance(captured, state, expected, -1.0)
-    assert sorted(copied) == sorted(NBYTES.values())
-    state, expected = advance(captured, state, expected, -1.0)
-    assert len(copied) == len(NBYTES)
     for name, value in state.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6)
 
@@ -118,10 +114,10 @@ def test_weights_of_a_graph_that_another_thread_holds_are_copied(
     is_held.wait(timeout=300)
     monkeypatch.setattr(replayable_graph, "copy_together", copy_later)
     copied = note_copies(device, monkeypatch)
-    # A private copy, and one into the first part.
+    # A private copy, and one into the first part; in the last part it is in its place.
     state, expected = advance(captured, state, expected, -1.0)
     assert done.is_set()
-    assert copied.count(NBYTES["first"]) == 3
+    assert copied.count(NBYTES["first"]) == 2
     advance(captured, state, expected, -1.0)
 
 

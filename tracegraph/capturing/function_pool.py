@@ -9,6 +9,7 @@ from typing import Any
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool, find_pool, join_pool
+from tracegraph.runtime.state_home import StateHomes
 
 
 class FunctionPool:
@@ -18,9 +19,13 @@ class FunctionPool:
 
     Args:
         pool_id: of the pool to share; None for one of its own.
+
+    Attributes:
+        homes: of the state that graphs of the function may share.
     """
 
     def __init__(self, pool_id: PoolId | None) -> None:
+        self.homes = StateHomes()
         self._pool_id = pool_id
         # Held from now on, even if the captures that share it go.
         self._shared = find_pool(pool_id) if pool_id is not None else None

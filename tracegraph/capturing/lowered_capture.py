@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Any
 
 from tracegraph.capturing.compiled_capture import CompiledCapture
@@ -84,7 +85,7 @@ class LoweredCapture(Stage):
             OutOfMemoryError: the pool cannot hold the arena.
         """
         state = ArrayState(self.prepared.options.outputs)
-        replay = Replay(self.lowered.definition, self.device, self.pool.join(self.device), state)
+        replay = self._make_replay(state)
         if replay.is_whole and state is ArrayState.LIVE:
             return BlockReplay(self.prepared, self.checked, self.lowered, replay)
         if replay.is_whole and read_check_replay():
@@ -95,6 +96,33 @@ class LoweredCapture(Stage):
         # An instance of a graph with eager parts is one, too.
         make_instance: Any = again.instantiate
         return PartialGraph(self.prepared, self.checked, self.lowered, replay, make_instance)
+
+    def _make_replay(self, state: ArrayState) -> Replay:
+        definition, pool = self.lowered.definition, self.pool.join(self.device)
+        key = self._find_state_key()
+        if key is None or state is ArrayState.LIVE:
+            return Replay(definition, self.device, pool, state)
+        home = self.pool.homes.find(key)
+        if home is not None:
+            home.vacate()
+        replay = Replay(definition, self.device, pool, state, home)
+        self.pool.homes.keep(key, replay.home)
+        return replay
+
+    def _find_state_key(self) -> Hashable:
+        """Returns what graphs have in common that may share their state; None for no such graph."""
+        definition, outputs = self.lowered.definition, set(self.lowered.definition.outputs)
+        state = {
+            slot.name: (slot.name, slot.shape, slot.dtype, slot.weak_type)
+            for slot in definition.slots
+            if slot.is_resident and slot.name in outputs
+        }
+        is_whole = all(stage.is_captured for stage in definition.stages)
+        # The host device updates such state in memory of XLA's, which one graph owns.
+        if not state or not is_whole or not self.device.takes_kernels:
+            return None
+        places = tuple(name if name in state else "" for name in definition.outputs)
+        return self.checked.out_tree, places, tuple(state.values())
 
     def __str__(self) -> str:
         return f"{self.lowered.definition}\n\n{self.lowered.plan}"

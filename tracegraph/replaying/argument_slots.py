@@ -144,6 +144,23 @@ class LeafSlot:
         return devices == self._sharding.device_set or (len(devices) == 1 and not array.committed)
 
 
+class SeenTree:
+    """The tree whose leaves a graph has all loaded; graphs of one home share it for their state.
+
+    Attributes:
+        watch: of the tree; None if there is none.
+        dropped_leaves: the clock's count when it was loaded.
+        plain: arrays that stand for leaves of that tree: none may be deleted.
+    """
+
+    __slots__ = ("dropped_leaves", "plain", "watch")
+
+    def __init__(self) -> None:
+        self.watch: TreeWatch | None = None
+        self.dropped_leaves = 0
+        self.plain: list[Any] = []
+
+
 class TreeSlot:
     """The slot of a tree of arrays; like the static slot it takes no value by its type alone.
 
@@ -156,9 +173,7 @@ class TreeSlot:
 
     Attributes:
         structure: as given.
-        watch: of the tree whose leaves are all loaded; None if there is none.
-        dropped_leaves: the clock's count when it was.
-        plain: arrays that stand for leaves of that tree: none may be deleted.
+        seen: the last value.
     """
 
     __slots__ = (
@@ -167,10 +182,8 @@ class TreeSlot:
         "_slots",
         "_static_slots",
         "_structure",
-        "dropped_leaves",
-        "plain",
+        "seen",
         "structure",
-        "watch",
     )
     known: ClassVar[dict[int, Any]] = {}
     write = staticmethod(_write_nothing)
@@ -200,20 +213,19 @@ class TreeSlot:
         # What other graphs may overwrite is copied in at each call.
         self._may_watch = not is_donated and not replay.shares_inputs
         self._clock = replay.clock
-        self.dropped_leaves = 0
-        self.watch: TreeWatch | None = None
-        self.plain: list[Any] = []
+        self.seen = SeenTree()
 
     def collect(self, value: Any, updates: list[tuple[int, Any]]) -> bool:
         """Adds what must be copied; returns False for a value of another signature."""
-        watch = self.watch
+        seen = self.seen
+        watch = seen.watch
         if (
             watch is not None
             and (
                 (value is watch.tree and watch.glance() == watch.seen) or watch.is_unchanged(value)
             )
-            and self.dropped_leaves == self._clock.dropped_leaves
-            and not (self.plain and any(map(_is_deleted, self.plain)))
+            and seen.dropped_leaves == self._clock.dropped_leaves
+            and not (seen.plain and any(map(_is_deleted, seen.plain)))
         ):
             return True
         leaves, tree = jax.tree_util.tree_flatten(value)
@@ -240,14 +252,14 @@ class TreeSlot:
 
     def forget(self) -> None:
         """Forgets the last value: the next one is looked at leaf by leaf."""
-        self.watch = None
+        self.seen.watch = None
 
     def _watch_if_immutable(self, value: Any, leaves: list[Any]) -> None:
         """Remembers a tree of immutable leaves, until it is changed or they are deleted."""
         if self._may_watch and all(type(leaf) is ArrayImpl for leaf in leaves):
-            self.plain = leaves
-            self.watch = TreeWatch(value)
-            self.dropped_leaves = self._clock.dropped_leaves
+            seen = self.seen
+            seen.plain, seen.watch = leaves, TreeWatch(value)
+            seen.dropped_leaves = self._clock.dropped_leaves
 
 
 class StaticSlot:

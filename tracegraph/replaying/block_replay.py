@@ -122,6 +122,7 @@ class BlockReplay(CapturedGraph):
                             if self._recover(error, args, generation, True):
                                 return MISS
                             raise
+                        self._calls += 1
                         # A block without state has no results: its arrays show the buffers.
                         return None
             return self.try_call(args, {}, True)
@@ -153,6 +154,7 @@ class BlockReplay(CapturedGraph):
                         if self._recover(error, args, generation, True):
                             return MISS
                         raise
+                    self._calls += 1
                     return ()
         return self._load_all(args, kwargs, is_checked)
 

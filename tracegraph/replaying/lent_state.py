@@ -73,7 +73,7 @@ class LentState:
         is_on_host = replay.inputs[0].context is None
         if is_on_host or value.state is not ArrayState.RESIDENT:
             return False
-        if value.is_in(replay.arena) or value.devices() != replay.devices:
+        if replay.holds(value) or value.devices() != replay.devices:
             return False
         # It may have left its graph, or been taken by a replay, before the lock was held.
         return (

@@ -176,6 +176,7 @@ class PartialGraph(CapturedGraph):
                     with self.lock:
                         result = self._build_result()
                         self._consume(updates)
+                        self._calls += 1
                         return result
             except BaseException as error:
                 with self.lock:

@@ -15,4 +15,4 @@ def detach_results(graph: ReplayableGraph) -> None:
     graphs = graph.list_instances() if isinstance(graph, PartialGraph) else [graph]
     for each in graphs:
         with each.lock:
-            each.replay.detach_results()
+            each.replay.home.vacate()

@@ -49,6 +49,7 @@ class ReplayableGraph:
         "__weakref__",
         "_arity",
         "_build_result",
+        "_calls",
         "_clock",
         "_collectors",
         "_donated",
@@ -59,7 +60,6 @@ class ReplayableGraph:
         "_lock_free_reads",
         "_pending",
         "_rotation",
-        "_uncounted",
         "call",
         "constants",
         "lock",
@@ -86,7 +86,7 @@ class ReplayableGraph:
         self.call, self.lowered, self.replay = call, lowered, replay
         self.name, self.names = call.name, call.names
         self.signature, self.settings = call.signature, call.signature.settings
-        self._uncounted = 0
+        self._calls = 0
         self._clock, self.lock = replay.clock, replay.clock.lock
         # Results that may need settling.
         self._pending = replay.pending
@@ -123,7 +123,7 @@ class ReplayableGraph:
         # Reading a counter counts too; the caller holds the function's lock.
         lock_free = next(self._lock_free_calls) - self._lock_free_reads
         self._lock_free_reads += 1
-        return self._clock.generation - self._uncounted + lock_free
+        return self._calls + lock_free
 
     # All arguments are positional: CPython calls such a method faster than others.
     def try_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_checked: bool) -> Any:
@@ -184,6 +184,7 @@ class ReplayableGraph:
                         result = self._build_result()
                         if updates:
                             self._consume(updates)
+                        self._calls += 1
                         return result
                 except BaseException as error:
                     if self._recover(error, args, generation, is_launching):
@@ -216,7 +217,6 @@ class ReplayableGraph:
         is_changed = not is_launching or self.replay.may_have_changed_state(error)
         # Values that stood in the buffers may be gone; resident trees must be looked at again.
         self._clock.generation += 1
-        self._uncounted += self._clock.generation - generation
         self.replay.restore(is_state_lost=was_begun and is_changed)
         self._forget()
         # Leaves of the state were here when the call began; the failed launch may have taken them.
@@ -272,7 +272,6 @@ class ReplayableGraph:
     def launch_loaded(self) -> None:
         """Launches what is loaded; it does not count as a call."""
         self.replay.launch()
-        self._uncounted += 1
 
     def _replay_leaves(self, leaves: Sequence[Any], *, is_rebound: bool) -> None:
         self._load_leaves(leaves, is_rebound=is_rebound)
@@ -323,9 +322,8 @@ class ReplayableGraph:
 
     def _is_harmless(self, updates: Updates) -> bool:
         """True when no value is given up, and none is a leaf that this graph is about to change."""
-        arena = self.replay.arena
         return not any(
-            index in self._donated or (isinstance(value, Array) and value.is_in(arena))
+            index in self._donated or (isinstance(value, Array) and self.replay.holds(value))
             for index, value in updates
         )
 
@@ -368,4 +366,5 @@ class ReplayableGraph:
             if slot is None or slot.structure != tree.structure:
                 continue
             if inputs == list(range(inputs[0], inputs[0] + count)):
-                tree.slot = slot
+                # A graph that joins a home shares what the others have seen.
+                tree.seen = slot.seen = tree.seen or slot.seen

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from tracegraph.replaying.argument_slots import TreeSlot
+from tracegraph.replaying.argument_slots import SeenTree
 from tracegraph.replaying.holders import CAN_COUNT, HolderCounts
 from tracegraph.replaying.tree_watch import TreeWatch
 from tracegraph.runtime.jax_interop import wrap_key
@@ -33,13 +33,13 @@ class ResidentPart:
         indices: of its leaves among the flat results.
         structure: of the part; static leaves are in it.
         is_tree: False for one leaf by itself.
-        slot: of the argument that takes the returned tree back; None if none does.
+        seen: of the argument that takes the returned tree back; None if none does.
     """
 
     def __init__(self, numbered: Any, names: Sequence[str], key_types: Mapping[int, Any]) -> None:
         self.indices, self.structure = jax.tree_util.tree_flatten(numbered)
         self.is_tree = type(numbered) is not int
-        self.slot: TreeSlot | None = None
+        self.seen: SeenTree | None = None
         self._leaves: list[tuple[str, Any]] = [
             (names[int(index)], key_types.get(index)) for index in self.indices
         ]
@@ -64,7 +64,7 @@ class ResidentResults:
         leaf_set: as given.
         values: one per part; None where there is none.
         watches: of the values that are trees.
-        pairs: each slot that takes one of them back, with its watch.
+        pairs: what the argument that takes one of them back has seen, with its watch.
         residence: of the leaves.
         was_held: True when it could not be returned again at the last attempt.
     """
@@ -86,12 +86,12 @@ class ResidentResults:
         self.values = [None if part is None else part.make(leaf_set) for part in parts]
         self.residence = leaf_set.residence
         trees = [
-            (part.slot, TreeWatch(value))
+            (part.seen, TreeWatch(value))
             for part, value in zip(parts, self.values, strict=True)
             if part is not None and part.is_tree
         ]
         self.watches = [watch for _, watch in trees]
-        self.pairs = [(slot, watch) for slot, watch in trees if slot is not None]
+        self.pairs = [(seen, watch) for seen, watch in trees if seen is not None]
         self._dropped_leaves = leaf_set.clock.dropped_leaves
         self._counts: HolderCounts | None = None
 
@@ -111,8 +111,37 @@ class ResidentResults:
         return counts.read() == counts.expected if counts.is_plain else counts.are_all()
 
 
+class ResidentTurns:
+    """The sets of leaves of one home, which take turns.
+
+    Args:
+        parts: of the results; None for one that is not resident.
+
+    Attributes:
+        parts: as given; graphs that join the home have them as well.
+        trees: those of them that are trees.
+        shown: what the last replay returned.
+        spares: the other sets.
+    """
+
+    __slots__ = ("parts", "shown", "spares", "trees")
+
+    def __init__(self, parts: Sequence[ResidentPart | None]) -> None:
+        self.parts = parts
+        self.trees = [part for part in parts if part is not None and part.is_tree]
+        self.shown: ResidentResults | None = None
+        self.spares: collections.deque[ResidentResults] = collections.deque()
+
+    def forget(self) -> None:
+        """Drops the trees that are shown, before their leaves may be detached."""
+        self.shown = None
+        for part in self.trees:
+            if part.seen is not None:
+                part.seen.watch = None
+
+
 class ResidentRotation:
-    """The sets of leaves of one graph, which take turns.
+    """What returns the results of one graph, with the sets of leaves of its home.
 
     Args:
         replay: of the graph.
@@ -131,11 +160,12 @@ class ResidentRotation:
         join: Callable[[list[Any]], Any],
     ) -> None:
         self._others, self._join = others, join
-        self._replay, self._parts, self._donations = replay, parts, donations
-        self._clock = replay.clock
-        self.trees = [part for part in parts if part is not None and part.is_tree]
-        self._shown: ResidentResults | None = None
-        self._spares: collections.deque[ResidentResults] = collections.deque()
+        self._replay, self._donations = replay, donations
+        self._home, self._clock = replay.home, replay.clock
+        if self._home.turns is None:
+            self._home.turns = ResidentTurns(parts)
+        self._turns: ResidentTurns = self._home.turns
+        self.trees = self._turns.trees
 
     def build(self) -> Any:
         """Returns the tree of results of the last replay.
@@ -143,8 +173,9 @@ class ResidentRotation:
         The leaves that were shown before are deleted.
         """
         # Each step counts here, as in a call: see Note [Hot path].
-        last, self._shown = self._shown, None
-        spares = self._spares
+        turns = self._turns
+        last, turns.shown = turns.shown, None
+        spares = turns.spares
         chosen = spares.popleft() if spares else None
         if chosen is None or not chosen.is_free():
             chosen = self._find_other(chosen)
@@ -153,12 +184,12 @@ class ResidentRotation:
                 last.leaf_set.drop_values()
             spares.append(last)
         # What `Replay.show` does.
-        self._replay.shown = chosen.leaf_set
+        self._home.shown = chosen.leaf_set
         chosen.residence.generation = self._clock.generation
-        for slot, watch in chosen.pairs:
-            slot.watch, slot.plain = watch, chosen.residence.values
-            slot.dropped_leaves = self._clock.dropped_leaves
-        self._shown = chosen
+        for seen, watch in chosen.pairs:
+            seen.watch, seen.plain = watch, chosen.residence.values
+            seen.dropped_leaves = self._clock.dropped_leaves
+        turns.shown = chosen
         values = chosen.values.copy()
         for place, take in self._others:
             values[place] = take()
@@ -166,10 +197,7 @@ class ResidentRotation:
 
     def forget(self) -> None:
         """Drops the trees that are shown, before their leaves may be detached."""
-        self._shown = None
-        for part in self.trees:
-            if part.slot is not None:
-                part.slot.forget()
+        self._turns.forget()
 
     def _find_other(self, held: ResidentResults | None) -> ResidentResults:
         """Returns a set that nothing else holds; one that is held twice is given up.
@@ -177,7 +205,7 @@ class ResidentRotation:
         Args:
             held: a set that is held; None if there is no set at all.
         """
-        spares = self._spares
+        spares = self._turns.spares
         tried = [] if held is None else [held]
         found = None
         while spares and found is None:
@@ -192,4 +220,4 @@ class ResidentRotation:
             each.was_held = True
         if found is not None:
             return found
-        return ResidentResults(self._replay.make_leaves(self._donations), self._parts)
+        return ResidentResults(self._replay.make_leaves(self._donations), self._turns.parts)

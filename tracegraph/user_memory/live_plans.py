@@ -28,11 +28,12 @@ def describe_live_plans() -> list[dict[str, Any]]:
         describe_plan(
             plan.name,
             arena.block.address,
-            plan.arena_bytes,
+            plan.arena_bytes - arena.absent_bytes,
             [
-                (life.name, plan.offsets[life.name], life.nbytes, life.first, life.last)
+                (life.name, place, life.nbytes, life.first, life.last)
                 for life in plan.lifetimes
-                if not life.is_lent
+                for place in (arena.find_place(plan.offsets[life.name]),)
+                if place is not None and not life.is_lent
             ],
         )
         for plan, arena in sorted(plans, key=lambda pair: pair[1].block.address)
