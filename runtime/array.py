@@ -240,7 +240,12 @@ class Array(jax.Array):
         if isinstance(host, np.ndarray) and not self.is_deleted():
             return host
         buffer = self._buffer
-        if buffer is None or buffer.context is None or is_read_guarded():
+        if buffer is None or is_read_guarded():
+            return None
+        if self._state is _LIVE:
+            begun = cast(LiveBuffer, buffer).start_read()
+            return None if begun is None else begun.finish()
+        if buffer.context is None:
             return None
         if self._is_taken():
             self._check_if_deleted()
@@ -470,7 +475,7 @@ class Array(jax.Array):
         begun = getattr(self, "_host", None)
         if begun is not None:
             return begun
-        if self._buffer is None or buffer.context is None or self._state is _LIVE:
+        if self._buffer is None or buffer.context is None:
             return None
         _check_generation(buffer, self)
         if self._plain is not None and self._generation == buffer.clock.generation:

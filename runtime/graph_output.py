@@ -8,7 +8,12 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array_errors import make_recorded_copy_error, make_unreplayed_error
 from tracegraph.runtime.graph import ReplayClock
 from tracegraph.runtime.recorder import Recorder, recorder_state
-from tracegraph.runtime.static_buffer import DeviceContext, StaticBuffer, make_plain
+from tracegraph.runtime.static_buffer import (
+    DeviceContext,
+    PendingRead,
+    StaticBuffer,
+    make_plain,
+)
 
 
 class GraphOutput:
@@ -117,6 +122,21 @@ class GraphOutput:
                 self._plain = make_plain(buffer.snapshot(), buffer.aval, self.jax_device)
                 self._generation = buffer.clock.generation
             return self._plain
+
+    def start_read(self) -> PendingRead | None:
+        """Begins to copy what the latest replay wrote to the host; None if `read` must.
+
+        Raises:
+            ReplayError: the graph was never replayed.
+        """
+        if recorder_state.recorder is not None:
+            return None
+        buffer = self._find()
+        with buffer.clock.lock:
+            is_read = self._plain is not None and self._generation == buffer.clock.generation
+            if buffer.context is None or is_read:
+                return None
+            return buffer.context.start_read(buffer.address, buffer.aval)
 
     def write(self, value: Any) -> None:
         """Copies an array into the buffer, which the next replay overwrites."""

@@ -28,7 +28,7 @@ from tracegraph.runtime.jax_interop import (
 )
 from tracegraph.runtime.packing import is_packable
 from tracegraph.runtime.recorder import recorder_state
-from tracegraph.runtime.static_buffer import DeviceContext, ReadableBuffer
+from tracegraph.runtime.static_buffer import DeviceContext, PendingRead, ReadableBuffer
 
 
 class LiveBuffer(ReadableBuffer, Protocol):
@@ -36,6 +36,10 @@ class LiveBuffer(ReadableBuffer, Protocol):
 
     def read(self) -> Any:
         """Returns the value as a plain array; what stands for it where this thread records."""
+        ...
+
+    def start_read(self) -> PendingRead | None:
+        """Begins to copy the value to the host; None where `read` is to be asked."""
         ...
 
     def write(self, value: Any) -> None:
@@ -217,6 +221,17 @@ class StaticInput:
         """Returns the value, or what stands for it where this thread records."""
         recorder = recorder_state.recorder
         return self._find_plain() if recorder is None else recorder.read_live(self)
+
+    def start_read(self) -> PendingRead | None:
+        """Begins to copy the value to the host, behind the writes so far; None if `read` must."""
+        is_elsewhere = self._home is not None or self.is_shared or self._writer is None
+        if is_elsewhere or recorder_state.recorder is not None:
+            return None
+        with self._clock.lock:
+            value = self.value
+            if value is None or not value.is_ready() or self._writer is None:
+                return None
+            return self._writer.start_read(value.unsafe_buffer_pointer(), self.aval)
 
     def write(self, value: Any) -> None:
         """Takes a copy of an array like the value; where this thread records, in each replay."""

@@ -74,3 +74,17 @@ def test_values_that_jax_computes_from_a_result_after_a_read() -> None:
     assert result.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
     assert float((result + 1).sum()) == 64
     assert jax.device_get({"a": result})["a"].tolist() == result.tolist()
+
+
+def test_a_raw_graph_is_read_after_each_replay(defined: list[Any]) -> None:
+    graph, x = tg.CUDAGraph(), tg.static_input(jnp.arange(4096.0))
+    with tg.graph(graph):
+        y = jnp.sqrt(x) + 1
+        total = y.sum()
+    for start in range(5):
+        values = np.arange(4096, dtype=np.float32) + start
+        x.copy_(jnp.asarray(values))
+        graph.replay()
+        np.testing.assert_allclose(y, np.sqrt(values) + 1, rtol=1e-6)
+        assert float(total) == pytest.approx(float((np.sqrt(values) + 1).sum()), rel=1e-5)
+    assert not defined
