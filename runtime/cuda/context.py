@@ -22,7 +22,7 @@ from tracegraph.runtime.stream import Stream
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 # Origins of arrays that are remembered.
 MAX_KNOWN = 64
-# Of values that are read here; JAX reads larger ones, for which its own way is as fast.
+# Of values that are read here; JAX reads larger ones. Reads above this were not tried.
 LARGEST_READ_BYTES = 1 << 20
 
 

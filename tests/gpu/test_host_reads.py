@@ -10,18 +10,14 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tests.definitions_anew import note_definitions
 
 DTYPES = ("bool", "int8", "int32", "uint32", "float16", "bfloat16", "float32", "complex64")
 
 
 @pytest.fixture
 def defined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The arrays that XLA was asked to define anew."""
-    found: list[Any] = []
-    original = JaxOrder.define
-    monkeypatch.setattr(JaxOrder, "define", lambda *args: found.append(args[1]) or original(*args))
-    return found
+    return note_definitions(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

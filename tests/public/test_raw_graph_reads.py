@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.definitions_anew import note_definitions
 from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.runtime.cuda import buffer
-from tracegraph.runtime.cuda.jax_order import JaxOrder
 
 
 @pytest.fixture
@@ -24,11 +24,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
 
 @pytest.fixture
 def defined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The arrays that XLA was asked to define anew."""
-    found: list[Any] = []
-    original = JaxOrder.define
-    monkeypatch.setattr(JaxOrder, "define", lambda *args: found.append(args[1]) or original(*args))
-    return found
+    return note_definitions(monkeypatch)
 
 
 def record() -> tuple[Any, Any, Any, Any]:

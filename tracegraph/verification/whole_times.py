@@ -42,7 +42,7 @@ def bind_loading(replay: Replay, values: Sequence[Any], leaf_count: int) -> Call
     """Returns what puts arguments into a graph again as each call of a user does.
 
     Args:
-        replay: the graph; all of its inputs are loaded once.
+        replay: the graph; all of its inputs are loaded once, but for those that are lent.
         values: one array per input, constants last.
         leaf_count: how many of them are arguments.
     """

@@ -8,7 +8,7 @@ each buffer: a word of eight bytes that has grown by such a distance is a pointe
 If anything else differs, or a word by another amount, nothing of that call is moved; nor is a
 buffer whose address stands nowhere. The driver lets an executable graph change the nodes inside of
 a child graph. Handlers of `jax.ffi` and batched calls of cuBLAS are left out: they may keep
-addresses in memory, where nobody sees them.
+addresses in memory, which no parameter shows.
 """
 
 from __future__ import annotations

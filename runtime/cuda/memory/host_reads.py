@@ -48,7 +48,7 @@ class HostRead:
         content = ctypes.string_at(block.address, aval.size * aval.dtype.itemsize)
         self._block = None
         self._reads.recycle(block, self._event)
-        # Over bytes, so that nobody can write it.
+        # An array over bytes is read-only.
         return np.ndarray(aval.shape, aval.dtype, content)
 
     def __del__(self) -> None:
@@ -70,7 +70,7 @@ class HostReads:
 
     Attributes:
         events: behind the copies.
-        dropped: reads that nobody finished; their memory may still be written.
+        dropped: reads that were never finished; the stream may still write their memory.
     """
 
     def __init__(self, order: JaxOrder, allocator: CachingHostAllocator) -> None:

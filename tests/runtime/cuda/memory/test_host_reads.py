@@ -13,10 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.definitions_anew import note_definitions
 from tests.fakes.cuda_on_host import CudaOnHost, floats, kernel, make_cuda_replay, make_device
 from tests.fakes.definitions import make_copy, make_definition, make_stage
 from tracegraph.runtime.array import ArrayState
-from tracegraph.runtime.cuda import context, jax_order
+from tracegraph.runtime.cuda import context
 from tracegraph.runtime.errors import CudaError, ReplayError
 from tracegraph.runtime.replay import Replay
 
@@ -30,13 +31,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> CudaOnHost:
 
 @pytest.fixture
 def defined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The arrays that XLA was asked to define anew."""
-    found: list[Any] = []
-    original = jax_order.JaxOrder.define
-    monkeypatch.setattr(
-        jax_order.JaxOrder, "define", lambda *args: found.append(args[1]) or original(*args)
-    )
-    return found
+    return note_definitions(monkeypatch)
 
 
 def call(replay: Replay, value: Any) -> Any:
