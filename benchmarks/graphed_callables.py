@@ -6,7 +6,7 @@ The network is that of PyTorch's CUDA semantics, partial capture: 640 x 4096 -> 
 a value of the first module decides between the other two. A step computes a loss, its gradients and
 SGD, without TF32. The sides take turns; PyTorch has a process of its own. Losses of the first steps
 are compared before anything is timed. In JAX the step is also captured as it is: partial mode keeps
-the branch between two graphs.
+the branch between two graphs; once with the bits of XLA, once with equivalent numerics.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes on any device, withou
 
 LIMIT, CHECKED_STEPS, RATE, BATCHES = 0.6, 5, 0.1, 4
 CAPTURED, GRAPHED = "the step captured with its branch", "graphed callables"
+EQUIVALENT = "captured, equivalent numerics"
 JIT, TORCH = "jax.jit of each module", "torch graphed callables"
 
 
@@ -101,7 +102,7 @@ class JaxStep:
             samples = tuple(zip(self._weights, (x, hidden, hidden), strict=True))
             modules = tg.make_graphed_callables((linear,) * 3, samples)
         else:
-            modules = (linear if side == CAPTURED else jax.jit(linear),) * 3
+            modules = (linear if side in (CAPTURED, EQUIVALENT) else jax.jit(linear),) * 3
         first, second, third = modules
         measure = jax.jit(lambda output, target: jnp.mean((output - target) ** 2))
         update = jax.jit(
@@ -121,8 +122,9 @@ class JaxStep:
             return update(weights, gradients), loss
 
         self._step = step
-        if side == CAPTURED:
-            self._step = tg.capture(step, mode="partial", donate_argnums=0)
+        if side in (CAPTURED, EQUIVALENT):
+            numerics = "xla" if side == CAPTURED else "equivalent"
+            self._step = tg.capture(step, mode="partial", donate_argnums=0, numerics=numerics)
         self._synchronise = jax.block_until_ready
         self._index = 0
 
@@ -219,7 +221,7 @@ def main(argv: Sequence[str]) -> None:
     if not is_dry and jax.default_backend() != "gpu":
         sys.exit(f"JAX computes on {jax.default_backend()}, not on a GPU; try --dry-run")
     jax.config.update("jax_default_matmul_precision", "float32")
-    for side in (CAPTURED, GRAPHED, JIT):
+    for side in (CAPTURED, EQUIVALENT, GRAPHED, JIT):
         sides[side] = functools.partial(_answer, JaxStep(sizes, side))
     losses = {name: ask("losses", CHECKED_STEPS) for name, ask in sides.items()}
     for name, found in losses.items():
@@ -246,7 +248,7 @@ def main(argv: Sequence[str]) -> None:
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     for side, median in medians.items():
         print(f"{side:<32} {median:9.1f} us per step")
-    for side in (CAPTURED, GRAPHED):
+    for side in (CAPTURED, EQUIVALENT, GRAPHED):
         if TORCH not in medians:
             break
         ratio = medians[side] / medians[TORCH]

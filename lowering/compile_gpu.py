@@ -40,6 +40,7 @@ from tracegraph.lowering.planning.split_temporaries import find_whole_peak
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
+from tracegraph.lowering.tuning import KEEP_SUMS
 from tracegraph.lowering.xla.decode import read_program
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
@@ -133,7 +134,7 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
         pieces.append(XlaRegion(_rename(arranged, renamed), program, count, behind))
     if refusals:
         raise _make_joined_error(refusals)
-    compile_kernel = compiler.target.compile_kernel if compiler.merges else None
+    compile_kernel = compiler.target.compile_kernel if compiler.tuning.merges else None
     program, plan = plan_program(pieces, declared_edges(request.regions), frame, compile_kernel)
     return CompiledForGpu(program, plan, tuple(compiled))
 
@@ -286,6 +287,8 @@ def _compile_to_kernels(
     if found is not None:
         return found.executable, _read(found.executable, region, compiler), found.options
     first = keep_legal(FIRST_OPTIONS)
+    if compiler.tuning.keeps_sums:
+        first = (*first, *keep_legal([KEEP_SUMS]))
     executable: Any = compiler.compile(region, in_place, count=count, options=dict(first))
     try:
         return executable, _read(executable, region, compiler), first
@@ -293,7 +296,7 @@ def _compile_to_kernels(
         plain = find_plain(refusal)
         if not plain:
             raise
-    options = (*first, *plain)
+    options = _join(first, plain)
     executable = compiler.compile(region, in_place, count=count, options=dict(options))
     return executable, _read(executable, region, compiler), options
 
@@ -302,6 +305,18 @@ def find_plain(refusal: UnsupportedError) -> tuple[tuple[str, bool | str], ...]:
     """Returns the options for plain kernels in place of what was refused; empty without any."""
     reasons = "; ".join(work.reason for work in refusal.refused)
     return keep_legal([option for word, option in PLAIN_KERNELS if word in reasons])
+
+
+def _join(
+    first: Sequence[tuple[str, bool | str]], others: Sequence[tuple[str, bool | str]]
+) -> tuple[tuple[str, bool | str], ...]:
+    """Returns all options; lists of passes under one name become one list."""
+    joined = dict(first)
+    for name, value in others:
+        earlier = joined.get(name)
+        is_list = isinstance(earlier, str) and isinstance(value, str)
+        joined[name] = f"{earlier},{value}" if is_list else value
+    return tuple(joined.items())
 
 
 def keep_legal(
@@ -327,7 +342,7 @@ def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
         name=region.name,
         check_call=compiler.target.find_call_problem,
         plan_call=compiler.target.plan_library_call,
-        reads_loops=compiler.merges,
+        reads_loops=compiler.tuning.merges,
         partitions=compiler.partitions,
         has_choices=compiler.target.target.has_choices,
     )

@@ -12,6 +12,7 @@ import jax
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import Region
+from tracegraph.lowering.tuning import UNTUNED, Tuning
 from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
@@ -77,13 +78,13 @@ class Compiler:
         progress: enters ``compile`` when JAX begins to compile, and ``lower`` when it is done.
         overlap: work for the calling thread while XLA compiles. Where nothing is compiled, or an
             error comes before that, it is left to the caller.
-        merges: merge small kernels that compute the same, see Note [Merged loops].
+        tuning: how programs are made.
         compiled: regions that were compiled before, with the same options.
         partitions: how many devices they were compiled for.
 
     Attributes:
         target: the same.
-        merges: the same.
+        tuning: the same.
         partitions: the same.
     """
 
@@ -93,11 +94,11 @@ class Compiler:
         progress: PhaseProgress,
         overlap: Overlap | None = None,
         *,
-        merges: bool = False,
+        tuning: Tuning = UNTUNED,
         compiled: Sequence[CompiledRegion] = (),
         partitions: int = 1,
     ) -> None:
-        self.target, self._progress, self.merges = target, progress, merges
+        self.target, self._progress, self.tuning = target, progress, tuning
         self.partitions = partitions
         self._compiled = {region.name: region for region in compiled}
         self._overlap = overlap if overlap is not None else Overlap()

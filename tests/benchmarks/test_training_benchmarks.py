@@ -40,6 +40,7 @@ def test_graphed_callables(tmp_path: pathlib.Path) -> None:
     assert sides == set(document["losses"])
     assert sides == {
         "the step captured with its branch",
+        "captured, equivalent numerics",
         "graphed callables",
         "jax.jit of each module",
     }

@@ -23,6 +23,7 @@ from tests.fakes.kernels_on_host import run_on_host
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.kernels.merged_loops import SYMBOL
 from tracegraph.lowering.lower import Lowered, lower_request
+from tracegraph.lowering.tuning import Tuning
 from tracegraph.lowering.xla.machine_code import _find_text, _read_operations, waits_first
 from tracegraph.runtime.code_target import CompiledSource
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
@@ -103,7 +104,7 @@ def lower_both(
     compiler = make_compiler(device, takes_kernels=True)
     plain = lower_request(request, compiler)
     target: Any = dataclasses.replace(compiler.target, compile_kernel=compile_kernel)  # pyright: ignore[reportArgumentType]
-    again = Compiler(target, compiler._progress, merges=True, compiled=plain.regions)
+    again = Compiler(target, compiler._progress, tuning=Tuning(merges=True), compiled=plain.regions)
     return plain, lower_request(request, again)
 
 

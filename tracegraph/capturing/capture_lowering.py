@@ -21,6 +21,7 @@ from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.overlap import Preparation
 from tracegraph.lowering.planning.lent_inputs import lend_arguments
 from tracegraph.lowering.request import CaptureRequest, Role
+from tracegraph.lowering.tuning import Tuning
 from tracegraph.lowering.warm_memory import warm_memory
 from tracegraph.options import LIVE_OUTPUTS, Options
 from tracegraph.runtime.device import Device
@@ -76,7 +77,12 @@ def lower_checked(
 
 
 def compile_again(
-    prepared: PreparedCall, first: FirstTrace, device: Device, *, shares_arguments: bool
+    prepared: PreparedCall,
+    first: FirstTrace,
+    device: Device,
+    *,
+    shares_arguments: bool,
+    tuning: Tuning,
 ) -> tuple[CompiledRegion, ...]:
     """Returns the regions of a function whose lowering came from a file without them.
 
@@ -85,22 +91,23 @@ def compile_again(
         first: the function.
         device: that it is compiled for.
         shares_arguments: see `share_arguments`.
+        tuning: as it was lowered with.
     """
     progress = Progress(f"compiling `{prepared.options.name}`")
     with progress:
-        compiler = Compiler(device, progress)
+        compiler = Compiler(device, progress, tuning=tuning)
         shared = {"shares_arguments": shares_arguments}
         _, lowered = lower_checked(prepared, first, compiler, **shared)
         return lowered.regions
 
 
-def lower_lifted(recipe: LoweredCapture, lifted: Collection[Value], *, merges: bool) -> Lowered:
+def lower_lifted(recipe: LoweredCapture, lifted: Collection[Value], tuning: Tuning) -> Lowered:
     """Lowers a captured function again, with closed-over arrays as inputs of the graph.
 
     Args:
         recipe: of the captured graph.
         lifted: the arrays.
-        merges: see `Compiler`.
+        tuning: as it was lowered with.
     """
     request = make_request(recipe.prepared, recipe.checked, lifted=lifted)
     if any(not each.is_kept for each in recipe.lowered.program.inputs):
@@ -109,7 +116,7 @@ def lower_lifted(recipe: LoweredCapture, lifted: Collection[Value], *, merges: b
         request = lend_arguments(request)
     progress = Progress(f"compiling `{recipe.prepared.options.name}` without closed-over arrays")
     with progress:
-        return lower_request(request, Compiler(recipe.device, progress, merges=merges))
+        return lower_request(request, Compiler(recipe.device, progress, tuning=tuning))
 
 
 def share_arguments(request: CaptureRequest) -> CaptureRequest:

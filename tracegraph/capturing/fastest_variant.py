@@ -7,6 +7,9 @@ less exact than XLA are left out. Then the function is lowered with the others, 
 in a pool that is dropped afterwards, and their replays are timed in turns. What is not faster is
 dropped, with its times. The next rule is tried on the winner.
 
+Then XLA may leave the sums of matmuls in one piece: Note [Sums in one piece]. That is an option of
+its own, so the matmuls that it changes are measured in their places as well.
+
 Last, small kernels are merged: Note [Merged loops]. XLA's programs stay as they are for that, so
 nothing is compiled again, and the merged graph has to give the same bits.
 
@@ -28,12 +31,14 @@ from tracegraph.ir.origins import locate_origin
 from tracegraph.kernel_caching.cached_choice import add_choice, find_choice
 from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot
 from tracegraph.lowering.compiled_region import CompiledRegion
+from tracegraph.lowering.tuning import KEEP_SUMS, UNTUNED, Tuning
 from tracegraph.passes.pipeline import PassReport, Rewritten
 from tracegraph.replacements.match import OLDEST, Machine, Match, Rule, find_machine
-from tracegraph.replacements.place_errors import PlaceError, measure_places
+from tracegraph.replacements.place_errors import PlaceError, measure_options, measure_places
 from tracegraph.replacements.report import Replacement
 from tracegraph.replacements.rules import RULES, open_graph
 from tracegraph.replacements.splice import splice_matches
+from tracegraph.replacements.split_sums import find_split_sums
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import (
     CudaError,
@@ -51,6 +56,7 @@ from tracegraph.verification.whole_times import time_in_turns
 # Two measurements of one thing differ by less.
 MARGIN = 0.98
 MERGED = "small kernels merged"
+KEPT_SUMS = "sums of matmuls in one piece"
 NOT_FASTER = "it is not faster here"
 NO_MEMORY = "no memory is left to time it"
 
@@ -62,12 +68,14 @@ class Variant:
     Attributes:
         first: what it was lowered from.
         lowered: the lowering.
+        tuning: that it was lowered with.
         slot: its place in the kernel cache, if it has one.
         cached: what was there.
     """
 
     first: FirstTrace = dataclasses.field(repr=False)
     lowered: LoweredCapture
+    tuning: Tuning
     slot: CacheSlot | None
     cached: CachedLowering | None
 
@@ -78,12 +86,12 @@ class Chosen:
 
     Attributes:
         first: the function, with what was replaced.
-        merges: True if small kernels are merged.
+        tuning: how it is lowered.
         replacements: what became of each rule.
     """
 
     first: FirstTrace
-    merges: bool
+    tuning: Tuning
     replacements: tuple[Replacement, ...]
 
 
@@ -94,10 +102,10 @@ class Lower(Protocol):
         self,
         first: FirstTrace,
         *,
-        merges: bool = False,
+        tuning: Tuning = UNTUNED,
         compiled: Sequence[CompiledRegion] = (),
     ) -> Variant:
-        """Returns the variant of a function, with small kernels merged or not."""
+        """Returns the variant of a function."""
         ...
 
 
@@ -125,8 +133,13 @@ def find_chosen(
         found = rule.find(first.checked.graph, machine)
         matches = [found[number] for number in used[rule.name].matches]
         first = _replace(first, rule, matches)
-    merges = any(each.rule == MERGED and each.is_used for each in choice.replacements)
-    return Chosen(first, merges, choice.replacements)
+    return Chosen(first, find_tuning(choice.replacements), choice.replacements)
+
+
+def find_tuning(replacements: Sequence[Replacement]) -> Tuning:
+    """Returns how a program was made of which these are the replacements."""
+    used = {each.rule for each in replacements if each.is_used}
+    return Tuning(merges=MERGED in used, keeps_sums=KEPT_SUMS in used)
 
 
 def choose_variant(
@@ -147,7 +160,8 @@ def choose_variant(
         if not found:
             replacements += _find_missed(rule, opened, machine)
             continue
-        exact, dropped = _measure(prepared, opened, current.lowered.device, rule, found)
+        measure = functools.partial(measure_places, opened.checked.graph)
+        exact, dropped = _measure(prepared, current.lowered.device, measure, rule.name, found)
         replacements += dropped
         if not exact:
             continue
@@ -158,6 +172,8 @@ def choose_variant(
         current, what = _choose_faster(prepared, current, candidate, what, is_exact=False)
         replacements.append(what)
         opened = replaced if what.is_used else opened
+    current, kept = _try_keeping_sums(prepared, opened, current, lower)
+    replacements += kept
     current, merged = _try_merging(prepared, current, lower)
     replacements += merged
     if slot is not None and replacements:
@@ -176,27 +192,50 @@ def _find_missed(rule: Rule, first: FirstTrace, machine: Machine | None) -> list
 
 
 def _measure(
-    prepared: PreparedCall, first: FirstTrace, device: Device, rule: Rule, found: Sequence[Match]
+    prepared: PreparedCall,
+    device: Device,
+    measure: Callable[[Sequence[Match], Sequence[Any]], Sequence[PlaceError]],
+    name: str,
+    found: Sequence[Match],
 ) -> tuple[dict[int, Match], list[Replacement]]:
     """Returns the matches that are exact enough, by number, and a report for each other one."""
-    graph = first.checked.graph
     arguments = [to_plain(leaf) for leaf in prepared.leaves]
     try:
         with jax.default_device(device.jax_device):
-            errors = measure_places(graph, found, arguments)
+            errors = measure(found, arguments)
     except (UnsupportedError, CudaError) as error:
-        return {}, [Replacement(rule.name, (), _locate(found), f"{error.what}; {error.fix}")]
+        return {}, [Replacement(name, (), _locate(found), f"{error.what}; {error.fix}")]
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return {}, [Replacement(rule.name, (), _locate(found), NO_MEMORY)]
+        return {}, [Replacement(name, (), _locate(found), NO_MEMORY)]
     exact = {number: found[number] for number, error in enumerate(errors) if error.is_allowed}
     dropped = [
-        Replacement(rule.name, (number,), _locate([found[number]]), _describe(error))
+        Replacement(name, (number,), _locate([found[number]]), _describe(error))
         for number, error in enumerate(errors)
         if not error.is_allowed
     ]
     return exact, dropped
+
+
+def _try_keeping_sums(
+    prepared: PreparedCall, opened: FirstTrace, current: Variant, lower: Lower
+) -> tuple[Variant, list[Replacement]]:
+    """Returns the faster one of a variant and the same without sums that XLA splits."""
+    graph, definition = opened.checked.graph, current.lowered.lowered.definition
+    found = find_split_sums(graph, definition)
+    if not found:
+        return current, []
+    measure = functools.partial(measure_options, graph, options=dict([KEEP_SUMS]))
+    exact, dropped = _measure(prepared, current.lowered.device, measure, KEPT_SUMS, found)
+    if len(exact) < len(found):
+        # The option is for all of them.
+        return current, dropped
+    what = Replacement(KEPT_SUMS, (), _locate(found))
+    tuning = dataclasses.replace(current.tuning, keeps_sums=True)
+    candidate = functools.partial(lower, current.first, tuning=tuning)
+    chosen, what = _choose_faster(prepared, current, candidate, what, is_exact=False)
+    return chosen, [what]
 
 
 def _try_merging(
@@ -208,7 +247,8 @@ def _try_merging(
     # What came from a file has no executables.
     compiled = () if current.cached is not None else current.lowered.lowered.regions
     try:
-        candidate = lower(current.first, merges=True, compiled=compiled)
+        tuning = dataclasses.replace(current.tuning, merges=True)
+        candidate = lower(current.first, tuning=tuning, compiled=compiled)
     except (UnsupportedError, CudaError) as error:
         return current, [Replacement(MERGED, (), ("any",), f"{error.what}; {error.fix}")]
     before, after = (_count_nodes(each) for each in (current, candidate))

@@ -44,6 +44,7 @@ from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.overlap import Overlap
+from tracegraph.lowering.tuning import UNTUNED, Tuning
 from tracegraph.replacements.match import find_machine
 from tracegraph.replacements.report import Replacement
 from tracegraph.replaying.captured_graph import CapturedGraph
@@ -220,12 +221,12 @@ class CapturePipeline:
         if not takes_replacements(first.checked):
             return self._lower_variant(first)
         machine = find_machine(self._device)
-        chosen = find_chosen(first, self._find_slot(first), machine)
+        chosen = find_chosen(first, self._find_slot(first, UNTUNED), machine)
         if chosen is not None:
             self._progress.enter("check")
             self.finish_checks(first)
             self._replacements = chosen.replacements
-            return self._lower_variant(chosen.first, is_checked=True, merges=chosen.merges)
+            return self._lower_variant(chosen.first, is_checked=True, tuning=chosen.tuning)
         variant = self._lower_variant(first)
         # The device may have more that no graph holds.
         if not self._may_time or not takes_replacements(variant.lowered.checked):
@@ -240,22 +241,23 @@ class CapturePipeline:
         first: FirstTrace,
         *,
         is_checked: bool = False,
-        merges: bool = False,
+        tuning: Tuning = UNTUNED,
         compiled: Sequence[CompiledRegion] = (),
     ) -> Variant:
         """Lowers a function, or one with ops replaced, which was checked before that."""
         finish = (
             first.rewritten.verify if is_checked else functools.partial(self.finish_checks, first)
         )
-        slot = self._find_slot(first, merges=merges)
-        cached = self._find_cached(first, slot)
+        slot = self._find_slot(first, tuning)
+        cached = self._find_cached(first, slot, tuning)
         if cached is not None:
             self._progress.enter("check")
             finish()
-            return Variant(first, self._make_lowered(first.checked, cached.lowered), slot, cached)
+            lowered = self._make_lowered(first.checked, cached.lowered)
+            return Variant(first, lowered, tuning, slot, cached)
         preparations = list_preparations(self._device, self._prepared.options, first.checked.graph)
         overlap = Overlap("check", finish, preparations)
-        compiler = Compiler(self._device, self._progress, overlap, merges=merges, compiled=compiled)
+        compiler = Compiler(self._device, self._progress, overlap, tuning=tuning, compiled=compiled)
         self._progress.enter("lower")
         try:
             checked, lowered = lower_checked(
@@ -269,14 +271,14 @@ class CapturePipeline:
                 raise
             raise translated from error
         compiler.finish_overlap()
-        return Variant(first, self._make_lowered(checked, lowered), slot, None)
+        return Variant(first, self._make_lowered(checked, lowered), tuning, slot, None)
 
     def _make_lowered(self, checked: CheckedGraph, lowered: Lowered) -> LoweredCapture:
         return LoweredCapture(
             self._prepared, checked, lowered, self._device, self._pool, self._outer
         )
 
-    def _find_slot(self, first: FirstTrace, *, merges: bool = False) -> CacheSlot | None:
+    def _find_slot(self, first: FirstTrace, tuning: Tuning) -> CacheSlot | None:
         graph = first.checked.graph
         return find_slot(
             self._prepared,
@@ -284,10 +286,12 @@ class CapturePipeline:
             find_embedded(graph),
             self._device,
             shares_arguments=self.shares_arguments,
-            merges=merges,
+            tuning=tuning,
         )
 
-    def _find_cached(self, first: FirstTrace, slot: CacheSlot | None) -> CachedLowering | None:
+    def _find_cached(
+        self, first: FirstTrace, slot: CacheSlot | None, tuning: Tuning
+    ) -> CachedLowering | None:
         """Returns the lowering that the kernel cache has, see Note [Kernel cache]."""
         if slot is None:
             return None
@@ -298,6 +302,7 @@ class CapturePipeline:
             first,
             self._device,
             shares_arguments=self.shares_arguments,
+            tuning=tuning,
         )
         cached = slot.find(self._device, compile_regions)
         if cached is not None:

@@ -30,6 +30,7 @@ from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.late_executable import LateExecutable, LateRegions
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.saved_lowering import SaveProblem, decode_lowered, encode_lowered
+from tracegraph.lowering.tuning import Tuning
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import (
     read_check_replay,
@@ -108,7 +109,7 @@ def find_slot(
     device: Device,
     *,
     shares_arguments: bool,
-    merges: bool = False,
+    tuning: Tuning,
 ) -> CacheSlot | None:
     """Returns the place of a program in the cache; None where it has none, or the cache is off.
 
@@ -120,13 +121,13 @@ def find_slot(
         embedded: those of its constants that are part of XLA's program.
         device: that it is lowered for.
         shares_arguments: see `share_arguments`.
-        merges: see `Compiler`.
+        tuning: how it is lowered.
     """
     store = find_usable_store()
     if store is None or not prepared.options.verify or read_check_replay():
         return None
     surroundings = describe_surroundings(
-        prepared, device, shares_arguments=shares_arguments, merges=merges
+        prepared, device, shares_arguments=shares_arguments, tuning=tuning
     )
     try:
         return CacheSlot(store, make_key(graph, embedded, surroundings))

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from tracegraph.lowering.tuning import Tuning
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.jax_interop import describe_xla_flags, is_default_device
 from tracegraph.runtime.own_folders import OWN_FOLDERS
@@ -74,7 +75,7 @@ _PACKAGES = (
 
 
 def describe_surroundings(
-    prepared: PreparedCall, device: Device, *, shares_arguments: bool, merges: bool = False
+    prepared: PreparedCall, device: Device, *, shares_arguments: bool, tuning: Tuning
 ) -> dict[str, Any]:
     """Returns what lowering a call's program depends on, by name, as plain values.
 
@@ -82,7 +83,7 @@ def describe_surroundings(
         prepared: the call.
         device: that it is lowered for.
         shares_arguments: see `share_arguments`.
-        merges: see `Compiler`.
+        tuning: how it is lowered.
     """
     options = {name: getattr(prepared.options, name) for name in _OPTIONS}
     return {
@@ -94,7 +95,7 @@ def describe_surroundings(
             for name, value in os.environ.items()
             if name.startswith(_VARIABLES) and not name.startswith(_UNRELATED)
         },
-        "form": (device.takes_kernels, device.updates_in_place, shares_arguments, merges),
+        "form": (device.takes_kernels, device.updates_in_place, shares_arguments, repr(tuning)),
         "options": options,
         # The names of mapped axes are an object without a text; a captured call is in no map.
         "settings": _ADDRESS.sub("", repr(prepared.signature.settings)),

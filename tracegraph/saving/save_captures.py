@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracegraph.capturing.capture_lowering import lower_lifted
-from tracegraph.capturing.fastest_variant import MERGED
+from tracegraph.capturing.fastest_variant import find_tuning
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.partition import find_embedded
 from tracegraph.capturing.pipeline import Capture
@@ -229,8 +229,7 @@ def _leave_out(
     embedded = find_embedded(recipe.checked.graph)
     if not any(each in embedded for each in lifted):
         return recipe, capture.verification
-    merges = any(each.rule == MERGED and each.is_used for each in capture.replacements)
-    lowered = lower_lifted(recipe, lifted, merges=merges)
+    lowered = lower_lifted(recipe, lifted, find_tuning(capture.replacements))
     return dataclasses.replace(recipe, lowered=lowered), None
 
 

@@ -16,12 +16,15 @@ from tests.processes import run_python
 from tracegraph.kernel_caching import cached_lowering, surroundings
 from tracegraph.kernel_caching.program_key import make_key
 from tracegraph.kernel_caching.surroundings import describe_surroundings
+from tracegraph.lowering.tuning import Tuning
 from tracegraph.runtime.jax_interop import describe_xla_flags
 
 
 def describe(**options: Any) -> dict[str, Any]:
     lowered = tg.capture(lambda x: x + 1, **options).lower(jnp.ones(3))
-    return describe_surroundings(lowered.prepared, lowered.device, shares_arguments=False)
+    return describe_surroundings(
+        lowered.prepared, lowered.device, shares_arguments=False, tuning=Tuning()
+    )
 
 
 def find_key(**options: Any) -> str:
@@ -79,6 +82,7 @@ FAST = "--xla_cpu_enable_fast_math=true"
 SHOW_FLAGS = f"""
 import os
 import jax
+from tracegraph.lowering.tuning import Tuning
 from tracegraph.runtime.jax_interop import describe_xla_flags
 
 jax.devices()
