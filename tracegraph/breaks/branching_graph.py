@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tracegraph.breaks.node import MAX_PARTS, Node, Read
+from tracegraph.breaks.ahead import LoadedParts, begin_read, drop_parts, load_parts
+from tracegraph.breaks.node import MAX_PARTS, LoadedPart, Node, Read
 from tracegraph.breaks.reads import has_few_values, make_key, read_value
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.kept_graph import KeptGraph, restore_graphs
@@ -218,23 +219,52 @@ class BranchingGraph:
         levels: list[Sequence[Any]] = [call.leaves]
         reads: list[Any] = []
         nodes: list[Node] = []
+        loaded: LoadedParts = {}
         node = self.root
-        while node is not None:
-            nodes.append(node)
-            if node.read is None:
-                result = self.run_last(node, levels, call)
-                self.show_probes(nodes)
-                return result
-            levels.append(node.part.run(levels) if node.part is not None else ())
-            reads.append(fetch(levels, node.read))
-            node = self.find_branch(node, make_key(reads[-1]))
+        try:
+            while node is not None:
+                nodes.append(node)
+                ready = loaded.pop(node, None)
+                if node.read is None:
+                    result = self.run_last(node, levels, call, ready)
+                    self.show_probes(nodes)
+                    return result
+                part = node.part
+                levels.append(part.run(levels, (), ready) if part is not None else ())
+                value = begin_read(levels, node.read)
+                if value is not None:
+                    drop_parts(loaded)
+                    loaded = load_parts(self._rank_branches(node), levels, call.donated, value)
+                reads.append(fetch(levels, node.read))
+                node = self.find_branch(node, make_key(reads[-1]))
+        finally:
+            drop_parts(loaded)
         return self._run_path(self, call, levels, reads)
 
-    def run_last(self, node: Node, levels: Sequence[Sequence[Any]], call: Call) -> Any:
-        """Replays the part that the function ends with; returns what the function returns."""
+    def run_last(
+        self,
+        node: Node,
+        levels: Sequence[Sequence[Any]],
+        call: Call,
+        loaded: LoadedPart | None = None,
+    ) -> Any:
+        """Replays the part that the function ends with; returns what the function returns.
+
+        Args:
+            node: with that part.
+            levels: the values so far.
+            call: the arguments.
+            loaded: what the part was loaded with, if it was.
+        """
         if node.part is None:
             return node.out_tree.unflatten(())
-        return node.part.run(levels, call.donated)
+        return node.part.run(levels, call.donated, loaded)
+
+    def _rank_branches(self, node: Node) -> list[Node]:
+        """Returns what has followed a read, the most frequent first."""
+        with self.lock:
+            keys = sorted(node.hits, key=lambda key: node.hits[key], reverse=True)
+            return [node.branches[key] for key in keys]
 
     def find_branch(self, node: Node, key: Hashable) -> Node | None:
         """Returns what follows a read; None if that is not captured."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
@@ -26,6 +26,18 @@ _MAX_SEEN = 64
 
 # Where a value is: 0 for the leaves of the arguments, then one level per part; and its place there.
 Source: TypeAlias = tuple[int, int]
+
+
+class LoadedPart(NamedTuple):
+    """A part that was loaded ahead of its call.
+
+    Attributes:
+        graph: that is loaded.
+        args: with which; the very tuple that it is to be called with.
+    """
+
+    graph: CapturedGraph
+    args: tuple[Any, ...]
 
 
 class Part:
@@ -64,27 +76,54 @@ class Part:
         """
         return self._call if self.kept is None else self.kept.find()
 
-    def run(self, levels: Sequence[Sequence[Any]], donated: Sequence[Any] = ()) -> Any:
+    def load(self, levels: Sequence[Sequence[Any]], donated: Sequence[Any]) -> LoadedPart | None:
+        """Loads the part ahead of its call, if it can; returns what `run` takes.
+
+        Args:
+            levels: the values so far.
+            donated: the trees of the donated arguments, for the last part.
+        """
+        graph = self.find()
+        # Others do more at a call than to launch.
+        if type(graph) is not CapturedGraph:
+            return None
+        args = self._gather(levels, donated)
+        return LoadedPart(graph, args) if graph.load_ahead(args) else None
+
+    def run(
+        self,
+        levels: Sequence[Sequence[Any]],
+        donated: Sequence[Any] = (),
+        loaded: LoadedPart | None = None,
+    ) -> Any:
         """Replays the part.
 
         Args:
             levels: the values so far.
             donated: the trees of the donated arguments, for the last part.
+            loaded: what `load` returned for the same.
 
         Raises:
             InvalidFloatError: with ``debug_nans=True``, a result has a NaN or an infinity.
         """
         graph = self.find()
-        values = [levels[level][place] for level, place in self.inputs]
+        if loaded is not None and loaded.graph is graph:
+            args = loaded.args
+        else:
+            # It may have been released meanwhile.
+            args = self._gather(levels, donated)
         try:
-            result = graph.try_call((*values, *donated), {}, True)
+            result = graph.try_call(args, {}, True)
         except InvalidResultsSignal as signal:
             # The part's own inputs: the call's are those of the first part only.
-            leaves = jax.tree_util.tree_leaves((values, donated))
+            leaves = jax.tree_util.tree_leaves(args)
             raise make_invalid_error(signal, leaves, graph.names) from None
         if result is MISS:
             raise make_refusal_error(graph.name)
         return result
+
+    def _gather(self, levels: Sequence[Sequence[Any]], donated: Sequence[Any]) -> tuple[Any, ...]:
+        return (*[levels[level][place] for level, place in self.inputs], *donated)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tracegraph.replaying.argument_order import ArgumentOrder
 from tracegraph.replaying.argument_slots import LeafSlot, Slot, StaticSlot, TreeSlot, is_consumable
 from tracegraph.replaying.graph_results import build_results
 from tracegraph.replaying.lent_state import LentState, Updates
+from tracegraph.replaying.loaded_ahead import LoadedAhead
 from tracegraph.replaying.private_copies import copy_together, wait_for_arguments
 from tracegraph.replaying.probe_values import ProbeValues
 from tracegraph.runtime.array import Array
@@ -60,6 +61,7 @@ class ReplayableGraph:
         "_lock_free_reads",
         "_pending",
         "_rotation",
+        "ahead",
         "call",
         "constants",
         "lock",
@@ -91,7 +93,7 @@ class ReplayableGraph:
         # Results that may need settling.
         self._pending = replay.pending
         self._launch_stages = replay.launch_stages
-        self._donated, self._lent = call.donated, LentState()
+        self._donated, self._lent, self.ahead = call.donated, LentState(), LoadedAhead()
         inputs = replay.definition.inputs
         named = zip(inputs, call.names, strict=False)
         self._donations = {buffer: Donation(self.name, argument) for buffer, argument in named}
@@ -167,7 +169,8 @@ class ReplayableGraph:
                 try:
                     if self._pending:
                         self.replay.settle()
-                    for index, known, write, collect in self._collectors:
+                    is_loaded = self.ahead.args is not None and self.ahead.take(args, generation)
+                    for index, known, write, collect in () if is_loaded else self._collectors:
                         value = args[index]
                         if type(value) is ArrayImpl and id(value.aval) in known:
                             write(value)
@@ -194,6 +197,31 @@ class ReplayableGraph:
                 return MISS
             wait_for_arguments(args)
             copies = copy_together(value for _, value in updates if isinstance(value, Array))
+
+    def load_ahead(self, args: tuple[Any, ...]) -> bool:
+        """Takes the arguments of a call that may follow; True if `try_call` need not load them.
+
+        It has to be given the very same tuple, see `LoadedAhead`.
+        """
+        if self.replay.waits or len(args) != self._arity:
+            return False
+        updates: Updates = []
+        with self.lock:
+            generation = self._clock.generation
+            try:
+                if self._pending:
+                    self.replay.settle()
+                is_loaded = all(
+                    collect(args[index], updates) for index, _, _, collect in self._collectors
+                )
+            except BaseException as error:
+                if self._recover(error, args, generation, is_launching=False):
+                    # The call itself says what is wrong with them.
+                    return False
+                raise
+            if is_loaded and not updates:
+                self.ahead.keep(args, generation)
+            return is_loaded and not updates
 
     def respell(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -328,6 +356,7 @@ class ReplayableGraph:
         )
 
     def _forget(self) -> None:
+        self.ahead.args = None
         for slot in self.order.slots:
             slot.forget()
 
