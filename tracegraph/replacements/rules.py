@@ -9,12 +9,14 @@ from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.attention.rule import CachedAttention
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.match import Rule
+from tracegraph.replacements.matmul_updates import MatmulUpdates
 from tracegraph.replacements.row_scatters import RowScatters
 from tracegraph.replacements.scatter_sums import ScatterSums
 
 RULES: tuple[Rule, ...] = (
     RowScatters(),
     ScatterSums(),
+    MatmulUpdates(),
     FewRowMatmuls(),
     # Gains most between kernels of ours: all that it waits for is the queries.
     CachedAttention(),
