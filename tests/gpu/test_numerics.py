@@ -130,7 +130,7 @@ def test_an_update_of_weights_is_added_by_the_matmul() -> None:
 
     x, gradient, weights = (
         jax.random.normal(jax.random.key(seed), shape)
-        for seed, shape in enumerate([(640, 1024), (640, 512), (1024, 512)])
+        for seed, shape in enumerate([(640, 4096), (640, 2048), (4096, 2048)])
     )
     right = np.asarray(weights, np.float64)
     right = right - 0.1 * np.asarray(x, np.float64).T @ np.asarray(gradient, np.float64)
