@@ -108,6 +108,19 @@ def test_another_process_keeps_sums_without_a_trial(
     assert tunings == [False, True]
 
 
+def test_parts_between_reads_are_tried_and_listed() -> None:
+    def branch(x: Any) -> Any:
+        hidden = jnp.dot(x, x)
+        return hidden @ x if hidden.sum() > 0 else hidden
+
+    captured: Any = tg.capture(branch, mode="partial", numerics="equivalent")
+    for _ in range(2):
+        assert_same(captured(X), branch(X))
+    lines = [line.strip() for line in captured.explain(X).splitlines() if NAME in line]
+    assert len(lines) == 2
+    assert all(line.startswith(f"{NAME}: used; 20 µs without") for line in lines)
+
+
 def test_a_saved_function_keeps_its_sums(tmp_path: Any, tunings: list[bool]) -> None:
     weights = np.asarray(X) + 1
     captured: Any = tg.capture(lambda x: jnp.dot(x, x) + weights, numerics="equivalent")

@@ -50,12 +50,13 @@ class Part:
     Attributes:
         checked: the traced graph.
         inputs: the same.
+        replacements: what became of ops that something faster can compute.
         kept: its graph; None where a call takes its place, which has no memory to give back.
     """
 
     def __init__(self, capture: Capture, inputs: tuple[Source, ...]) -> None:
         self.checked: CheckedGraph = capture.graph.checked
-        self.inputs = inputs
+        self.inputs, self.replacements = inputs, capture.replacements
         self.kept: KeptGraph | None = None
         self._call: Any = None
         if isinstance(capture.graph, CapturedGraph) and capture.recipe is not None:

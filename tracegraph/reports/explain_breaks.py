@@ -17,6 +17,7 @@ from tracegraph.reports.summary import (
     describe_times,
     limit_lines,
     list_reasons,
+    list_replacements,
 )
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import CheckedGraph
@@ -58,6 +59,10 @@ def explain_breaks(
         *limit_lines(breaks, _MAX_BREAKS, "break"),
         *limit_lines(list_reasons(eager.values()), 3, "reason"),
         "calls run these graphs, with Python's decisions between: jax.jit cannot run the function",
+        *list_replacements(
+            prepared.options,
+            [each for node in nodes if node.part is not None for each in node.part.replacements],
+        ),
         f"pool: {graph.pool.count_bytes():,} bytes, shared by all of them",
         f"capture: {describe_times(kept.seconds)}",
         f"verification: {kept.verification.skipped}",

@@ -23,6 +23,8 @@ from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.short_names import shorten, shorten_names
 from tracegraph.lowering.request import Role
 from tracegraph.lowering.workspaces import measure_workspaces
+from tracegraph.options import Options
+from tracegraph.replacements.report import Replacement
 from tracegraph.reports.differences import print_value
 from tracegraph.reports.explain_gpu import (
     count_nodes,
@@ -79,7 +81,10 @@ def summarise(explained: Explained) -> str:
         *_list_cuts(checked, lowered),
         *_list_probes(checked),
         *_list_comparison(explained),
-        *_list_replacements(explained),
+        *list_replacements(
+            explained.prepared.options,
+            None if explained.kept is None else explained.kept.replacements,
+        ),
         f"nodes: {count_nodes(lowered)}",
         *list_turns(lowered),
         *_list_roles(lowered),
@@ -193,16 +198,15 @@ def _list_comparison(explained: Explained) -> list[str]:
     return ["calls run as the faster one of the graph and jax.jit, timed at the first call"]
 
 
-def _list_replacements(explained: Explained) -> list[str]:
-    """Returns what became of ops that something faster can compute."""
-    kept = explained.kept
-    if explained.prepared.options.numerics == "xla":
+def list_replacements(options: Options, replacements: Sequence[Replacement] | None) -> list[str]:
+    """Returns what became of ops that something faster can compute; None before the capture."""
+    if options.numerics == "xla":
         return []
-    if kept is None:
+    if replacements is None:
         return ["replaced: what is faster, timed at the first call"]
-    if not kept.replacements:
+    if not replacements:
         return ["replaced: nothing"]
-    lines = [str(each) for each in kept.replacements]
+    lines = [str(each) for each in replacements]
     return ["replaced:", *limit_lines(lines, MAX_REASONS, "replacement")]
 
 
