@@ -346,7 +346,9 @@ def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
         partitions=compiler.partitions,
         has_choices=compiler.target.target.has_choices,
     )
-    program = limit_workspaces(program, read_cublas_workspace_bytes())
+    program = limit_workspaces(
+        program, compiler.target.find_workspace_bytes, read_cublas_workspace_bytes()
+    )
     compile_kernel = compiler.target.compile_kernel
     if compile_kernel is None:
         return program

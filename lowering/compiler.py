@@ -19,6 +19,7 @@ from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.jax_interop import carry_settings, is_default_device, keep_code
 from tracegraph.runtime.library_calls import LibraryCall
+from tracegraph.runtime.library_nodes import MatmulNode
 
 
 class CompileTarget(Protocol):
@@ -54,6 +55,10 @@ class CompileTarget(Protocol):
 
     def plan_library_call(self, call: LibraryCall) -> int:
         """Returns how many bytes of workspace a call of a library of NVIDIA needs."""
+        ...
+
+    def find_workspace_bytes(self, node: MatmulNode) -> int | None:
+        """Returns how many bytes of its workspace a matmul needs; None where nothing says it."""
         ...
 
     @property

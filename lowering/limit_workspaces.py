@@ -1,46 +1,57 @@
-"""Limit the workspace that a program's matmuls hold to what the user permits.
+"""Limit the workspace that a program's matmuls hold to what they need.
 
-XLA gives each matmul of cublasLt a workspace of a size of its own choice. What
-``CUBLAS_WORKSPACE_CONFIG`` does not permit is never used, so nothing is planned for it.
+Note [Workspaces of matmuls]
+XLA gives each matmul of cublasLt a workspace of up to 32 MB, all at the same place. Most algorithms
+need none, and a matmul with a workspace cannot run beside another one at that place. So cublasLt is
+asked what the algorithm that XLA chose needs, and only that is planned. Where it cannot be asked,
+what ``CUBLAS_WORKSPACE_CONFIG`` does not permit is still never used, and nothing is planned for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
 from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.runtime.library_nodes import MatmulNode
 from tracegraph.runtime.nodes import BufferUse
 
+# Returns what a matmul needs; None where nothing says it.
+FindBytes: TypeAlias = Callable[[MatmulNode], int | None]
 
-def limit_workspaces(program: XlaProgram, permitted_bytes: int | None) -> XlaProgram:
-    """Returns the program with each workspace cut down to the permitted size.
+
+def limit_workspaces(
+    program: XlaProgram, find_bytes: FindBytes, permitted_bytes: int | None
+) -> XlaProgram:
+    """Returns the program with each workspace cut down, see Note [Workspaces of matmuls].
 
     Args:
         program: over XLA's allocations, which keep their sizes.
-        permitted_bytes: the most that one matmul may use; None for no limit.
+        find_bytes: see `FindBytes`.
+        permitted_bytes: the most that a matmul may use of which that is not known; None for no
+            limit.
     """
-    if permitted_bytes is None:
-        return program
-    steps = tuple(_limit_step(step, permitted_bytes) for step in program.steps)
-    return dataclasses.replace(program, steps=steps)
+
+    def limit(step: GraphStep) -> GraphStep:
+        if isinstance(step, ConditionalStep):
+            bodies = tuple(tuple(map(limit, body)) for body in step.bodies)
+            return dataclasses.replace(step, bodies=bodies)
+        if not isinstance(step.node, MatmulNode):
+            return step
+        needed_bytes = find_bytes(step.node)
+        limit_bytes = permitted_bytes if needed_bytes is None else needed_bytes
+        return _limit_step(step, step.node, limit_bytes)
+
+    return dataclasses.replace(program, steps=tuple(map(limit, program.steps)))
 
 
-def _limit_step(step: GraphStep, permitted_bytes: int) -> GraphStep:
-    if isinstance(step, ConditionalStep):
-        bodies = tuple(tuple(_limit_step(s, permitted_bytes) for s in b) for b in step.bodies)
-        return dataclasses.replace(step, bodies=bodies)
-    return _limit_node(step, permitted_bytes)
-
-
-def _limit_node(step: DeviceStep, permitted_bytes: int) -> DeviceStep:
-    if not isinstance(step.node, MatmulNode):
+def _limit_step(step: DeviceStep, matmul: MatmulNode, limit_bytes: int | None) -> DeviceStep:
+    workspace = dict(matmul.operands).get("workspace")
+    if workspace is None or limit_bytes is None or workspace.nbytes <= limit_bytes:
         return step
-    workspace = dict(step.node.operands).get("workspace")
-    if workspace is None or workspace.nbytes <= permitted_bytes:
-        return step
-    limited = workspace._replace(nbytes=permitted_bytes)
+    limited = workspace._replace(nbytes=limit_bytes)
 
     def relocate(use: BufferUse) -> BufferUse:
         return limited if use == workspace else use

@@ -21,6 +21,7 @@ from tracegraph.runtime.graph import (
     ReplayClock,
 )
 from tracegraph.runtime.library_calls import LibraryCall
+from tracegraph.runtime.library_nodes import MatmulNode
 from tracegraph.runtime.live_buffers import InputWriter
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
@@ -229,6 +230,14 @@ class Device(ReplayDevice, Protocol):
         Raises:
             UnsupportedError: the library's bindings are missing.
             CudaError: the library cannot do it.
+        """
+        ...
+
+    def find_workspace_bytes(self, node: MatmulNode) -> int | None:
+        """Returns how many bytes of its workspace a matmul needs; None where nothing says it.
+
+        Raises:
+            CudaError: cublasLt has no algorithm for it.
         """
         ...
 

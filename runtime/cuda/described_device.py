@@ -25,6 +25,7 @@ from tracegraph.runtime.errors import ConfigError, UnsupportedError
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.library_calls import LibraryCall, Transform
+from tracegraph.runtime.library_nodes import MatmulNode
 
 # JAX takes the text of a target since then.
 OLDEST_JAX = (0, 11)
@@ -71,6 +72,9 @@ class DescribedGpu:
         """Returns why a call of a library cannot be in a graph that is compiled here."""
         what = f"the handler {call.target}" if isinstance(call, FfiCall) else "cuDNN"
         return f"calls {what}, which only a GPU can try"
+
+    def find_workspace_bytes(self, node: MatmulNode) -> None:
+        """Returns None: only cublasLt on a GPU says it."""
 
     def plan_library_call(self, call: LibraryCall) -> int:
         """Returns how many bytes of workspace a call of a library of NVIDIA needs.

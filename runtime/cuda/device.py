@@ -43,6 +43,7 @@ from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.environment import check_dispatch, read_launch_blocking
+from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
     MAX_PATCHED_NODES,
@@ -278,6 +279,12 @@ class CudaDevice:
         # As "9.0".
         capability = getattr(self.jax_device, "compute_capability", "0.0")
         return count_workspace_bytes(call, int(capability.partition(".")[0]))
+
+    def find_workspace_bytes(self, node: MatmulNode) -> int | None:
+        """Returns how many bytes of its workspace a matmul needs; see `Device`."""
+        # Where bindings are missing, the graph's instantiation says so.
+        with contextlib.suppress(UnsupportedError), self.context.order.use_context():
+            return self._libraries[MatmulNode.kind].find_workspace_bytes(node)
 
     def preload_libraries(self) -> None:
         """Loads what matmuls may need, so that no graph has to wait for it."""

@@ -35,6 +35,7 @@ from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.host.properties import read_target
 from tracegraph.runtime.jax_interop import make_aval, to_immutable
 from tracegraph.runtime.library_calls import LibraryCall
+from tracegraph.runtime.library_nodes import MatmulNode
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.pinned.host_pages import PlainPages
@@ -116,6 +117,9 @@ class HostDevice:
             where="plan_library_call",
             why="only programs for a GPU are taken apart into calls of libraries",
         )
+
+    def find_workspace_bytes(self, node: MatmulNode) -> None:
+        """Returns None: there is no cublasLt on the host."""
 
     def prepare_arena(self, size: ArenaSize) -> None:
         """Has nothing to prepare: memory comes from the system at once."""

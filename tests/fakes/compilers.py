@@ -14,6 +14,7 @@ from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_registration_problem
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.library_calls import LibraryCall
+from tracegraph.runtime.library_nodes import MatmulNode
 
 # A library that is not there plans nothing: made up, and not the same for all.
 WORKSPACE_BYTES = {"fft": 512, "scale": 0, "triangular_solve": 4096}
@@ -40,6 +41,10 @@ class Target:
 
     def plan_library_call(self, call: LibraryCall) -> int:
         return WORKSPACE_BYTES[call.kind]
+
+    def find_workspace_bytes(self, node: MatmulNode) -> int | None:
+        del node
+        return None
 
 
 class NotedPhases(list[tuple[str, str]]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from typing import Any
 
@@ -18,6 +19,7 @@ from tracegraph.lowering.planning.split_temporaries import split_allocations
 from tracegraph.lowering.workspaces import measure_workspaces
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
+from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
 from tracegraph.runtime.nodes import BufferUse
@@ -110,7 +112,7 @@ def test_only_what_is_permitted_is_planned(
     permitted_bytes: int | None, expected: list[int]
 ) -> None:
     program = make_program(4096)
-    limited = limit_workspaces(program, permitted_bytes)
+    limited = limit_workspaces(program, lambda _: None, permitted_bytes)
     assert plan_bytes(limited) == expected
     matmul = next(list_device_steps(limited.steps)).node
     assert isinstance(matmul, MatmulNode)
@@ -121,11 +123,39 @@ def test_only_what_is_permitted_is_planned(
     ]
 
 
+@pytest.mark.parametrize(("needed_bytes", "permitted_bytes"), [(64, None), (0, 4096), (512, 0)])
+def test_what_the_algorithm_needs_comes_before_what_is_permitted(
+    needed_bytes: int, permitted_bytes: int | None
+) -> None:
+    # An algorithm that needs more than is permitted is never chosen.
+    limited = limit_workspaces(make_program(4096), lambda _: needed_bytes, permitted_bytes)
+    assert plan_bytes(limited) == ([needed_bytes] if needed_bytes else [])
+
+
+def test_a_gpu_is_asked_what_the_algorithm_needs(device: CudaOnHost, lt: FakeLt) -> None:
+    matmul = make_matmul("dot", "x x y w")
+    assert device.find_workspace_bytes(matmul) == 4096
+    lt.algorithms = [(0, 0)]
+    other = dataclasses.replace(matmul.matmul, alpha=2.0)
+    assert device.find_workspace_bytes(dataclasses.replace(matmul, matmul=other)) == 0
+    assert list(lt.alive.values()) == ["create"]
+
+
+def test_without_the_bindings_nothing_is_said(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> Any:
+        raise UnsupportedError("nvmath is missing", where="", why="", fix="", anchor="x")
+
+    monkeypatch.setitem(device._libraries, "matmul", CublasLt(load, lambda: MAP))
+    assert device.find_workspace_bytes(make_matmul("dot", "x x y w")) is None
+
+
 def test_the_library_gets_no_more_than_what_was_planned() -> None:
     nvmath = make_nvmath()
     lt: FakeLt = nvmath.bindings.cublasLt
     lt.algorithms = [(2048, 0), (512, 0)]
-    limited = limit_workspaces(make_program(4096), 1024)
+    limited = limit_workspaces(make_program(4096), lambda _: 1024, None)
     matmul = next(list_device_steps(limited.steps)).node
     assert isinstance(matmul, MatmulNode)
     CublasLt(lambda: nvmath, lambda: MAP).enqueue(matmul, lambda use: 4096, 77)

@@ -120,10 +120,19 @@ class CublasLt:
             UnsupportedError: the bindings are missing.
             CudaError: a call failed, or the library is not the one that XLA has loaded.
         """
+        self.find_workspace_bytes(node)
+
+    def find_workspace_bytes(self, node: MatmulNode) -> int:
+        """Returns what the matmul's algorithm needs of the workspace that is planned for it.
+
+        Raises:
+            UnsupportedError: the bindings are missing.
+            CudaError: as for `prepare`.
+        """
         with self._lock, contextlib.ExitStack() as stack:
             self._open()
             descriptors = self._describe(node, stack)
-            self._choose(node, descriptors)
+            return self._choose(node, descriptors).workspace_bytes
 
     def enqueue(self, node: MatmulNode, locate: Locate, stream: int) -> None:
         """Enqueues one matmul, or adds it to the graph that the stream is capturing.
