@@ -12,7 +12,7 @@ import pytest
 
 from tests.gpu.sharing import share_memory
 from tests.paths import GOLDEN
-from tests.shared_programs import share_programs
+from tests.shared_programs import share_contexts, share_programs
 
 # Before anything imports JAX, or asks it for its devices.
 share_programs(os.environ)
@@ -50,6 +50,12 @@ def short_searches(request: pytest.FixtureRequest) -> None:
     tests = [name for name in sys.modules if name.rpartition(".")[2].startswith("test_")]
     own_modules.update(dict.fromkeys(tests, False))
     own_modules[request.module.__name__] = True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_contexts() -> None:
+    """Shares what JAX lowers programs in, see `share_contexts`."""
+    share_contexts()
 
 
 @pytest.fixture(scope="session", autouse=True)

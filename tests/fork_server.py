@@ -21,6 +21,7 @@ from typing import Any
 import jax.numpy  # noqa: F401 - what each copy would import first
 
 import tracegraph  # noqa: F401
+from tests.shared_programs import share_contexts
 
 
 def receive() -> dict[str, Any]:
@@ -62,4 +63,5 @@ def run(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    share_contexts()
     run(receive())

@@ -1,13 +1,19 @@
-"""Compiling is most of what the tests cost: each program once in a run, with few optimizations."""
+"""Compiling is most of what the tests cost: each program once in a run, with few optimizations.
+
+Lowering comes next: one context of MLIR for several programs.
+"""
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import importlib.metadata
 import pathlib
 import shutil
 import tempfile
+import threading
 from collections.abc import MutableMapping
+from typing import Any
 
 # JAX reads these when it is imported.
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
@@ -26,6 +32,8 @@ XLA_FLAGS_OF_JAX_0_10 = (
 )
 # On a GPU most of the time goes to compiling candidates of each matmul and timing them.
 XLA_FLAGS_OF_GPU = "--xla_gpu_per_fusion_autotune_cache_dir="
+# A context keeps types and constants of each program that was lowered in it.
+MAX_CONTEXT_USES = 20
 
 
 def share_programs(environment: MutableMapping[str, str]) -> None:
@@ -42,8 +50,7 @@ def share_programs(environment: MutableMapping[str, str]) -> None:
             environment["XLA_FLAGS"] = f"{XLA_FLAGS_OF_GPU}{_make_folder()}"
         return
     environment.setdefault(UNOPTIMIZED, "1")
-    is_early = importlib.metadata.version("jaxlib").startswith("0.10.")
-    flags = f"{XLA_FLAGS} {XLA_FLAGS_OF_JAX_0_10}" if is_early else XLA_FLAGS
+    flags = f"{XLA_FLAGS} {XLA_FLAGS_OF_JAX_0_10}" if _is_jax_0_10() else XLA_FLAGS
     environment.setdefault("XLA_FLAGS", flags)
     worker = environment.get("PYTEST_XDIST_WORKER")
     if FOLDER not in environment:
@@ -51,6 +58,34 @@ def share_programs(environment: MutableMapping[str, str]) -> None:
         environment.update(KEEP_ALL)
     elif worker and pathlib.Path(environment[FOLDER]).name.startswith(PREFIX):
         environment[FOLDER] = str(pathlib.Path(environment[FOLDER], worker))
+
+
+def share_contexts() -> None:
+    """Lets JAX 0.10 lower several programs in one context of MLIR, as JAX 0.12 does by itself.
+
+    To make and to destroy one for each program is a fifth of what the tests cost.
+    """
+    if not _is_jax_0_10():
+        return
+    mlir = importlib.import_module("jax._src.interpreters.mlir")
+    make, known = mlir.make_ir_context, threading.local()
+    if make.__module__ == __name__:
+        return
+
+    def find_context() -> Any:
+        if mlir.ir.Context.current is not None:
+            # What a rule computes while a program is lowered must not become a part of that.
+            return make()
+        if getattr(known, "uses", MAX_CONTEXT_USES) >= MAX_CONTEXT_USES:
+            known.context, known.uses = make(), 0
+        known.uses += 1
+        return known.context
+
+    mlir.make_ir_context = find_context
+
+
+def _is_jax_0_10() -> bool:
+    return importlib.metadata.version("jaxlib").startswith("0.10.")
 
 
 def _make_folder() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import os
 import pathlib
 import shutil
@@ -78,3 +80,21 @@ def test_candidates_are_shared_where_a_gpu_is(monkeypatch: pytest.MonkeyPatch) -
     share_programs(environment)
     assert environment == before
     pathlib.Path(folder).rmdir()
+
+
+def test_programs_are_lowered_in_few_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlir = importlib.import_module("jax._src.interpreters.mlir")
+    make, made = mlir.JaxIrContext.__init__, []
+
+    def note(context: object, *args: object, **kwargs: object) -> None:
+        made.append(None)
+        make(context, *args, **kwargs)
+
+    monkeypatch.setattr(mlir.JaxIrContext, "__init__", note)
+    texts = {jax.jit(lambda x, n=n: x + n).lower(1.0).as_text() for n in range(60)}
+    assert len(texts) == 60
+    assert 1 <= len(made) <= 20
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        # What is computed while a program is lowered must not become a part of that.
+        with mlir.make_ir_context() as context:
+            assert mlir.make_ir_context() is not context

@@ -51,6 +51,13 @@ PLACES = {
 GRAPHED = ("grad", "value_and_grad", "vjp")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def released():
+    """No memory of the module's own function is left for the tests of other modules."""
+    yield
+    wave.reset()
+
+
 def call_with(context, function):
     with context:
         return function()
