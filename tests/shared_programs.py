@@ -67,7 +67,7 @@ def share_contexts() -> None:
     """
     if not _is_jax_0_10():
         return
-    mlir = importlib.import_module("jax._src.interpreters.mlir")
+    mlir: Any = importlib.import_module("jax._src.interpreters.mlir")
     make, known = mlir.make_ir_context, threading.local()
     if make.__module__ == __name__:
         return
