@@ -196,6 +196,15 @@ def test_a_graph_that_was_released_in_between_is_made_again(
     assert takes[-1]
 
 
+def test_ways_that_were_released_are_not_made_again_for_nothing(trained: Trained) -> None:
+    trained.captured.release()
+    trained.call(UP)
+    parts = [node.part for _, node in trained.captured._latest.list_nodes()]
+    assert sorted(part.kept.peek() is None for part in parts) == [False, False, True]
+    trained.call(DOWN)
+    assert all(part.kept.peek() is not None for part in parts)
+
+
 def test_arguments_that_cannot_be_loaded_are_left_to_the_call(trained: Trained) -> None:
     *_, last = trained.list_graphs()
     x = jnp.array(UP)

@@ -84,7 +84,8 @@ class Part:
             levels: the values so far.
             donated: the trees of the donated arguments, for the last part.
         """
-        graph = self.find()
+        # A call makes no graph again that it may not need.
+        graph = None if self.kept is None else self.kept.peek()
         # Others do more at a call than to launch.
         if type(graph) is not CapturedGraph:
             return None

@@ -37,6 +37,10 @@ class KeptGraph:
         """The traced graph that it was captured from."""
         return self._recipe.checked
 
+    def peek(self) -> CapturedGraph | None:
+        """Returns the graph; None while it is released."""
+        return self._graph
+
     def find(self) -> CapturedGraph:
         """Returns the graph; one that was released is made again, at other addresses.
 
