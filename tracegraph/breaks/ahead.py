@@ -2,12 +2,12 @@
 
 Note [Loading ahead]
 Between a value that Python waits for and the next kernel, the host looks at the arguments of the
-next part and points its graph at them. In the step of `benchmarks/graphed_callables.py` that took 60 of
-the 80 us between the value and the launch, on the clock of an H200's host. Before the value is there the host
-only waits. What may follow is known by then: the parts that followed before. They are loaded, the
-most frequent first, until the value is there, and the one that follows is only launched. What is
-loaded holds no lock. It is loaded again if the graph, or one that shares its state, was called in
-between.
+next part and points its graph at them. In the step of `benchmarks/graphed_callables.py` that took
+60 of the 80 us between the value and the launch, by the clock of an H200's host. Before the value
+is there the host only waits. What may follow is known by then: the parts that followed before. They
+are loaded, the most frequent first, until the value is there, and the one that follows is only
+launched. What is loaded holds no lock. It is loaded again if the graph, or one that shares its
+state, was called in between.
 """
 
 from __future__ import annotations
