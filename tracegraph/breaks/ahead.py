@@ -32,29 +32,33 @@ def begin_read(levels: Sequence[Sequence[Any]], read: Read) -> Array | None:
 
 
 def load_parts(
-    nodes: Sequence[Node], levels: Sequence[Sequence[Any]], donated: Sequence[Any], value: Array
-) -> LoadedParts:
+    loaded: LoadedParts,
+    nodes: Sequence[Node],
+    levels: Sequence[Sequence[Any]],
+    donated: Sequence[Any],
+    value: Array,
+) -> None:
     """Loads the parts that may follow a read, see Note [Loading ahead].
 
     Args:
+        loaded: gets those that could be loaded.
         nodes: that followed before, the most frequent first.
         levels: the values so far.
         donated: the trees of the donated arguments, for a last part.
         value: that is read; once it is there, nothing more is loaded.
     """
-    loaded: LoadedParts = {}
     for node in nodes:
         if value.is_ready():
-            break
+            return
         if node.part is None:
             continue
         part = node.part.load(levels, donated if node.read is None else ())
         if part is not None:
             loaded[node] = part
-    return loaded
 
 
 def drop_parts(loaded: LoadedParts) -> None:
     """Forgets what was loaded and is not called."""
-    for part in loaded.values():
+    while loaded:
+        _, part = loaded.popitem()
         part.graph.ahead.drop(part.args)

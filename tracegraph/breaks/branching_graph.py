@@ -216,29 +216,34 @@ class BranchingGraph:
 
     def _walk(self, call: Call) -> Any:
         """Replays the parts of a call; runs the user's function where the path is not known."""
+        loaded: LoadedParts = {}
+        try:
+            return self._follow(call, loaded)
+        finally:
+            drop_parts(loaded)
+
+    # Not in `_walk`: an interrupt between two turns of a loop passes the handlers around it.
+    def _follow(self, call: Call, loaded: LoadedParts) -> Any:
         levels: list[Sequence[Any]] = [call.leaves]
         reads: list[Any] = []
         nodes: list[Node] = []
-        loaded: LoadedParts = {}
         node = self.root
-        try:
-            while node is not None:
-                nodes.append(node)
-                ready = loaded.pop(node, None)
-                if node.read is None:
-                    result = self.run_last(node, levels, call, ready)
-                    self.show_probes(nodes)
-                    return result
-                part = node.part
-                levels.append(part.run(levels, (), ready) if part is not None else ())
-                value = begin_read(levels, node.read)
-                if value is not None:
-                    drop_parts(loaded)
-                    loaded = load_parts(self._rank_branches(node), levels, call.donated, value)
-                reads.append(fetch(levels, node.read))
-                node = self.find_branch(node, make_key(reads[-1]))
-        finally:
+        while node is not None:
+            nodes.append(node)
+            ready = loaded.pop(node, None)
+            if node.read is None:
+                result = self.run_last(node, levels, call, ready)
+                self.show_probes(nodes)
+                return result
+            part = node.part
+            levels.append(part.run(levels, (), ready) if part is not None else ())
             drop_parts(loaded)
+            value = begin_read(levels, node.read)
+            if value is not None:
+                load_parts(loaded, self._rank_branches(node), levels, call.donated, value)
+            reads.append(fetch(levels, node.read))
+            node = self.find_branch(node, make_key(reads[-1]))
+        drop_parts(loaded)
         return self._run_path(self, call, levels, reads)
 
     def run_last(
