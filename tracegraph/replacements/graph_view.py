@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tracegraph.ir.graph import Graph, Op, Operand
 from tracegraph.replacements.match import Match
 
@@ -24,6 +26,12 @@ class GraphView:
             for operand in op.operands:
                 self.uses.setdefault(operand, []).append(op)
         self.order = {id(op): place for place, op in enumerate(graph.ops)}
+
+
+def count_depth(op: Op) -> int:
+    """Returns how many products each sum of a matmul has."""
+    (contracted, _), _ = op.params["dimension_numbers"]
+    return math.prod(op.operands[0].aval.shape[axis] for axis in contracted)
 
 
 def is_acyclic(view: GraphView, matches: list[Match]) -> bool:

@@ -15,7 +15,6 @@ The product is not rounded in between. On an H200 (4096 x 640) @ (640 x 2048) in
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from typing import Any
 
@@ -25,7 +24,7 @@ from jax import lax
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.jax_internals import bind_op
-from tracegraph.replacements.graph_view import GraphView
+from tracegraph.replacements.graph_view import GraphView, count_depth
 from tracegraph.replacements.match import Machine, Match
 from tracegraph.replacements.wide_ops import WideOps
 
@@ -85,7 +84,7 @@ def _match(view: GraphView, uses: Counter[Any], op: Op) -> Match | None:
         return None
     inputs: Any = tuple(dict.fromkeys([start, *ops[0].operands]))
     reference = WideOps((*ops, op), inputs, op.results)
-    return Match(op, op.results, inputs, Update(ops, inputs), reference, _count_terms(ops[0]))
+    return Match(op, op.results, inputs, Update(ops, inputs), reference, count_depth(ops[0]))
 
 
 def _follow(view: GraphView, uses: Counter[Any], product: Operand) -> tuple[Op, ...]:
@@ -104,8 +103,3 @@ def _follow(view: GraphView, uses: Counter[Any], product: Operand) -> tuple[Op, 
         else:
             return ()
     return ()
-
-
-def _count_terms(op: Op) -> int:
-    (contracted, _), _ = op.params["dimension_numbers"]
-    return math.prod(op.operands[0].aval.shape[axis] for axis in contracted)

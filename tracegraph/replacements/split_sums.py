@@ -13,11 +13,11 @@ for.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 from tracegraph.ir.graph import Graph, Literal, Op
 from tracegraph.jax_internals import bind_op
+from tracegraph.replacements.graph_view import count_depth
 from tracegraph.replacements.match import Match
 from tracegraph.replacements.wide_ops import WideOps
 from tracegraph.runtime.graph import GraphDefinition
@@ -32,16 +32,16 @@ def find_split_sums(graph: Graph, definition: GraphDefinition) -> list[Match]:
         definition: what XLA made of it.
     """
     batched = {
-        _count_terms(node.matmul)
+        _count_products(node.matmul)
         for stage in definition.stages
         for node in stage.nodes
         if isinstance(node, MatmulNode) and node.matmul.d.batch_count > 1
     }
-    return [_match(op) for op in graph.ops if _is_plain(op) and _measure(op)[0] in batched]
+    return [_match(op) for op in graph.ops if _is_plain(op) and _count_own_products(op) in batched]
 
 
-def _count_terms(matmul: Matmul) -> int:
-    """Returns how many values are multiplied in all."""
+def _count_products(matmul: Matmul) -> int:
+    """Returns how many products a batch of matmuls has in all."""
     a, d = matmul.a, matmul.d
     return a.rows * a.columns * d.columns * d.batch_count
 
@@ -54,19 +54,16 @@ def _is_plain(op: Op) -> bool:
     return not batch
 
 
-def _measure(op: Op) -> tuple[int, int]:
-    """Returns how many values a matmul multiplies, in all and for each element."""
+def _count_own_products(op: Op) -> int:
     left, right = (each.aval for each in op.operands)
-    (contracted, _), _ = op.params["dimension_numbers"]
-    depth = math.prod(left.shape[axis] for axis in contracted)
-    return left.size * right.size // max(depth, 1), depth
+    return left.size * right.size // max(count_depth(op), 1)
 
 
 def _match(op: Op) -> Match:
     inputs: Any = tuple(dict.fromkeys(op.operands))
     reference = WideOps((op,), inputs, op.results)
     compute = functools.partial(_compute, op, inputs)
-    return Match(op, op.results, inputs, compute, reference, terms=_measure(op)[1])
+    return Match(op, op.results, inputs, compute, reference, terms=count_depth(op))
 
 
 def _compute(op: Op, inputs: tuple[Any, ...], *arrays: Any) -> list[Any]:
