@@ -182,7 +182,7 @@ def test_an_older_assembler_takes_the_ptx_that_xla_is_given(h200: Any, tmp_path:
     kernel = call.kernel
     listing = write_listing(kernel, COMPILE(kernel.source, OPTIONS).ptx)
     (tmp_path / "kernel.ptx").write_text(listing)
-    command = [assembler, "-arch=sm_90", str(tmp_path / "kernel.ptx"), "-o", os.devnull]
+    command = [assembler, "-arch=sm_90a", str(tmp_path / "kernel.ptx"), "-o", os.devnull]
     subprocess.run(command, check=True, timeout=60)
     assert ".version 8.0\n" in listing
 

@@ -8,6 +8,7 @@ from tracegraph.passes.fold_scalars import FoldScalars
 from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.attention.rule import CachedAttention
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
+from tracegraph.replacements.float_matmuls import FloatMatmuls
 from tracegraph.replacements.match import Rule
 from tracegraph.replacements.matmul_updates import MatmulUpdates
 from tracegraph.replacements.row_scatters import RowScatters
@@ -16,6 +17,8 @@ from tracegraph.replacements.scatter_sums import ScatterSums
 RULES: tuple[Rule, ...] = (
     RowScatters(),
     ScatterSums(),
+    # Before the updates: what is multiplied here is not left to cublasLt.
+    FloatMatmuls(),
     MatmulUpdates(),
     FewRowMatmuls(),
     # Gains most between kernels of ours: all that it waits for is the queries.

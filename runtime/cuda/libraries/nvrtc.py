@@ -25,8 +25,8 @@ def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> 
         CudaError: it does not take the source.
     """
     nvrtc = _load()
-    name = f"sm_{architecture.replace('.', '')}"
-    flags = [f"--gpu-architecture={name}".encode(), *(option.encode() for option in options)]
+    flags = [f"--gpu-architecture={_name(architecture)}".encode()]
+    flags += [option.encode() for option in options]
     program = _call(nvrtc, nvrtc.nvrtcCreateProgram, source.encode(), b"kernel.cu", 0, [], [])
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
@@ -41,6 +41,11 @@ def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> 
         return CompiledSource(bytes(cubin), ptx.rstrip(b"\0").decode())
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _name(architecture: str) -> str:
+    """Returns NVRTC's name of an architecture, with the instructions that only 9.0 has."""
+    return f"sm_{architecture.replace('.', '')}{'a' if architecture == '9.0' else ''}"
 
 
 @functools.cache

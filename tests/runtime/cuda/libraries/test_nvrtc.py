@@ -85,8 +85,8 @@ def _forget() -> None:
 def test_a_source_becomes_machine_code_once(fake: FakeNvrtc) -> None:
     for _ in range(2):
         code = nvrtc.compile_source("9.0", "source", ("--fmad=false",))
-        assert code.cubin == b"source--gpu-architecture=sm_90--fmad=false"
-        assert code.ptx == "SOURCE--GPU-ARCHITECTURE=SM_90--FMAD=FALSE"
+        assert code.cubin == b"source--gpu-architecture=sm_90a--fmad=false"
+        assert code.ptx == "SOURCE--GPU-ARCHITECTURE=SM_90A--FMAD=FALSE"
     assert fake.programs == {}
     assert nvrtc.compile_source.cache_info().misses == 1
     assert b"sm_100" in nvrtc.compile_source("10.0", "source", ()).cubin
@@ -99,7 +99,7 @@ def test_a_source_that_is_refused_is_said_with_the_log(fake: FakeNvrtc) -> None:
     match(
         caught.value,
         "nvrtcCompileProgram failed: line 3: no such name",
-        "a kernel of tracegraph's own, options --gpu-architecture=sm_90",
+        "a kernel of tracegraph's own, options --gpu-architecture=sm_90a",
         "NVRTC says: line 3: no such name; second",
         "report this text",
     )

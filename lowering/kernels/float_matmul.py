@@ -1,0 +1,172 @@
+"""The kernel of a matmul in float32, by tensor cores.
+
+Note [Floats in three parts]
+Tensor cores multiply bfloat16, values of eight bits, and add the products in float32. A float32 is
+the sum of three bfloat16, to the last bit: itself rounded, what is left of it rounded, and what is
+left then. Of the nine products of two values' parts the largest six matter: what the others add is
+less than half the last bit of the whole product. An H100 can make 165 * 10^12 of six such products
+and sums a second, where its units for float32 reach 67 * 10^12.
+
+* Two warpgroups load what is next, split it and store the parts, two multiply: 64 by 128 sums each.
+  Between them are stages, each full or empty; barriers in shared memory tell.
+* Sums of a tensor core are cut off, not rounded, so that their error grows with the depth. After 32
+  depths they are added to those before by an addition that rounds. The small products come first.
+* Loads of a side go along its memory, whichever way that is; a turned one is multiplied as it is.
+* Blocks stay and take the next tile; where tiles are few, depths are split over blocks, and what
+  reads the result adds up the parts.
+* Infinite values have no parts: infinity less infinity is no number. A result that is not finite is
+  computed again, one product after the other, so that it is what float32 gives.
+
+Values below 2^-110 lose bits that bfloat16 has no exponents for.
+
+(Sums of parts: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype
+For Higher-Precision Computations", 2019. Instructions: PTX ISA, "Asynchronous Warpgroup Level
+Matrix Instructions".)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tracegraph.lowering.kernels.device_head import HEAD
+from tracegraph.lowering.kernels.few_rows_ends import indent
+from tracegraph.lowering.kernels.float_matmul_source import BODY, FUNCTIONS
+from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
+from tracegraph.runtime.nodes import LaunchShape
+
+# The one compute capability with these instructions.
+ARCHITECTURE = "9.0"
+TILE, STEP, STAGES, VECTOR = 128, 32, 4, 4
+MULTIPLIERS = SPLITTERS = 256
+PART_BYTES = TILE * STEP * 2
+STAGE_BYTES = 6 * PART_BYTES
+# Eight vectors of 16 bytes are what tensor cores read at once.
+LINE_BYTES, DEPTH_BYTES = 128, TILE // 8 * 128
+# Parts of the left and right side that are multiplied, the smallest products first.
+PRODUCTS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
+MAX_SPLIT = 8
+# In steps of a block: what a tile takes besides them, and how many partial sums are added up by
+# another kernel meanwhile.
+_TILE_STEPS, _SUMS_A_STEP = 2, 500_000
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatMatmul:
+    """A product of two matrices in float32.
+
+    Attributes:
+        rows: of the left side and the result.
+        columns: of the right side and the result.
+        depth: what is multiplied and added up.
+        left_by_depth: True if memory has the left side row by row, False for column by column.
+        right_by_depth: True if memory has the right side column by column.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    left_by_depth: bool
+    right_by_depth: bool
+
+
+def find_problem(matmul: FloatMatmul) -> str:
+    """Returns why a matmul has no kernel, or nothing."""
+    left = matmul.depth if matmul.left_by_depth else matmul.rows
+    right = matmul.depth if matmul.right_by_depth else matmul.columns
+    if left % VECTOR or right % VECTOR:
+        return f"a line of a matrix is no multiple of {VECTOR} elements"
+    if matmul.columns % 2:
+        return "a row of the result is no multiple of 2 elements"
+    return ""
+
+
+def count_tiles(matmul: FloatMatmul) -> int:
+    """Returns how many tiles the result has."""
+    return -(-matmul.rows // TILE) * -(-matmul.columns // TILE)
+
+
+def choose_split(matmul: FloatMatmul, processors: int) -> int:
+    """Returns in how many parts the depths are split, each a result of its own.
+
+    Args:
+        matmul: which product.
+        processors: multiprocessors of the GPU, each of which takes a block.
+    """
+    steps, tiles = _count_steps(matmul), count_tiles(matmul)
+
+    def estimate(split: int) -> float:
+        turns = -(-tiles * split // processors)
+        added = split * matmul.rows * matmul.columns if split > 1 else 0
+        return turns * (-(-steps // split) + _TILE_STEPS) + added / _SUMS_A_STEP
+
+    return min(range(1, min(MAX_SPLIT, steps) + 1), key=estimate)
+
+
+def write_float_matmul(matmul: FloatMatmul, split: int, processors: int) -> OwnKernel:
+    """Returns the kernel, see Note [Floats in three parts].
+
+    Its parameters are the two sides and a result of the shape (split, rows, columns).
+
+    Args:
+        matmul: without a problem, see `find_problem`.
+        split: see `choose_split`.
+        processors: multiprocessors of the GPU.
+    """
+    items = count_tiles(matmul) * split
+    text = _write_sizes(matmul, split) + FUNCTIONS
+    body = BODY.replace("{PRODUCTS}\n", _write_products(matmul))
+    symbol = name_kernel("float_matmul", text + body)
+    threads = MULTIPLIERS + SPLITTERS
+    parameters = "const float *left, const float *right, float *result"
+    source = f"{HEAD}{text}KERNEL({threads}, 1) {symbol}({parameters}) {{\n{body}}}\n"
+    shape = LaunchShape(
+        (min(items, processors), 1, 1),
+        (threads, 1, 1),
+        shared_bytes=STAGES * (STAGE_BYTES + 2 * 8),
+    )
+    return OwnKernel(symbol, source, shape)
+
+
+def _count_steps(matmul: FloatMatmul) -> int:
+    return -(-matmul.depth // STEP)
+
+
+def _write_sizes(matmul: FloatMatmul, split: int) -> str:
+    tiles = count_tiles(matmul)
+    sizes = {
+        "ROWS": matmul.rows,
+        "COLUMNS": matmul.columns,
+        "DEPTH": matmul.depth,
+        "LEFT_BY_DEPTH": int(matmul.left_by_depth),
+        "RIGHT_BY_DEPTH": int(matmul.right_by_depth),
+        "SPLIT": split,
+        "TILE": TILE,
+        "TILES": tiles,
+        "ROW_TILES": -(-matmul.rows // TILE),
+        "ITEMS": tiles * split,
+        "STEP": STEP,
+        "STEPS": _count_steps(matmul),
+        "STAGES": STAGES,
+        "PART_BYTES": PART_BYTES,
+        "STAGE_BYTES": STAGE_BYTES,
+        "LINE_BYTES": LINE_BYTES,
+        "DEPTH_BYTES": DEPTH_BYTES,
+        "MULTIPLIERS": MULTIPLIERS,
+        "SPLITTERS": SPLITTERS,
+        "EACH": TILE * STEP // VECTOR // SPLITTERS,
+    }
+    return "".join(f"constexpr int {name} = {size};\n" for name, size in sizes.items())
+
+
+def _write_products(matmul: FloatMatmul) -> str:
+    turned = f"{int(not matmul.left_by_depth)}, {int(not matmul.right_by_depth)}"
+    lines = []
+    for left, right in PRODUCTS:
+        for deep in range(0, STEP, 16):
+            bytes_on = deep // 8 * DEPTH_BYTES
+            sides = [
+                f"move_place({side}, {part * PART_BYTES + bytes_on})"
+                for side, part in (("x", left), ("y", right))
+            ]
+            lines.append(f"multiply_async<{turned}>(sums, {', '.join(sides)}, {int(bool(lines))});")
+    return indent(lines, 12)

@@ -1,0 +1,123 @@
+"""Float32 matmuls on tensor cores, on a GPU: more exact than XLA's, and the same special values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tracegraph as tg
+from tests.gpu.reference import find_captured
+from tracegraph.capturing import fastest_variant
+from tracegraph.replacements import float_matmuls
+from tracegraph.runtime.nodes import KernelNode
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+SHAPES = [(640, 4096, 2048), (1000, 640, 1028), (4096, 644, 512), (64, 516, 68), (128, 33, 132)]
+
+
+@pytest.fixture(autouse=True)
+def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every replacement wins: whether it is faster here is not what is tested."""
+    if tg.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    monkeypatch.setattr(fastest_variant, "time_in_turns", lambda *_: [2e-5, 1e-5])
+    monkeypatch.setattr(float_matmuls, "MIN_PRODUCTS", 1)
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "0")
+
+
+def multiply(x: Any, y: Any, *, left_turned: bool, right_turned: bool) -> Any:
+    x, y = (x.T if left_turned else x), (y.T if right_turned else y)
+    return jnp.matmul(x, y, precision="highest")
+
+
+def draw(seed: int, shape: tuple[int, int], *, turned: bool) -> Any:
+    return jax.random.normal(jax.random.key(seed), shape[::-1] if turned else shape)
+
+
+def count_kernels(step: Any) -> int:
+    stages = find_captured(step).lowered.definition.stages
+    nodes = [node for stage in stages for node in stage.nodes if isinstance(node, KernelNode)]
+    return sum(node.code.symbol.startswith("float_matmul") for node in nodes)
+
+
+@pytest.mark.parametrize("left_turned", [False, True])
+@pytest.mark.parametrize("right_turned", [False, True])
+@pytest.mark.parametrize(("rows", "depth", "columns"), SHAPES)
+def test_products_are_more_exact_than_xlas(
+    rows: int, depth: int, columns: int, *, left_turned: bool, right_turned: bool
+) -> None:
+    if depth % 4 and (not left_turned or right_turned):
+        pytest.skip("a line of a matrix is no multiple of four elements")
+
+    def function(x: Any, y: Any) -> Any:
+        return multiply(x, y, left_turned=left_turned, right_turned=right_turned)
+
+    step: Any = tg.capture(function, numerics="equivalent")
+    plain = jax.jit(function)
+    for seed in range(3):
+        x = draw(2 * seed, (rows, depth), turned=left_turned)
+        y = draw(2 * seed + 1, (depth, columns), turned=right_turned)
+        wide = [np.asarray(each, np.float64) for each in (x, y)]
+        right = (wide[0].T if left_turned else wide[0]) @ (wide[1].T if right_turned else wide[1])
+        errors = [np.asarray(each(x, y)) - right for each in (step, plain)]
+        ours, theirs = (float(np.sqrt((each * each).mean())) for each in errors)
+        rounding = float(np.finfo(np.float32).eps) / 2 * float(np.sqrt((right * right).mean()))
+        assert ours <= max(theirs, rounding)
+    assert count_kernels(step) == 1
+
+
+def test_values_that_are_not_finite_are_those_of_float32() -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=shape).astype(np.float32) for shape in [(256, 512), (512, 256)])
+    x[3, 5], x[200, 7], y[9, 11] = np.inf, np.nan, -np.inf
+    x[17] *= 1e30
+    y[:, 100] *= 1e-30
+    x[50], y[:, 60] = 0, 0
+    # Rounded to bfloat16 it would be infinite.
+    x[50, 0], y[0, 60] = np.finfo(np.float32).max, 0.75
+    step: Any = tg.capture(
+        lambda x, y: jnp.matmul(x, y, precision="highest"), numerics="equivalent"
+    )
+    ours = np.asarray(step(x, y))
+    with np.errstate(all="ignore"):
+        wanted = x @ y
+    is_finite = np.isfinite(wanted)
+    np.testing.assert_array_equal(ours[~is_finite], wanted[~is_finite])
+    with np.errstate(all="ignore"):
+        size = np.abs(x.astype(np.float64)) @ np.abs(y.astype(np.float64))
+    error = np.abs(ours[is_finite] - wanted[is_finite].astype(np.float64))
+    assert (error <= 1e-6 * size[is_finite]).all()
+    assert ours[50, 60] == np.float32(0.75) * np.finfo(np.float32).max
+    assert count_kernels(step) == 1
+
+
+def test_a_train_step_uses_them_in_both_directions() -> None:
+    def compute_loss(weights: Any, x: Any) -> Any:
+        hidden = jnp.tanh(jnp.matmul(x, weights[0], precision="highest"))
+        return (jnp.matmul(hidden, weights[1], precision="highest") ** 2).mean()
+
+    def train(weights: Any, x: Any) -> Any:
+        loss, gradients = jax.value_and_grad(compute_loss)(weights, x)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), loss
+
+    def make_weights() -> Any:
+        sizes = [(512, 1024), (1024, 256)]
+        return [draw(seed, size, turned=False) / 32 for seed, size in enumerate(sizes)]
+
+    step: Any = tg.capture(train, donate_argnums=0, numerics="equivalent")
+    plain = jax.jit(train)
+    ours, theirs = make_weights(), make_weights()
+    batches = [draw(seed + 9, (384, 512), turned=False) for seed in range(5)]
+    for x in batches:
+        ours, loss = step(ours, x)
+        theirs, wanted = plain(theirs, x)
+        np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert count_kernels(step) == 5
+    assert "float32 matmuls on tensor cores: used; 20 µs without" in step.explain(ours, batches[0])
