@@ -4,14 +4,16 @@ Note [Floats in three parts]
 Tensor cores multiply bfloat16, values of eight bits, and add the products in float32. A float32 is
 the sum of three bfloat16, to the last bit: itself rounded, what is left of it rounded, and what is
 left then. Of the nine products of two values' parts the largest six matter: what the others add is
-less than half the last bit of the whole product. An H100 can make 165 * 10^12 of six such products
-and sums a second, where its units for float32 reach 67 * 10^12.
+less than half the last bit of the whole product. With six products for one, tensor cores of an H100
+reach 165 TFLOPS, its units for float32 67.
 
-* Two warpgroups load what is next, split it and store the parts, two multiply: 64 by 128 sums each.
-  Between them are stages, each full or empty; barriers in shared memory tell.
+* Two warpgroups multiply, each 64 rows by 128 columns. They load their rows and split them in
+  registers. A third one loads the columns, splits them and stores the parts for both, a few stages
+  ahead; barriers in shared memory tell which stages are full and which are empty.
 * Sums of a tensor core are cut off, not rounded, so that their error grows with the depth. After 32
   depths they are added to those before by an addition that rounds. The small products come first.
-* Loads of a side go along its memory, whichever way that is; a turned one is multiplied as it is.
+* Loads of a side go along its memory, whichever way that is. Which depth and row is where in an
+  instruction is free, as long as both sides agree, so no thread needs what another one has loaded.
 * Blocks stay and take the next tile; where tiles are few, depths are split over blocks, and what
   reads the result adds up the parts.
 * Infinite values have no parts: infinity less infinity is no number. A result that is not finite is
@@ -37,11 +39,11 @@ from tracegraph.runtime.nodes import LaunchShape
 # The one compute capability with these instructions.
 ARCHITECTURE = "9.0"
 TILE, STEP, STAGES, VECTOR = 128, 32, 4, 4
-MULTIPLIERS = SPLITTERS = 256
+MULTIPLIERS, SPLITTERS = 256, 128
 PART_BYTES = TILE * STEP * 2
-STAGE_BYTES = 6 * PART_BYTES
+STAGE_BYTES = 3 * PART_BYTES
 # Eight vectors of 16 bytes are what tensor cores read at once.
-LINE_BYTES, DEPTH_BYTES = 128, TILE // 8 * 128
+COLUMN_BYTES, DEPTH_BYTES = 128, TILE // 8 * 128
 # Parts of the left and right side that are multiplied, the smallest products first.
 PRODUCTS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
 MAX_SPLIT = 8
@@ -147,9 +149,10 @@ def _write_sizes(matmul: FloatMatmul, split: int) -> str:
         "STEP": STEP,
         "STEPS": _count_steps(matmul),
         "STAGES": STAGES,
+        "ROW_STEP": 8 if matmul.left_by_depth else 1,
         "PART_BYTES": PART_BYTES,
         "STAGE_BYTES": STAGE_BYTES,
-        "LINE_BYTES": LINE_BYTES,
+        "COLUMN_BYTES": COLUMN_BYTES,
         "DEPTH_BYTES": DEPTH_BYTES,
         "MULTIPLIERS": MULTIPLIERS,
         "SPLITTERS": SPLITTERS,
@@ -159,14 +162,11 @@ def _write_sizes(matmul: FloatMatmul, split: int) -> str:
 
 
 def _write_products(matmul: FloatMatmul) -> str:
-    turned = f"{int(not matmul.left_by_depth)}, {int(not matmul.right_by_depth)}"
+    turned = int(not matmul.right_by_depth)
     lines = []
     for left, right in PRODUCTS:
-        for deep in range(0, STEP, 16):
-            bytes_on = deep // 8 * DEPTH_BYTES
-            sides = [
-                f"move_place({side}, {part * PART_BYTES + bytes_on})"
-                for side, part in (("x", left), ("y", right))
-            ]
-            lines.append(f"multiply_async<{turned}>(sums, {', '.join(sides)}, {int(bool(lines))});")
+        for deep in range(STEP // 16):
+            place = f"move_place(y, {right * PART_BYTES + deep * 2 * DEPTH_BYTES})"
+            operands = f"sums, x[{deep}][{left}], {place}, {int(bool(lines))}"
+            lines.append(f"multiply_async<{turned}>({operands});")
     return indent(lines, 12)

@@ -10,18 +10,19 @@ def _write_multiply() -> str:
     """Returns the instruction that multiplies, with its operands named."""
     sums = ", ".join(f"%{number}" for number in range(_SUMS))
     listed = ", ".join(f'"+f"(sums[{number}])' for number in range(_SUMS))
-    left, right, adds, left_turned, right_turned = (f"%{_SUMS + place}" for place in range(5))
+    names = [f"%{_SUMS + place}" for place in range(7)]
     return f"""\
-// By a warpgroup, to 64 by 128 sums: 64 by 16 times 16 by 128 values. A turned side has its lines
-// beside each other.
-template <int left_turned, int right_turned>
-DEVICE void multiply_async(float (&sums)[{_SUMS}], Place left, Place right, int adds) {{
-    asm volatile("{{ .reg .pred adds; setp.ne.b32 adds, {adds}, 0;\\n"
+// By a warpgroup, to 64 by 128 sums: 64 by 16 times 16 by 128 values, the left ones in registers.
+// Where the right ones are turned, memory has their columns beside each other.
+template <int turned>
+DEVICE void multiply_async(float (&sums)[{_SUMS}], const unsigned (&left)[4], Place right,
+                           int adds) {{
+    asm volatile("{{ .reg .pred adds; setp.ne.b32 adds, {names[5]}, 0;\\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{{sums}}}, "
-                 "{left}, {right}, adds, 1, 1, {left_turned}, {right_turned}; }}"
+                 "{{{", ".join(names[:4])}}}, {names[4]}, adds, 1, 1, {names[6]}; }}"
                  : {listed}
-                 : "l"(left.bits), "l"(right.bits), "r"(adds), "n"(left_turned),
-                   "n"(right_turned));
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.bits),
+                   "r"(adds), "n"(turned));
 }}
 """
 
@@ -29,14 +30,14 @@ DEVICE void multiply_async(float (&sums)[{_SUMS}], Place left, Place right, int 
 FUNCTIONS = (
     """\
 #ifdef __CUDACC__
-// Where a part of a tile is: eight vectors beside each other are eight lines of eight depths, or
-// turned. The next eight lines are LINE_BYTES further on, the next eight depths DEPTH_BYTES
+// Where a part of a tile is: eight vectors beside each other are eight columns of eight depths, or
+// turned. The next eight columns are COLUMN_BYTES further on, the next eight depths DEPTH_BYTES
 // (PTX ISA, "Matrix descriptor").
 struct Place { unsigned long long bits; };
 DEVICE Place find_place(const char *shared) {
     const unsigned long long address = (unsigned)__cvta_generic_to_shared(shared);
     return {(address & 0x3FFFF) >> 4 | (unsigned long long)(DEPTH_BYTES >> 4) << 16
-            | (unsigned long long)(LINE_BYTES >> 4) << 32};
+            | (unsigned long long)(COLUMN_BYTES >> 4) << 32};
 }
 DEVICE Place move_place(Place place, int bytes) { return {place.bits + (bytes >> 4)}; }
 """
@@ -76,72 +77,132 @@ DEVICE unsigned narrow_pair(float low, float high) {
     unsigned pair; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
+DEVICE Halves load_pair(const void *global) {
+    Halves v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.words[0]), "=r"(v.words[1]) : "l"(global) : "memory");
+    return v;
+}
 #endif
 struct alignas(8) Pair { float values[2]; };
 DEVICE bool is_finite(float value) { return value - value == 0; }
-// A side of the product: its lines are rows of the left one, columns of the right one. Memory has
-// its depths beside each other, or its lines. A warp loads eight rows of 16 elements of that.
-template <bool BY_DEPTH, int LINES> struct Side {
-    static constexpr bool IS_EVEN = LINES % TILE == 0 && DEPTH % STEP == 0;
-    static constexpr int LINES_AT_ONCE = SPLITTERS / 32 * 8, TIMES = TILE / LINES_AT_ONCE;
-    DEVICE constexpr long long find(int line, int depth) {
-        return BY_DEPTH ? (long long)line * DEPTH + depth : (long long)depth * LINES + line;
+DEVICE void split_pair(float low, float high, unsigned (&parts)[3]) {
+    #pragma unroll
+    for (int part = 0; part < 3; ++part) {
+        const unsigned rounded = narrow_pair(low, high);
+        parts[part] = rounded;
+        low -= literal(rounded << 16);
+        high -= literal(rounded & 0xFFFF0000u);
     }
-    DEVICE int find_line() {
-        const int thread = threadIdx.x % 32, warp = (threadIdx.x - MULTIPLIERS) / 32;
-        return BY_DEPTH ? warp * 8 + thread / 2 % 8
-                        : warp * 16 + thread / 16 * 8 + thread % 2 * 4;
-    }
-    DEVICE int find_depth() {
+}
+template <bool BY_DEPTH, int LINES> DEVICE constexpr long long find(int line, int depth) {
+    return BY_DEPTH ? (long long)line * DEPTH + depth : (long long)depth * LINES + line;
+}
+// Where an instruction has depths 2t, 2t + 1, 2t + 8 and 2t + 9 are 4t to 4t + 3, of one thread.
+//
+// Of 16 depths two rows with four values each.
+typedef unsigned Rows[STEP / 16][2][4];
+// Rows of a warp, which its threads load, split and multiply. Where memory has rows beside each
+// other, a thread has two neighbours, otherwise two that are eight apart.
+struct Left {
+    static constexpr bool IS_EVEN = ROWS % TILE == 0 && DEPTH % STEP == 0;
+    DEVICE int find_row() {
         const int thread = threadIdx.x % 32;
-        return BY_DEPTH ? thread / 16 * 8 + thread % 2 * 4 : thread / 2 % 8;
+        return threadIdx.x / 32 * 16 + (LEFT_BY_DEPTH ? thread / 4 : thread / 4 * 2);
     }
-    DEVICE constexpr int step_line(int each) {
-        return BY_DEPTH ? each % TIMES * LINES_AT_ONCE : 0;
-    }
-    DEVICE constexpr int step_depth(int each) {
-        return BY_DEPTH ? each / TIMES * 16 : each * 8;
-    }
-    DEVICE void load(const float *array, int line, int depth, Vector (&values)[EACH]) {
-        line += find_line();
-        depth += find_depth();
-        const float *from = array + find(line, depth);
+    DEVICE void load(const float *array, int row, int depth, Rows &values) {
+        row += find_row();
+        depth += threadIdx.x % 4 * 4;
         #pragma unroll
-        for (int each = 0; each < EACH; ++each) {
-            const int lines = step_line(each), depths = step_depth(each);
-            if (IS_EVEN || (line + lines < LINES && depth + depths < DEPTH))
-                values[each] = load_vector(from + find(lines, depths));
-            else values[each] = Vector{};
-        }
-    }
-    DEVICE void store(char *tile, const Vector (&values)[EACH]) {
-        char *to = tile + find_depth() / 8 * DEPTH_BYTES + find_line() / 8 * LINE_BYTES
-                   + threadIdx.x % 16 * 8;
-        #pragma unroll
-        for (int each = 0; each < EACH; ++each) {
-            Halves parts[3];
-            #pragma unroll
-            for (int pair = 0; pair < 2; ++pair) {
-                float low = literal(values[each].words[pair * 2]);
-                float high = literal(values[each].words[pair * 2 + 1]);
+        for (int deep = 0; deep < STEP / 16; ++deep) {
+            if (LEFT_BY_DEPTH) {
                 #pragma unroll
-                for (int part = 0; part < 3; ++part) {
-                    const unsigned rounded = narrow_pair(low, high);
-                    parts[part].words[pair] = rounded;
-                    low -= literal(rounded << 16);
-                    high -= literal(rounded & 0xFFFF0000u);
+                for (int upper = 0; upper < 2; ++upper) {
+                    const int line = row + upper * 8, at = depth + deep * 16;
+                    Vector four{};
+                    if (IS_EVEN || (line < ROWS && at < DEPTH))
+                        four = load_vector(array + find<true, ROWS>(line, at));
+                    #pragma unroll
+                    for (int each = 0; each < 4; ++each)
+                        values[deep][upper][each] = four.words[each];
+                }
+            } else {
+                #pragma unroll
+                for (int each = 0; each < 4; ++each) {
+                    const int at = depth + deep * 16 + each;
+                    Halves pair{};
+                    if (IS_EVEN || (row < ROWS && at < DEPTH))
+                        pair = load_pair(array + find<false, ROWS>(row, at));
+                    values[deep][0][each] = pair.words[0];
+                    values[deep][1][each] = pair.words[1];
                 }
             }
-            char *there = to + step_depth(each) / 8 * DEPTH_BYTES
-                          + step_line(each) / 8 * LINE_BYTES;
+        }
+    }
+    DEVICE void split(const Rows &values, unsigned (&parts)[STEP / 16][3][4]) {
+        #pragma unroll
+        for (int each = 0; each < STEP / 16 * 4; ++each) {
+            const int deep = each / 4, upper = each % 2, pair = each / 2 % 2;
+            unsigned split[3];
+            split_pair(literal(values[deep][upper][pair * 2]),
+                       literal(values[deep][upper][pair * 2 + 1]), split);
             #pragma unroll
-            for (int part = 0; part < 3; ++part)
-                *(Halves *)(there + part * PART_BYTES) = parts[part];
+            for (int part = 0; part < 3; ++part) parts[deep][part][pair * 2 + upper] = split[part];
         }
     }
 };
-typedef Side<LEFT_BY_DEPTH, ROWS> Left;
-typedef Side<RIGHT_BY_DEPTH, COLUMNS> Right;
+// Columns, which other warps load, split and store where tensor cores find them.
+struct Right {
+    static constexpr bool IS_EVEN = COLUMNS % TILE == 0 && DEPTH % STEP == 0;
+    DEVICE constexpr int step_column(int each) {
+        return RIGHT_BY_DEPTH ? each % 4 * 32 : each % 2 * 64;
+    }
+    DEVICE constexpr int step_depth(int each) {
+        return RIGHT_BY_DEPTH ? each / 4 * 16 : each / 4 * 16 + each / 2 % 2 * 2;
+    }
+    DEVICE int find_column() {
+        const int thread = threadIdx.x % 32, warp = (threadIdx.x - MULTIPLIERS) / 32;
+        return RIGHT_BY_DEPTH ? warp * 8 + thread / 4
+                              : warp * 16 + thread / 16 * 8 + thread % 2 * 4;
+    }
+    DEVICE int find_depth() {
+        const int thread = threadIdx.x % 32;
+        return RIGHT_BY_DEPTH ? thread % 4 * 4 : thread / 4 % 4 * 4 + thread / 2 % 2;
+    }
+    DEVICE void load(const float *array, int column, int depth, Vector (&values)[EACH]) {
+        column += find_column();
+        depth += find_depth();
+        const float *from = array + find<RIGHT_BY_DEPTH, COLUMNS>(column, depth);
+        #pragma unroll
+        for (int each = 0; each < EACH; ++each) {
+            const int columns = step_column(each), depths = step_depth(each);
+            values[each] = Vector{};
+            if (IS_EVEN || (column + columns < COLUMNS && depth + depths < DEPTH))
+                values[each] = load_vector(from + find<RIGHT_BY_DEPTH, COLUMNS>(columns, depths));
+        }
+    }
+    DEVICE void store(char *tile, const Vector (&values)[EACH]) {
+        const int thread = threadIdx.x % 32;
+        tile += find_column() / 8 * COLUMN_BYTES + (RIGHT_BY_DEPTH ? thread * 4 : thread % 16 * 8);
+        #pragma unroll
+        for (int each = 0; each < EACH; ++each) {
+            unsigned parts[2][3];
+            #pragma unroll
+            for (int pair = 0; pair < 2; ++pair)
+                split_pair(literal(values[each].words[pair * 2]),
+                           literal(values[each].words[pair * 2 + 1]), parts[pair]);
+            const int eight = RIGHT_BY_DEPTH ? each / 4 * 2 : each / 2;
+            char *to = tile + step_column(each) / 8 * COLUMN_BYTES + eight * DEPTH_BYTES;
+            #pragma unroll
+            for (int part = 0; part < 3; ++part, to += PART_BYTES) {
+                if (RIGHT_BY_DEPTH) {
+                    *(unsigned *)to = parts[0][part];
+                    *(unsigned *)(to + DEPTH_BYTES) = parts[1][part];
+                } else *(Halves *)to = {parts[0][part], parts[1][part]};
+            }
+        }
+    }
+};
 // Where a block is in its work: tiles of the result, and of each a part of the depths.
 struct Cursor {
     int item, row, column, part, step, end;
@@ -170,7 +231,7 @@ BODY = """\
         }
     sync_block();
     wait();
-    const int thread = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int thread = threadIdx.x % 32;
     int stage = 0, phase = 0;
     auto go_on = [&] { if (++stage == STAGES) { stage = 0; phase ^= 1; } };
     Left rows;
@@ -178,57 +239,57 @@ BODY = """\
     Cursor cursor;
     open_item(cursor, blockIdx.x);
     if (threadIdx.x >= MULTIPLIERS) {
-        give_registers<88>();
-        Vector lefts[EACH], rights[EACH], next_lefts[EACH], next_rights[EACH];
-        rows.load(left, cursor.row, cursor.step * STEP, lefts);
-        columns.load(right, cursor.column, cursor.step * STEP, rights);
-        for (bool goes_on = true; goes_on; go_on()) {
-            advance(cursor);
-            goes_on = is_open(cursor);
-            if (goes_on) {
-                rows.load(left, cursor.row, cursor.step * STEP, next_lefts);
-                columns.load(right, cursor.column, cursor.step * STEP, next_rights);
-            }
-            await_phase(empty + stage, phase ^ 1);
-            char *tile = tiles + stage * STAGE_BYTES;
-            rows.store(tile, lefts);
-            columns.store(tile + 3 * PART_BYTES, rights);
-            show_stored();
-            sync_lanes();
-            if (thread == 0) arrive_at(full + stage);
+        give_registers<104>();
+        Vector values[2][EACH];
+        columns.load(right, cursor.column, cursor.step * STEP, values[0]);
+        while (true) {
             #pragma unroll
-            for (int each = 0; each < EACH; ++each) {
-                lefts[each] = next_lefts[each];
-                rights[each] = next_rights[each];
+            for (int turn = 0; turn < 2; ++turn) {
+                advance(cursor);
+                const bool goes_on = is_open(cursor);
+                if (goes_on)
+                    columns.load(right, cursor.column, cursor.step * STEP, values[1 - turn]);
+                await_phase(empty + stage, phase ^ 1);
+                columns.store(tiles + stage * STAGE_BYTES, values[turn]);
+                show_stored();
+                sync_lanes();
+                if (thread == 0) arrive_at(full + stage);
+                if (!goes_on) return;
+                go_on();
             }
         }
-        return;
     }
-    take_registers<168>();
-    for (; is_open(cursor); open_next(cursor)) {
+    take_registers<200>();
+    Rows values;
+    rows.load(left, cursor.row, cursor.step * STEP, values);
+    while (is_open(cursor)) {
         float totals[64] = {};
-        const int begin = cursor.step;
-        for (int step = begin; step < cursor.end; ++step, go_on()) {
+        const Cursor first = cursor;
+        while (cursor.item == first.item) {
             float sums[64];
+            unsigned x[STEP / 16][3][4];
+            rows.split(values, x);
+            advance(cursor);
+            if (is_open(cursor)) rows.load(left, cursor.row, cursor.step * STEP, values);
             await_phase(full + stage, phase);
-            const char *tile = tiles + stage * STAGE_BYTES;
-            const Place x = find_place(tile + warp / 4 * 8 * LINE_BYTES);
-            const Place y = find_place(tile + 3 * PART_BYTES);
+            const Place y = find_place(tiles + stage * STAGE_BYTES);
             open_products();
 {PRODUCTS}
             commit_products();
             await_products<0>();
             if (thread == 0) arrive_at(empty + stage);
+            go_on();
             #pragma unroll
             for (int each = 0; each < 64; ++each) totals[each] += sums[each];
         }
-        float *to = result + (long long)cursor.part * ROWS * COLUMNS;
-        const int first_row = cursor.row + warp * 16 + thread / 4;
-        const int first_column = cursor.column + thread % 4 * 2;
+        float *to = result + (long long)first.part * ROWS * COLUMNS;
+        const int first_row = first.row + rows.find_row();
+        const int first_column = first.column + thread % 4 * 2;
         bool is_plain = true;
         #pragma unroll
         for (int each = 0; each < 64; each += 2) {
-            const int row = first_row + each / 2 % 2 * 8, column = first_column + each / 4 * 8;
+            const int row = first_row + each / 2 % 2 * ROW_STEP;
+            const int column = first_column + each / 4 * 8;
             if (row >= ROWS || column >= COLUMNS) continue;
             *(Pair *)(to + (long long)row * COLUMNS + column) = {totals[each], totals[each + 1]};
             is_plain &= is_finite(totals[each]) && is_finite(totals[each + 1]);
@@ -236,14 +297,15 @@ BODY = """\
         if (is_plain) continue;
         #pragma unroll 1
         for (int each = 0; each < 64; ++each) {
-            const int row = first_row + each / 2 % 2 * 8;
+            const int row = first_row + each / 2 % 2 * ROW_STEP;
             const int column = first_column + each / 4 * 8 + each % 2;
             if (row >= ROWS || column >= COLUMNS) continue;
             float *place = to + (long long)row * COLUMNS + column;
             if (is_finite(*place)) continue;
             float sum = 0;
-            for (int depth = begin * STEP; depth < cursor.end * STEP && depth < DEPTH; ++depth)
-                sum += left[rows.find(row, depth)] * right[columns.find(column, depth)];
+            for (int depth = first.step * STEP; depth < first.end * STEP && depth < DEPTH; ++depth)
+                sum += left[find<LEFT_BY_DEPTH, ROWS>(row, depth)]
+                       * right[find<RIGHT_BY_DEPTH, COLUMNS>(column, depth)];
             *place = sum;
         }
     }

@@ -95,7 +95,7 @@ def test_what_is_not_finite_is_what_float32_gives() -> None:
     ("right", "wrong"),
     [
         # Two parts of three.
-        ("part < 3; ++part) {\n                    const", "part < 2; ++part) {\n const"),
+        ("part < 3; ++part) {\n        const", "part < 2; ++part) {\n        const"),
         # A stage is overwritten before it has been multiplied.
         (
             "await_products<0>();\n            if (thread == 0) arrive_at(empty + stage);",
@@ -169,7 +169,7 @@ def test_a_launch_has_the_threads_and_memory_that_the_source_takes() -> None:
     for rows, columns, split in itertools.product((64, 640), (128, 4096), (1, 3)):
         matmul = FloatMatmul(rows, columns, 4096, left_by_depth=True, right_by_depth=True)
         kernel = write_float_matmul(matmul, split, H100)
-        assert kernel.shape.block == (512, 1, 1)
+        assert kernel.shape.block == (384, 1, 1)
         assert kernel.shape.grid == (min(H100, count_tiles(matmul) * split), 1, 1)
         # Four stages and two barriers for each; a block may have 227 KB.
         assert kernel.shape.shared_bytes == 4 * STAGE_BYTES + 64 <= 227 << 10
