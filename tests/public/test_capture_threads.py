@@ -13,6 +13,10 @@ import pytest
 import tracegraph as tg
 
 SIZE = 20_000
+# A reader that asks again at once keeps the writer from its locks, and reads almost nothing.
+TURN_S = 1e-4
+# Between two steps, so that readers begin while there is a state to read.
+STEP_S = 1e-3
 
 
 def run_together(functions):
@@ -98,7 +102,7 @@ def test_results_are_read_while_another_thread_replays():
 
     def consume():
         seen = 0
-        while not stop.is_set() or seen < len(inbox):
+        while not stop.wait(TURN_S) or seen < len(inbox):
             for big, small in inbox[seen:]:
                 value = np.asarray(big)
                 assert (value == float(small)).all()
@@ -111,25 +115,26 @@ def test_results_are_read_while_another_thread_replays():
 def test_resident_state_is_never_read_half_written():
     captured = tg.capture(lambda s: {"w": s["w"] + 1}, donate_argnums=0)
     state = captured({"w": jnp.zeros(SIZE, jnp.int32)})
-    stop = threading.Event()
-
-    box = [state]
+    find_ends = jax.jit(lambda w: (w.min(), w.max()))
+    find_ends(jnp.zeros(SIZE, jnp.int32))
+    box, stop = [state], threading.Event()
 
     def train():
         for _ in range(200):
             box[0] = captured(box[0])
+            stop.wait(STEP_S)
         stop.set()
 
     def read():
-        while not stop.is_set():
+        while not stop.wait(TURN_S):
             with contextlib.suppress(tg.ReplayError):
                 value = np.asarray(box[0]["w"])
                 assert value.min() == value.max()
 
     def compute():
-        while not stop.is_set():
+        while not stop.wait(TURN_S):
             with contextlib.suppress(tg.ReplayError):
-                low, high = jax.jit(lambda w: (w.min(), w.max()))(box[0]["w"])
+                low, high = find_ends(box[0]["w"])
                 assert int(low) == int(high)
 
     run_together([train, read, compute])
@@ -146,10 +151,11 @@ def test_another_graph_never_reads_half_written_state():
     def run_train():
         for _ in range(100):
             box[0] = train(box[0])
+            stop.wait(STEP_S)
         stop.set()
 
     def run_evaluate():
-        while not stop.is_set():
+        while not stop.wait(TURN_S):
             with contextlib.suppress(tg.ReplayError):
                 low, high = evaluate(box[0])
                 assert int(low) == int(high)
