@@ -13,6 +13,7 @@ from tests.processes import run_program, run_python
 EVERYTHING = """
     import gc, sys, threading, time
     import jax, jax.numpy as jnp, numpy as np, tracegraph as tg
+    gc.unfreeze()
     tg.memory.record_memory_history()
     step = tg.capture(lambda s, x: ({"w": s["w"] + x}, s["w"] * 2), donate_argnums=0)
     state, y = step({"w": jnp.ones(1000)}, 1.0)
