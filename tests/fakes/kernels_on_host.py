@@ -290,10 +290,15 @@ def compile_with_launch(source: str, launch: str, *, has_threads: bool = True) -
 
 @functools.cache
 def _compile_scheduler(compiler: str) -> str:
-    """Returns what runs threads, compiled once: its headers take longer than a kernel."""
+    """Returns what runs threads, compiled once: its headers take longer than a kernel.
+
+    It is optimized, for threads change places often.
+    """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="kernels-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     compiled = folder / "scheduler.o"
-    command = [compiler, *_FLAGS, "-c", "-o", str(compiled), str(_SCHEDULER)]
+    # A jump to another stack, as all of its jumps are, would be taken for a fault.
+    flags = [*_FLAGS, "-O2", "-U_FORTIFY_SOURCE"]
+    command = [compiler, *flags, "-c", "-o", str(compiled), str(_SCHEDULER)]
     subprocess.run(command, check=True, timeout=60)
     return str(compiled)

@@ -2,6 +2,7 @@
 // a warp in it, then another one, drawn at random, so that a missing barrier shows. A barrier that
 // some threads never reach aborts.
 #include <algorithm>
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,25 +23,32 @@ struct Block {
     }
 };
 struct Copy { void *to; const void *from; };
+// A stack and where it was left; `swapcontext` would ask Linux for the mask of signals each time.
+struct Place { ucontext_t first; jmp_buf last; bool begun = false; };
 struct Thread {
-    ucontext_t context; int index, rank; bool done = false, looks = false;
+    Place place; int index, rank; bool done = false, looks = false;
     std::vector<std::vector<Copy>> groups{1}; std::vector<int> tokens;
     const Barrier *awaited = nullptr; int phase = 0;
 };
 using Warps = std::vector<std::vector<Thread *>>;
 thread_local Barrier whole; thread_local std::vector<std::unique_ptr<Block>> blocks;
-thread_local Thread *self; thread_local ucontext_t scheduler; thread_local void (*body)();
+thread_local Thread *self; thread_local Place scheduler; thread_local void (*body)();
 thread_local std::minstd_rand order(1);
 int arrive(Barrier &barrier) {
     int phase = barrier.phase;
     if (++barrier.arrived == barrier.expected) { barrier.arrived = 0; ++barrier.phase; }
     return phase;
 }
+__attribute__((noinline)) void change(Place &from, Place &to) {
+    if (_setjmp(from.last)) return;
+    if (to.begun) _longjmp(to.last, 1);
+    to.begun = true; setcontext(&to.first);
+}
 void await(const Barrier &barrier, int phase) {
     if (barrier.phase != phase) return;
-    self->awaited = &barrier; self->phase = phase; swapcontext(&self->context, &scheduler);
+    self->awaited = &barrier; self->phase = phase; change(self->place, scheduler);
 }
-void begin() { body(); self->done = true; }
+void begin() { body(); self->done = true; _longjmp(scheduler.last, 1); }
 bool run_warp(std::vector<Thread *> &threads, void (*enter)(int, int)) {
     std::shuffle(threads.begin(), threads.end(), order);
     bool moved = false;
@@ -48,7 +56,7 @@ bool run_warp(std::vector<Thread *> &threads, void (*enter)(int, int)) {
         if (each->done || each->awaited && each->awaited->phase == each->phase) continue;
         self = each; each->awaited = nullptr; each->looks = false;
         enter(each->rank, each->index);
-        swapcontext(&scheduler, &each->context);
+        change(scheduler, each->place);
         moved |= !each->looks;
     }
     return moved;
@@ -62,7 +70,7 @@ bool run_block(Warps &warps, void (*enter)(int, int)) {
 }
 extern "C" {
 // A thread that waits in a loop of its own lets all others run before it looks again.
-void look_later() { self->looks = true; swapcontext(&self->context, &scheduler); }
+void look_later() { self->looks = true; change(self->place, scheduler); }
 int find_cluster_rank() { return self->rank; }
 char *find_shared(int peer) {
     char *start = blocks[peer]->shared.data();
@@ -90,7 +98,7 @@ void end_copies(int count) {
 }
 void run_cluster(int threads, int size, int bytes, void (*enter)(int, int), void (*run)()) {
     int all = threads * size;
-    whole = {all}; body = run; blocks.clear();
+    whole = {all}; body = run; scheduler.begun = true; blocks.clear();
     for (int each = 0; each < size; ++each)
         blocks.push_back(std::make_unique<Block>(threads, bytes));
     auto *stacks = (char *)mmap(0, all * STACK, PROT_READ | PROT_WRITE,
@@ -102,10 +110,11 @@ void run_cluster(int threads, int size, int bytes, void (*enter)(int, int), void
         if (index % threads % 32 == 0) block.emplace_back();
         block.back().push_back(&each);
         each.rank = index / threads; each.index = index % threads;
-        getcontext(&each.context);
-        each.context.uc_stack.ss_sp = stacks + index * STACK;
-        each.context.uc_stack.ss_size = STACK; each.context.uc_link = &scheduler;
-        makecontext(&each.context, begin, 0);
+        ucontext_t &first = each.place.first;
+        getcontext(&first);
+        first.uc_stack.ss_sp = stacks + index * STACK;
+        first.uc_stack.ss_size = STACK; first.uc_link = nullptr;
+        makecontext(&first, begin, 0);
     }
     // Who looks may go on at the next look.
     for (int idle = 0; idle < 1000; ++idle) {
