@@ -68,6 +68,8 @@ _FLAGS = [
     "-ffp-contract=off",
     "-w",
 ]
+# Linking with the library of C++ takes as long as compiling a kernel; the process has it.
+_LIBRARIES = ["-nodefaultlibs", "-lgcc", "-lm", "-lc"]
 _ONE_THREAD = """
 static Dim blockIdx, threadIdx, gridDim, blockDim;
 static void wait() {}
@@ -283,7 +285,8 @@ def compile_with_launch(source: str, launch: str, *, has_threads: bool = True) -
     with tempfile.TemporaryDirectory(prefix="kernels-") as folder:
         file, library = pathlib.Path(folder, "kernel.cc"), pathlib.Path(folder, "kernel.so")
         file.write_text(text)
-        command = [compiler, *_FLAGS, "-shared", "-o", str(library), str(file), *scheduler]
+        parts = [str(file), *scheduler, *_LIBRARIES]
+        command = [compiler, *_FLAGS, "-shared", "-o", str(library), *parts]
         subprocess.run(command, check=True, timeout=60)
         return ctypes.CDLL(str(library))
 
@@ -294,6 +297,8 @@ def _compile_scheduler(compiler: str) -> str:
 
     It is optimized, for threads change places often.
     """
+    # Whose functions it calls, see `_LIBRARIES`.
+    ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="kernels-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     compiled = folder / "scheduler.o"
