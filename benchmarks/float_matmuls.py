@@ -66,7 +66,7 @@ class Shape:
             right[::-1] if self.right_turned else right,
         )
 
-        def make(shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+        def make(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
             return rng.normal(size=shape).astype(np.float32)
 
         return [(make(shapes[0]), make(shapes[1])) for _ in range(self.count)]

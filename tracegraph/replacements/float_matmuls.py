@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -24,10 +25,11 @@ from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.replacements.graph_view import GraphView, count_depth
 from tracegraph.replacements.kernel_call import call_kernel
 from tracegraph.replacements.match import Machine, Match
-from tracegraph.replacements.wide_ops import WideOps
 
 # Smaller ones take a few microseconds.
 MIN_PRODUCTS = 1 << 27
+# Depths of one sum of the reference.
+SHORT = 64
 # JAX's own default lets tensor cores round float32 to TF32, which is faster than any sum of parts.
 _EXACT = (lax.Precision.HIGHEST, lax.DotAlgorithmPreset.F32_F32_F32)
 
@@ -74,6 +76,52 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
+class ShortSums:
+    """The reference of a product: float32, but more exact than one sum.
+
+    Sums of few products each are added up with what each addition has lost (Kahan, "Further remarks
+    on reducing truncation errors", 1965).
+
+    Attributes:
+        matmul: which product.
+        sides: the numbers of the inputs that are the left and the right side.
+        shape: of the result.
+    """
+
+    matmul: FloatMatmul
+    sides: tuple[int, int]
+    shape: tuple[int, ...]
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """Returns the one result."""
+        matmul = self.matmul
+        x, y = (arrays[side] for side in self.sides)
+        x = x.reshape((-1, matmul.depth) if matmul.left_by_depth else (matmul.depth, -1))
+        y = y.reshape((-1, matmul.depth) if matmul.right_by_depth else (matmul.depth, -1))
+        axes = int(matmul.left_by_depth), int(matmul.right_by_depth)
+        size = min(SHORT, matmul.depth)
+        count = matmul.depth // size
+
+        def add(place: Any, sums: tuple[Any, Any]) -> tuple[Any, Any]:
+            total, lost = sums
+            part = _multiply_slice(x, y, axes, place * size, size) - lost
+            added = total + part
+            return added, (added - total) - part
+
+        rest = _multiply_slice(x, y, axes, count * size, matmul.depth - count * size)
+        total, _ = lax.fori_loop(0, count, add, (rest, jnp.zeros_like(rest)))
+        return [total.reshape(self.shape)]
+
+
+def _multiply_slice(x: Any, y: Any, axes: tuple[int, int], start: Any, size: int) -> Any:
+    """Returns the product of some of the depths."""
+    left = lax.dynamic_slice_in_dim(x, start, size, axes[0])
+    right = lax.dynamic_slice_in_dim(y, start, size, axes[1])
+    numbers = (((axes[0],), (axes[1],)), ((), ()))
+    return lax.dot_general(left, right, numbers, precision=lax.Precision.HIGHEST)
+
+
+@dataclasses.dataclass(frozen=True)
 class _Side:
     """One operand of a matmul.
 
@@ -92,9 +140,9 @@ def _match(view: GraphView, op: Op, machine: Machine) -> Match | None:
     if not _is_exact(op) or (sides := _read_sides(view, op)) is None:
         return None
     left, right = sides
-    ops, result = [op], op.results[0]
+    last, result = op, op.results[0]
     if (turning := _find_turning(view, result)) is not None:
-        ops, result = [op, turning], turning.results[0]
+        last, result = turning, turning.results[0]
         left, right = right, left
     depth = count_depth(op)
     matmul = FloatMatmul(left.lines, right.lines, depth, left.by_depth, right.by_depth)
@@ -109,9 +157,8 @@ def _match(view: GraphView, op: Op, machine: Machine) -> Match | None:
         (inputs.index(left.value), inputs.index(right.value)),
         result.shape,
     )
-    makers = [view.makers[each] for each in op.operands if each not in inputs]
-    reference = WideOps((*dict.fromkeys(makers), *ops), inputs, (result,))
-    return Match(ops[-1], (result,), inputs, product, reference, terms=depth)
+    reference = ShortSums(matmul, product.sides, result.shape)
+    return Match(last, (result,), inputs, product, reference, terms=depth)
 
 
 def _is_exact(op: Op) -> bool:

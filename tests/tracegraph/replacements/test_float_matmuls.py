@@ -110,6 +110,17 @@ def test_the_kernel_gives_what_the_matmul_gives(name: str, monkeypatch: pytest.M
         np.testing.assert_allclose(wanted, known[match.results[0]], rtol=1e-5, atol=1e-4)
 
 
+def test_the_reference_is_more_exact_than_one_sum() -> None:
+    x, y = draw(64, 4000), draw(4000, 64)
+    (match,) = RULE.find(build(exact(jnp.matmul), x, y), GPU)
+    right = np.asarray(x, np.float64) @ np.asarray(y, np.float64)
+    products = jnp.moveaxis(x[:, :, None] * y[None], 1, 0)
+    plain, _ = lax.scan(lambda sums, each: (sums + each, None), jnp.zeros((64, 64)), products)
+    (result,) = match.reference(x, y)
+    errors = [np.abs(np.asarray(each) - right).max() for each in (result, plain)]
+    assert errors[0] < errors[1] / 4
+
+
 def test_parts_of_the_depths_are_added_up() -> None:
     (match,) = RULE.find(build(exact(jnp.matmul), draw(64, 256), draw(256, 64)), GPU)
     product: Any = match.compute
