@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python benchmarks/float_matmuls.py [--output DIR] [--repeats N] [--dry-run]
 
-Each side is one graph of several products of matrices of one shape, replayed; the figure is the
-time of one. Memory has sides row by row, or as gradients need them: ``turned``. Errors are measured
-against float64. Sides take turns; PyTorch has a process of its own, without TF32.
+Each side is one graph of several matmuls of one shape, replayed; the figure is the time of one.
+Memory has sides row by row, or as gradients need them: ``turned``. Errors are measured against
+float64. Sides take turns; PyTorch has a process of its own, without TF32.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Shape:
 
     @property
     def count(self) -> int:
-        """How many products a graph has, so that the start of one is not what is timed."""
+        """How many matmuls a graph has, so that the start of one is not what is timed."""
         return max(2, min(8, (1 << 34) // (self.rows * self.depth * self.columns)))
 
     def draw(self) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-        """Returns the sides of each product, as they lie in memory."""
+        """Returns the sides of each matmul, as they lie in memory."""
         rng = np.random.default_rng(0)
         left, right = (self.rows, self.depth), (self.depth, self.columns)
         shapes = (
@@ -72,7 +72,7 @@ class Shape:
         return [(make(shapes[0]), make(shapes[1])) for _ in range(self.count)]
 
     def multiply(self, multiply: Callable[[Any, Any], Any], sides: Any) -> list[Any]:
-        """Returns all products of a library's arrays."""
+        """Returns all matmuls of a library's arrays."""
         return [
             multiply(x.T if self.left_turned else x, y.T if self.right_turned else y)
             for x, y in sides
@@ -95,7 +95,7 @@ TINY = {"8 x 8 x 8": Shape(8, 8, 8, right_turned=True)}
 
 
 class JaxSide:
-    """A graph of products in JAX.
+    """A graph of matmuls in JAX.
 
     Args:
         shape: of the matrices.
@@ -122,7 +122,7 @@ class JaxSide:
         return [line.strip() for line in lines if "tensor cores:" in line]
 
     def measure(self) -> tuple[float, float]:
-        """Returns the largest and the root mean square error of the first product."""
+        """Returns the largest and the root mean square error of the first matmul."""
         x, y = (np.asarray(each, np.float64) for each in self._sides[0])
         right = (x.T if self._shape.left_turned else x) @ (y.T if self._shape.right_turned else y)
         error = np.asarray(self._results[0], np.float64) - right
@@ -158,7 +158,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
     if _DRY_RUN.value:
-        run(TINY, None)
+        write(run(TINY, None))
         return
     with start_peer(serve) as ask:
         jax = importlib.import_module("jax")
@@ -181,7 +181,7 @@ def run(shapes: dict[str, Shape], ask: Callable[..., Any] | None) -> dict[str, A
                 samples[side].append(time_one() / shape.count)
         times = {side: statistics.median(each) for side, each in samples.items()}
         found[name] = {
-            "products": shape.count,
+            "matmuls": shape.count,
             "microseconds of one": times,
             "errors, largest and root mean square": {
                 side: each.measure() for side, each in sides.items()
@@ -209,7 +209,8 @@ def write(found: dict[str, Any]) -> None:
     }
     folder = pathlib.Path(_OUTPUT.value)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "float_matmuls.json").write_text(json.dumps(document, indent=1) + "\n")
+    name = "float_matmuls_dry_run.json" if _DRY_RUN.value else "float_matmuls.json"
+    (folder / name).write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ reach 165 TFLOPS, its units for float32 67.
   instruction is free, as long as both sides agree, so no thread needs what another one has loaded.
 * Blocks stay and take the next tile; where tiles are few, depths are split over blocks, and what
   reads the result adds up the parts.
-* Infinite values have no parts: infinity less infinity is no number. A result that is not finite is
+* Infinite values have no parts: infinity minus infinity is NaN. A result that is not finite is
   computed again, one product after the other, so that it is what float32 gives.
 
 Values below 2^-110 lose bits that bfloat16 has no exponents for.
@@ -54,7 +54,7 @@ _TILE_STEPS, _SUMS_A_STEP = 2, 500_000
 
 @dataclasses.dataclass(frozen=True)
 class FloatMatmul:
-    """A product of two matrices in float32.
+    """A matmul of two matrices in float32.
 
     Attributes:
         rows: of the left side and the result.
@@ -91,7 +91,7 @@ def choose_split(matmul: FloatMatmul, processors: int) -> int:
     """Returns in how many parts the depths are split, each a result of its own.
 
     Args:
-        matmul: which product.
+        matmul: which one.
         processors: multiprocessors of the GPU, each of which takes a block.
     """
     steps, tiles = _count_steps(matmul), count_tiles(matmul)

@@ -1,4 +1,4 @@
-"""The benchmarks of mixed precision, graphed callables and buckets, as dry runs."""
+"""The benchmarks of mixed precision, graphed callables, buckets and matmuls, as dry runs."""
 
 from __future__ import annotations
 
@@ -56,3 +56,12 @@ def test_buckets(tmp_path: pathlib.Path) -> None:
     assert [row["size"] for row in document["calls"]] == [1, 2, 5, 6, 7, 8]
     assert document["hits"] == 6 * 4, "one to compare and three timed ones each"
     assert f"memory: {document['memory']:.3f}" in printed
+
+
+def test_float_matmuls(tmp_path: pathlib.Path) -> None:
+    document, printed = run_dry("float_matmuls", tmp_path, "--repeats=1")
+    ((shape, row),) = document["shapes, rows by depth by columns"].items()
+    assert set(row["microseconds of one"]) == {'tg.capture, numerics="equivalent"', "tg.capture"}
+    for largest, mean in row["errors, largest and root mean square"].values():
+        assert 0 < mean < largest < 1e-5
+    assert printed.startswith(f"{shape}: tg.capture, numerics")

@@ -50,13 +50,13 @@ class FloatMatmuls:
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class MatmulCall:
     """Calls the kernel, and adds up the parts of its sums.
 
     Attributes:
         kernel: what is called.
         machine: that it is compiled for.
-        partial: shape of the kernel's result, a part behind the other.
+        partial: shape of the kernel's result: the sums of each part of the depths.
         sides: the numbers of the inputs that are the left and the right side.
         shape: of the result.
     """
@@ -77,13 +77,13 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class ShortSums:
-    """The reference of a product: float32, but more exact than one sum.
+    """The reference of a matmul: float32, but more exact than one sum.
 
     Sums of few products each are added up with what each addition has lost (Kahan, "Further remarks
     on reducing truncation errors", 1965).
 
     Attributes:
-        matmul: which product.
+        matmul: which one.
         sides: the numbers of the inputs that are the left and the right side.
         shape: of the result.
     """
@@ -114,7 +114,7 @@ class ShortSums:
 
 
 def _multiply_slice(x: Any, y: Any, axes: tuple[int, int], start: Any, size: int) -> Any:
-    """Returns the product of some of the depths."""
+    """Returns the matmul over some of the depths."""
     left = lax.dynamic_slice_in_dim(x, start, size, axes[0])
     right = lax.dynamic_slice_in_dim(y, start, size, axes[1])
     numbers = (((axes[0],), (axes[1],)), ((), ()))
@@ -150,15 +150,15 @@ def _match(view: GraphView, op: Op, machine: Machine) -> Match | None:
         return None
     split = choose_split(matmul, machine.processors)
     inputs = tuple(dict.fromkeys([left.value, right.value]))
-    product = Product(
+    call = MatmulCall(
         write_float_matmul(matmul, split, machine.processors),
         machine,
         (split, matmul.rows, matmul.columns),
         (inputs.index(left.value), inputs.index(right.value)),
         result.shape,
     )
-    reference = ShortSums(matmul, product.sides, result.shape)
-    return Match(last, (result,), inputs, product, reference, terms=depth)
+    reference = ShortSums(matmul, call.sides, result.shape)
+    return Match(last, (result,), inputs, call, reference, terms=depth)
 
 
 def _is_exact(op: Op) -> bool:

@@ -123,8 +123,8 @@ def test_the_reference_is_more_exact_than_one_sum() -> None:
 
 def test_parts_of_the_depths_are_added_up() -> None:
     (match,) = RULE.find(build(exact(jnp.matmul), draw(64, 256), draw(256, 64)), GPU)
-    product: Any = match.compute
-    assert product.partial == (4, 64, 64)
+    call: Any = match.compute
+    assert call.partial == (4, 64, 64)
     assert match.terms == 256
 
 
