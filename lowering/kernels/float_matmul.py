@@ -48,8 +48,9 @@ COLUMN_BYTES, DEPTH_BYTES = 128, TILE // 8 * 128
 PRODUCTS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
 MAX_SPLIT = 8
 # In steps of a block: what a tile takes besides them, and how many partial sums are added up by
-# another kernel meanwhile.
+# another kernel meanwhile. A step, and the start of the kernel, in microseconds on an H100.
 _TILE_STEPS, _SUMS_A_STEP = 2, 500_000
+_STEP_US, _START_US = 1.2, 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,14 +95,22 @@ def choose_split(matmul: FloatMatmul, processors: int) -> int:
         matmul: which one.
         processors: multiprocessors of the GPU, each of which takes a block.
     """
-    steps, tiles = _count_steps(matmul), count_tiles(matmul)
+    splits = range(1, min(MAX_SPLIT, _count_steps(matmul)) + 1)
+    return min(splits, key=lambda split: estimate_time(matmul, split, processors))
 
-    def estimate(split: int) -> float:
-        turns = -(-tiles * split // processors)
-        added = split * matmul.rows * matmul.columns if split > 1 else 0
-        return turns * (-(-steps // split) + _TILE_STEPS) + added / _SUMS_A_STEP
 
-    return min(range(1, min(MAX_SPLIT, steps) + 1), key=estimate)
+def estimate_time(matmul: FloatMatmul, split: int, processors: int) -> float:
+    """Returns about how many microseconds the kernel takes, with the sum of its parts.
+
+    Args:
+        matmul: which one.
+        split: see `choose_split`.
+        processors: multiprocessors of the GPU.
+    """
+    turns = -(-count_tiles(matmul) * split // processors)
+    steps = turns * (-(-_count_steps(matmul) // split) + _TILE_STEPS)
+    added = split * matmul.rows * matmul.columns if split > 1 else 0
+    return _START_US + _STEP_US * (steps + added / _SUMS_A_STEP)
 
 
 def write_float_matmul(matmul: FloatMatmul, split: int, processors: int) -> OwnKernel:

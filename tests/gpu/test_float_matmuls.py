@@ -33,7 +33,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     if tg.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
     monkeypatch.setattr(fastest_variant, "time_in_turns", lambda *_: [2e-5, 1e-5])
-    monkeypatch.setattr(float_matmuls, "MIN_PRODUCTS", 1)
+    monkeypatch.setattr(float_matmuls, "XLA_OPERATIONS_A_US", 1.0)
     monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "0")
 
 

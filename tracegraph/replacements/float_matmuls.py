@@ -15,9 +15,9 @@ from jax import lax
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.lowering.kernels.float_matmul import (
     ARCHITECTURE,
-    TILE,
     FloatMatmul,
     choose_split,
+    estimate_time,
     find_problem,
     write_float_matmul,
 )
@@ -26,8 +26,9 @@ from tracegraph.replacements.graph_view import GraphView, count_depth
 from tracegraph.replacements.kernel_call import call_kernel
 from tracegraph.replacements.match import Machine, Match
 
-# Smaller ones take a few microseconds.
-MIN_PRODUCTS = 1 << 27
+# What cublasLt does in a microsecond on a GPU with these instructions. All that is found is used or
+# not, so what would lose stays out of it: few rows or columns, which fill no tile, and small ones.
+XLA_OPERATIONS_A_US = 45e6
 # Depths of one sum of the reference.
 SHORT = 64
 # JAX's own default lets tensor cores round float32 to TF32, which is faster than any sum of parts.
@@ -146,9 +147,12 @@ def _match(view: GraphView, op: Op, machine: Machine) -> Match | None:
         left, right = right, left
     depth = count_depth(op)
     matmul = FloatMatmul(left.lines, right.lines, depth, left.by_depth, right.by_depth)
-    if not _is_large(matmul) or find_problem(matmul):
+    if find_problem(matmul):
         return None
     split = choose_split(matmul, machine.processors)
+    operations = 2 * matmul.rows * matmul.columns * depth
+    if estimate_time(matmul, split, machine.processors) > operations / XLA_OPERATIONS_A_US:
+        return None
     inputs = tuple(dict.fromkeys([left.value, right.value]))
     call = MatmulCall(
         write_float_matmul(matmul, split, machine.processors),
@@ -169,12 +173,6 @@ def _is_exact(op: Op) -> bool:
     precision = op.params["precision"]
     precisions = precision if isinstance(precision, tuple) else (precision,)
     return all(each in _EXACT for each in precisions)
-
-
-def _is_large(matmul: FloatMatmul) -> bool:
-    """True if most of a tile is the result's, and there is enough to do."""
-    rows, columns = matmul.rows, matmul.columns
-    return 2 * min(rows, columns) >= TILE and rows * columns * matmul.depth >= MIN_PRODUCTS
 
 
 def _read_sides(view: GraphView, op: Op) -> tuple[_Side, _Side] | None:

@@ -25,7 +25,7 @@ RULE = FloatMatmuls()
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(float_matmuls, "MIN_PRODUCTS", 1)
+    monkeypatch.setattr(float_matmuls, "XLA_OPERATIONS_A_US", 1.0)
 
 
 def draw(*shape: int) -> Any:
@@ -131,7 +131,6 @@ def test_parts_of_the_depths_are_added_up() -> None:
 OTHERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "the default precision": (jnp.matmul, (draw(64, 32), draw(32, 64))),
     "half": (exact(jnp.matmul), (draw(64, 32).astype(jnp.bfloat16),) * 2),
-    "few rows": (exact(jnp.matmul), (draw(60, 32), draw(32, 64))),
     "a batch": (exact(jnp.matmul), (draw(2, 64, 32), draw(2, 32, 64))),
     "a depth between lines": (
         exact(lambda x, y: jnp.einsum("adb,dc->abc", x, y)),
@@ -166,14 +165,38 @@ def test_a_turned_result_that_is_needed_both_ways_is_turned_by_xla() -> None:
     assert match.op.name == "dot_general"
 
 
-def test_small_ones_other_gpus_and_the_host_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_gpus_and_the_host_are_left_alone() -> None:
     graph = build(exact(jnp.matmul), draw(64, 32), draw(32, 64))
     assert len(RULE.find(graph, GPU)) == 1
     assert RULE.find(graph, None) == []
     for architecture in ("8.0", "10.0"):
         assert RULE.find(graph, dataclasses.replace(GPU, architecture=architecture)) == []
-    monkeypatch.setattr(float_matmuls, "MIN_PRODUCTS", 64 * 64 * 32 + 1)
-    assert RULE.find(graph, GPU) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_found"),
+    [
+        # Measured on an H100: twice as fast.
+        ((640, 4096, 2048), True),
+        ((4096, 640, 2048), True),
+        ((640, 2048, 1024), True),
+        ((1024, 1024, 1024), True),
+        # Half of a tile or more is not the result's, or the start takes longer than the rest.
+        ((64, 4096, 1024), False),
+        ((4096, 4096, 16), False),
+        ((256, 256, 256), False),
+    ],
+)
+def test_what_would_be_no_faster_is_not_found(
+    sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, *, is_found: bool
+) -> None:
+    monkeypatch.undo()
+    rows, depth, columns = sizes
+    arguments = [
+        jax.ShapeDtypeStruct(each, jnp.float32) for each in [(rows, depth), (depth, columns)]
+    ]
+    graph = build(exact(jnp.matmul), *arguments)
+    assert bool(RULE.find(graph, dataclasses.replace(GPU, processors=132))) == is_found
 
 
 def test_it_comes_before_the_updates_in_matmuls() -> None:
