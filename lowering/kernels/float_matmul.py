@@ -74,6 +74,8 @@ class FloatMatmul:
 
 def find_problem(matmul: FloatMatmul) -> str:
     """Returns why a matmul has no kernel, or nothing."""
+    if not matmul.rows * matmul.columns * matmul.depth:
+        return "a matrix is empty"
     left = matmul.depth if matmul.left_by_depth else matmul.rows
     right = matmul.depth if matmul.right_by_depth else matmul.columns
     if left % VECTOR or right % VECTOR:

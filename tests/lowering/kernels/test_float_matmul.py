@@ -147,6 +147,9 @@ def test_what_has_no_kernel_is_said() -> None:
     assert find_problem(wrong) == "a line of a matrix is no multiple of 4 elements"
     odd = FloatMatmul(64, 63, 32, left_by_depth=True, right_by_depth=True)
     assert find_problem(odd) == "a row of the result is no multiple of 2 elements"
+    for sizes in [(0, 64, 64), (64, 0, 64), (64, 64, 0)]:
+        empty = FloatMatmul(*sizes, left_by_depth=True, right_by_depth=True)
+        assert find_problem(empty) == "a matrix is empty"
     assert find_problem(PLAIN) == ""
 
 

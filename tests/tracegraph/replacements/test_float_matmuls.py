@@ -140,6 +140,8 @@ OTHERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         exact(lambda x, y: jnp.einsum("mab,ban->mn", x, y)),
         (draw(64, 4, 8), draw(8, 4, 64)),
     ),
+    "no depth": (exact(jnp.matmul), (draw(64, 0), draw(0, 64))),
+    "no rows": (exact(jnp.matmul), (draw(0, 64), draw(64, 64))),
     "odd lines": (exact(jnp.matmul), (draw(64, 30), draw(30, 64))),
     "a wider result": (
         exact(lambda x, y: lax.dot(x, y, preferred_element_type=jnp.float32)),
