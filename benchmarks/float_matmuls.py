@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/float_matmuls.py [--output DIR] [--repeats N] [--dry-run]
 
 Each side is one graph of several matmuls of one shape, replayed; the figure is the time of one.
-Memory has sides row by row, or as gradients need them: ``turned``. Errors are measured against
+Memory has sides row by row, or as gradients need them: ``transposed``. Errors are measured against
 float64. Sides take turns; PyTorch has a process of its own, without TF32.
 """
 
@@ -42,15 +42,15 @@ class Shape:
         rows: of the result.
         depth: what is added up.
         columns: of the result.
-        left_turned: True if memory has the left side column by column.
-        right_turned: True if memory has the right side column by column.
+        left_transposed: True if memory has the left side column by column.
+        right_transposed: True if memory has the right side column by column.
     """
 
     rows: int
     depth: int
     columns: int
-    left_turned: bool = False
-    right_turned: bool = False
+    left_transposed: bool = False
+    right_transposed: bool = False
 
     @property
     def count(self) -> int:
@@ -62,8 +62,8 @@ class Shape:
         rng = np.random.default_rng(0)
         left, right = (self.rows, self.depth), (self.depth, self.columns)
         shapes = (
-            left[::-1] if self.left_turned else left,
-            right[::-1] if self.right_turned else right,
+            left[::-1] if self.left_transposed else left,
+            right[::-1] if self.right_transposed else right,
         )
 
         def make(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -74,7 +74,7 @@ class Shape:
     def multiply(self, multiply: Callable[[Any, Any], Any], sides: Any) -> list[Any]:
         """Returns all matmuls of a library's arrays."""
         return [
-            multiply(x.T if self.left_turned else x, y.T if self.right_turned else y)
+            multiply(x.T if self.left_transposed else x, y.T if self.right_transposed else y)
             for x, y in sides
         ]
 
@@ -82,16 +82,18 @@ class Shape:
 # Forward and backward of a layer of 4096 by 2048 and of one of 2048 by 1024, and squares.
 SHAPES = {
     "640 x 4096 x 2048": Shape(640, 4096, 2048),
-    "4096 x 640 x 2048, left turned": Shape(4096, 640, 2048, left_turned=True),
+    "4096 x 640 x 2048, left transposed": Shape(4096, 640, 2048, left_transposed=True),
     "640 x 2048 x 1024": Shape(640, 2048, 1024),
-    "2048 x 640 x 1024, left turned": Shape(2048, 640, 1024, left_turned=True),
-    "640 x 1024 x 2048, right turned": Shape(640, 1024, 2048, right_turned=True),
+    "2048 x 640 x 1024, left transposed": Shape(2048, 640, 1024, left_transposed=True),
+    "640 x 1024 x 2048, right transposed": Shape(640, 1024, 2048, right_transposed=True),
     "1024 x 1024 x 1024": Shape(1024, 1024, 1024),
     "2048 x 2048 x 2048": Shape(2048, 2048, 2048),
     "4096 x 4096 x 4096": Shape(4096, 4096, 4096),
-    "4096 x 4096 x 4096, both turned": Shape(4096, 4096, 4096, left_turned=True, right_turned=True),
+    "4096 x 4096 x 4096, both transposed": Shape(
+        4096, 4096, 4096, left_transposed=True, right_transposed=True
+    ),
 }
-TINY = {"8 x 8 x 8": Shape(8, 8, 8, right_turned=True)}
+TINY = {"8 x 8 x 8": Shape(8, 8, 8, right_transposed=True)}
 
 
 class JaxSide:
@@ -124,7 +126,9 @@ class JaxSide:
     def measure(self) -> tuple[float, float]:
         """Returns the largest and the root mean square error of the first matmul."""
         x, y = (np.asarray(each, np.float64) for each in self._sides[0])
-        right = (x.T if self._shape.left_turned else x) @ (y.T if self._shape.right_turned else y)
+        right = (x.T if self._shape.left_transposed else x) @ (
+            y.T if self._shape.right_transposed else y
+        )
         error = np.asarray(self._results[0], np.float64) - right
         return float(np.abs(error).max()), float(np.sqrt((error * error).mean()))
 

@@ -3,9 +3,9 @@
 Note [Floats in three parts]
 Tensor cores multiply bfloat16, values of eight bits, and add the products in float32. A float32 is
 the sum of three bfloat16, to the last bit: itself rounded, what is left of it rounded, and what is
-left then. Of the nine products of two values' parts the largest six matter: what the others add is
-less than half the last bit of the whole product. With six products for one, tensor cores of an H100
-reach 165 TFLOPS, its units for float32 67.
+left then. Of the nine products of two values' parts the largest six matter: the others together
+are at most about the last bit of the whole product, mostly much less, of either sign. With six
+products for one, tensor cores of an H100 reach 165 TFLOPS, its units for float32 67.
 
 * Two warpgroups multiply, each 64 rows by 128 columns. They load their rows and split them in
   registers. A third one loads the columns, splits them and stores the parts for both, a few stages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,9 +16,11 @@ from tests.fakes.compilers import make_compiler
 from tracegraph.capturing.capture_lowering import make_request
 from tracegraph.capturing.fastest_variant import _open, _replace
 from tracegraph.decorator import capture
+from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.replacements.match import Machine, Rule
+from tracegraph.runtime.code_target import CompileKernel
 from tracegraph.tracing.checked_graph import check_trace, finish_checks, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
 
@@ -72,6 +75,21 @@ def make_replaced_request(
 def lower_for_gpu(request: CaptureRequest, device: Any) -> Lowered:
     """Compiles a request for a GPU, decodes, plans and builds it."""
     return lower_request(request, make_compiler(device, takes_kernels=True))
+
+
+def lower_with_own_kernels(
+    request: CaptureRequest, device: Any, compile_kernel: CompileKernel
+) -> Lowered:
+    """Does what `lower_for_gpu` does, and compiles our own kernels.
+
+    Args:
+        request: with or without kernels of ours.
+        device: of a topology.
+        compile_kernel: for the architecture of that device.
+    """
+    compiler = make_compiler(device, takes_kernels=True)
+    target: Any = dataclasses.replace(compiler.target, compile_kernel=compile_kernel)  # pyright: ignore[reportArgumentType]
+    return lower_request(request, Compiler(target, compiler._progress))
 
 
 def compile_whole(program: Program, device: Any) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import struct
@@ -15,15 +14,17 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.deviceless.pipeline import make_capture_request, make_replaced_request
+from tests.deviceless.pipeline import (
+    lower_with_own_kernels,
+    make_capture_request,
+    make_replaced_request,
+)
 from tests.deviceless.topology import find_assembler
-from tests.fakes.compilers import make_compiler
-from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.kernels import few_rows, few_rows_problem
 from tracegraph.lowering.kernels.few_rows_problem import FewRows, Segment
 from tracegraph.lowering.kernels.own_kernel import OPTIONS, write_listing
 from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOperand
-from tracegraph.lowering.lower import Lowered, lower_request
+from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.lowering.xla.machine_code import ACQBULK, _find_text, _read_operations
 from tracegraph.passes.inline_calls import InlineCalls
@@ -87,9 +88,7 @@ def make_arguments() -> Any:
 
 
 def lower(request: CaptureRequest, device: Any) -> Lowered:
-    compiler = make_compiler(device, takes_kernels=True)
-    target: Any = dataclasses.replace(compiler.target, compile_kernel=COMPILE)  # pyright: ignore[reportArgumentType]
-    return lower_request(request, Compiler(target, compiler._progress))
+    return lower_with_own_kernels(request, device, COMPILE)
 
 
 @pytest.fixture(scope="module")

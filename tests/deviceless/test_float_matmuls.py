@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import subprocess
@@ -12,13 +11,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.deviceless.pipeline import make_replaced_request
+from tests.deviceless.pipeline import lower_with_own_kernels, make_replaced_request
 from tests.deviceless.topology import find_assembler
-from tests.fakes.compilers import make_compiler
-from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.kernels.float_matmul import FloatMatmul, write_float_matmul
 from tracegraph.lowering.kernels.own_kernel import OPTIONS, write_listing
-from tracegraph.lowering.lower import lower_request
 from tracegraph.replacements.float_matmuls import FloatMatmuls
 from tracegraph.replacements.match import Machine
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
@@ -42,9 +38,7 @@ def test_a_step_has_a_kernel_for_each_matmul_and_copies_nothing(h200: Any) -> No
     shapes = [(4096, 2048), (640, 4096), (640, 2048)]
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     request = make_replaced_request(train, arguments, [FloatMatmuls()], H200)
-    compiler = make_compiler(h200, takes_kernels=True)
-    target: Any = dataclasses.replace(compiler.target, compile_kernel=COMPILE)  # pyright: ignore[reportArgumentType]
-    lowered = lower_request(request, Compiler(target, compiler._progress))
+    lowered = lower_with_own_kernels(request, h200, COMPILE)
     nodes = [node for stage in lowered.definition.stages for node in stage.nodes]
     kernels = [node for node in nodes if isinstance(node, KernelNode)]
     assert len(kernels) == len(nodes)

@@ -17,7 +17,7 @@ from tracegraph.runtime.nodes import KernelNode
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
-# Rows, depth, columns, and which sides memory has turned.
+# Rows, depth, columns, and which sides memory has transposed.
 CASES = [
     (640, 4096, 2048, False, False),
     (1000, 640, 1028, True, False),
@@ -37,13 +37,13 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "0")
 
 
-def multiply(x: Any, y: Any, *, left_turned: bool, right_turned: bool) -> Any:
-    x, y = (x.T if left_turned else x), (y.T if right_turned else y)
+def multiply(x: Any, y: Any, *, left_transposed: bool, right_transposed: bool) -> Any:
+    x, y = (x.T if left_transposed else x), (y.T if right_transposed else y)
     return jnp.matmul(x, y, precision="highest")
 
 
-def draw(seed: int, shape: tuple[int, int], *, turned: bool) -> Any:
-    return jax.random.normal(jax.random.key(seed), shape[::-1] if turned else shape)
+def draw(seed: int, shape: tuple[int, int], *, transposed: bool) -> Any:
+    return jax.random.normal(jax.random.key(seed), shape[::-1] if transposed else shape)
 
 
 def count_kernels(step: Any) -> int:
@@ -52,20 +52,22 @@ def count_kernels(step: Any) -> int:
     return sum(node.code.symbol.startswith("float_matmul") for node in nodes)
 
 
-@pytest.mark.parametrize(("rows", "depth", "columns", "left_turned", "right_turned"), CASES)
+@pytest.mark.parametrize(("rows", "depth", "columns", "left_transposed", "right_transposed"), CASES)
 def test_they_are_more_exact_than_xlas(
-    rows: int, depth: int, columns: int, *, left_turned: bool, right_turned: bool
+    rows: int, depth: int, columns: int, *, left_transposed: bool, right_transposed: bool
 ) -> None:
     def function(x: Any, y: Any) -> Any:
-        return multiply(x, y, left_turned=left_turned, right_turned=right_turned)
+        return multiply(x, y, left_transposed=left_transposed, right_transposed=right_transposed)
 
     step: Any = tg.capture(function, numerics="equivalent")
     plain = jax.jit(function)
     for seed in range(3):
-        x = draw(2 * seed, (rows, depth), turned=left_turned)
-        y = draw(2 * seed + 1, (depth, columns), turned=right_turned)
+        x = draw(2 * seed, (rows, depth), transposed=left_transposed)
+        y = draw(2 * seed + 1, (depth, columns), transposed=right_transposed)
         wide = [np.asarray(each, np.float64) for each in (x, y)]
-        right = (wide[0].T if left_turned else wide[0]) @ (wide[1].T if right_turned else wide[1])
+        right = (wide[0].T if left_transposed else wide[0]) @ (
+            wide[1].T if right_transposed else wide[1]
+        )
         errors = [np.asarray(each(x, y)) - right for each in (step, plain)]
         ours, theirs = (float(np.sqrt((each * each).mean())) for each in errors)
         rounding = float(np.finfo(np.float32).eps) / 2 * float(np.sqrt((right * right).mean()))
@@ -109,12 +111,12 @@ def test_a_train_step_uses_them_in_both_directions() -> None:
 
     def make_weights() -> Any:
         sizes = [(512, 1024), (1024, 256)]
-        return [draw(seed, size, turned=False) / 32 for seed, size in enumerate(sizes)]
+        return [draw(seed, size, transposed=False) / 32 for seed, size in enumerate(sizes)]
 
     step: Any = tg.capture(train, donate_argnums=0, numerics="equivalent")
     plain = jax.jit(train)
     ours, theirs = make_weights(), make_weights()
-    batches = [draw(seed + 9, (384, 512), turned=False) for seed in range(5)]
+    batches = [draw(seed + 9, (384, 512), transposed=False) for seed in range(5)]
     for x in batches:
         ours, loss = step(ours, x)
         theirs, wanted = plain(theirs, x)

@@ -30,7 +30,7 @@ from tracegraph.replacements.match import Machine, Match
 # not, so what would lose stays out of it: few rows or columns, which fill no tile, and small ones.
 XLA_OPERATIONS_A_US = 45e6
 # Depths of one sum of the reference.
-SHORT = 64
+SHORT_DEPTH = 64
 # JAX's own default lets tensor cores round float32 to TF32, which is faster than any sum of parts.
 _EXACT = (lax.Precision.HIGHEST, lax.DotAlgorithmPreset.F32_F32_F32)
 
@@ -100,7 +100,7 @@ class ShortSums:
         x = x.reshape((-1, matmul.depth) if matmul.left_by_depth else (matmul.depth, -1))
         y = y.reshape((-1, matmul.depth) if matmul.right_by_depth else (matmul.depth, -1))
         axes = int(matmul.left_by_depth), int(matmul.right_by_depth)
-        size = min(SHORT, matmul.depth)
+        size = min(SHORT_DEPTH, matmul.depth)
         count = matmul.depth // size
 
         def add(place: Any, sums: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -142,8 +142,8 @@ def _match(view: GraphView, op: Op, machine: Machine) -> Match | None:
         return None
     left, right = sides
     last, result = op, op.results[0]
-    if (turning := _find_turning(view, result)) is not None:
-        last, result = turning, turning.results[0]
+    if (transposition := _find_transposition(view, result)) is not None:
+        last, result = transposition, transposition.results[0]
         left, right = right, left
     depth = count_depth(op)
     matmul = FloatMatmul(left.lines, right.lines, depth, left.by_depth, right.by_depth)
@@ -198,7 +198,7 @@ def _read_side(view: GraphView, operand: Operand, axes: Sequence[int]) -> _Side 
         return None
     maker = view.makers.get(operand)
     rank = len(operand.shape)
-    if maker is not None and _is_turning(maker) and isinstance(maker.operands[0], Value):
+    if maker is not None and _is_transposition(maker) and isinstance(maker.operands[0], Value):
         operand, axes = maker.operands[0], [1 - axis for axis in axes]
     count = len(axes)
     lines = math.prod(operand.shape) // max(1, math.prod(operand.shape[axis] for axis in axes))
@@ -209,13 +209,13 @@ def _read_side(view: GraphView, operand: Operand, axes: Sequence[int]) -> _Side 
     return None
 
 
-def _find_turning(view: GraphView, result: Value) -> Op | None:
+def _find_transposition(view: GraphView, result: Value) -> Op | None:
     """Returns the transposition that alone reads a result."""
     uses = view.uses.get(result, [])
-    if len(uses) == 1 and _is_turning(uses[0]) and result not in view.graph.outputs:
+    if len(uses) == 1 and _is_transposition(uses[0]) and result not in view.graph.outputs:
         return uses[0]
     return None
 
 
-def _is_turning(op: Op) -> bool:
+def _is_transposition(op: Op) -> bool:
     return op.name == "transpose" and tuple(op.params["permutation"]) == (1, 0)

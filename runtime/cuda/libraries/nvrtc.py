@@ -25,7 +25,7 @@ def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> 
         CudaError: it does not take the source.
     """
     nvrtc = _load()
-    flags = [f"--gpu-architecture={_name(architecture)}".encode()]
+    flags = [f"--gpu-architecture={_name_target(architecture)}".encode()]
     flags += [option.encode() for option in options]
     program = _call(nvrtc, nvrtc.nvrtcCreateProgram, source.encode(), b"kernel.cu", 0, [], [])
     try:
@@ -43,7 +43,7 @@ def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> 
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _name(architecture: str) -> str:
+def _name_target(architecture: str) -> str:
     """Returns NVRTC's name of an architecture, with the instructions that only 9.0 has."""
     return f"sm_{architecture.replace('.', '')}{'a' if architecture == '9.0' else ''}"
 

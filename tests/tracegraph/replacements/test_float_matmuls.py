@@ -63,9 +63,9 @@ class Case:
 
 CASES = {
     "rows by columns": Case(jnp.matmul, ((64, 32), (32, 68)), ((True, False),)),
-    "a turned side": Case(lambda x, y: x.T @ y, ((32, 64), (32, 68)), ((False, False),)),
-    "both turned": Case(lambda x, y: x.T @ y.T, ((32, 64), (68, 32)), ((False, True),)),
-    "a turned result": Case(lambda x, y: (x @ y).T * 2, ((68, 32), (32, 64)), ((False, True),)),
+    "a transposed side": Case(lambda x, y: x.T @ y, ((32, 64), (32, 68)), ((False, False),)),
+    "both transposed": Case(lambda x, y: x.T @ y.T, ((32, 64), (68, 32)), ((False, True),)),
+    "a transposed result": Case(lambda x, y: (x @ y).T * 2, ((68, 32), (32, 64)), ((False, True),)),
     "one array twice": Case(lambda x: x @ x.T, ((64, 32),), ((True, True),)),
     "more axes": Case(
         lambda x, y: jnp.einsum("abd,def->abef", x, y), ((2, 32, 8), (8, 4, 16)), ((True, False),)
@@ -158,7 +158,7 @@ def test_other_matmuls_stay(name: str) -> None:
     assert RULE.find(build(function, *arrays), GPU) == []
 
 
-def test_a_turned_result_that_is_needed_both_ways_is_turned_by_xla() -> None:
+def test_a_transposed_result_that_is_needed_both_ways_is_transposed_by_xla() -> None:
     def both(x: Any, y: Any) -> Any:
         product = x @ y
         return product, jnp.sin(product.T)
