@@ -1,20 +1,27 @@
-"""A step over several devices of one process: captured, against `jax.jit` with the same shardings.
+"""A step over several devices: captured, against `jax.jit` with the same shardings.
 
     PYTHONPATH=.:benchmarks python benchmarks/data_parallel.py [--devices N] [--dry-run]
+    PYTHONPATH=.:benchmarks python benchmarks/data_parallel.py --processes 2 [--dry-run]
 
 Three cases: a train step of a GPT of 12 layers of 128, its batch split and its state whole on each
 device; a sum of 64 KiB over the devices; and chains of sums of several sizes in one call, of which
 the time of one more sum is told. The sides take turns, and their results are compared first. Where
 a side is refused, its error stands in its place.
+With `--processes` each process has one device, and only the train step is timed: cut at what
+crosses processes, always with the graphs ("graphs") and as the comparison at capture decides.
 Without a GPU, JAX makes the CPU devices; prints one JSON object.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
+import socket
 import statistics
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +34,9 @@ from machine import read_processor, read_version
 import tracegraph as tg
 
 _DEVICES = flags.DEFINE_integer("devices", 2, "of how many devices the mesh is", 2)
+_PROCESSES = flags.DEFINE_integer("processes", 1, "with one device each", 1)
+_RANK = flags.DEFINE_integer("rank", None, "which of the processes this is")
+_PORT = flags.DEFINE_integer("port", 0, "where they meet")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "turns of each side", 1)
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes")
 # Of jax.jit's time; and microseconds of a sum.
@@ -63,18 +73,21 @@ def _make_reader(call: Callable[..., Any], given: jax.Array) -> Side:
     return Side(lambda state: (state, call(state)), given, ())
 
 
-def make_gpt_sides(mesh: jax.sharding.Mesh, is_dry: bool) -> dict[str, Callable[[], Side]]:
-    """Returns what makes each side of the train step."""
+def make_gpt_sides(
+    mesh: jax.sharding.Mesh, is_dry: bool, **wraps: Callable[..., Any]
+) -> dict[str, Callable[[], Side]]:
+    """Returns what makes each side of the train step: captured, or wrapped by others."""
     case = next(case for case in make_cases(is_dry=is_dry) if case.name == "gpt_12x128")
     whole, split = jax.NamedSharding(mesh, jax.P()), jax.NamedSharding(mesh, jax.P("data"))
     batch = jax.device_put(make_batches(case.shape, 1)[0], split)
+    wraps = {"tracegraph": tg.capture, **wraps, "jax.jit": jax.jit}
 
     def make(wrap: Callable[..., Any]) -> Side:
         # Through the host: a copy that shares memory would be donated with the original.
         state = jax.device_put(jax.device_get(make_state(case.shape, is_smooth=True)), whole)
         return Side(wrap(case.function, donate_argnums=0), state, batch)
 
-    return {"tracegraph": lambda: make(tg.capture), "jax.jit": lambda: make(jax.jit)}
+    return {name: functools.partial(make, wrap) for name, wrap in wraps.items()}
 
 
 def make_sum_sides(mesh: jax.sharding.Mesh) -> dict[str, Callable[[], Side]]:
@@ -145,9 +158,49 @@ def measure(sides: dict[str, Callable[[], Side]], calls: int, repeats: int) -> d
     return row
 
 
+def start_processes(count: int) -> None:
+    """Runs this program in so many processes; the first one prints."""
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    command = [sys.executable, *sys.argv, f"--port={port}"]
+    started = [subprocess.Popen([*command, f"--rank={rank}"]) for rank in range(count)]
+    statuses = [process.wait() for process in started]
+    if any(statuses):
+        raise app.UsageError("a process has failed")
+
+
+def measure_processes(count: int, rank: int, port: int, *, is_dry: bool) -> None:
+    """Measures the train step in one of several processes."""
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port}", count, rank, local_device_ids=[rank])
+    mesh = jax.make_mesh((count,), ("data",), (jax.sharding.AxisType.Auto,))
+    calls, repeats = (2, 1) if is_dry else (40, _REPEATS.value)
+    capture = functools.partial(tg.capture, mode="partial")
+    wraps = {"tracegraph": capture, "graphs": functools.partial(capture, prefer="graph")}
+    row = measure(make_gpt_sides(mesh, is_dry, **wraps), calls, repeats)
+    if rank == 0:
+        print(json.dumps({**_describe(jax.devices()), "train step, microseconds": row}, indent=1))
+
+
+def _describe(devices: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
+        "device": f"{len(devices)} x {devices[0].device_kind}, {read_processor()}",
+        "versions": {name: read_version(name) for name in ("jax", "jaxlib", "tracegraph")},
+    }
+
+
 def main(_: list[str]) -> None:
-    """Measures both cases and prints them."""
+    """Measures all cases and prints them."""
     count, is_dry = _DEVICES.value, _DRY_RUN.value
+    if _RANK.value is not None:
+        measure_processes(_PROCESSES.value, _RANK.value, _PORT.value, is_dry=is_dry)
+        return
+    if _PROCESSES.value > 1:
+        start_processes(_PROCESSES.value)
+        return
     # Has no effect where there are GPUs.
     jax.config.update("jax_num_cpu_devices", count)
     devices = jax.local_devices()[:count]
@@ -158,9 +211,7 @@ def main(_: list[str]) -> None:
     print(
         json.dumps(
             {
-                "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
-                "device": f"{count} x {devices[0].device_kind}, {read_processor()}",
-                "versions": {name: read_version(name) for name in ("jax", "jaxlib", "tracegraph")},
+                **_describe(devices),
                 "train step, microseconds": measure(make_gpt_sides(mesh, is_dry), calls, repeats),
                 "train step, limit": LIMIT,
                 "sum of 64 KiB, microseconds": measure(make_sum_sides(mesh), calls * 5, repeats),

@@ -52,7 +52,7 @@ from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.lowering.planning.step_order import reduce_edges
 from tracegraph.lowering.planning.step_times import estimate_microseconds
 from tracegraph.lowering.request import Role
-from tracegraph.runtime.collective_nodes import CollectiveNode
+from tracegraph.runtime.collective_nodes import CollectiveNode, JointCollectiveNode
 from tracegraph.runtime.early_loads import find_settled
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.event_nodes import EventNode
@@ -214,6 +214,8 @@ def _starts_early(node: Node, settled: frozenset[int]) -> bool:
 
 
 def _is_captured(step: Step) -> bool:
+    if isinstance(step, DeviceStep):
+        return not isinstance(step.node, JointCollectiveNode)
     return not isinstance(step, ExecutableCall) or step.is_captured
 
 

@@ -20,6 +20,7 @@ from tracegraph.lowering.compile import (
 )
 from tracegraph.lowering.compiled_region import CompiledRegion, record_region
 from tracegraph.lowering.compiler import Compiler
+from tracegraph.lowering.cut_collectives import cut_collectives
 from tracegraph.lowering.detach_results import detach_results
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.limit_workspaces import limit_workspaces
@@ -41,7 +42,7 @@ from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.tuning import KEEP_SUMS
-from tracegraph.lowering.xla.decode import read_program
+from tracegraph.lowering.xla.decode import read_origins, read_program
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
 from tracegraph.runtime.code_target import CompileKernel
@@ -343,11 +344,14 @@ def _read(executable: Any, region: Region, compiler: Compiler) -> XlaProgram:
         check_call=compiler.target.find_call_problem,
         plan_call=compiler.target.plan_library_call,
         reads_loops=compiler.tuning.merges,
-        partitions=compiler.partitions,
+        partitions=len(compiler.owners),
         has_choices=compiler.target.target.has_choices,
     )
     program = limit_workspaces(
         program, compiler.target.find_workspace_bytes, read_cublas_workspace_bytes()
+    )
+    program = cut_collectives(
+        program, compiler.owners, region.name, lambda name: read_origins(executable).locate(name)
     )
     compile_kernel = compiler.target.compile_kernel
     if compile_kernel is None:

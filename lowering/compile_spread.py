@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -22,6 +22,13 @@ from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.runtime.jax_interop import carry_settings
 from tracegraph.runtime.spread_buffer import GlobalType
+
+# Is called with what XLA is about to compile; raises where another process compiles something else.
+Agree: TypeAlias = Callable[[jax.stages.Lowered], None]
+
+
+def agree_alone(_lowered: jax.stages.Lowered) -> None:
+    """Agrees on a program that no other process takes part in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +98,7 @@ def compile_spread(
     donated: Collection[int],
     progress: PhaseProgress,
     overlap: Overlap,
+    agree: Agree = agree_alone,
 ) -> SpreadProgram:
     """Compiles a function of flat arguments, see Note [One program].
 
@@ -101,6 +109,7 @@ def compile_spread(
         donated: indices of donated arguments.
         progress: enters ``compile`` and, afterwards, ``lower``.
         overlap: work for this thread meanwhile.
+        agree: see `Agree`.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile it.
@@ -111,6 +120,7 @@ def compile_spread(
         # Donated leaves that no result can use are consumed all the same, as in any capture.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         lowered = jax.jit(function, donate_argnums=tuple(sorted(donated))).lower(*arguments)
+    agree(lowered)
     compile_program: Callable[[], jax.stages.Compiled] = functools.partial(lowered.compile)
     compiled = overlap.run(carry_settings(compile_program), on_late=progress.enter)
     progress.enter("lower", detail)

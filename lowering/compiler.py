@@ -85,12 +85,12 @@ class Compiler:
             error comes before that, it is left to the caller.
         tuning: how programs are made.
         compiled: regions that were compiled before, with the same options.
-        partitions: how many devices they were compiled for.
+        owners: the process of each device that the program is for.
 
     Attributes:
         target: the same.
         tuning: the same.
-        partitions: the same.
+        owners: the same.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class Compiler:
         *,
         tuning: Tuning = UNTUNED,
         compiled: Sequence[CompiledRegion] = (),
-        partitions: int = 1,
+        owners: Sequence[int] = (0,),
     ) -> None:
         self.target, self._progress, self.tuning = target, progress, tuning
-        self.partitions = partitions
+        self.owners = tuple(owners)
         self._compiled = {region.name: region for region in compiled}
         self._overlap = overlap if overlap is not None else Overlap()
 

@@ -16,7 +16,7 @@ from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.request import CaptureRequest
-from tracegraph.runtime.collective_nodes import CollectiveNode
+from tracegraph.runtime.collective_nodes import CollectiveNode, JointCollectiveNode
 from tracegraph.runtime.cudnn_calls import CompiledGraph, Direction
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.graph_nodes import Node, list_nested
@@ -78,10 +78,11 @@ def _may_add(node: CudnnNode) -> bool:
 
 
 def _adds_in_own_order(node: Node) -> bool:
-    """True for a sum of more than two devices: in another order than NCCL's."""
-    if not isinstance(node, CollectiveNode) or not node.exchange.reduction:
-        return False
-    return len(node.exchange.groups[0]) > 2
+    """True for a sum of more than two devices: in another order than in XLA's program."""
+    joint = node.members if isinstance(node, JointCollectiveNode) else ()
+    members = (node,) if isinstance(node, CollectiveNode) else joint
+    exchanges = [member.exchange for member in members]
+    return any(each.reduction and len(each.groups[0]) > 2 for each in exchanges)
 
 
 def lower_request(request: CaptureRequest, compiler: Compiler) -> Lowered:

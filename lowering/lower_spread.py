@@ -23,7 +23,13 @@ import jax
 from tracegraph.lowering.collectives import list_collectives
 from tracegraph.lowering.compile import arrange_in_place, place_donated_results
 from tracegraph.lowering.compile_gpu import FIRST_OPTIONS, find_plain, keep_legal
-from tracegraph.lowering.compile_spread import Spreading, SpreadLowering, SpreadProgram
+from tracegraph.lowering.compile_spread import (
+    Agree,
+    Spreading,
+    SpreadLowering,
+    SpreadProgram,
+    agree_alone,
+)
 from tracegraph.lowering.compiled_region import record_region
 from tracegraph.lowering.compiler import Compiler, CompileTarget, PhaseProgress
 from tracegraph.lowering.lower import lower_request
@@ -47,6 +53,7 @@ def lower_spread(
     target: CompileTarget,
     progress: PhaseProgress,
     overlap: Overlap,
+    agree: Agree = agree_alone,
 ) -> SpreadLowering:
     """Compiles a request of one region, and lowers it: Note [Graphs of several GPUs].
 
@@ -56,6 +63,7 @@ def lower_spread(
         target: one of the GPUs.
         progress: enters ``compile`` and, afterwards, ``lower``.
         overlap: work for this thread while XLA compiles.
+        agree: see `Agree`.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile it.
@@ -63,13 +71,13 @@ def lower_spread(
     """
     options = keep_legal(_OPTIONS)
     try:
-        return _lower(request, spreading, target, progress, overlap, options)
+        return _lower(request, spreading, target, progress, overlap, agree, options)
     except UnsupportedError as refusal:
         # As for one GPU: `_compile_to_kernels` of ``compile_gpu.py``.
         plain = find_plain(refusal)
         if not plain:
             raise
-    return _lower(request, spreading, target, progress, overlap, (*options, *plain))
+    return _lower(request, spreading, target, progress, overlap, agree, (*options, *plain))
 
 
 def _lower(
@@ -78,13 +86,14 @@ def _lower(
     target: CompileTarget,
     progress: PhaseProgress,
     overlap: Overlap,
+    agree: Agree,
     options: _Options,
 ) -> SpreadLowering:
     given = {spec.buffer.name: spreading.shardings.get(spec.buffer.name) for spec in request.inputs}
     for spec in request.inputs:
         if spec.role is Role.DONATED and given[spec.buffer.name] is None:
             given[spec.buffer.name] = spreading.whole
-    compiled = _compile_region(request, spreading, given, options, progress, overlap)
+    compiled = _compile_region(request, spreading, given, options, progress, overlap, agree)
     # What is on the devices already stays as it is; the region need not read all of it.
     kept = {name: sharding for name, sharding in given.items() if sharding is not None}
     placed = {} if compiled is None else _find_shardings(*compiled[:2])
@@ -94,7 +103,8 @@ def _lower(
         arranged, executable, count = compiled
         records.append(record_region(_take_part(arranged, found), executable, count, options))
     devices = spreading.devices
-    compiler = Compiler(target, progress, compiled=records, partitions=len(devices))
+    owners = [device.process_index for device in devices]
+    compiler = Compiler(target, progress, compiled=records, owners=owners)
     lowered = lower_request(_take_parts(request, found), compiler)
     types = {name: GlobalType(aval, found[name]) for name, aval in spreading.avals.items()}
     results = tuple(types[name].sharding for name in lowered.definition.outputs)
@@ -111,6 +121,7 @@ def _compile_region(
     options: _Options,
     progress: PhaseProgress,
     overlap: Overlap,
+    agree: Agree,
 ) -> tuple[Region, jax.stages.Compiled, int] | None:
     """Returns the region in the order of `compile_for_gpu`, XLA's program, and how many in place.
 
@@ -122,7 +133,14 @@ def _compile_region(
     renamed, _ = place_donated_results(request)
     arranged, count = arrange_in_place(region, request.regions, renamed, is_shared=True)
     executable = _compile(
-        arranged, count, given, options, progress=progress, overlap=overlap, spreading=spreading
+        arranged,
+        count,
+        given,
+        options,
+        progress=progress,
+        overlap=overlap,
+        agree=agree,
+        spreading=spreading,
     )
     return arranged, executable, count
 
@@ -135,6 +153,7 @@ def _compile(
     *,
     progress: PhaseProgress,
     overlap: Overlap,
+    agree: Agree,
     spreading: Spreading,
 ) -> jax.stages.Compiled:
     arguments = [
@@ -159,6 +178,7 @@ def _compile(
             _unwrap(region), donate_argnums=range(count), out_shardings=placed, keep_unused=True
         )
         lowered = jitted.lower(*arguments)
+    agree(lowered)
     compile_program: Callable[[], jax.stages.Compiled] = functools.partial(
         lowered.compile, compiler_options=dict(options)
     )

@@ -1,13 +1,15 @@
 """Nodes whose work depends on which of several GPUs they are on: collectives, device numbers.
 
 One definition serves all GPUs of a capture. When it is made executable on one of them, these nodes
-become kernels and memsets of that GPU, see `runtime/placement.py`.
+become kernels and memsets of that GPU, see `runtime/placement.py`. Only a collective over GPUs of
+several processes stays what it is: Note [Joint collectives] in `lowering/cut_collectives.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 from tracegraph.runtime.nodes import BufferUse, KernelCode, LaunchShape, Relocate
 
@@ -58,6 +60,19 @@ class Exchange:
         """
         (group,) = [group for group in self.groups if number in group]
         return group
+
+    def crosses(self, owners: Sequence[int]) -> bool:
+        """True where GPUs of several processes exchange something.
+
+        Args:
+            owners: the process of each GPU.
+
+        Example:
+            >>> pairs = Exchange(CollectiveKind.ALL_REDUCE, "F32", 8, ((0, 2), (1, 3)), "SUM")
+            >>> pairs.crosses([0, 0, 1, 1]), pairs.crosses([0, 1, 0, 1])
+            (True, False)
+        """
+        return any(len({owners[number] for number in group}) > 1 for group in self.groups)
 
     def find_sender(self, number: int) -> int | None:
         """Returns which GPU a permute sends to one; None if none does.
@@ -111,6 +126,43 @@ class CollectiveNode:
         """Returns the node with each of its byte ranges replaced."""
         source, target = relocate(self.source), relocate(self.target)
         return dataclasses.replace(self, source=source, target=target)
+
+
+@dataclasses.dataclass(frozen=True)
+class JointCollectiveNode:
+    """Collectives over GPUs of several processes: one eager call of XLA between two graphs.
+
+    Attributes:
+        members: the collectives, of which none needs another.
+    """
+
+    members: tuple[CollectiveNode, ...]
+
+    kind = "joint_collective"
+
+    @property
+    def name(self) -> str:
+        """That of the first collective."""
+        return self.members[0].name
+
+    @property
+    def ranges(self) -> tuple[BufferUse, ...]:
+        """Every byte range that it names."""
+        return tuple(use for member in self.members for use in member.ranges)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The buffers of the sources."""
+        return tuple(dict.fromkeys(member.source.buffer for member in self.members))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The buffers of the targets."""
+        return tuple(dict.fromkeys(member.target.buffer for member in self.members))
+
+    def move(self, relocate: Relocate) -> JointCollectiveNode:
+        """Returns the node with each of its byte ranges replaced."""
+        return JointCollectiveNode(tuple(member.move(relocate) for member in self.members))
 
 
 @dataclasses.dataclass(frozen=True)

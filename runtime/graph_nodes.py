@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
-from tracegraph.runtime.collective_nodes import CollectiveNode, NumberNode
+from tracegraph.runtime.collective_nodes import CollectiveNode, JointCollectiveNode, NumberNode
 from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
@@ -23,6 +23,7 @@ DeviceNode: TypeAlias = (
     | CudnnNode
     | EventNode
     | CollectiveNode
+    | JointCollectiveNode
     | NumberNode
 )
 

@@ -14,6 +14,7 @@ from tracegraph.runtime.collective_nodes import (
     MAX_MEMBERS,
     CollectiveNode,
     Exchange,
+    JointCollectiveNode,
     NumberNode,
 )
 from tracegraph.runtime.errors import InternalError
@@ -54,13 +55,16 @@ def place_definition(definition: GraphDefinition, peers: Peers) -> GraphDefiniti
 
 
 def list_exchanged(definition: GraphDefinition) -> frozenset[str]:
-    """Returns the buffers that other GPUs reach: these stay where they are."""
-    return frozenset(use.buffer for node in _list_exchanges(definition) for use in node.ranges)
+    """Returns the buffers that are exchanged with other GPUs: these stay where they are."""
+    nodes = _list_nodes(definition)
+    exchanges = [n for n in nodes if isinstance(n, CollectiveNode | JointCollectiveNode)]
+    return frozenset(use.buffer for node in exchanges for use in node.ranges)
 
 
 def list_groups(definition: GraphDefinition) -> list[tuple[int, ...]]:
-    """Returns the groups of GPUs that exchange something, each once."""
-    found = [group for node in _list_exchanges(definition) for group in node.exchange.groups]
+    """Returns the groups of GPUs whose kernels exchange something, each once."""
+    exchanges = [node for node in _list_nodes(definition) if isinstance(node, CollectiveNode)]
+    found = [group for node in exchanges for group in node.exchange.groups]
     return list(dict.fromkeys(found))
 
 
@@ -131,6 +135,5 @@ def _place_collective(node: CollectiveNode, peers: Peers) -> KernelNode:
     )
 
 
-def _list_exchanges(definition: GraphDefinition) -> list[CollectiveNode]:
-    nodes = list_nested(node for stage in definition.stages for node in stage.nodes)
-    return [node for node in nodes if isinstance(node, CollectiveNode)]
+def _list_nodes(definition: GraphDefinition) -> list[Node]:
+    return [*list_nested(node for stage in definition.stages for node in stage.nodes)]

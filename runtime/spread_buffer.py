@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
@@ -178,7 +179,7 @@ class SpreadBuffer:
     """A static buffer over several devices.
 
     Args:
-        parts: of each device, in order of the devices.
+        parts: of each device of this process, in order of the devices.
         aval: of the whole value.
         sharding: where it is; it stands for the JAX device of other buffers.
         clock: counts the replays of the graph that owns the buffer.
@@ -269,7 +270,7 @@ class SpreadBuffer:
         """Returns the piece of a value that belongs to each part."""
         pieces = self._find_pieces(value)
         if pieces is None:
-            pieces = self._find_pieces(jax.device_put(value, self.jax_device))
+            pieces = self._find_pieces(place_value(value, self.jax_device))
         assert pieces is not None
         return pieces
 
@@ -301,6 +302,27 @@ class _Order(NamedTuple):
 
     sharding: Any
     indices: Sequence[int]
+
+
+def place_value(value: Any, sharding: Any) -> Any:
+    """Returns a value as one array over several devices, as `jax.device_put` does.
+
+    Where devices are of several processes, each process gives what its own need: JAX would compare
+    the values of all processes first.
+
+    Args:
+        value: an array of JAX or NumPy, or a number; of these the same in all processes.
+        sharding: where it is to be.
+    """
+    is_array = isinstance(value, jax.Array)
+    if sharding.is_fully_addressable or (is_array and not value.is_fully_addressable):
+        return jax.device_put(value, sharding)
+    shape, can_cut = np.shape(value), is_array or isinstance(value, np.ndarray)
+    parts = [
+        jax.device_put(value[place] if can_cut else value, device)
+        for device, place in sharding.addressable_devices_indices_map(shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
 def _make_stream_error(stream: Stream) -> UnsupportedError:

@@ -54,6 +54,11 @@ class Options:
         return self.static_leaves == "auto"
 
     @property
+    def is_cut(self) -> bool:
+        """True when what no graph holds may run between two graphs."""
+        return self.mode == "partial"
+
+    @property
     def takes_control_flow(self) -> bool:
         """True when loops and branches of lax may take paths that depend on data."""
         return self.control_flow == "allow"

@@ -19,14 +19,19 @@ class Refusal(Exception):
 
 
 def make_refused_error(
-    what: str, *, where: str, why: str, refused: Iterable[RefusedWork]
+    what: str,
+    *,
+    where: str,
+    why: str,
+    refused: Iterable[RefusedWork],
+    fix: str = 'use mode="partial", or jax.jit for this function',
 ) -> UnsupportedError:
     """Returns the error that a region holds work that is not lowered."""
     return UnsupportedError(
         what,
         where=where,
         why=why,
-        fix='use mode="partial", or jax.jit for this function',
+        fix=fix,
         anchor="unsupported",
         refused=refused,
     )

@@ -5,6 +5,9 @@ Kernels of one GPU wait on the device for those of the others, so all graphs are
 anything may wait for one. Two graphs that were launched in different orders on two GPUs would wait
 for each other for ever; so one lock of the process holds off all other launches of this kind. If a
 GPU cannot be launched, the kernels on the others are told to stop.
+
+GPUs of other processes have graphs there. With these only joint collectives exchange anything, see
+Note [Joint collectives] in ``lowering/cut_collectives.py``.
 """
 
 from __future__ import annotations
@@ -14,13 +17,23 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.collective_nodes import JointCollectiveNode
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.device import find_cuda_device
+from tracegraph.runtime.cuda.joint_collectives import JointStage
 from tracegraph.runtime.cuda.peer_memory import PeerMemory, find_peer_memory
 from tracegraph.runtime.environment import read_launch_blocking
-from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, Instance, ReplayClock
+from tracegraph.runtime.graph import (
+    ExecutableGraph,
+    GraphDefinition,
+    Instance,
+    ReplayClock,
+    Stage,
+)
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.nodes import BufferUse
 from tracegraph.runtime.placement import Peers, list_exchanged, list_groups, place_definition
@@ -39,7 +52,7 @@ class SpreadGpus:
         jax_devices: in the order of XLA's partitions.
         whole: the sharding of what each of them holds whole.
         types: of the static inputs and the results, by the names of their buffers.
-        pools: of the GPUs but the first, whose pool the replay itself has.
+        pools: of this process's GPUs but the first, whose pool the replay itself has.
 
     Attributes:
         jax_device: the sharding ``whole``.
@@ -53,9 +66,15 @@ class SpreadGpus:
         pools: Sequence[PrivatePool],
     ) -> None:
         self.jax_device, self._types, self._pools = whole, types, tuple(pools)
-        self._gpus = [find_cuda_device(each) for each in jax_devices]
-        self._contexts = [gpu.context for gpu in self._gpus]
-        self._context = SpreadContext(self._contexts)
+        self._jax_devices = tuple(jax_devices)
+        # Those of this process, by their numbers.
+        self._gpus = {
+            number: find_cuda_device(each)
+            for number, each in enumerate(jax_devices)
+            if each.process_index == jax.process_index()
+        }
+        self._contexts = {number: gpu.context for number, gpu in self._gpus.items()}
+        self._context = SpreadContext([*self._contexts.values()])
 
     def bind_buffers(
         self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
@@ -64,7 +83,7 @@ class SpreadGpus:
         arenas = [arena, *(Arena(pool, definition.arena_size) for pool in self._pools)]
         bound = [
             gpu.bind_buffers(definition, each, clock)
-            for gpu, each in zip(self._gpus, arenas, strict=True)
+            for gpu, each in zip(self._gpus.values(), arenas, strict=True)
         ]
         return {name: self._join(name, [each[name] for each in bound], clock) for name in bound[0]}
 
@@ -88,26 +107,42 @@ class SpreadGpus:
         memories = {
             group: find_peer_memory([self._contexts[number] for number in group])
             for group in list_groups(definition)
+            if group[0] in self._gpus
         }
+        places = {number: index for index, number in enumerate(self._gpus)}
 
         def locate(number: int, use: BufferUse) -> int:
-            return buffers[use.buffer].parts[number].address + use.offset
+            return buffers[use.buffer].parts[places[number]].address + use.offset
 
         def find_signals(group: tuple[int, ...]) -> Sequence[int]:
             return memories[group].addresses
 
         instances = []
-        for number, gpu in enumerate(self._gpus):
+        for number, gpu in self._gpus.items():
             placed = place_definition(definition, Peers(number, locate, find_signals))
-            own: dict[str, Any] = {name: each.parts[number] for name, each in buffers.items()}
+            parts = {name: each.parts[places[number]] for name, each in buffers.items()}
+            own: dict[str, Any] = parts
             instances.append(gpu.instantiate(placed, own, fresh, reached=reached))
-        stages = zip(*(each.stages for each in instances), strict=True)
-        joined = tuple(SpreadStage(parts, self._contexts, [*memories.values()]) for parts in stages)
+        own_stages = zip(*(each.stages for each in instances), strict=True)
+        contexts, meeting = [*self._contexts.values()], [*memories.values()]
+        joined = tuple(
+            SpreadStage(parts, contexts, meeting)
+            if stage.is_captured
+            else self._make_joint_stage(stage, locate)
+            for stage, parts in zip(definition.stages, own_stages, strict=True)
+        )
         takers = {
             name: _make_taker(buffers[name], [each.takers[name] for each in instances])
             for name in instances[0].takers
         }
         return Instance(joined, takers)
+
+    def _make_joint_stage(
+        self, stage: Stage, locate: Callable[[int, BufferUse], int]
+    ) -> ExecutableGraph:
+        (node,) = stage.nodes
+        assert isinstance(node, JointCollectiveNode)
+        return JointStage(node, self._jax_devices, self._contexts, locate)
 
 
 def _make_taker(buffer: SpreadBuffer, takers: Sequence[Callable[[], Any]]) -> Callable[[], Array]:

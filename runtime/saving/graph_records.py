@@ -6,7 +6,7 @@ from tracegraph.runtime import cudnn_calls, graph, graph_nodes, library_calls, l
 from tracegraph.runtime.ffi import c_api, call
 
 # Not `CallNode`, whose executable is no plain value, nor `EventNode`: an event is the user's. Nor
-# `CollectiveNode` and `NumberNode`: graphs over several devices are not saved.
+# `CollectiveNode`, `JointCollectiveNode` and `NumberNode`: graphs over several devices stay here.
 GRAPH_TYPES: tuple[type, ...] = (
     nodes.BufferUse,
     nodes.CopyNode,

@@ -31,16 +31,20 @@ STRIDE = 1 << 36
 SIGNALS = 0x6F00_0000_0000
 
 
-def make_mesh(count: int) -> Mesh:
-    """Returns a mesh of described H200s with one axis, ``i``."""
-    return Mesh(np.array(topology.find_h200s(count)), ("i",))
+def make_mesh(count: int, hosts: int = 1) -> Mesh:
+    """Returns a mesh of described H200s, so many of each host, with one axis, ``i``."""
+    return Mesh(np.array(topology.find_h200s(count, hosts)), ("i",))
 
 
 def lower_over(
-    function: Callable[..., Any], arguments: Sequence[Any], donate_argnums: Sequence[int] = ()
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    donate_argnums: Sequence[int] = (),
+    *,
+    mode: Any = "whole",
 ) -> SpreadLowering:
     """Lowers a call whose arguments are types on described GPUs."""
-    options = capture(function, donate_argnums=tuple(donate_argnums))._options
+    options = capture(function, donate_argnums=tuple(donate_argnums), mode=mode)._options
     given = {"has_values": False, "takes_spread": True, "device": topology.find_h200()}
     prepared = prepare_call(function, options, tuple(arguments), {}, **given)
     first = check_trace(prepared, trace_call(prepared))

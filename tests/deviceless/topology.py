@@ -73,14 +73,14 @@ def find_h200() -> Any:
 
 
 @functools.cache
-def find_h200s(count: int) -> list[Any]:
-    """Returns so many described devices of one host and one process."""
+def find_h200s(count: int, hosts: int = 1) -> list[Any]:
+    """Returns so many described devices of each of some hosts, with one process each."""
     description = topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
         target_config=TARGET.read_text(),
         # Slices, hosts in a slice, devices of a host.
-        topology=f"1x1x{count}",
+        topology=f"1x{hosts}x{count}",
     )
     return list(description.devices)
 

@@ -38,7 +38,7 @@ class CudaOnHost(CudaDevice):
     """
 
     def __init__(self, driver: MemoryDriver, index: int = 0) -> None:
-        super().__init__(jax.devices("cpu")[index], driver, STREAM)
+        super().__init__(jax.local_devices(backend="cpu")[index], driver, STREAM)
         self.driver = driver
 
 

@@ -2,10 +2,12 @@
 
 Note [Agreement]
 A program over the devices of several processes runs only when all of them call it. If one could
-not capture it, the others would wait in a collective for ever. So no process runs a new program
-before every other one has said that it has compiled the same; what it says goes through the store
-of `jax.distributed`, which needs no device. Replays need no agreement: they are calls of one
-program.
+not capture it, the others would wait in a collective for ever, or while XLA compiles: on GPUs each
+process tries out some of the kernels, and waits for what the others have found. So no process
+compiles a new program before every other one has said that it has traced the same, or runs it
+before all have compiled it; what they say goes through the store of `jax.distributed`, which needs
+no device. Replays need no agreement: they are calls of one
+program, or of graphs and joint collectives in one order.
 
 Each process numbers what it says, and counts what it has heard of each other one. What was said for
 a capture that the others did not come to is taken back, so that the next capture begins in step.
@@ -15,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,13 +25,13 @@ import jax
 
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.jax_internals import find_key_value_store
-from tracegraph.lowering.compile_spread import SpreadProgram
+from tracegraph.runtime.collective_nodes import JointCollectiveNode
 from tracegraph.runtime.errors import CaptureError
+from tracegraph.runtime.graph import GraphDefinition
 
 WAIT_S = 300.0
 # The store is asked in pieces, so that an interrupt is seen between them.
 PIECE_S = 1.0
-_METADATA = re.compile(r", metadata=\{[^}]*\}")
 
 
 # How often this process has spoken, by the processes of a program, and listened to each of them.
@@ -51,37 +52,62 @@ class Agreement:
 
     def __init__(self, name: str, devices: Sequence[Any]) -> None:
         self._name = name
+        self._order = [device.id for device in devices]
         self._all = tuple(sorted({device.process_index for device in devices}))
         self._own = jax.process_index()
         self.has_others = len(self._all) > 1
         self._has_ended = not self.has_others
 
-    def confirm(self, phase: str, program: str = "") -> None:
+    def confirm(
+        self, phase: str, program: str = "", times: Sequence[float] = ()
+    ) -> list[Sequence[float]]:
         """Says that this process has finished a phase, and waits for the others to say so.
 
         Args:
             phase: its name.
             program: stands for what was compiled; equal in all processes.
+            times: that this process has measured.
+
+        Returns:
+            The times of all processes.
 
         Raises:
             CaptureError: another process failed, has another program, or does not come.
         """
         if self._has_ended:
-            return
+            return [times]
         mine = {"phase": phase, "name": self._name, "program": program}
         # Until all have agreed, an error is what they know already.
         self._has_ended = True
-        self._say(mine)
+        self._say({**mine, "times": [*times]})
         heard = {process: self._hear(process) for process in self._all if process != self._own}
         for process, message in heard.items():
             if "problem" in message:
                 raise self._make_joint_error(process, f"failed: {message['problem']}")
+        measured = [times, *(message.pop("times") for message in heard.values())]
         for process, message in heard.items():
             if message != mine:
                 raise self._make_joint_error(
                     process, f"captures another program, `{message['name']}`"
                 )
         self._has_ended = False
+        return measured
+
+    def confirm_program(self, lowered: jax.stages.Lowered) -> None:
+        """Says what this process is about to compile, and waits for the others to say the same.
+
+        XLA itself may wait for all processes while it compiles.
+
+        Args:
+            lowered: by JAX.
+
+        Raises:
+            CaptureError: as `confirm`.
+        """
+        if self._has_ended:
+            return
+        text = f"{self._order}\n{lowered.as_text()}"
+        self.confirm("traced", hashlib.sha256(text.encode()).hexdigest())
 
     def withdraw(self, error: BaseException) -> None:
         """Says that this process has failed, unless the others know."""
@@ -93,12 +119,12 @@ class Agreement:
             if process != self._own:
                 self._skip(process)
 
-    def _say(self, message: dict[str, str]) -> None:
+    def _say(self, message: dict[str, Any]) -> None:
         number = _said.get(self._all, 0)
         find_key_value_store().key_value_set(self._make_key(self._own, number), json.dumps(message))
         _said[self._all] = number + 1
 
-    def _hear(self, process: int) -> dict[str, str]:
+    def _hear(self, process: int) -> dict[str, Any]:
         key = self._make_key(process, self._count_heard(process))
         text = _poll(lambda wait_ms: find_key_value_store().blocking_key_value_get(key, wait_ms))
         if text is None:
@@ -134,11 +160,17 @@ class Agreement:
         )
 
 
-def describe_program(program: SpreadProgram) -> str:
-    """Returns what is equal for equal programs, whatever the paths of their source files."""
-    order = ",".join(str(device.id) for device in program.devices)
-    text = _METADATA.sub("", program.executable.as_text() or "")
-    return hashlib.sha256(f"{order}\n{text}".encode()).hexdigest()
+def describe_cuts(definition: GraphDefinition) -> str:
+    """Returns what processes exchange between their graphs, in order.
+
+    XLA may choose other kernels for each process, but these names and sizes are equal.
+
+    Args:
+        definition: of one process.
+    """
+    nodes = [node for stage in definition.stages for node in stage.nodes]
+    members = [m for n in nodes if isinstance(n, JointCollectiveNode) for m in n.members]
+    return "; ".join(f"{member.name} {member.exchange}" for member in members)
 
 
 def _poll(get: Callable[[int], str]) -> str | None:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tracegraph.capturing.agreement import Agreement, describe_program
+from tracegraph.capturing.agreement import Agreement, describe_cuts
 from tracegraph.capturing.capture_lowering import (
     compile_again,
     list_preparations,
@@ -27,6 +27,7 @@ from tracegraph.capturing.progress import Progress
 from tracegraph.capturing.spread_capture import (
     LoweredSpread,
     check_spread_call,
+    compare_spread,
     compile_call,
     find_call_spread,
 )
@@ -40,6 +41,7 @@ from tracegraph.constraints.meshes import check_context_mesh, check_meshes
 from tracegraph.constraints.spread import Spread
 from tracegraph.constraints.violation import make_capture_error
 from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot, find_slot
+from tracegraph.lowering.compile_spread import agree_alone
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered
@@ -63,7 +65,11 @@ from tracegraph.tracing.outer_values import OuterValues, read_outer_values
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.trace import JaxTrace
 from tracegraph.verification.capture_verification import verify_capture
-from tracegraph.verification.jit_comparison import JitComparison, compare_with_jit
+from tracegraph.verification.jit_comparison import (
+    JitComparison,
+    compare_with_jit,
+    is_graph_needed,
+)
 from tracegraph.verification.report import VerificationReport
 from tracegraph.verification.spread_verification import verify_spread, verify_spread_graph
 
@@ -121,9 +127,11 @@ class CapturePipeline:
         self.variant: Variant | None = None
         self._replacements: tuple[Replacement, ...] = ()
         # True while a graph is made of it: only then may others be timed beside.
-        self._may_time = False
-        # The devices of a call that is spread over several, once that is known.
+        self._is_capturing = False
+        # The devices of a call that is spread over several, once that is known, and what their
+        # processes agree on, if it is captured.
         self._spread: Spread | None = None
+        self._agreement: Agreement | None = None
 
     def capture(self, announce: Callable[[CapturedGraph], None]) -> Capture:
         """Runs all phases.
@@ -137,15 +145,15 @@ class CapturePipeline:
             VerificationError: the new graph differs from its reference.
             OutOfMemoryError: the pool cannot hold the graph.
         """
-        self._may_time = True
+        self._is_capturing = True
         try:
             lowered = self.run_to_lowered()
         except BaseException as error:
-            spread = self._spread or find_call_spread(self._prepared)
-            if self.takes_spread and spread is not None:
-                self._make_agreement(spread).withdraw(error)
+            agreement = self._agreement or self._make_agreement(find_call_spread(self._prepared))
+            if agreement is not None:
+                agreement.withdraw(error)
             raise
-        if isinstance(lowered, LoweredSpread):
+        if isinstance(lowered, LoweredSpread | LoweredSpreadGraphs):
             return self._finish_spread(lowered)
         graph = self.instantiate(lowered)
         with graph.hold_back():
@@ -157,21 +165,31 @@ class CapturePipeline:
         seconds = self._progress.seconds
         return Capture(call or graph, verification, seconds, comparison, recipe, self._replacements)
 
-    def _finish_spread(self, lowered: LoweredSpread) -> Capture:
-        """Verifies a program of several devices, when all of their processes have it."""
-        agreement = self._make_agreement(lowered.spread)
-        program = describe_program(lowered.lowered) if agreement.has_others else ""
+    def _finish_spread(self, lowered: LoweredSpread | LoweredSpreadGraphs) -> Capture:
+        """Verifies what runs on several devices, when all of their processes have it."""
+        assert self._agreement is not None
+        agreement, recipe, cuts = self._agreement, None, ""
+        if isinstance(lowered, LoweredSpreadGraphs):
+            recipe = dataclasses.replace(lowered, prepared=lowered.prepared.drop_values())
+            cuts = describe_cuts(lowered.lowered.definition)
         try:
-            agreement.confirm("compiled", program)
-            call = lowered.instantiate()
-            verification = self.verify(call)
+            graph = self.instantiate(lowered)
+            agreement.confirm("compiled", f"{self._prepared.options.prefer} {cuts}")
+            verification = self.verify(graph)
             agreement.confirm("verified")
+            comparison, call = compare_spread(
+                self._prepared, graph, self._jaxpr, agreement, self._progress
+            )
         except BaseException as error:
             agreement.withdraw(error)
             raise
-        return Capture(call, verification, self._progress.seconds)
+        seconds = self._progress.seconds
+        return Capture(call or graph, verification, seconds, comparison, recipe)
 
-    def _make_agreement(self, spread: Spread) -> Agreement:
+    def _make_agreement(self, spread: Spread | None) -> Agreement | None:
+        """Returns the agreement of a capture over several devices; lowering alone needs none."""
+        if spread is None or not (self.takes_spread and self._is_capturing):
+            return None
         return Agreement(self._prepared.options.name, spread.devices)
 
     # A `LoweredCapture`, or a `LoweredSpread`, of which callers see what both have.
@@ -196,6 +214,7 @@ class CapturePipeline:
         graph = first.checked.graph
         if self.takes_spread:
             self._spread = find_call_spread(self._prepared, graph)
+            self._agreement = self._make_agreement(self._spread)
         if self._spread is not None:
             check_spread_call(self._prepared, first.checked, self._spread)
             if self._device.takes_kernels:
@@ -229,7 +248,7 @@ class CapturePipeline:
             return self._lower_variant(chosen.first, is_checked=True, tuning=chosen.tuning)
         variant = self._lower_variant(first)
         # The device may have more that no graph holds.
-        if not self._may_time or not takes_replacements(variant.lowered.checked):
+        if not self._is_capturing or not takes_replacements(variant.lowered.checked):
             return variant
         self._progress.enter("compare", "replacements")
         lower = functools.partial(self._lower_variant, is_checked=True)
@@ -328,18 +347,21 @@ class CapturePipeline:
     def _compile_spread(
         self, first: FirstTrace, spread: Spread, overlap: Overlap
     ) -> LoweredSpread | LoweredSpreadGraphs:
-        prepared, device = self._prepared, self._device
+        prepared, device, progress = self._prepared, self._device, self._progress
+        agree = agree_alone if self._agreement is None else self._agreement.confirm_program
         if not device.takes_kernels:
-            program = compile_call(prepared, self._jaxpr, spread, self._progress, overlap)
+            program = compile_call(prepared, self._jaxpr, spread, progress, overlap, agree)
             return LoweredSpread(prepared, first.checked, program, spread, device)
-        lowering = lower_for_gpus(prepared, first, spread, device, self._progress, overlap)
+        lowering = lower_for_gpus(prepared, first, spread, device, progress, overlap, agree)
         return make_lowered(prepared, first, lowering, spread, device, self._pool)
 
     def finish_checks(self, first: FirstTrace) -> None:
         """Traces a second time, compares the two traces and verifies what the passes made."""
         finish_checks(self._prepared, first)
 
-    def instantiate(self, lowered: LoweredCapture) -> CapturedGraph:
+    # One of the stages that `run_to_lowered` returns; of several devices a `SpreadCall` or a
+    # `SpreadGraph` comes back.
+    def instantiate(self, lowered: Any) -> Any:
         """Allocates the arena and makes the graph executable."""
         self._progress.enter("instantiate")
         return lowered.instantiate()
@@ -363,9 +385,7 @@ class CapturePipeline:
 
     def compare(self, graph: CapturedGraph) -> tuple[JitComparison | None, JitCall | None]:
         """Times a graph with eager parts against `jax.jit`; returns what replaces one that lost."""
-        # Only a graph keeps what its probes show, and looks at its results.
-        is_seen = bool(graph.checked.probes) or self._prepared.options.debug_nans
-        if graph.replay.is_whole or is_seen:
+        if is_graph_needed(self._prepared, graph):
             return None, None
         self._progress.enter("compare", "with jax.jit")
         make_call = functools.partial(JitCall, self._prepared, self._jaxpr, graph)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from tracegraph.capturing.agreement import Agreement
 from tracegraph.capturing.compiled_capture import CompiledCapture, MemoryAnalysis
 from tracegraph.capturing.stage import Stage
 from tracegraph.constraints.frames import locate_caller
@@ -14,13 +15,25 @@ from tracegraph.constraints.spread import Spread, check_spread, find_spread
 from tracegraph.constraints.violation import Violation, make_capture_error
 from tracegraph.ir.graph import Graph
 from tracegraph.jax_internals import make_function
-from tracegraph.lowering.compile_spread import SpreadProgram, compile_spread
+from tracegraph.lowering.compile_spread import (
+    Agree,
+    SpreadProgram,
+    agree_alone,
+    compile_spread,
+)
 from tracegraph.lowering.compiler import PhaseProgress
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.replaying.spread_call import SpreadCall, make_flat
+from tracegraph.replaying.spread_graph import SpreadGraph
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.verification.jit_comparison import (
+    JitComparison,
+    find_skip_reason,
+    is_graph_needed,
+)
+from tracegraph.verification.spread_comparison import time_spread
 from tracegraph.verification.spread_verification import verify_spread
 
 
@@ -104,8 +117,8 @@ def check_spread_call(prepared: PreparedCall, checked: CheckedGraph, spread: Spr
     """
     graph = checked.graph
     violations = [*checked.uncapturable.values()]
-    violations += check_spread(spread, prepared.list_leaves(), graph)
     options = prepared.options
+    violations += check_spread(spread, prepared.list_leaves(), graph, is_cut=options.is_cut)
     if options.outputs != "fresh":
         why = "static results are in one device's pool; on several devices they are JAX's arrays"
         option, fix = f"outputs={options.outputs!r}", 'leave outputs="static" out'
@@ -115,7 +128,12 @@ def check_spread_call(prepared: PreparedCall, checked: CheckedGraph, spread: Spr
 
 
 def compile_call(
-    prepared: PreparedCall, jaxpr: Any, spread: Spread, progress: PhaseProgress, overlap: Overlap
+    prepared: PreparedCall,
+    jaxpr: Any,
+    spread: Spread,
+    progress: PhaseProgress,
+    overlap: Overlap,
+    agree: Agree = agree_alone,
 ) -> SpreadProgram:
     """Compiles a call for the devices that it is spread over.
 
@@ -125,6 +143,7 @@ def compile_call(
         spread: the devices.
         progress: is notified of the phases.
         overlap: work for this thread meanwhile.
+        agree: see `Agree`.
     """
     types = jax.tree_util.tree_leaves(prepared.make_abstract_arguments())
     function = make_flat(make_function(jaxpr), prepared.options.name)
@@ -135,7 +154,41 @@ def compile_call(
         donated=prepared.donated,
         progress=progress,
         overlap=overlap,
+        agree=agree,
     )
+
+
+def compare_spread(
+    prepared: PreparedCall,
+    graph: SpreadCall | SpreadGraph,
+    jaxpr: Any,
+    agreement: Agreement,
+    progress: PhaseProgress,
+) -> tuple[JitComparison | None, SpreadCall | None]:
+    """Times graphs that are cut against XLA's program; returns the program if they lose.
+
+    Args:
+        prepared: the call.
+        graph: what was captured.
+        jaxpr: what JAX traced.
+        agreement: of its processes.
+        progress: is notified of the phase.
+    """
+    if isinstance(graph, SpreadCall) or is_graph_needed(prepared, graph):
+        return None, None
+    skipped = find_skip_reason(prepared, graph)
+    if skipped:
+        return JitComparison(skipped=skipped), None
+    progress.enter("compare", "with jax.jit")
+    spread = Spread(graph.program.devices, "", "", "")
+    agree = agreement.confirm_program
+    program = compile_call(prepared, jaxpr, spread, progress, Overlap(), agree)
+    call = SpreadCall(prepared, graph.checked, program)
+    progress.enter("compare", "with jax.jit")
+    times = agreement.confirm("compared", times=time_spread(prepared, graph, call))
+    slowest = [max(each) for each in zip(*times, strict=True)]
+    comparison = JitComparison(*slowest)
+    return comparison, call if comparison.is_jit_faster else None
 
 
 def _make_option_violation(

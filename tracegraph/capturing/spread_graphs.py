@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tracegraph.capturing.capture_lowering import make_request
@@ -17,7 +18,13 @@ from tracegraph.constraints.spread import Spread, find_spread
 from tracegraph.constraints.violation import Violation, make_capture_error
 from tracegraph.jax_internals import is_key_dtype
 from tracegraph.lowering.collector import hold_collector
-from tracegraph.lowering.compile_spread import Spreading, SpreadLowering, SpreadProgram
+from tracegraph.lowering.compile_spread import (
+    Agree,
+    Spreading,
+    SpreadLowering,
+    SpreadProgram,
+    agree_alone,
+)
 from tracegraph.lowering.compiler import PhaseProgress
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import CaptureRequest
@@ -64,7 +71,8 @@ class LoweredSpreadGraphs(LoweredCapture):
             OutOfMemoryError: a GPU cannot hold its arena.
             UnsupportedError: a GPU cannot reach the memory of another.
         """
-        devices = [find_any_device(each) for each in self.program.devices]
+        own = jax.process_index()
+        devices = [find_any_device(d) for d in self.program.devices if d.process_index == own]
         pool, *others = self.pool.join_all(devices, self.whole)
         gpus = join_gpus(self.program.devices, self.whole, self.types, others)
         state = ArrayState(self.prepared.options.outputs)
@@ -109,6 +117,7 @@ def lower_for_gpus(
     device: Device,
     progress: PhaseProgress,
     overlap: Overlap,
+    agree: Agree = agree_alone,
 ) -> SpreadLowering:
     """Compiles a call for the GPUs that it is spread over, and lowers what XLA wrote.
 
@@ -119,6 +128,7 @@ def lower_for_gpus(
         device: one of them.
         progress: is notified of the phases.
         overlap: work for this thread while XLA compiles.
+        agree: see `Agree`.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA cannot compile it.
@@ -133,7 +143,7 @@ def lower_for_gpus(
     avals = _list_avals(request, first.checked)
     is_named = find_spread((), first.checked.graph) is not None
     spreading = Spreading(spread.devices, make_whole(spread), shardings, avals, is_named)
-    return lower_spread(request, spreading, device, progress, overlap)
+    return lower_spread(request, spreading, device, progress, overlap, agree)
 
 
 def make_lowered(

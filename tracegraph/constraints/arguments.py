@@ -38,6 +38,7 @@ def check_arguments(
     device: Any,
     takes_static: bool = True,
     takes_spread: bool = False,
+    is_cut: bool = False,
 ) -> tuple[Violation, ...]:
     """Checks the leaves of a call before they reach a graph.
 
@@ -47,6 +48,7 @@ def check_arguments(
         takes_static: True when static leaves are taken; they are not among these.
         takes_spread: True when arrays over several devices are taken. Whether all
             of them agree is `tracegraph/constraints/spread.py`'s question.
+        is_cut: True when a graph of GPUs is cut where other processes are needed.
 
     Returns:
         All violations, leaf by leaf.
@@ -60,7 +62,7 @@ def check_arguments(
     is_spread = takes_spread and any(find_spread_sharding(leaf.value) for leaf in leaves)
     for leaf in leaves:
         violation = _find_leaf_violation(
-            leaf, device, takes_static=takes_static, is_spread=is_spread
+            leaf, device, takes_static=takes_static, is_spread=is_spread, is_cut=is_cut
         ) or _find_sharing_violation(leaf, holders)
         if violation is not None:
             found.append(violation)
@@ -68,7 +70,7 @@ def check_arguments(
 
 
 def _find_leaf_violation(
-    leaf: ArgumentLeaf, device: Any, *, takes_static: bool, is_spread: bool
+    leaf: ArgumentLeaf, device: Any, *, takes_static: bool, is_spread: bool, is_cut: bool
 ) -> Violation | None:
     """Checks one leaf by itself: its type, whether it was deleted, and its device."""
     value = leaf.value
@@ -83,10 +85,10 @@ def _find_leaf_violation(
     if value.is_deleted():
         return _make_deleted_violation(leaf)
     if not value.is_fully_addressable and not (
-        is_spread and is_reachable(value.sharding.device_set)
+        is_spread and is_reachable(value.sharding.device_set, is_cut=is_cut)
     ):
-        count = len({device.process_index for device in value.sharding.device_set})
-        return make_process_violation(leaf.path, f"{locate_caller()}, {leaf.path}", count)
+        where = f"{locate_caller()}, {leaf.path}"
+        return make_process_violation(leaf.path, where, value.sharding.device_set)
     if is_spread:
         return None
     if len(value.sharding.device_set) > 1 or (value.committed and value.devices() != {device}):
@@ -94,15 +96,20 @@ def _find_leaf_violation(
     return None
 
 
-def is_reachable(devices: Iterable[Any]) -> bool:
-    """True for devices of this process, or host devices of several, its own among them.
+def is_reachable(devices: Iterable[Any], *, is_cut: bool) -> bool:
+    """True for devices of this process, or those of several that a capture may have.
 
-    A graph of GPUs is captured by the process that they belong to. On the host device a program of
-    XLA runs on the devices of all processes, and each process calls it.
+    On the host device a program of XLA runs on the devices of all processes, and each process calls
+    it. A graph of GPUs is launched by the process that they belong to; between two graphs XLA may
+    be called on those of all.
+
+    Args:
+        devices: some of them, or all, of this process.
+        is_cut: True for a capture that may be cut into several graphs.
     """
     own, owners = jax.process_index(), {device.process_index: device for device in devices}
     is_host = all(device.platform == "cpu" for device in owners.values())
-    return own in owners and (len(owners) == 1 or is_host)
+    return own in owners and (len(owners) == 1 or is_host or is_cut)
 
 
 def find_spread_sharding(value: Any) -> Any:
@@ -231,23 +238,31 @@ def _make_device_violation(leaf: ArgumentLeaf, device: Any) -> Violation:
     )
 
 
-def make_process_violation(source: str, where: str, count: int) -> Violation:
+def make_process_violation(source: str, where: str, devices: Iterable[Any]) -> Violation:
     """Returns the violation of what has devices of several processes, or of another one.
 
     Args:
         source: what names the devices.
         where: it does.
-        count: of the processes.
+        devices: that it names.
     """
-    whose = f"{count} processes" if count > 1 else "another process"
+    processes = {device.process_index for device in devices}
+    if jax.process_index() not in processes:
+        return Violation(
+            "several-processes",
+            f"{source} is on the devices of another process",
+            where,
+            "each process captures, checks and replays what its own devices do",
+            "let each process call what has devices of its own: a mesh of all devices, or one of "
+            "jax.local_devices()",
+        )
     return Violation(
         "several-processes",
-        f"{source} is on the devices of {whose}",
+        f"{source} is on the devices of {len(processes)} processes",
         where,
-        "a graph of GPUs is captured, checked and replayed by one process, on its own devices; on "
-        "CPU devices each process calls the program, so some of them must be its own",
-        "leave the step to jax.jit, or capture what one process does with its own devices: a mesh "
-        "of jax.local_devices()",
+        "one graph holds what the GPUs of one process do; what processes exchange is done between "
+        "two graphs",
+        'tg.capture(..., mode="partial") cuts it there; or leave it to jax.jit',
     )
 
 

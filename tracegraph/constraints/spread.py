@@ -83,7 +83,11 @@ def find_spread(leaves: Sequence[ArgumentLeaf], graph: Graph | None = None) -> S
 
 
 def check_spread(
-    spread: Spread, leaves: Sequence[ArgumentLeaf], graph: Graph | None = None
+    spread: Spread,
+    leaves: Sequence[ArgumentLeaf],
+    graph: Graph | None = None,
+    *,
+    is_cut: bool = False,
 ) -> list[Violation]:
     """Finds what names other devices than the ones a call is spread over, or their other order.
 
@@ -91,10 +95,10 @@ def check_spread(
         spread: the devices.
         leaves: the arguments.
         graph: the function, once it is traced.
+        is_cut: True when a graph of GPUs is cut where other processes are needed.
     """
-    if not is_reachable(spread.devices):
-        processes = {device.process_index for device in spread.devices}
-        return [make_process_violation(spread.source, spread.where, len(processes))]
+    if not is_reachable(spread.devices, is_cut=is_cut):
+        return [make_process_violation(spread.source, spread.where, spread.devices)]
     found: dict[tuple[str, str], Violation] = {}
     for place in _list_all(leaves, graph):
         if place.devices != spread.devices:

@@ -84,7 +84,7 @@ def explain_capture(
         parts["notes"] = "\n".join(map(str, checked.notes))
     places: list[str] = []
     if isinstance(capture, SpreadGraph | LoweredSpreadGraphs):
-        places = list_places(capture.program)
+        places = list_places(capture.program, lowered)
         shardings = list_shardings(prepared, capture.program, checked)
         parts["regions"] = "\n".join([parts["regions"], *shardings])
     summary = summarise(Explained(prepared, device, checked, lowered, kept, history, places))

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from tracegraph.capturing.pipeline import Capture
 from tracegraph.constraints.spread import print_mesh, print_sharding
 from tracegraph.lowering.compile_spread import SpreadProgram
+from tracegraph.lowering.lower import Lowered
 from tracegraph.reports.summary import cut_lines, describe_call, describe_times
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.checked_graph import CheckedGraph
@@ -43,6 +44,7 @@ def summarise_spread(
         _describe_devices(program),
         *arguments,
         "cuts: none, all is one program that every device runs",
+        *([f"calls run {kept.comparison}"] if kept is not None and kept.comparison else []),
         *_list_collectives(program),
         *_list_memory(program.executable),
         f"capture: {describe_times(kept.seconds if kept is not None else {})}",
@@ -52,14 +54,20 @@ def summarise_spread(
     return cut_lines(lines)
 
 
-def list_places(program: SpreadProgram) -> list[str]:
+def list_places(program: SpreadProgram, lowered: Lowered) -> list[str]:
     """Returns the lines of a capture whose devices have a graph each: devices and collectives.
 
     Args:
         program: of XLA, for all of them.
+        lowered: what each does.
     """
     found = ", ".join(map(str, program.collectives[:MAX_KINDS])) or "none"
-    return [_describe_devices(program), f"collectives: kernels in each graph: {found}"]
+    joint = sum(not stage.is_captured for stage in lowered.definition.stages)
+    how = "kernels in each graph"
+    if joint:
+        calls = "once" if joint == 1 else f"{joint} times"
+        how = f"{how}, and over processes XLA is called {calls} between two graphs"
+    return [_describe_devices(program), f"collectives: {how}: {found}"]
 
 
 def list_shardings(

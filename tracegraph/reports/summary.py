@@ -33,6 +33,7 @@ from tracegraph.reports.explain_gpu import (
     list_turns,
 )
 from tracegraph.reports.recaptures import Recapture
+from tracegraph.runtime.collective_nodes import JointCollectiveNode
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import shorten_list
 from tracegraph.tracing.checked_graph import CheckedGraph
@@ -166,7 +167,7 @@ def _list_cuts(checked: CheckedGraph, lowered: Lowered) -> list[str]:
     eager = len(stages) - graphs
     if not eager:
         return ["cuts: none, all is one graph"]
-    lines = list_reasons(checked.uncapturable.values())
+    lines = [*list_reasons(checked.uncapturable.values()), *_list_joint(lowered)]
     head = f"cuts: {count_noun(graphs, 'graph')}, {count_noun(eager, 'eager part')}"
     return [head, *limit_lines(lines, MAX_REASONS, "reason")]
 
@@ -179,6 +180,19 @@ def list_reasons(violations: Iterable[Violation]) -> list[str]:
     return [
         f"eager because {what} ({places[0]}{_and_more(places)})" for what, places in reasons.items()
     ]
+
+
+def _list_joint(lowered: Lowered) -> list[str]:
+    """Returns one line for each call of XLA that several processes make together."""
+    nodes = [node for stage in lowered.definition.stages for node in stage.nodes]
+    lines = []
+    for node in nodes:
+        if not isinstance(node, JointCollectiveNode):
+            continue
+        nbytes = sum(member.source.nbytes for member in node.members)
+        kinds = dict.fromkeys(member.exchange.kind.value for member in node.members)
+        lines.append(f"eager because processes exchange {nbytes:,} bytes a GPU: {', '.join(kinds)}")
+    return lines
 
 
 def _list_probes(checked: CheckedGraph) -> list[str]:

@@ -135,8 +135,7 @@ def check_trace(prepared: PreparedCall, trace: JaxTrace) -> FirstTrace:
     graph = rewritten.graph
     options = prepared.options
     takes = options.takes_control_flow
-    is_cut = options.mode == "partial"
-    uncapturable = find_uncapturable(graph, takes_control_flow=takes) if is_cut else {}
+    uncapturable = find_uncapturable(graph, takes_control_flow=takes) if options.is_cut else {}
     eager_ops = {id(graph.ops[index]) for index in uncapturable}
     found = check_graph(graph, takes_control_flow=takes)
     _check_no_violations([v for v in found if not _is_inside(v, graph, eager_ops)], graph)

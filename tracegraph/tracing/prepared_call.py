@@ -198,10 +198,11 @@ def prepare_call(
         device=device,
         takes_static=options.takes_static_leaves,
         takes_spread=takes_spread,
+        is_cut=options.is_cut,
     )
     spread = find_spread(argument_leaves) if takes_spread and not violations else None
     if spread is not None:
-        violations = tuple(check_spread(spread, argument_leaves))
+        violations = tuple(check_spread(spread, argument_leaves, is_cut=options.is_cut))
     if violations:
         raise make_capture_error(violations, graph_name=options.name)
     leaves, tree = jax.tree_util.tree_flatten((bound.args, bound.kwargs))

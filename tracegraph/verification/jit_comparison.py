@@ -59,6 +59,19 @@ class JitComparison:
         return f"with the graph: {times} as jax.jit"
 
 
+def is_graph_needed(prepared: PreparedCall, graph: CapturedGraph) -> bool:
+    """True for a graph without eager parts, and where only a graph will do.
+
+    A graph keeps what its probes show, and looks at its results.
+
+    Args:
+        prepared: the call.
+        graph: its new graph.
+    """
+    is_seen = bool(graph.checked.probes) or prepared.options.debug_nans
+    return graph.replay.is_whole or is_seen
+
+
 def find_skip_reason(prepared: PreparedCall, graph: CapturedGraph) -> str:
     """Returns why a graph with eager parts is used as it is, or an empty text.
 

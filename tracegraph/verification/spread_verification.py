@@ -25,7 +25,8 @@ from tracegraph.replaying.spread_graph import SpreadGraph
 from tracegraph.replaying.spread_slots import read_leaves
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.errors import VerificationError, shorten_list
-from tracegraph.runtime.jax_interop import to_plain, unwrap_key
+from tracegraph.runtime.jax_interop import join_parts, list_parts, to_plain, unwrap_key
+from tracegraph.runtime.spread_buffer import place_value
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.verification.difference import measure_difference
 from tracegraph.verification.expectation import expect
@@ -46,10 +47,10 @@ def verify_spread(prepared: PreparedCall, call: SpreadCall) -> VerificationRepor
     """
     report = VerificationReport(reference="XLA's executable on every device")
     paths = name_results(call.checked.out_tree, call.checked.probes)
-    expected = call.lowered.executable(*_copy_leaves(prepared))
+    expected = call.lowered.executable(*copy_leaves(prepared))
     _check_shardings(call, paths, expected)
     for _ in range(2):
-        _judge_parts(call.name, paths, call.run(_copy_leaves(prepared)), expected, report)
+        _judge_parts(call.name, paths, call.run(copy_leaves(prepared)), expected, report)
     note = _describe_unequal_copies(paths, expected)
     return dataclasses.replace(report, exact=len(paths), note=note)
 
@@ -67,14 +68,14 @@ def verify_spread_graph(prepared: PreparedCall, captured: SpreadGraph) -> Verifi
     report = expect(captured.checked, captured.lowered)
     paths = name_results(captured.checked.out_tree, captured.checked.probes)
     others = choose_other_inputs(captured.checked.graph)
-    leaves = [to_plain(unwrap_key(leaf)) for leaf in prepared.leaves]
-    flags = others.may_differ if any(others.may_differ) else (False,) * len(leaves)
+    placed = place_leaves(prepared, captured)
+    flags = others.may_differ if any(others.may_differ) else (False,) * len(placed)
     close: dict[str, None] = {}
     split = ""
     for is_second in (False, True):
         given = [
-            _place(leaf, buffer.jax_device, is_turned=is_second and may_differ)
-            for leaf, may_differ, buffer in zip(leaves, flags, captured.replay.inputs, strict=False)
+            _turn_parts(leaf) if is_second and may_differ else leaf
+            for leaf, may_differ in zip(placed, flags, strict=False)
         ]
         inputs = [*given, *_place_constants(captured)]
         expected = run_reference(captured, [_copy(each) for each in inputs])
@@ -85,19 +86,35 @@ def verify_spread_graph(prepared: PreparedCall, captured: SpreadGraph) -> Verifi
     return dataclasses.replace(report, exact=len(paths) - len(close), close=tuple(close), note=note)
 
 
-def _place(leaf: Any, sharding: Any, *, is_turned: bool) -> Any:
-    """Returns a value on the devices, or the same with the two halves of its elements exchanged."""
-    if not is_turned or not np.size(leaf):
-        return jax.device_put(leaf, sharding)
-    flat = np.asarray(leaf).reshape(-1)
-    turned = np.roll(flat, flat.size // 2).reshape(np.shape(leaf))
-    return jax.device_put(turned, sharding)
+def place_leaves(prepared: PreparedCall, captured: SpreadGraph) -> list[Any]:
+    """Returns the leaves of a call as plain arrays on the devices of its graphs.
+
+    Args:
+        prepared: the call.
+        captured: its graphs.
+    """
+    leaves = (to_plain(unwrap_key(leaf)) for leaf in prepared.leaves)
+    pairs = zip(leaves, captured.replay.inputs, strict=False)
+    return [place_value(leaf, buffer.jax_device) for leaf, buffer in pairs]
+
+
+def _turn_parts(array: Any) -> Any:
+    """Returns an array with the two halves of each part exchanged."""
+    if not array.size:
+        return array
+    return join_parts(array.aval, array.sharding, [_turn(part) for part in list_parts(array)])
+
+
+def _turn(part: Any) -> Any:
+    flat = np.asarray(part).reshape(-1)
+    turned = np.roll(flat, flat.size // 2).reshape(part.shape)
+    return jax.device_put(turned, part.sharding)
 
 
 def _place_constants(captured: SpreadGraph) -> list[Any]:
     buffers = captured.replay.inputs[len(captured.names) :]
     pairs = zip(captured.constants, buffers, strict=True)
-    return [jax.device_put(to_plain(value), buffer.jax_device) for value, buffer in pairs]
+    return [place_value(to_plain(value), buffer.jax_device) for value, buffer in pairs]
 
 
 def _copy(array: Any) -> Any:
@@ -123,8 +140,12 @@ def _judge_parts(
     return list(dict.fromkeys(each.rpartition(" on ")[0] for each in close))
 
 
-def _copy_leaves(prepared: PreparedCall) -> list[Any]:
-    """Returns the leaves, donated ones as copies in the same places: the program takes these."""
+def copy_leaves(prepared: PreparedCall) -> list[Any]:
+    """Returns the leaves, donated ones as copies in the same places: the program takes these.
+
+    Args:
+        prepared: the call.
+    """
     leaves = read_leaves([*prepared.leaves])
     return [
         leaf.copy() if index in prepared.donated and isinstance(leaf, jax.Array) else leaf

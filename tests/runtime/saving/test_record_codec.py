@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tracegraph.runtime import graph_nodes, library_nodes
-from tracegraph.runtime.collective_nodes import CollectiveNode, NumberNode
+from tracegraph.runtime.collective_nodes import CollectiveNode, JointCollectiveNode, NumberNode
 from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Turn
@@ -110,7 +110,7 @@ def test_one_and_true_are_not_equal():
 
 @pytest.mark.parametrize("union", [graph_nodes.Node, library_nodes.LibraryCall])
 def test_every_kind_of_node_is_in_the_list_or_refused(union: Any):
-    refused = {CallNode, EventNode, CollectiveNode, NumberNode}
+    refused = {CallNode, EventNode, CollectiveNode, JointCollectiveNode, NumberNode}
     assert set(typing.get_args(union)) - refused <= {*GRAPH_TYPES}
     assert refused.isdisjoint(GRAPH_TYPES)
 

@@ -41,12 +41,18 @@ def test_devices_of_other_processes_are_refused():
         assert violation.rule == "several-processes"
         assert violation.what == f"shard_map is on the devices of {whose}"
         assert violation.where == "a.py:1 in f"
+        is_part = whose == "2 processes"
+        assert ('mode="partial"' in violation.fix) == is_part
+        cut = check_spread(Spread(devices, "shard_map", "a.py:1 in f", ""), [], is_cut=True)
+        assert cut == ([] if is_part else [violation])
 
 
 def test_cpu_devices_of_several_processes_are_reachable_from_each_of_them():
-    assert is_reachable((describe(0, "cpu"), describe(1, "cpu")))
-    assert not is_reachable((describe(1, "cpu"), describe(2, "cpu")))
-    assert not is_reachable((describe(0, "cpu"), describe(1, "gpu")))
+    for is_cut in (False, True):
+        assert is_reachable((describe(0, "cpu"), describe(1, "cpu")), is_cut=is_cut)
+        assert not is_reachable((describe(1, "cpu"), describe(2, "cpu")), is_cut=is_cut)
+        assert is_reachable((describe(0), describe(1)), is_cut=is_cut) == is_cut
+        assert is_reachable((describe(0), describe(0)), is_cut=is_cut)
 
 
 def test_an_argument_that_this_process_cannot_read_is_refused(monkeypatch):
