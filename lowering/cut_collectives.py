@@ -24,7 +24,11 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.lowering.xla.refusal import make_refused_error
-from tracegraph.runtime.collective_nodes import CollectiveNode, JointCollectiveNode
+from tracegraph.runtime.collective_nodes import (
+    MAX_MEMBERS,
+    CollectiveNode,
+    JointCollectiveNode,
+)
 from tracegraph.runtime.errors import RefusedWork
 from tracegraph.runtime.graph_nodes import Construct
 from tracegraph.runtime.nodes import BufferUse
@@ -44,8 +48,10 @@ def cut_collectives(
         locate: says where an instruction comes from.
 
     Raises:
-        UnsupportedError: a loop or a branch has one.
+        UnsupportedError: a loop or a branch has one, or one that is not cut has too many GPUs.
     """
+    for each in list_device_steps(program.steps):
+        _check_members(each, owners, region, locate)
     if len({*owners}) == 1:
         return program
     steps: list[GraphStep] = []
@@ -65,8 +71,9 @@ def cut_collectives(
 def _find_crossing(step: GraphStep, owners: Sequence[int]) -> CollectiveNode | None:
     """Returns the collective of a step, if it is one over several processes."""
     node = step.node if isinstance(step, DeviceStep) else None
-    is_crossing = isinstance(node, CollectiveNode) and node.exchange.crosses(owners)
-    return node if is_crossing else None  # pyright: ignore[reportReturnType]
+    if isinstance(node, CollectiveNode) and node.exchange.crosses(owners):
+        return node
+    return None
 
 
 def _list_members(step: GraphStep) -> tuple[CollectiveNode, ...]:
@@ -91,6 +98,30 @@ def _make_joint(members: tuple[CollectiveNode, ...], reads: _Uses, writes: _Uses
     return DeviceStep(JointCollectiveNode(members), reads, writes)
 
 
+def _check_members(
+    step: DeviceStep, owners: Sequence[int], region: str, locate: Callable[[str], str]
+) -> None:
+    """Raises where kernels of more GPUs would have to meet than a table has room for."""
+    node = step.node
+    if not isinstance(node, CollectiveNode) or node.exchange.crosses(owners):
+        return
+    count = len(node.exchange.groups[0])
+    if count <= MAX_MEMBERS:
+        return
+    raise make_refused_error(
+        f"`{region}` exchanges arrays between {count} GPUs, more than {MAX_MEMBERS}",
+        where=f"{node.exchange.kind.value} at {_locate(node, locate)}",
+        why="the kernels of all of them meet, and each has a table of so many",
+        fix="use jax.jit for this function",
+        refused=[RefusedWork(region, node.kind, f"is between {count} GPUs")],
+    )
+
+
+def _locate(node: CollectiveNode, locate: Callable[[str], str]) -> str:
+    # Of an iteration that is written out the name has its number behind it.
+    return locate(node.name.partition("@")[0])
+
+
 def _check_inside(
     outer: ConditionalStep, owners: Sequence[int], region: str, locate: Callable[[str], str]
 ) -> None:
@@ -99,11 +130,9 @@ def _check_inside(
     if found is None:
         return
     what = "a loop" if outer.construct is Construct.WHILE else "a branch"
-    # Of an iteration that is written out the name has its number behind it.
-    place = locate(found.name.partition("@")[0])
     raise make_refused_error(
         f"`{region}` has a collective over several processes inside of {what}",
-        where=f"{found.exchange.kind.value} at {place}",
+        where=f"{found.exchange.kind.value} at {_locate(found, locate)}",
         why="XLA is called for it between two graphs, and this one is in the middle of a graph",
         fix="unroll the loop: lax.scan(..., unroll=True); or use jax.jit for this function",
         refused=[RefusedWork(region, found.kind, f"is inside of {what}")],

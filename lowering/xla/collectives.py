@@ -20,7 +20,6 @@ from tracegraph.lowering.xla.kernels import make_fill
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Scope
 from tracegraph.runtime.collective_nodes import (
-    MAX_MEMBERS,
     CollectiveKind,
     CollectiveNode,
     Exchange,
@@ -135,8 +134,6 @@ def _read_groups(config: Any, partitions: int) -> tuple[tuple[int, ...], ...]:
     members = [number for group in groups for number in group]
     if sorted(members) != [*range(partitions)] or len({*map(len, groups)}) != 1:
         raise Refusal(f"exchanges in the groups {groups} of {partitions} devices")
-    if len(groups[0]) > MAX_MEMBERS:
-        raise Refusal(f"exchanges between {len(groups[0])} devices, more than {MAX_MEMBERS}")
     return groups
 
 
@@ -145,8 +142,6 @@ def _check_pairs(pairs: Sequence[tuple[int, int]], partitions: int) -> None:
     numbers = {number for pair in pairs for number in pair}
     if len({*targets}) != len(targets) or not numbers <= {*range(partitions)}:
         raise Refusal(f"sends from and to {pairs} of {partitions} devices")
-    if partitions > MAX_MEMBERS:
-        raise Refusal(f"exchanges between {partitions} devices, more than {MAX_MEMBERS}")
 
 
 def _read_elements(found: str, source: BufferUse, reduction: str) -> tuple[str, int]:

@@ -100,3 +100,12 @@ def test_loops_and_branches_cannot_be_cut(construct: Construct) -> None:
     (refused,) = caught.value.refused
     assert (refused.region, refused.kind) == ("region0", "collective")
     assert cut(outer, owners=(0, 0, 0, 0)) == [["(loop)"]]
+
+
+def test_kernels_of_many_gpus_are_refused_but_processes_may_be_many() -> None:
+    everyone = tuple(range(17))
+    step = add("psum", use("a"), use("b"), everyone)
+    with pytest.raises(UnsupportedError, match="between 17 GPUs, more than 16") as caught:
+        cut(step, owners=(0,) * 17)
+    assert caught.value.where == "all-reduce at line of psum"
+    assert cut(step, owners=everyone) == [["psum"]]

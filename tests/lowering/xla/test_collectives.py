@@ -194,9 +194,3 @@ def test_what_is_refused(thunk: str, reason: str) -> None:
 def test_a_program_for_one_device_exchanges_nothing() -> None:
     text = refuse(make_thunk("all_reduce", IN_PLACE, more=SUM), partitions=1)
     assert "exchanges with no other device" in text
-
-
-def test_groups_of_seventeen_are_too_large() -> None:
-    numbers = " ".join(f"replica_ids: {number}" for number in range(17))
-    thunk = make_thunk("all_reduce", IN_PLACE, groups=f"replica_groups {{ {numbers} }}", more=SUM)
-    assert "17 devices, more than 16" in refuse(thunk, partitions=17)
