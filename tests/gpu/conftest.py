@@ -87,7 +87,7 @@ def is_alone(item: pytest.Item | None) -> bool:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Where there is a GPU, lets a run of this folder share it among several workers."""
     if shutil.which("nvidia-smi"):
-        sharing.choose_workers(config, os.environ)
+        sharing.choose_workers(config, os.environ, device_memory.read_total_bytes())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,8 +1,9 @@
-"""Bytes in use on the GPU as JAX counts them; the pools of graphs are part of that."""
+"""Bytes in use on the GPU as JAX counts them, and how many it has."""
 
 from __future__ import annotations
 
 import gc
+import subprocess
 
 import jax
 
@@ -19,6 +20,13 @@ def measure_used_bytes() -> int:
 def measure_limit_bytes() -> int:
     """Returns the bytes that JAX may allocate on its first device."""
     return _read_statistics()["bytes_limit"]
+
+
+def read_total_bytes() -> int:
+    """Returns the bytes of the first GPU, without opening it: no worker has begun."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout.splitlines()[0]) << 20
 
 
 def _read_statistics() -> dict[str, int]:

@@ -21,7 +21,8 @@ LIMIT_S = 600.0
 PAUSE_S = 0.02
 BEGIN_S = 10.0
 FIRST_WORKER = "gw0"
-WORKERS = 10
+# As many as a GPU of 141 GB is enough for; programs of their own take memory, too.
+WORKERS, WORKER_BYTES = 10, 13 << 30
 T = TypeVar("T")
 
 
@@ -35,17 +36,23 @@ def share_memory(environment: MutableMapping[str, str]) -> None:
         environment[FRACTIONS[0]] = f"{SHARED / count:.3f}"
 
 
-def choose_workers(config: pytest.Config, environment: Mapping[str, str]) -> None:
+def choose_workers(config: pytest.Config, environment: Mapping[str, str], gpu_bytes: int) -> None:
     """Makes a run of a whole folder one with several workers, unless its command says how many.
 
     To be called before pytest-xdist reads its options; without that plugin there is one process.
+
+    Args:
+        config: of pytest.
+        environment: of this process.
+        gpu_bytes: memory of the GPU that they share.
     """
     option = config.option
     is_chosen = getattr(option, "numprocesses", 0) is not None or option.usepdb
     is_worker = "PYTEST_XDIST_WORKER" in environment
     is_whole = all(pathlib.Path(path).is_dir() for path in config.args)
     if is_whole and not is_chosen and not is_worker:
-        option.numprocesses, option.dist = WORKERS, "worksteal"
+        count = max(1, min(WORKERS, gpu_bytes // WORKER_BYTES))
+        option.numprocesses, option.dist = count, "worksteal"
 
 
 def spread(items: Sequence[T], long: Sequence[T], count: int) -> list[T]:

@@ -112,10 +112,11 @@ def make_config(*args: pathlib.Path, numprocesses: int | None = None, usepdb: bo
     return types.SimpleNamespace(option=option, args=[str(path) for path in args])
 
 
-def test_a_run_of_the_folder_has_several_workers() -> None:
+@pytest.mark.parametrize(("gpu_bytes", "count"), [(141 << 30, 10), (80 << 30, 6), (1 << 30, 1)])
+def test_a_run_of_the_folder_has_as_many_workers_as_fit(gpu_bytes: int, count: int) -> None:
     config = make_config(ROOT / "tests" / "gpu")
-    sharing.choose_workers(config, {})
-    assert (config.option.numprocesses, config.option.dist) == (sharing.WORKERS, "worksteal")
+    sharing.choose_workers(config, {}, gpu_bytes)
+    assert (config.option.numprocesses, config.option.dist) == (count, "worksteal")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_run_of_the_folder_has_several_workers() -> None:
 )
 def test_what_the_command_says_stays(config: Any, environment: dict[str, str]) -> None:
     before = dict(vars(config.option))
-    sharing.choose_workers(config, environment)
+    sharing.choose_workers(config, environment, 141 << 30)
     assert vars(config.option) == before
 
 
