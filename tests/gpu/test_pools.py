@@ -138,8 +138,11 @@ PROGRAM = """
     gc.collect()
     tg.memory.empty_cache()
     assert tg.memory.memory_reserved() == 0, tg.memory.memory_summary()
-    while not pathlib.Path(os.environ["GATE"]).exists():
+    gate = pathlib.Path(os.environ["GATE"])
+    while not gate.exists():
         time.sleep(0.01)
+    if gate.read_text() == "end":
+        raise SystemExit
     big = tg.capture(lambda x: (x, x * 2), verify=False)
     free = tg.memory.mem_get_info()[0]
     try:
@@ -151,11 +154,23 @@ PROGRAM = """
 
 
 def run_with_provider(name: str, gate: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    """Runs the program; it waits for a file before it takes all memory that is free on the GPU."""
+    """Runs the program; it waits for a file before it takes all memory that is free on the GPU.
+
+    Args:
+        name: of the provider.
+        gate: the file; with the text "end" in it the program ends there.
+    """
     return run_python(
         ["-X", "faulthandler", "-c", textwrap.dedent(PROGRAM)],
         variables={"TRACEGRAPH_ALLOC_CONF": SETTINGS[name], "GATE": str(gate)},
     )
+
+
+def open_gate(gate: pathlib.Path, text: str) -> None:
+    """Makes a file with a text in it, at once."""
+    before = gate.with_suffix(".new")
+    before.write_text(text)
+    before.rename(gate)
 
 
 def check_provider(name: str, done: subprocess.CompletedProcess[str]) -> None:
@@ -167,26 +182,32 @@ def check_provider(name: str, done: subprocess.CompletedProcess[str]) -> None:
 
 def test_jax_as_the_provider_under_captures(tmp_path: pathlib.Path) -> None:
     """Not alone: it has no more than its part of the GPU, and JAX waits for memory twice."""
-    check_provider("jax", run_with_provider("jax", tmp_path))
+    gate = tmp_path / "gate"
+    open_gate(gate, "go on")
+    check_provider("jax", run_with_provider("jax", gate))
 
 
 @pytest.fixture(scope="module")
 def finish_provider(
     gpu: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
-    """Opens the gate of a provider of CUDA's; the programs of all begin beside each other."""
+    """Opens the gate of a provider of CUDA's; the programs of all begin beside each other.
+
+    Those whose tests another worker has end at the gate: nothing would keep the GPU free for them.
+    """
     folder = tmp_path_factory.mktemp("gates")
     gates = {name: folder / name for name in SETTINGS if name != "jax"}
     with concurrent.futures.ThreadPoolExecutor(len(gates)) as pool:
         running = {name: pool.submit(run_with_provider, name, gate) for name, gate in gates.items()}
 
         def finish(name: str) -> subprocess.CompletedProcess[str]:
-            gates[name].touch()
+            open_gate(gates[name], "go on")
             return running[name].result()
 
         yield finish
         for gate in gates.values():
-            gate.touch()
+            if not gate.exists():
+                open_gate(gate, "end")
 
 
 @pytest.mark.usefixtures("alone_on_gpu")
