@@ -12,7 +12,7 @@ import pytest
 
 from tests.gpu.sharing import share_memory
 from tests.paths import GOLDEN
-from tests.shared_programs import share_contexts, share_programs
+from tests.shared_programs import finish_run, share_contexts, share_programs
 
 # Before anything imports JAX, or asks it for its devices.
 share_programs(os.environ)
@@ -37,6 +37,12 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Keeps what XLA has compiled, unless the run was cut off."""
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        finish_run()
 
 
 @pytest.fixture(scope="module", autouse=True)

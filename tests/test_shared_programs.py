@@ -7,14 +7,17 @@ import importlib.metadata
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from tests import shared_programs
 from tests.optimized import compile_as_for_users
 from tests.processes import run_program
-from tests.shared_programs import FOLDER, UNOPTIMIZED, share_programs
+from tests.shared_programs import FOLDER, UNFINISHED, UNOPTIMIZED, share_programs
 
 
 def count_shared(name: str) -> int:
@@ -56,17 +59,84 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment == {FOLDER: "/kept", UNOPTIMIZED: "0", "XLA_FLAGS": ""}
 
 
-def test_each_worker_has_a_part_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def begin_run(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[Any]:
+    """Begins a run of its own, whose folder is kept elsewhere; a run ends when the next begins."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    environment: dict[str, str] = {}
-    share_programs(environment)
+    monkeypatch.setattr(shared_programs, "KEPT", tmp_path)
+
+    def end() -> None:
+        for lock in claimed.values():
+            lock.close()
+        claimed.clear()
+
+    def begin() -> dict[str, str]:
+        end()
+        environment: dict[str, str] = {}
+        share_programs(environment)
+        return environment
+
+    claimed: dict[pathlib.Path, Any] = {}
+    monkeypatch.setattr(shared_programs, "_claimed", claimed)
+    yield begin
+    end()
+
+
+def start_worker(environment: dict[str, str], name: str) -> pathlib.Path:
+    """Returns the folder of a worker of a run."""
+    mine = {**environment, "PYTEST_XDIST_WORKER": name}
+    share_programs(mine)
+    return pathlib.Path(mine[FOLDER])
+
+
+def test_each_worker_has_a_part_of_the_folder(begin_run: Any) -> None:
+    environment = begin_run()
     folder = environment[FOLDER]
     share_programs(environment)
     assert environment[FOLDER] == folder
-    environment["PYTEST_XDIST_WORKER"] = "gw1"
-    share_programs(environment)
-    assert environment[FOLDER] == f"{folder}/gw1"
-    pathlib.Path(folder).rmdir()
+    part = start_worker(environment, "gw1")
+    assert str(part) == f"{folder}/gw1"
+    assert part.is_dir()
+
+
+def test_a_run_has_the_programs_of_the_last_one(begin_run: Any) -> None:
+    environment = begin_run()
+    for name in ("gw0", "gw1"):
+        (start_worker(environment, name) / f"jit_{name}-cache").write_text(name)
+    shared_programs.finish_run()
+    environment = begin_run()
+    for name in ("gw0", "gw2"):
+        part = start_worker(environment, name)
+        assert (part / "jit_gw0-cache").read_text() == "gw0"
+        assert (part / "jit_gw1-cache").read_text() == "gw1"
+
+
+def test_what_a_killed_run_has_left_goes(begin_run: Any) -> None:
+    folder = pathlib.Path(begin_run()[FOLDER])
+    (folder / "jit_half-cache").write_text("ha")
+    assert pathlib.Path(begin_run()[FOLDER]) == folder
+    assert [path.name for path in folder.iterdir()] == [UNFINISHED]
+
+
+def test_too_many_programs_go(begin_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pathlib.Path(begin_run()[FOLDER])
+    (folder / "jit_large-cache").write_text("12345")
+    shared_programs.finish_run()
+    monkeypatch.setattr(shared_programs, "MAX_KEPT_BYTES", 5)
+    begin_run()
+    assert (folder / "jit_large-cache").exists()
+    shared_programs.finish_run()
+    monkeypatch.setattr(shared_programs, "MAX_KEPT_BYTES", 4)
+    begin_run()
+    assert not (folder / "jit_large-cache").exists()
+
+
+def test_a_run_beside_another_has_a_folder_of_its_own(begin_run: Any) -> None:
+    first = begin_run()
+    second: dict[str, str] = {}
+    share_programs(second)
+    assert second[FOLDER] != first[FOLDER]
+    pathlib.Path(second[FOLDER]).rmdir()
 
 
 def test_candidates_are_shared_where_a_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
