@@ -29,7 +29,7 @@ from tracegraph.runtime.collective_nodes import (
     CollectiveNode,
     JointCollectiveNode,
 )
-from tracegraph.runtime.errors import RefusedWork
+from tracegraph.runtime.errors import RefusedWork, UnsupportedError
 from tracegraph.runtime.graph_nodes import Construct
 from tracegraph.runtime.nodes import BufferUse
 
@@ -50,6 +50,8 @@ def cut_collectives(
     Raises:
         UnsupportedError: a loop or a branch has one, or one that is not cut has too many GPUs.
     """
+    if len(owners) == 1:
+        return program
     for each in list_device_steps(program.steps):
         _check_members(each, owners, region, locate)
     if len({*owners}) == 1:
@@ -108,18 +110,34 @@ def _check_members(
     count = len(node.exchange.groups[0])
     if count <= MAX_MEMBERS:
         return
-    raise make_refused_error(
-        f"`{region}` exchanges arrays between {count} GPUs, more than {MAX_MEMBERS}",
-        where=f"{node.exchange.kind.value} at {_locate(node, locate)}",
+    raise _make_collective_error(
+        region,
+        node,
+        locate,
+        problem=f"between {count} GPUs, more than {MAX_MEMBERS}",
         why="the kernels of all of them meet, and each has a table of so many",
         fix="use jax.jit for this function",
-        refused=[RefusedWork(region, node.kind, f"is between {count} GPUs")],
     )
 
 
-def _locate(node: CollectiveNode, locate: Callable[[str], str]) -> str:
+def _make_collective_error(
+    region: str,
+    node: CollectiveNode,
+    locate: Callable[[str], str],
+    *,
+    problem: str,
+    why: str,
+    fix: str,
+) -> UnsupportedError:
     # Of an iteration that is written out the name has its number behind it.
-    return locate(node.name.partition("@")[0])
+    place = locate(node.name.partition("@")[0])
+    return make_refused_error(
+        f"`{region}` has a collective {problem}",
+        where=f"{node.exchange.kind.value} at {place}",
+        why=why,
+        fix=fix,
+        refused=[RefusedWork(region, node.kind, f"is {problem}")],
+    )
 
 
 def _check_inside(
@@ -130,10 +148,11 @@ def _check_inside(
     if found is None:
         return
     what = "a loop" if outer.construct is Construct.WHILE else "a branch"
-    raise make_refused_error(
-        f"`{region}` has a collective over several processes inside of {what}",
-        where=f"{found.exchange.kind.value} at {_locate(found, locate)}",
+    raise _make_collective_error(
+        region,
+        found,
+        locate,
+        problem=f"over several processes inside of {what}",
         why="XLA is called for it between two graphs, and this one is in the middle of a graph",
         fix="unroll the loop: lax.scan(..., unroll=True); or use jax.jit for this function",
-        refused=[RefusedWork(region, found.kind, f"is inside of {what}")],
     )

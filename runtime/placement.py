@@ -61,6 +61,11 @@ def list_exchanged(definition: GraphDefinition) -> frozenset[str]:
     return frozenset(use.buffer for node in exchanges for use in node.ranges)
 
 
+def list_joint(definition: GraphDefinition) -> list[JointCollectiveNode]:
+    """Returns what GPUs of several processes exchange between the graphs, in order."""
+    return [node for node in _list_nodes(definition) if isinstance(node, JointCollectiveNode)]
+
+
 def list_groups(definition: GraphDefinition) -> list[tuple[int, ...]]:
     """Returns the groups of GPUs whose kernels exchange something, each once."""
     exchanges = [node for node in _list_nodes(definition) if isinstance(node, CollectiveNode)]

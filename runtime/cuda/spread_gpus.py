@@ -120,8 +120,8 @@ class SpreadGpus:
         instances = []
         for number, gpu in self._gpus.items():
             placed = place_definition(definition, Peers(number, locate, find_signals))
-            parts = {name: each.parts[places[number]] for name, each in buffers.items()}
-            own: dict[str, Any] = parts
+            place = places[number]
+            own: dict[str, Any] = {name: each.parts[place] for name, each in buffers.items()}
             instances.append(gpu.instantiate(placed, own, fresh, reached=reached))
         own_stages = zip(*(each.stages for each in instances), strict=True)
         contexts, meeting = [*self._contexts.values()], [*memories.values()]

@@ -6,8 +6,8 @@ not capture it, the others would wait in a collective for ever, or while XLA com
 process tries out some of the kernels, and waits for what the others have found. So no process
 compiles a new program before every other one has said that it has traced the same, or runs it
 before all have compiled it; what they say goes through the store of `jax.distributed`, which needs
-no device. Replays need no agreement: they are calls of one
-program, or of graphs and joint collectives in one order.
+no device. Replays need no agreement: they are calls of one program, or of graphs and joint
+collectives in one order.
 
 Each process numbers what it says, and counts what it has heard of each other one. What was said for
 a capture that the others did not come to is taken back, so that the next capture begins in step.
@@ -25,9 +25,9 @@ import jax
 
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.jax_internals import find_key_value_store
-from tracegraph.runtime.collective_nodes import JointCollectiveNode
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.placement import list_joint
 
 WAIT_S = 300.0
 # The store is asked in pieces, so that an interrupt is seen between them.
@@ -168,8 +168,7 @@ def describe_cuts(definition: GraphDefinition) -> str:
     Args:
         definition: of one process.
     """
-    nodes = [node for stage in definition.stages for node in stage.nodes]
-    members = [m for n in nodes if isinstance(n, JointCollectiveNode) for m in n.members]
+    members = [member for node in list_joint(definition) for member in node.members]
     return "; ".join(f"{member.name} {member.exchange}" for member in members)
 
 

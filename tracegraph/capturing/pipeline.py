@@ -350,7 +350,7 @@ class CapturePipeline:
         prepared, device, progress = self._prepared, self._device, self._progress
         agree = agree_alone if self._agreement is None else self._agreement.confirm_program
         if not device.takes_kernels:
-            program = compile_call(prepared, self._jaxpr, spread, progress, overlap, agree)
+            program = compile_call(prepared, self._jaxpr, spread.devices, progress, overlap, agree)
             return LoweredSpread(prepared, first.checked, program, spread, device)
         lowering = lower_for_gpus(prepared, first, spread, device, progress, overlap, agree)
         return make_lowered(prepared, first, lowering, spread, device, self._pool)

@@ -130,7 +130,7 @@ def check_spread_call(prepared: PreparedCall, checked: CheckedGraph, spread: Spr
 def compile_call(
     prepared: PreparedCall,
     jaxpr: Any,
-    spread: Spread,
+    devices: tuple[Any, ...],
     progress: PhaseProgress,
     overlap: Overlap,
     agree: Agree = agree_alone,
@@ -140,7 +140,7 @@ def compile_call(
     Args:
         prepared: the call.
         jaxpr: what JAX traced of it.
-        spread: the devices.
+        devices: that the call is spread over.
         progress: is notified of the phases.
         overlap: work for this thread meanwhile.
         agree: see `Agree`.
@@ -150,7 +150,7 @@ def compile_call(
     return compile_spread(
         function,
         types,
-        spread.devices,
+        devices,
         donated=prepared.donated,
         progress=progress,
         overlap=overlap,
@@ -180,11 +180,12 @@ def compare_spread(
     if skipped:
         return JitComparison(skipped=skipped), None
     progress.enter("compare", "with jax.jit")
-    spread = Spread(graph.program.devices, "", "", "")
-    agree = agreement.confirm_program
-    program = compile_call(prepared, jaxpr, spread, progress, Overlap(), agree)
+    devices, agree = graph.program.devices, agreement.confirm_program
+    program = compile_call(prepared, jaxpr, devices, progress, Overlap(), agree)
     call = SpreadCall(prepared, graph.checked, program)
     progress.enter("compare", "with jax.jit")
+    # Each round is a meeting of all: none begins before all have a program.
+    agreement.confirm("compiled")
     times = agreement.confirm("compared", times=time_spread(prepared, graph, call))
     slowest = [max(each) for each in zip(*times, strict=True)]
     comparison = JitComparison(*slowest)

@@ -14,6 +14,7 @@ from tracegraph.lowering.compile_spread import SpreadProgram
 from tracegraph.lowering.lower import Lowered
 from tracegraph.reports.summary import cut_lines, describe_call, describe_times
 from tracegraph.runtime.device import Device
+from tracegraph.runtime.placement import list_joint
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.verification.report import name_results
@@ -62,7 +63,7 @@ def list_places(program: SpreadProgram, lowered: Lowered) -> list[str]:
         lowered: what each does.
     """
     found = ", ".join(map(str, program.collectives[:MAX_KINDS])) or "none"
-    joint = sum(not stage.is_captured for stage in lowered.definition.stages)
+    joint = len(list_joint(lowered.definition))
     how = "kernels in each graph"
     if joint:
         calls = "once" if joint == 1 else f"{joint} times"

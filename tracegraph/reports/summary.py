@@ -33,9 +33,9 @@ from tracegraph.reports.explain_gpu import (
     list_turns,
 )
 from tracegraph.reports.recaptures import Recapture
-from tracegraph.runtime.collective_nodes import JointCollectiveNode
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import shorten_list
+from tracegraph.runtime.placement import list_joint
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
 
@@ -184,11 +184,8 @@ def list_reasons(violations: Iterable[Violation]) -> list[str]:
 
 def _list_joint(lowered: Lowered) -> list[str]:
     """Returns one line for each call of XLA that several processes make together."""
-    nodes = [node for stage in lowered.definition.stages for node in stage.nodes]
     lines = []
-    for node in nodes:
-        if not isinstance(node, JointCollectiveNode):
-            continue
+    for node in list_joint(lowered.definition):
         nbytes = sum(member.source.nbytes for member in node.members)
         kinds = dict.fromkeys(member.exchange.kind.value for member in node.members)
         lines.append(f"eager because processes exchange {nbytes:,} bytes a GPU: {', '.join(kinds)}")
