@@ -32,6 +32,7 @@ LONG = (
     "test_tf32_changes_bits",
 )
 TURNS = pytest.StashKey[sharing.Turns]()
+BEGINS_ALONE = pytest.StashKey[bool]()
 
 
 def find_obstacle() -> str:
@@ -54,10 +55,11 @@ def turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def gpu(turns: sharing.Turns) -> Any:
+def gpu(request: pytest.FixtureRequest, turns: sharing.Turns) -> Any:
     """The JAX device that the graphs are made for."""
     # JAX takes memory when it starts: not while a test of another process counts all bytes.
-    turns.begin(os.environ.get("PYTEST_XDIST_WORKER", ""))
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    turns.begin(worker, alone=request.config.stash[BEGINS_ALONE])
     obstacle = find_obstacle()
     if obstacle:
         pytest.skip(obstacle)
@@ -106,6 +108,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def held_gpu(request: pytest.FixtureRequest, turns: sharing.Turns) -> None:
     """A turn on the GPU, alone for the tests that use `alone_on_gpu`."""
     turns.take(alone=is_alone(request.node))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Remembers whether the first test of this process is alone on the GPU."""
+    item.config.stash.setdefault(BEGINS_ALONE, is_alone(item))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,9 +20,8 @@ SHARED = 0.6
 LIMIT_S = 600.0
 PAUSE_S = 0.02
 BEGIN_S = 10.0
-FIRST_WORKER = "gw0"
-# As many as a GPU of 141 GB is enough for; programs of their own take memory, too.
-WORKERS, WORKER_BYTES = 10, 13 << 30
+# Ten of sixteen cores; programs of their own take memory, too.
+WORKERS, WORKER_BYTES = 10, 9 << 30
 T = TypeVar("T")
 
 
@@ -88,22 +87,24 @@ class Turns:
         self._held = contextlib.ExitStack()
         self._is_alone = False
 
-    def begin(self, worker: str) -> None:
+    def begin(self, worker: str, *, alone: bool) -> None:
         """Takes the first turn of a process; to be called before JAX starts in it.
 
-        The first worker has the tests that are alone on the GPU, and takes it alone before the
-        others begin: else it would wait for their longest tests, and they for it.
+        One worker begins with the tests that are alone on the GPU, and takes it alone before the
+        others begin: else it would wait for their longest tests, and they for it. Which one it is
+        depends on which worker is ready first.
 
         Args:
-            worker: its name, as pytest-xdist counts them from ``gw0``.
+            worker: its name, as pytest-xdist says it; empty without others.
+            alone: the first test of this process is alone on the GPU.
         """
         mark = self._folder / "gpu_begun"
-        if worker == FIRST_WORKER:
+        if alone:
             self.take(alone=True)
             mark.touch()
             return
         end = time.monotonic() + BEGIN_S
-        # Without a first worker, or without one that has tests, nothing is lost but time.
+        # Without such a worker nothing is lost but time.
         while worker and not mark.exists() and time.monotonic() < end:
             time.sleep(PAUSE_S)
         self.take(alone=False)

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.usefixtures("gpu")
 
 # Rows, depth, columns, and which sides memory has transposed.
 CASES = [
-    (640, 4096, 2048, False, False),
-    (1000, 640, 1028, True, False),
-    (4096, 644, 512, False, True),
+    (320, 2048, 1024, False, False),
+    (1000, 640, 516, True, False),
+    (2048, 644, 256, False, True),
     (64, 516, 68, True, True),
     (128, 33, 132, True, False),
 ]

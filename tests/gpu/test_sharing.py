@@ -88,11 +88,14 @@ def test_tests_that_are_alone_share_a_turn(tmp_path: pathlib.Path) -> None:
     assert try_to_hold(tmp_path, alone=True)
 
 
-def test_the_first_worker_is_alone_before_the_others_begin(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("workers", [("gw0", "gw1"), ("gw1", "gw0")])
+def test_the_worker_with_those_that_are_alone_begins(
+    tmp_path: pathlib.Path, workers: tuple[str, str]
+) -> None:
     first, second = sharing.Turns(tmp_path), sharing.Turns(tmp_path)
-    other = threading.Thread(target=second.begin, args=("gw1",))
+    other = threading.Thread(target=second.begin, args=(workers[1],), kwargs={"alone": False})
     other.start()
-    first.begin("gw0")
+    first.begin(workers[0], alone=True)
     assert not try_to_hold(tmp_path, alone=False)
     first.end(keeps_alone=False)
     other.join(60)
@@ -104,7 +107,7 @@ def test_a_process_without_others_waits_for_none(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "BEGIN_S", 3600.0)
-    sharing.Turns(tmp_path).begin("")
+    sharing.Turns(tmp_path).begin("", alone=False)
 
 
 def make_config(*args: pathlib.Path, numprocesses: int | None = None, usepdb: bool = False) -> Any:
@@ -112,7 +115,7 @@ def make_config(*args: pathlib.Path, numprocesses: int | None = None, usepdb: bo
     return types.SimpleNamespace(option=option, args=[str(path) for path in args])
 
 
-@pytest.mark.parametrize(("gpu_bytes", "count"), [(141 << 30, 10), (80 << 30, 6), (1 << 30, 1)])
+@pytest.mark.parametrize(("gpu_bytes", "count"), [(141 << 30, 10), (80 << 30, 8), (1 << 30, 1)])
 def test_a_run_of_the_folder_has_as_many_workers_as_fit(gpu_bytes: int, count: int) -> None:
     config = make_config(ROOT / "tests" / "gpu")
     sharing.choose_workers(config, {}, gpu_bytes)

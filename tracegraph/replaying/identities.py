@@ -35,7 +35,7 @@ class Identities:
     def __init__(self, items: tuple[Any, ...]) -> None:
         # Kept: an identity must not become that of another object.
         self._items, self._count = items, len(items)
-        self._view = _find_view(self._count)
+        self._view = find_view(self._count)
         self._pointers = read_pointers(items)
 
     def are_of(self, items: tuple[Any, ...]) -> bool:
@@ -52,11 +52,11 @@ def read_pointers(items: tuple[Any, ...]) -> bytes:
         >>> read_pointers((int, str)) == read_pointers((int, str)) != read_pointers((str, int))
         True
     """
-    return _find_view(len(items))(id(items) + _HEADER_BYTES).raw
+    return find_view(len(items))(id(items) + _HEADER_BYTES).raw
 
 
 # Types of arrays are cycles, and making one costs more than a comparison.
 @functools.lru_cache(maxsize=256)
-def _find_view(count: int) -> Callable[[int], ctypes.Array[ctypes.c_char]]:
-    """Returns what views the memory of so many pointers: a third of what `string_at` costs."""
+def find_view(count: int) -> Callable[[int], ctypes.Array[ctypes.c_char]]:
+    """Returns what views the memory of so many words: a third of what `string_at` costs."""
     return (ctypes.c_char * (count * _POINTER_BYTES)).from_address

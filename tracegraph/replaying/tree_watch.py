@@ -2,9 +2,10 @@
 
 A captured train step gets the state tree back that it returned. Comparing the root's identity costs
 nothing, but what is in it can be changed in place. CPython counts the changes of dicts, see
-`dict_watch.py` and `dict_tags.py`: while the count is unchanged, they are not looked at. The
-children of every other container that can change, and of dicts whose changes are not counted, are
-compared by identity with those seen before, at the speed of C.
+`dict_watch.py` and `dict_tags.py`: while the count is unchanged, they are not looked at. Lists are
+compared with what they held by their memory, see `list_items.py`. The children of every other
+container that can change, and of dicts whose changes are not counted, are compared by identity with
+those seen before, at the speed of C.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import jax
 from tracegraph.replaying.dict_tags import DictTags, has_tags
 from tracegraph.replaying.dict_watch import DictWatch, count_changes, read_count
 from tracegraph.replaying.identities import Identities
+from tracegraph.replaying.list_items import CAN_READ_LISTS, ListItems
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray
 
@@ -49,22 +51,25 @@ class TreeWatch:
         False
     """
 
-    __slots__ = ("_counted", "_dicts", "_others", "_uncounted", "glance", "seen", "tree")
+    __slots__ = ("_counted", "_dicts", "_lists", "_others", "_uncounted", "glance", "seen", "tree")
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
-        found = _Containers([], [], [])
+        found = _Containers([], [], [], [])
         _visit(tree, found)
         self._dicts = dicts = _watch_dicts(found.dicts)
         # Read before anything is looked at: what changes meanwhile is looked at again.
         self.seen: Any = dicts.read()
         self._counted = _Items(dicts.counted) if dicts.counted else None
-        uncounted = (*dicts.uncounted, *found.sequences)
+        lists, uncounted = found.lists, (*dicts.uncounted, *found.ordered)
+        if not CAN_READ_LISTS:
+            lists, uncounted = [], (*uncounted, *lists)
+        self._lists = ListItems(lists) if lists else None
         self._uncounted = _Items(uncounted) if uncounted else None
         self._others = found.others
         # Two new objects are never equal.
         self.glance: Callable[[], Any] = object
-        if self._uncounted is None and not self._others:
+        if self._lists is None and self._uncounted is None and not self._others:
             self.glance = read_count if dicts.read is count_changes else dicts.read
             if self._counted is None:
                 # Nothing can change.
@@ -81,6 +86,8 @@ class TreeWatch:
                 if not self._counted.are_same():
                     return False
                 self.seen = seen
+        if self._lists is not None and not self._lists.are_same():
+            return False
         if self._uncounted is not None and not self._uncounted.are_same():
             return False
         return not self._others or all(_has_parts(node, parts) for node, parts in self._others)
@@ -128,13 +135,14 @@ class _Containers(NamedTuple):
 
     Attributes:
         dicts: exact dicts, whose changes can be counted.
-        sequences: what holds its children in an order: lists, and `OrderedDict`, whose order is not
-            in the dict, so that a change of it is not counted.
+        lists: exact lists.
+        ordered: each `OrderedDict`: its order is not in the dict, a change of it is not counted.
         others: every other container with its parts.
     """
 
     dicts: list[dict[Any, Any]]
-    sequences: list[collections.OrderedDict[Any, Any] | list[Any]]
+    lists: list[list[Any]]
+    ordered: list[collections.OrderedDict[Any, Any]]
     others: list[tuple[Any, _Parts]]
 
 
@@ -148,10 +156,10 @@ def _visit(node: Any, found: _Containers) -> None:
         found.dicts.append(node)
         children: tuple[Any, ...] = tuple(node.values())
     elif kind is collections.OrderedDict:
-        found.sequences.append(node)
+        found.ordered.append(node)
         children = tuple(node.values())
     elif kind is list:
-        found.sequences.append(node)
+        found.lists.append(node)
         children = tuple(node)
     else:
         parts = _flatten_once(node)
@@ -172,7 +180,7 @@ class _Parts(NamedTuple):
 
 
 # What a watch consists of, besides plain containers.
-WATCH_TYPES = (TreeWatch, DictWatch, DictTags, _Items, Identities, _Parts)
+WATCH_TYPES = (TreeWatch, DictWatch, DictTags, _Items, Identities, ListItems, _Parts)
 
 
 def list_nodes(tree: Any) -> list[Any]:

@@ -22,13 +22,14 @@ jax.config.update("jax_platforms", "cpu")
 
 @pytest.fixture(params=["heard", "tagged", "compared"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Changes of dicts are notified or numbered by Python; everywhere they can be compared."""
+    """Changes of dicts are notified or numbered by Python; they and lists can be compared."""
     if not {"heard": has_watchers, "tagged": has_tags, "compared": lambda: True}[request.param]():
         pytest.skip("this Python does not tell of changes of dicts in this way")
     monkeypatch.setattr(
         tree_watch, "_watch_dicts", DictTags if request.param == "tagged" else DictWatch
     )
     if request.param == "compared":
+        monkeypatch.setattr(tree_watch, "CAN_READ_LISTS", False)
         monkeypatch.setattr(dict_watch, "has_watchers", lambda: False)
         monkeypatch.setattr(dict_watch, "_watcher", DictWatcher())
     return request.param
