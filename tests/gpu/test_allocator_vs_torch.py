@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("gpu")
 TORCH_VERSIONS = ("2.10.", "2.11.")
 VARIABLES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTORCH_ALLOC_CONF": ""}
 # Most of the time goes to reading the statistics after each operation, in Python.
-RECORDERS = 8
+RECORDERS = 14
 PROGRAM = f"""
 import pathlib, sys
 from tests.gpu.torch_allocator import list_live_recordings, list_recordings, record_files
