@@ -121,6 +121,24 @@ template <int count> DEVICE void await_copies() {
     }
 MULTIPLY_TILE(bfloat16, "bf16")
 MULTIPLY_TILE(float16, "f16")
+// The same of 16 by 8 times 8 by 8 values, of which tensor cores take what `round_bits` leaves.
+DEVICE void multiply_tile(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], float) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+DEVICE float exp_fast(float a) { return __expf(a); }
+DEVICE unsigned read_bits(float a) { return __float_as_uint(a); }
+DEVICE unsigned round_bits(float a) {
+    unsigned c; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(c) : "f"(a)); return c;
+}
+DEVICE unsigned pack_pair(float low, float high, bfloat16) {
+    unsigned c; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(c) : "f"(high), "f"(low)); return c;
+}
+DEVICE unsigned pack_pair(float low, float high, float16) {
+    unsigned c; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(c) : "f"(high), "f"(low)); return c;
+}
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 DEVICE float maximum(float a, float b) {
     float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c;

@@ -58,6 +58,14 @@ static bfloat16 narrow(float a, bfloat16) {
 static float16 narrow(float a, float16) {
     _Float16 b = a; float16 c; memcpy(&c, &b, 2); return c;
 }
+template <class Half> static unsigned pack_pair(float low, float high, Half) {
+    return narrow(low, Half()).bits | (unsigned)narrow(high, Half()).bits << 16;
+}
+static float exp_fast(float a) { return expf(a); }
+static unsigned round_bits(float a) {
+    unsigned bits = read_bits(a);
+    return a - a != 0 ? bits : bits + 0x1000u & ~0x1FFFu;
+}
 """
 # Of the headers of C++, that of mathematics alone takes as long to read as a kernel.
 _FLAGS = [
@@ -160,6 +168,20 @@ static void multiply_tile(float (&sums)[4], const unsigned (&a)[4], const unsign
     }
     sync_warp(lane);
 }
+/* As PTX lays out the operands of m16n8k8, which have been rounded. */
+static void multiply_tile(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], float) {
+    int lane = threadIdx.x, first = lane / 32 * 32, group = lane % 32 / 4, quarter = lane % 4;
+    for (unsigned word : a) if (word & 0x1FFFu && literal(word) == literal(word)) abort();
+    for (unsigned word : b) if (word & 0x1FFFu && literal(word) == literal(word)) abort();
+    memcpy(find_lane(lane), a, 16); memcpy(find_lane(lane) + 4, b, 8); sync_warp(lane);
+    for (int each = 0; each < 4; ++each) {
+        int row = group + each / 2 * 8, column = quarter * 2 + each % 2;
+        for (int k = 0; k < 8; ++k)
+            sums[each] += find_lane(first + row % 8 * 4 + k % 4)[row / 8 + k / 4 * 2]
+                          * find_lane(first + column * 4 + k % 4)[4 + k / 4];
+    }
+    sync_warp(lane);
+}
 """
 _LAUNCH_ONE = """
 extern "C" void launch(void **given, const int *grid, const int *block, int size, int bytes) {
@@ -221,7 +243,7 @@ def call_on_host(
     stored = [align_array(np.full(each.shape, np.nan, each.dtype)) for each in results]
     for operand, result in (aliases or {}).items():
         stored[result] = arrays[operand]
-    split = int(kernel.source.partition("SPLIT = ")[2].partition(";")[0])
+    split = int(kernel.source.partition("SPLIT = ")[2].partition(";")[0] or 1)
     (run or run_kernel_on_host)(kernel, [*arrays, *stored], split)
     return stored
 

@@ -41,6 +41,9 @@ def _fold(op: Op) -> Operand | None:
         return None
     if not op.operands or not all(isinstance(each, Literal) for each in op.operands):
         return None
+    if not isinstance(op.results[0].dtype, np.dtype):
+        # A typed key: no literal holds one.
+        return None
     (found,) = bind_op(op, [each.value for each in op.operands if isinstance(each, Literal)])
     aval = op.results[0].aval
     value: Any = np.asarray(found)[()]

@@ -215,11 +215,18 @@ class ElementReader:
         raise UnreadableError
 
     def _read_power(self, op: Op, place: Place) -> Element:
-        value = self.read(op.operands[0], place)
-        if op.params["y"] not in (2, 3) or isinstance(value, Index):
+        value, power = self.read(op.operands[0], place), op.params["y"]
+        if abs(power) not in (1, 2, 3) or isinstance(value, Index):
             raise UnreadableError
-        square = self._emit("square", value)
-        return square if op.params["y"] == 2 else self._emit("mul", square, value)
+        found = value if abs(power) == 1 else self._emit("square", value)
+        found = self._emit("mul", found, value) if abs(power) == 3 else found
+        # As XLA does it.
+        one = f"{np.float32(1).view(np.uint32):08x}"
+        return (
+            found
+            if power > 0
+            else self._emit("div", self._add(ElementOp("constant", FLOAT, (), one)), found)
+        )
 
     def _read_places(self, op: Op, place: Place) -> Element:
         index = place[op.params["dimension"]]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
-from tracegraph.ir.graph import Graph, Op, Operand
+from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.replacements.match import Match
 
 
@@ -32,6 +33,30 @@ def count_depth(op: Op) -> int:
     """Returns how many products each sum of a matmul has."""
     (contracted, _), _ = op.params["dimension_numbers"]
     return math.prod(op.operands[0].aval.shape[axis] for axis in contracted)
+
+
+def list_between(
+    view: GraphView, results: Sequence[Operand], inputs: Collection[Operand]
+) -> tuple[tuple[Op, ...], list[Value]]:
+    """Returns the ops that make results of inputs, in their order, and what else they read.
+
+    That is what makes no difference to the results, as where a window of full size begins.
+    """
+    found: dict[int, Op] = {}
+    rest: dict[Value, None] = {}
+    stack = list(results)
+    while stack:
+        value = stack.pop()
+        op = view.makers.get(value)
+        if value in inputs or isinstance(value, Literal):
+            continue
+        if op is None:
+            rest[value] = None
+        elif id(op) not in found:
+            found[id(op)] = op
+            stack += op.operands
+    ops = sorted(found.values(), key=lambda op: view.order[id(op)])
+    return tuple(ops), list(rest)
 
 
 def is_acyclic(view: GraphView, matches: list[Match]) -> bool:

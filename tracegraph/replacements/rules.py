@@ -7,6 +7,7 @@ from tracegraph.passes.dead_code import DeadCode
 from tracegraph.passes.fold_scalars import FoldScalars
 from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.attention.rule import CachedAttention
+from tracegraph.replacements.attention.whole_rows import WholeRows
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.float_matmuls import FloatMatmuls
 from tracegraph.replacements.match import Rule
@@ -17,6 +18,7 @@ from tracegraph.replacements.scatter_sums import ScatterSums
 RULES: tuple[Rule, ...] = (
     RowScatters(),
     ScatterSums(),
+    WholeRows(),
     # Before the updates: what is multiplied here is not left to cublasLt.
     FloatMatmuls(),
     MatmulUpdates(),

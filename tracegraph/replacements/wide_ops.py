@@ -34,8 +34,8 @@ class WideOps:
             return _widen(operand.value) if isinstance(operand, Literal) else known[operand]
 
         for op in self.ops:
-            (result,) = bind_op(_widen_op(op), list(map(read, op.operands)))
-            known[op.results[0]] = result
+            results = bind_op(_widen_op(op), list(map(read, op.operands)))
+            known.update(zip(op.results, results, strict=True))
         return [known[value] for value in self.results]
 
 

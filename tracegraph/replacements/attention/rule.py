@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
+from tracegraph.ir.graph import Graph, Op, Value
 from tracegraph.lowering.kernels.attention import write_attention
 from tracegraph.lowering.kernels.attention_problem import (
     Attention,
@@ -30,7 +30,7 @@ from tracegraph.replacements.attention.softmax_chain import (
     place_operand,
 )
 from tracegraph.replacements.element_reader import ElementReader, UnreadableError
-from tracegraph.replacements.graph_view import GraphView, is_acyclic
+from tracegraph.replacements.graph_view import GraphView, is_acyclic, list_between
 from tracegraph.replacements.indices import list_variables, make_variable
 from tracegraph.replacements.kernel_call import call_kernel
 from tracegraph.replacements.kinds import FLOAT_KINDS
@@ -242,7 +242,7 @@ def _write(view: GraphView, found: _Found, machine: Machine) -> Match | None:
         (_order_axes(found), tuple(result.shape)),
         len(arrays),
     )
-    ops, rest = _list_ops(view, results, arrays)
+    ops, rest = list_between(view, results, arrays)
     inputs = (*arrays, *rest)
     return Match(mix.op, results, inputs, call, WideOps(ops, inputs, results), mix.length)
 
@@ -271,27 +271,3 @@ def _order_axes(found: _Found) -> tuple[int, ...]:
     element = groups + len(axes.row_sizes)
     rows = list(range(row, element))
     return tuple([*batch, *rows, element] if mix.side == 0 else [*batch, element, *rows])
-
-
-def _list_ops(
-    view: GraphView, results: Sequence[Operand], inputs: Collection[Operand]
-) -> tuple[tuple[Op, ...], list[Value]]:
-    """Returns the ops that make results of inputs, in their order, and what else they read.
-
-    That is what makes no difference to the results, as where a window of full size begins.
-    """
-    found: dict[int, Op] = {}
-    rest: dict[Value, None] = {}
-    stack = list(results)
-    while stack:
-        value = stack.pop()
-        op = view.makers.get(value)
-        if value in inputs or isinstance(value, Literal):
-            continue
-        if op is None:
-            rest[value] = None
-        elif id(op) not in found:
-            found[id(op)] = op
-            stack += op.operands
-    ops = sorted(found.values(), key=lambda op: view.order[id(op)])
-    return tuple(ops), list(rest)

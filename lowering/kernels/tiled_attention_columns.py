@@ -1,0 +1,200 @@
+"""The kernel of attention in tiles that adds along the rows: a line of each result for a column.
+
+Note [Columns of attention]
+Gradients of keys and values are sums over all rows. A block has some strips of 16 columns, and goes
+through the rows: products are turned, columns by rows, so that their weights multiply lines of the
+rows. It is given the row values that another kernel has found. The next rows are copied while the
+present ones are worked on. Where there are few blocks, several warps of a strip take other rows
+each, and add up what they have at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracegraph.lowering.kernels.device_head import HEAD, TYPES
+from tracegraph.lowering.kernels.element_functions import ElementFunction
+from tracegraph.lowering.kernels.few_rows_ends import indent
+from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
+from tracegraph.lowering.kernels.tiled_attention import (
+    SHARED_LIMIT,
+    STRIP,
+    Lines,
+    Output,
+    Strips,
+    TiledAttention,
+    choose_strips,
+    count_neighbours,
+    count_parts,
+    find_most_strips,
+    name_groups,
+    name_rows,
+    name_sums,
+    write_bases,
+    write_place,
+    write_sizes,
+)
+from tracegraph.lowering.kernels.tiled_attention_elements import open_function
+from tracegraph.lowering.kernels.tiled_attention_source import COLUMN_BODY, FUNCTIONS
+from tracegraph.runtime.nodes import LaunchShape
+
+# Rows that a warp works on at once, and warps of a strip.
+_SHARES, _SHARERS = (32, 16), (4, 2, 1)
+
+ColumnOutput = tuple[ElementFunction, Lines, Output]
+
+
+def write_columns(
+    problem: TiledAttention, outputs: Sequence[ColumnOutput], processors: int
+) -> OwnKernel:
+    """Returns the kernel, see Note [Columns of attention].
+
+    Its parameters are the arrays that are read, the row values, float32 of the shape (groups,
+    stages, rows), and the results.
+
+    Args:
+        problem: without a problem, see `find_tiled_problem`.
+        outputs: of each result the weight, of the group, ``r``, ``t``, the sums and all row values;
+            the lines that are added up, one for each row; and where it is. Its lines begin at
+            multiples of 16 bytes.
+        processors: multiprocessors of the GPU.
+
+    Raises:
+        ValueError: the lines of all operands are too many.
+    """
+    arrays = _list_arrays(problem, outputs)
+    tiling = choose_column_strips(problem, outputs, processors)
+    shared = _count_shared(problem, len(arrays), tiling)
+    if shared > SHARED_LIMIT:
+        raise ValueError(f"{shared} bytes are more than shared memory has")
+    sizes = write_sizes(problem, tiling, {"ARRAYS": len(arrays), "OUTPUTS": len(outputs)})
+    body = _write_body(problem, outputs)
+    given = len(problem.kinds)
+    for number, (_, _, output) in enumerate(outputs):
+        place = write_place(problem, output, given + 1 + number)
+        to = f"{place}, {output.strides[-1]}"
+        body += f"    store_lines({to}, (float *)shared, mixed[{number}]);\n"
+    parameters = [f"const {TYPES[kind]} *p{number}" for number, kind in enumerate(problem.kinds)]
+    parameters.append("const float *rows")
+    parameters += [
+        f"{TYPES[output.kind]} *p{given + 1 + number}"
+        for number, (_, _, output) in enumerate(outputs)
+    ]
+    neighbours = count_neighbours(_count_registers(problem, outputs, tiling), tiling, shared)
+    text = f"({', '.join(parameters)}) {{\n{body}}}\n"
+    begin = f"{sizes}{FUNCTIONS}KERNEL(THREADS, {neighbours}) "
+    symbol = name_kernel("tiled_attention_columns", begin + text)
+    blocks = problem.group_count * (problem.columns // STRIP // tiling.strips)
+    shape = LaunchShape((blocks, 1, 1), (tiling.threads, 1, 1), shared_bytes=shared)
+    return OwnKernel(symbol, HEAD + begin + symbol + text, shape)
+
+
+def choose_column_strips(
+    problem: TiledAttention, outputs: Sequence[ColumnOutput], processors: int
+) -> Strips:
+    """Returns how the work of the kernel is cut.
+
+    Args:
+        problem: that has a kernel.
+        outputs: see `write_columns`.
+        processors: multiprocessors of the GPU.
+    """
+    few = problem.group_count * problem.columns // STRIP < processors
+    one = next(
+        Strips(1, sharers, share)
+        for sharers in (_SHARERS if few else (1,))
+        for share in _SHARES
+        if problem.rows % (sharers * share) == 0
+    )
+    arrays = len(_list_arrays(problem, outputs))
+    most = find_most_strips(_count_registers(problem, outputs, one), one.sharers)
+    while most > 1 and _count_shared(problem, arrays, _repeat(one, most)) > SHARED_LIMIT:
+        most -= 1
+    return _repeat(one, choose_strips(problem.columns, problem.group_count, most, processors))
+
+
+def _count_registers(
+    problem: TiledAttention, outputs: Sequence[ColumnOutput], tiling: Strips
+) -> int:
+    """Returns how many a thread needs: for results beside sums, which become weights."""
+    others = max(len(problem.products), len(outputs)) * tiling.share
+    return (len(outputs) * problem.width + others) // 2
+
+
+def _repeat(one: Strips, strips: int) -> Strips:
+    return Strips(strips, one.sharers, one.share)
+
+
+def _list_arrays(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> list[Lines]:
+    """Returns the operands with a line for each row, each once."""
+    lefts = (left for left, _ in problem.products)
+    return list(dict.fromkeys([*lefts, *(lines for _, lines, _ in outputs)]))
+
+
+def _count_shared(problem: TiledAttention, arrays: int, tiling: Strips) -> int:
+    unit = tiling.sharers * tiling.share
+    places = 2 if problem.rows > unit else 1
+    rows = places * unit * (arrays * problem.line_bytes + 4 * len(problem.stages))
+    own = len(problem.products) * tiling.strips * STRIP * problem.line_bytes
+    return max(rows + own, count_parts(problem, tiling))
+
+
+def _write_body(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> str:
+    arrays = _list_arrays(problem, outputs)
+    rights = [right for _, right in problem.products]
+    weights = [open_function(each, f"w{j}_") for j, (each, _, _) in enumerate(outputs)]
+    heads = [line for each in weights for line in each.write(name_groups(problem))]
+    own = [line for each in weights for line in each.write({"t": "t"})]
+    rows = name_rows(range(len(problem.stages)), "kept[{} * UNIT + line]")
+    inner = []
+    for number, each in enumerate(weights):
+        inner += each.write({"r": "r", **name_sums(problem), **rows})
+        result = each.name_results()[0]
+        inner.append(f"weights[{number}][tile][upper * 2 + e] = {result};")
+    parts = {
+        "BASES": write_bases(problem, [*arrays, *rights]),
+        "COPIES": indent(map(_write_copy, range(len(arrays)), arrays), 8),
+        "OWN": indent(_write_own(rights, len(arrays)), 4),
+        "HEADS": indent(heads, 4),
+        "PRODUCTS": indent(_write_products(problem, arrays), 8),
+        "COLUMN": indent(own, 12),
+        "WEIGHTS": indent(inner, 20),
+        "MIXED": indent(_write_mixed(outputs, arrays), 12),
+    }
+    body = COLUMN_BODY
+    for name, text in parts.items():
+        body = body.replace(f"{{{name}}}\n", text)
+    return body
+
+
+def _write_copy(number: int, each: Lines) -> str:
+    start = f"lines{number} + (long long)row * {each.stride}"
+    return f"ask_lines<UNIT>(slot, place + {number} * UNIT * LINE, {start}, {each.stride});"
+
+
+def _write_own(rights: Sequence[Lines], arrays: int) -> list[str]:
+    """Returns what asks for the block's own columns."""
+    lines = []
+    for number, each in enumerate(rights):
+        start = f"lines{arrays + number} + (long long)first * {each.stride}"
+        place = f"OWN + {number} * STRIPS * 16 * LINE"
+        lines.append(f"ask_lines<STRIPS * 16>(slot, {place}, {start}, {each.stride});")
+    return lines
+
+
+def _write_products(problem: TiledAttention, arrays: list[Lines]) -> list[str]:
+    lines = []
+    for number, (left, _) in enumerate(problem.products):
+        own = f"shared + OWN + ({number} * STRIPS * 16 + own) * LINE"
+        others = f"place + {arrays.index(left)} * UNIT * LINE"
+        lines.append(f"multiply_lines<true>(sums[{number}], {own}, {others}, SHARE);")
+    return lines
+
+
+def _write_mixed(outputs: Sequence[ColumnOutput], arrays: list[Lines]) -> list[str]:
+    lines = []
+    for number, (_, added, _) in enumerate(outputs):
+        tiles = f"weights[{number}][pair * 2], weights[{number}][pair * 2 + 1]"
+        place = f"place + ({arrays.index(added)} * UNIT + pair * 16) * LINE"
+        lines.append(f"mix_lines(mixed[{number}], {tiles}, {place}, Element());")
+    return lines

@@ -1,0 +1,153 @@
+"""Functions of one element of an attention in tiles, as its kernels compute them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from tracegraph.lowering.kernels.element_functions import (
+    FLOAT,
+    ElementFunction,
+    ElementLines,
+    ElementOp,
+)
+
+_ONE = ElementOp("constant", FLOAT, detail="3f800000")
+_SUMS = ("sum0", "sum1")
+
+
+class _Terms:
+    """Scalars of functions, each once.
+
+    Attributes:
+        ops: each comes after its operands.
+    """
+
+    def __init__(self) -> None:
+        self.ops: list[ElementOp] = []
+        self._numbers: dict[ElementOp, int] = {}
+
+    def add(self, op: ElementOp) -> int:
+        """Returns the number of a scalar."""
+        if op not in self._numbers:
+            self._numbers[op] = len(self.ops)
+            self.ops.append(op)
+        return self._numbers[op]
+
+    def take(
+        self,
+        function: ElementFunction,
+        write: Callable[[_Terms, ElementOp], int] | None = None,
+        known: Mapping[int, int] | None = None,
+    ) -> int:
+        """Returns the number of a function's result.
+
+        Args:
+            function: that is added.
+            write: adds an op whose operands have new numbers; None to add it as it is.
+            known: numbers of scalars that take the place of some of its ops.
+        """
+        places: list[int] = []
+        for number, op in enumerate(function.ops):
+            if known is not None and number in known:
+                places.append(known[number])
+                continue
+            moved = dataclasses.replace(op, operands=tuple(places[each] for each in op.operands))
+            places.append(write(self, moved) if write is not None else self.add(moved))
+        return places[function.results[0]]
+
+    def finish(self, result: int) -> ElementFunction:
+        """Returns the function of one scalar, with what it needs."""
+        needed = {result}
+        for number in range(result, -1, -1):
+            if number in needed:
+                needed.update(self.ops[number].operands)
+        places = {number: place for place, number in enumerate(sorted(needed))}
+        ops = [
+            dataclasses.replace(op, operands=tuple(places[each] for each in op.operands))
+            for number, op in enumerate(self.ops)
+            if number in needed
+        ]
+        return ElementFunction(tuple(ops), (places[result],))
+
+    def find_dependents(self, names: Collection[str]) -> set[int]:
+        """Returns the scalars that some variables are needed for."""
+        found: set[int] = set()
+        for number, op in enumerate(self.ops):
+            is_one = op.opcode == "variable" and op.detail in names
+            if is_one or not found.isdisjoint(op.operands):
+                found.add(number)
+        return found
+
+    def find_later(self, stages: int) -> set[int]:
+        """Returns the scalars that row values are needed for which are not known yet."""
+        names = {op.detail for op in self.ops if op.detail.startswith("row")}
+        return self.find_dependents({name for name in names if int(name[3:]) >= stages})
+
+
+def open_function(function: ElementFunction, prefix: str) -> ElementLines:
+    """Returns what writes a function of elements.
+
+    A division takes longer than all else of a softmax: where many elements are divided by a value
+    of their row, one is divided by it, and the elements are multiplied. The exponential is nearly
+    as dear, so it is the GPU's own.
+
+    Args:
+        function: what is computed.
+        prefix: of the names, which no other function in the same place has.
+    """
+    terms = _Terms()
+
+    def write(terms: _Terms, op: ElementOp) -> int:
+        if op.opcode == "exp":
+            return terms.add(dataclasses.replace(op, opcode="exp_fast"))
+        varies = terms.find_dependents(("t", *_SUMS))
+        if op.opcode != "div" or op.operands[0] not in varies or op.operands[1] in varies:
+            return terms.add(op)
+        factor = terms.add(ElementOp("div", FLOAT, (terms.add(_ONE), op.operands[1])))
+        return terms.add(ElementOp("mul", FLOAT, (op.operands[0], factor)))
+
+    return ElementLines(terms.finish(terms.take(function, write)), prefix)
+
+
+def share_elements(
+    functions: Sequence[ElementFunction], most: int, stages: int
+) -> tuple[list[ElementFunction], list[ElementFunction]]:
+    """Returns what several functions have in common, and functions that find it as their sums.
+
+    A score that is scaled and masked is computed once in place of its sum, and so is the
+    exponential of what it is above the maximum of its row.
+
+    Args:
+        functions: of the same elements.
+        most: how many sums there are, so that as many values can be kept; if there are more, or
+            nothing but sums, the first list is empty.
+        stages: how many row values are known.
+    """
+    terms = _Terms()
+    results = [terms.take(each) for each in functions]
+    of_sums, of_rows = terms.find_dependents(_SUMS), terms.find_later(stages)
+    found: dict[int, None] = {}
+
+    def collect(number: int) -> None:
+        if number in of_sums - of_rows:
+            found[number] = None
+        elif number in of_sums:
+            for each in terms.ops[number].operands:
+                collect(each)
+
+    for result in results:
+        collect(result)
+    if len(found) > most or all(terms.ops[number].opcode == "variable" for number in found):
+        return [], list(functions)
+    rest = _Terms()
+    known = {
+        number: rest.add(ElementOp("variable", FLOAT, detail=_SUMS[place]))
+        for place, number in enumerate(found)
+    }
+    shared = [terms.finish(number) for number in found]
+    whole = tuple(terms.ops)
+    others = [
+        rest.finish(rest.take(ElementFunction(whole, (result,)), known=known)) for result in results
+    ]
+    return shared, others

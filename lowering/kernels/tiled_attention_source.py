@@ -1,0 +1,364 @@
+"""The kernels of `tiled_attention` in C++: what is the same for all problems.
+
+What a problem adds takes the place of names in braces: where lines are (``BASES``), what depends on
+the group alone (``HEADS``), and the functions of one element.
+"""
+
+from __future__ import annotations
+
+FUNCTIONS = """\
+struct alignas(8) Pair { float values[2]; };
+struct alignas(16) Four { float values[4]; };
+// In vectors: of a line there is in memory, and where the next one is in shared memory.
+constexpr int VECTORS = WIDTH / VECTOR, LINE = VECTORS + 1, STEPS = VECTORS / 2;
+// Where the next line of partial results is: two of each of four lines lie in different banks.
+constexpr int PART_LINE = WIDTH + 8;
+constexpr int TILES = SHARE / 8;
+typedef float Tile[4];
+typedef Tile Mixed[WIDTH / 8];
+DEVICE int own_lane() { return threadIdx.x % 32; }
+DEVICE int own_warp() { return threadIdx.x / 32; }
+// Divides vectors over all threads of the block; how often a thread goes around is known.
+template <int COUNT, class Use> DEVICE void go_through(Use use) {
+    #pragma unroll 8
+    for (int turn = 0; turn < (COUNT + THREADS - 1) / THREADS; ++turn) {
+        const int index = turn * THREADS + threadIdx.x;
+        if (COUNT % THREADS == 0 || index < COUNT) use(turn, index);
+    }
+}
+// The same, of lines; a turn of whole lines is further on by a number that the compiler knows.
+template <int COUNT, class Use> DEVICE void go_through_lines(Use use) {
+    constexpr bool IS_WHOLE = THREADS % VECTORS == 0;
+    go_through<COUNT * VECTORS>([&](int turn, int index) {
+        const int own = threadIdx.x;
+        use(IS_WHOLE ? own / VECTORS + turn * (THREADS / VECTORS) : index / VECTORS,
+            (IS_WHOLE ? own : index) % VECTORS);
+    });
+}
+template <int COUNT>
+DEVICE void ask_lines(Slot slot, int to, const Element *from, int stride) {
+    go_through_lines<COUNT>([&](int line, int vector) {
+        copy_async(slot, to + line * LINE + vector,
+                   from + (long long)line * stride + vector * VECTOR);
+    });
+}
+template <class Half>
+DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2], Half) {
+    multiply_tile(sums, a, b, Half());
+}
+// What is left of an infinite value is nothing.
+DEVICE unsigned split_bits(unsigned &word) {
+    const float whole = literal(word);
+    word = round_bits(whole);
+    return round_bits(whole - whole == 0 ? whole - literal(word) : 0);
+}
+// See Note [Floats in two parts]; the small products come first.
+DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2], float) {
+    unsigned large[4], rest[4], other_large[2], other_rest[2];
+    #pragma unroll
+    for (int each = 0; each < 4; ++each) {
+        large[each] = a[each];
+        rest[each] = split_bits(large[each]);
+    }
+    #pragma unroll
+    for (int each = 0; each < 2; ++each) {
+        other_large[each] = b[each];
+        other_rest[each] = split_bits(other_large[each]);
+    }
+    multiply_tile(sums, rest, other_large, float());
+    multiply_tile(sums, large, other_rest, float());
+    multiply_tile(sums, large, other_large, float());
+}
+// Adds the products of a warp's 16 lines with others, of which there may be fewer than it has.
+template <bool IS_EVEN>
+DEVICE void multiply_lines(Tile (&sums)[TILES], const Vector *own, const Vector *others,
+                           int count) {
+    const int lane = own_lane(), line = lane % 8, low = lane / 8 % 2, high = lane / 16;
+    own += (low * 8 + line) * LINE + high;
+    others += (high * 8 + line) * LINE + low;
+    #pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        const Vector a = load_rows(own + step * 2);
+        #pragma unroll
+        for (int pair = 0; pair < TILES / 2; ++pair) {
+            if (!IS_EVEN && pair * 16 >= count) continue;
+            const Vector b = load_rows(others + pair * 16 * LINE + step * 2);
+            const unsigned first[2] = {b.words[0], b.words[1]};
+            const unsigned second[2] = {b.words[2], b.words[3]};
+            multiply(sums[pair * 2], a.words, first, Element());
+            multiply(sums[pair * 2 + 1], a.words, second, Element());
+        }
+    }
+}
+// What rounding has left of two weights; of one that is not finite, nothing.
+template <class Half> DEVICE unsigned pack_rest(float low, float high, unsigned packed, Half) {
+    const float left = low - widen(Half{(unsigned short)packed});
+    const float right = high - widen(Half{(unsigned short)(packed >> 16)});
+    return pack_pair(left - left == 0 ? left : 0, right - right == 0 ? right : 0, Half());
+}
+// Adds 16 lines, each multiplied by what two tiles have for it: see Note [Weights in two parts].
+template <class Half>
+DEVICE void mix_lines(Mixed &mixed, const Tile &first, const Tile &second, const Vector *lines,
+                      Half) {
+    const int lane = own_lane();
+    unsigned a[4], rest[4];
+    #pragma unroll
+    for (int each = 0; each < 4; ++each) {
+        const Tile &weights = each / 2 ? second : first;
+        const float low = weights[each % 2 * 2], high = weights[each % 2 * 2 + 1];
+        a[each] = pack_pair(low, high, Half());
+        rest[each] = pack_rest(low, high, a[each], Half());
+    }
+    lines += (lane / 8 % 2 * 8 + lane % 8) * LINE + lane / 16;
+    #pragma unroll
+    for (int two = 0; two < WIDTH / 16; ++two) {
+        const Vector b = load_turned(lines + two * 2);
+        const unsigned low[2] = {b.words[0], b.words[1]}, high[2] = {b.words[2], b.words[3]};
+        multiply(mixed[two * 2], rest, low, Half());
+        multiply(mixed[two * 2 + 1], rest, high, Half());
+        multiply(mixed[two * 2], a, low, Half());
+        multiply(mixed[two * 2 + 1], a, high, Half());
+    }
+}
+// Where an instruction has lines q and q + 4 are 2q and 2q + 1, whose weights a thread has.
+DEVICE void mix_lines(Mixed &mixed, const Tile &first, const Tile &second, const Vector *lines,
+                      float) {
+    const int lane = own_lane();
+    const float *from = (const float *)(lines + lane % 4 * 2 * LINE) + lane / 4;
+    #pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const Tile &weights = half ? second : first;
+        const unsigned a[4] = {read_bits(weights[0]), read_bits(weights[2]),
+                               read_bits(weights[1]), read_bits(weights[3])};
+        #pragma unroll
+        for (int eight = 0; eight < WIDTH / 8; ++eight) {
+            const float *place = from + half * 8 * LINE * VECTOR + eight * 8;
+            const unsigned b[2] = {read_bits(place[0]), read_bits(place[LINE * VECTOR])};
+            multiply(mixed[eight], a, b, float());
+        }
+    }
+}
+template <int COUNT> DEVICE void store_vector(float *to, const float (&values)[COUNT]) {
+    #pragma unroll
+    for (int e = 0; e < COUNT; e += 4)
+        *(Four *)(to + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
+}
+template <class Half> DEVICE Vector pack_eight(const float (&values)[8]) {
+    return {pack_pair(values[0], values[1], Half()), pack_pair(values[2], values[3], Half()),
+            pack_pair(values[4], values[5], Half()), pack_pair(values[6], values[7], Half())};
+}
+DEVICE void store_vector(bfloat16 *to, const float (&values)[8]) {
+    *(Vector *)to = pack_eight<bfloat16>(values);
+}
+DEVICE void store_vector(float16 *to, const float (&values)[8]) {
+    *(Vector *)to = pack_eight<float16>(values);
+}
+// Adds what the warps of a strip have, and stores the lines of all strips.
+template <class Result>
+DEVICE void store_lines(Result *to, int stride, float *parts, const Mixed &mixed) {
+    const int lane = own_lane();
+    float *own = parts + (own_warp() * 16 + lane / 4) * PART_LINE + lane % 4 * 2;
+    // All have read what was there.
+    sync_block();
+    #pragma unroll
+    for (int eight = 0; eight < WIDTH / 8; ++eight) {
+        *(Pair *)(own + eight * 8) = {mixed[eight][0], mixed[eight][1]};
+        *(Pair *)(own + 8 * PART_LINE + eight * 8) = {mixed[eight][2], mixed[eight][3]};
+    }
+    sync_block();
+    go_through_lines<STRIPS * 16>([&](int line, int vector) {
+        const int at = vector * VECTOR;
+        const float *from = parts + (line / 16 * SHARERS * 16 + line % 16) * PART_LINE + at;
+        float totals[VECTOR] = {};
+        auto add = [&](const float *part) {
+            #pragma unroll
+            for (int e = 0; e < VECTOR; e += 4) {
+                const Four four = *(const Four *)(part + e);
+                #pragma unroll
+                for (int each = 0; each < 4; ++each) totals[e + each] += four.values[each];
+            }
+        };
+        #pragma unroll
+        for (int sharer = 0; sharer < SHARERS; ++sharer) add(from + sharer * 16 * PART_LINE);
+        store_vector(to + (long long)line * stride + at, totals);
+    });
+}
+"""
+
+ROW_FUNCTIONS = """\
+constexpr bool IS_EVEN = COLUMNS % (SHARERS * SHARE) == 0;
+// Joins what the threads of a row have of a value, then what its warps have.
+template <class Join> DEVICE void join_row(float (&values)[2], float *scratch, Join join) {
+    #pragma unroll
+    for (int upper = 0; upper < 2; ++upper)
+        #pragma unroll
+        for (int mask = 1; mask < 4; mask *= 2)
+            values[upper] = join(values[upper], shuffle_xor(values[upper], mask));
+    if (SHARERS == 1) return;
+    const int lane = own_lane(), warp = own_warp();
+    #pragma unroll
+    for (int upper = 0; upper < 2; ++upper)
+        if (lane % 4 == 0) scratch[warp * 16 + upper * 8 + lane / 4] = values[upper];
+    sync_block();
+    #pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+        const float *from = scratch + warp / SHARERS * SHARERS * 16 + upper * 8 + lane / 4;
+        values[upper] = from[0];
+        #pragma unroll
+        for (int sharer = 1; sharer < SHARERS; ++sharer)
+            values[upper] = join(values[upper], from[sharer * 16]);
+    }
+}
+"""
+ROW_BODY = """\
+    start_dependents();
+    wait();
+    constexpr int BLOCKS = ROWS / 16 / STRIPS;
+    const int group = blockIdx.x / BLOCKS, first = blockIdx.x % BLOCKS * STRIPS * 16;
+{BASES}
+    Vector *shared = (Vector *)shared_memory();
+    float *scratch = (float *)((char *)shared + LINES_BYTES);
+    const Slot slot = hold_slot(shared);
+{COPIES}
+{HEADS}
+    const int lane = own_lane(), strip = own_warp() / SHARERS;
+    const int own = strip * 16, begin = own_warp() % SHARERS * SHARE;
+    float sums[PRODUCTS][TILES][4] = {};
+    await_copies<1>();
+    sync_block();
+{PRODUCTS}
+    auto holds = [&](int tile) { return IS_EVEN || begin + tile * 8 < COLUMNS; };
+    float rows[STAGES + 1][2];
+{STAGES}
+{KEPT}
+    #pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+        const int r = first + own + upper * 8 + lane / 4;
+{ROW}
+        #pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            if (!holds(tile)) continue;
+            #pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int t = begin + tile * 8 + lane % 4 * 2 + e;
+{WEIGHT}
+            }
+        }
+    }
+    await_copies<0>();
+    sync_block();
+    Mixed mixed = {};
+    #pragma unroll
+    for (int pair = 0; pair < TILES / 2; ++pair)
+        if (holds(pair * 2))
+            mix_lines(mixed, sums[0][pair * 2], sums[0][pair * 2 + 1],
+                      shared + MATRIX + (begin + pair * 16) * LINE, Element());
+"""
+# Values that several functions need take the place of sums.
+SHARED = """\
+    #pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+        const int r = first + own + upper * 8 + lane / 4;
+{ROW}
+        #pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            if (!holds(tile)) continue;
+            #pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int t = begin + tile * 8 + lane % 4 * 2 + e;
+{VALUE}
+            }
+        }
+    }
+"""
+STAGE = """\
+    #pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+        const int r = first + own + upper * 8 + lane / 4;
+        float values[2] = {{BEGIN}, {BEGIN}};
+{ROW}
+        #pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            if (!holds(tile)) continue;
+            #pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int t = begin + tile * 8 + lane % 4 * 2 + e;
+{VALUE}
+            }
+        }
+        rows[{NUMBER}][upper] = {JOINED};
+    }
+    join_row(rows[{NUMBER}], scratch + {NUMBER} * STRIPS * SHARERS * 16,
+             [](float a, float b) { return {JOIN}; });
+"""
+KEPT = """\
+    if (lane % 4 == 0 && begin == 0)
+        #pragma unroll
+        for (int stage = 0; stage < STAGES; ++stage)
+            #pragma unroll
+            for (int upper = 0; upper < 2; ++upper)
+                kept[((long long)group * STAGES + stage) * ROWS + first + own + upper * 8
+                     + lane / 4] = rows[stage][upper];
+"""
+
+COLUMN_BODY = """\
+    start_dependents();
+    wait();
+    constexpr int BLOCKS = COLUMNS / 16 / STRIPS, UNIT = SHARERS * SHARE, UNITS = ROWS / UNIT;
+    // In vectors: rows that are copied at once, and the columns behind two of them.
+    constexpr int VALUES = UNIT / 4, PLACE = ARRAYS * UNIT * LINE + STAGES * VALUES;
+    constexpr int OWN = (UNITS > 1 ? 2 : 1) * PLACE;
+    const int group = blockIdx.x / BLOCKS, first = blockIdx.x % BLOCKS * STRIPS * 16;
+{BASES}
+    Vector *shared = (Vector *)shared_memory();
+    const Slot slot = hold_slot(shared);
+    const float *given = rows + (long long)group * STAGES * ROWS;
+    auto ask = [&](int unit) {
+        const int place = unit % 2 * PLACE, row = unit * UNIT;
+{COPIES}
+        go_through<STAGES * VALUES>([&](int, int index) {
+            copy_async(slot, place + ARRAYS * UNIT * LINE + index,
+                       given + index / VALUES * ROWS + row + index % VALUES * 4);
+        });
+    };
+{OWN}
+    ask(0);
+    commit_copies();
+{HEADS}
+    const int lane = own_lane(), own = own_warp() / SHARERS * 16;
+    const int begin = own_warp() % SHARERS * SHARE;
+    Mixed mixed[OUTPUTS] = {};
+    // How often is hidden: the compiler would write each turn out, for want of registers slower.
+    const int units = UNITS * (int)(blockDim.x / THREADS);
+    #pragma unroll 1
+    for (int unit = 0; unit < units; ++unit) {
+        await_copies<0>();
+        // All have read what is overwritten next.
+        sync_block();
+        if (unit + 1 < units) ask(unit + 1);
+        commit_copies();
+        const Vector *place = shared + unit % 2 * PLACE;
+        const float *kept = (const float *)(place + ARRAYS * UNIT * LINE) + begin;
+        place += begin * LINE;
+        float sums[PRODUCTS][TILES][4] = {};
+{PRODUCTS}
+        float weights[OUTPUTS][TILES][4];
+        #pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+            const int t = first + own + upper * 8 + lane / 4;
+{COLUMN}
+            #pragma unroll
+            for (int tile = 0; tile < TILES; ++tile)
+                #pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int line = tile * 8 + lane % 4 * 2 + e;
+                    const int r = unit * UNIT + begin + line;
+{WEIGHTS}
+                }
+        }
+        #pragma unroll
+        for (int pair = 0; pair < TILES / 2; ++pair) {
+{MIXED}
+        }
+    }
+"""
