@@ -128,7 +128,9 @@ DEVICE void multiply_tile(float (&sums)[4], const unsigned (&a)[4], const unsign
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-DEVICE float exp_fast(float a) { return __expf(a); }
+DEVICE float exp_fast(float a) {
+    float c; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(c) : "f"(a * 1.44269504f)); return c;
+}
 DEVICE unsigned read_bits(float a) { return __float_as_uint(a); }
 DEVICE unsigned round_bits(float a) {
     unsigned c; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(c) : "f"(a)); return c;

@@ -30,7 +30,8 @@ Note [Floats in two parts]
 Of a float32 tensor cores take ten bits. So it is split in two, itself rounded and what is left of
 it rounded, and three of the four products of such parts are added up: nearly all bits, where XLA's
 matmuls have ten unless they are told otherwise. (Ootomo and Yokota, "Recovering single precision
-accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022.)
+accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022.) What is
+infinite, or becomes so when it is rounded, has no rest: such a result is not a number.
 """
 
 from __future__ import annotations
@@ -144,10 +145,12 @@ class Output:
         strides: elements from one group to the next, of each axis of groups, and from one line to
             the next.
         kind: XLA's name of its type: that of the lines that are added up, or ``F32``.
+        base: where the first line of the first group is, in elements.
     """
 
     strides: tuple[int, ...]
     kind: str
+    base: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +208,15 @@ def find_lines_problem(problem: TiledAttention, lines: Lines) -> str:
         return f"lines of parameter {lines.parameter} are {kind}, not {problem.kind}"
     if lines.stride % problem.vector or _find_factor(lines.base) % problem.vector:
         return f"lines of parameter {lines.parameter} begin at no multiple of {VECTOR_BYTES} bytes"
+    return ""
+
+
+def find_output_problem(problem: TiledAttention, output: Output) -> str:
+    """Returns why a result's lines cannot be written, or an empty text."""
+    if output.kind not in (problem.kind, "F32"):
+        return f"results are {output.kind}"
+    if any(each % problem.vector for each in (*output.strides, output.base)):
+        return f"lines of a result begin at no multiple of {VECTOR_BYTES} bytes"
     return ""
 
 
@@ -325,7 +337,7 @@ def write_place(problem: TiledAttention, output: Output, parameter: int) -> str:
     terms = [
         f"(long long){name} * {stride}" for name, stride in zip(names, output.strides, strict=True)
     ]
-    return f"p{parameter} + ({' + '.join(terms)})"
+    return f"p{parameter} + ({' + '.join([str(output.base), *terms])})"
 
 
 def name_sums(problem: TiledAttention) -> dict[str, str]:

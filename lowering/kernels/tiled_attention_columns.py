@@ -45,7 +45,11 @@ ColumnOutput = tuple[ElementFunction, Lines, Output]
 
 
 def write_columns(
-    problem: TiledAttention, outputs: Sequence[ColumnOutput], processors: int
+    problem: TiledAttention,
+    outputs: Sequence[ColumnOutput],
+    processors: int,
+    *,
+    is_joined: bool = False,
 ) -> OwnKernel:
     """Returns the kernel, see Note [Columns of attention].
 
@@ -58,6 +62,7 @@ def write_columns(
             the lines that are added up, one for each row; and where it is. Its lines begin at
             multiples of 16 bytes.
         processors: multiprocessors of the GPU.
+        is_joined: the results are parts of one array, which comes twice: as it was, and as it is.
 
     Raises:
         ValueError: the lines of all operands are too many.
@@ -71,14 +76,17 @@ def write_columns(
     body = _write_body(problem, outputs)
     given = len(problem.kinds)
     for number, (_, _, output) in enumerate(outputs):
-        place = write_place(problem, output, given + 1 + number)
+        place = write_place(problem, output, given + (2 if is_joined else 1 + number))
         to = f"{place}, {output.strides[-1]}"
         body += f"    store_lines({to}, (float *)shared, mixed[{number}]);\n"
     parameters = [f"const {TYPES[kind]} *p{number}" for number, kind in enumerate(problem.kinds)]
     parameters.append("const float *rows")
+    arrays_written = outputs[:1] if is_joined else outputs
+    first = given + 1 + int(is_joined)
+    parameters += [f"const void *p{given + 1}"] if is_joined else []
     parameters += [
-        f"{TYPES[output.kind]} *p{given + 1 + number}"
-        for number, (_, _, output) in enumerate(outputs)
+        f"{TYPES[output.kind]} *p{first + number}"
+        for number, (_, _, output) in enumerate(arrays_written)
     ]
     neighbours = count_neighbours(_count_registers(problem, outputs, tiling), tiling, shared)
     text = f"({', '.join(parameters)}) {{\n{body}}}\n"

@@ -46,11 +46,10 @@ template <class Half>
 DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2], Half) {
     multiply_tile(sums, a, b, Half());
 }
-// What is left of an infinite value is nothing.
 DEVICE unsigned split_bits(unsigned &word) {
     const float whole = literal(word);
     word = round_bits(whole);
-    return round_bits(whole - whole == 0 ? whole - literal(word) : 0);
+    return round_bits(whole - literal(word));
 }
 // See Note [Floats in two parts]; the small products come first.
 DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2], float) {
@@ -90,11 +89,10 @@ DEVICE void multiply_lines(Tile (&sums)[TILES], const Vector *own, const Vector 
         }
     }
 }
-// What rounding has left of two weights; of one that is not finite, nothing.
+// What rounding has left of two weights.
 template <class Half> DEVICE unsigned pack_rest(float low, float high, unsigned packed, Half) {
-    const float left = low - widen(Half{(unsigned short)packed});
-    const float right = high - widen(Half{(unsigned short)(packed >> 16)});
-    return pack_pair(left - left == 0 ? left : 0, right - right == 0 ? right : 0, Half());
+    return pack_pair(low - widen(Half{(unsigned short)packed}),
+                     high - widen(Half{(unsigned short)(packed >> 16)}), Half());
 }
 // Adds 16 lines, each multiplied by what two tiles have for it: see Note [Weights in two parts].
 template <class Half>

@@ -54,6 +54,11 @@ class Factor:
         """The weights."""
         return self.op.operands[1 - self.side]
 
+    @property
+    def along_result(self) -> str:
+        """The variable that counts the lines of the result."""
+        return ROW if self.along == COLUMN else COLUMN
+
     def list_result_names(self) -> list[str]:
         """Returns the variables of the result's axes that have more than one element."""
         return [name for index in self.result for name in sorted(list_variables(index))]

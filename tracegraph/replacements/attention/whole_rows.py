@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +10,12 @@ import jax
 import numpy as np
 
 from tracegraph.ir.graph import Graph, Op, Operand, Value
-from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.tiled_attention import (
     Lines,
     Output,
     TiledAttention,
     find_lines_problem,
+    find_output_problem,
     find_tiled_problem,
 )
 from tracegraph.lowering.kernels.tiled_attention_columns import write_columns
@@ -28,6 +27,7 @@ from tracegraph.replacements.attention.gradients import (
     list_gradients,
     make_mix,
 )
+from tracegraph.replacements.attention.joins import find_join
 from tracegraph.replacements.attention.products import (
     COLUMN,
     ROW,
@@ -37,12 +37,16 @@ from tracegraph.replacements.attention.products import (
     find_lines,
     list_group_sizes,
 )
+from tracegraph.replacements.attention.results import (
+    BackwardCall,
+    ForwardCall,
+    arrange_result,
+    place_part,
+)
 from tracegraph.replacements.attention.score_reader import ScoreReader
-from tracegraph.replacements.attention.softmax_chain import ELEMENT
 from tracegraph.replacements.element_reader import UnreadableError
 from tracegraph.replacements.graph_view import GraphView, is_acyclic, list_between
 from tracegraph.replacements.indices import Index
-from tracegraph.replacements.kernel_call import call_kernel
 from tracegraph.replacements.kinds import FLOAT_KINDS
 from tracegraph.replacements.match import Machine, Match
 from tracegraph.replacements.wide_ops import WideOps
@@ -63,97 +67,30 @@ class WholeRows:
             return []
         view = GraphView(graph)
         found: list[_Found] = []
-        owned: set[Value] = set()
+        owned: set[int] = set()
         for op in graph.ops:
             for each in _match_gradients(view, op, machine), _match_result(view, op, machine):
-                if each is None or not owned.isdisjoint(each.match.results):
+                if each is None or not owned.isdisjoint(map(id, each.factors)):
                     continue
                 if is_acyclic(view, [*(other.match for other in found), each.match]):
                     found.append(each)
-                    owned.update(each.match.results)
+                    owned.update(map(id, each.factors))
         return _drop_useless(view, found)
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrangement:
-    """How a kernel's result is in memory, and what shape the graph has for it.
-
-    Attributes:
-        stored: what the kernel writes.
-        axes: the order in which the graph has its axes.
-        shape: that the graph has.
-        output: where the kernel writes its lines.
-    """
-
-    stored: jax.ShapeDtypeStruct
-    axes: tuple[int, ...]
-    shape: tuple[int, ...]
-    output: Output
-
-    def apply(self, array: Any) -> Any:
-        """Returns a result as the graph has it."""
-        return array.transpose(self.axes).reshape(self.shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class ForwardCall:
-    """Calls the kernel of a forward pass.
-
-    Attributes:
-        kernel: what is called.
-        machine: that it is compiled for.
-        count: how many operands it has; the reference may need more.
-        result: the mixed values.
-    """
-
-    kernel: OwnKernel
-    machine: Machine
-    count: int
-    result: Arrangement
-
-    def __call__(self, *operands: Any) -> list[Any]:
-        """Returns the one result."""
-        stored = [self.result.stored]
-        (mixed,) = call_kernel(self.kernel, self.machine, stored, operands[: self.count])
-        return [self.result.apply(mixed)]
-
-
-@dataclasses.dataclass(frozen=True)
-class BackwardCall:
-    """Calls the kernels of a backward pass: one by rows, then one by columns.
-
-    Attributes:
-        kernels: both of them.
-        machine: that they are compiled for.
-        count: how many operands they have; the reference may need more.
-        row_values: what the first one tells the second of each row.
-        results: the gradient of the lines of rows, then those of the lines of columns.
-    """
-
-    kernels: tuple[OwnKernel, OwnKernel]
-    machine: Machine
-    count: int
-    row_values: jax.ShapeDtypeStruct
-    results: tuple[Arrangement, ...]
-
-    def __call__(self, *operands: Any) -> list[Any]:
-        """Returns the gradients."""
-        by_rows, by_columns = self.kernels
-        given = operands[: self.count]
-        first, *rest = self.results
-        row, values = call_kernel(by_rows, self.machine, [first.stored, self.row_values], given)
-        stored = [each.stored for each in rest]
-        columns = call_kernel(by_columns, self.machine, stored, [*given, values])
-        arrays = zip(self.results, [row, *columns], strict=True)
-        return [each.apply(array) for each, array in arrays]
-
-
-@dataclasses.dataclass(frozen=True)
 class _Found:
-    """A match, and the products that it makes again."""
+    """A match.
+
+    Attributes:
+        match: itself.
+        products: the matmuls that it computes again.
+        factors: those whose results it returns, or joins.
+    """
 
     match: Match
     products: tuple[Op, ...]
+    factors: tuple[Op, ...]
 
 
 def _match_result(view: GraphView, op: Op, machine: Machine) -> _Found | None:
@@ -183,17 +120,17 @@ def _write_forward(view: GraphView, mix: Factor, machine: Machine) -> _Found | N
         return None
     if count_lines(mix.op, mix.side) != problem.width:
         return None
-    result = _arrange(problem, mix, ROW)
+    result = arrange_result(problem, mix)
     function = reader.finish(weight)
     problem = dataclasses.replace(problem, kinds=_list_kinds(arrays))
-    if _has_problem(problem, [values], [result]):
+    if _has_problem(problem, [values], [result.output]):
         return None
     kernel = write_rows(
         problem, function, values, result.output, keeps_rows=False, processors=machine.processors
     )
     call = ForwardCall(kernel, machine, len(arrays), result)
-    match = _make_match(view, [mix], arrays, call, problem.columns)
-    return _Found(match, (reader.products[0].op,))
+    match = _make_match(view, [mix.op], arrays, call, problem.columns)
+    return _Found(match, (reader.products[0].op,), (mix.op,))
 
 
 def _match_gradients(view: GraphView, op: Op, machine: Machine) -> _Found | None:
@@ -217,37 +154,47 @@ def _write_backward(view: GraphView, gradients: Gradients, machine: Machine) -> 
         return None
     shares = _find_shares(view, reader, others[0])
     problem = _make_problem(view, arrays, reader, list_group_sizes(scores.op))
-    keys = _find_lines(view, arrays, gradients.of_rows)
-    factors = [(gradients.of_columns, element), *shares]
-    lines = [_find_lines(view, arrays, factor) for factor, _ in factors]
-    if problem is None or keys is None or not problem.stages or None in lines:
+    pairs = [(gradients.of_rows, element), (gradients.of_columns, element), *shares]
+    factors = [factor for factor, _ in pairs]
+    lines = [_find_lines(view, arrays, factor) for factor in factors]
+    if problem is None or not problem.stages or None in lines:
         return None
     problem = dataclasses.replace(problem, kinds=_list_kinds(arrays))
-    first = _arrange(problem, gradients.of_rows, ROW)
-    rest = [_arrange(problem, factor, COLUMN) for factor, _ in factors]
-    if _has_problem(problem, [keys, *(each for each in lines if each)], [first, *rest]):
+    results = [arrange_result(problem, each) for each in factors]
+    join = find_join(view, factors)
+    outputs = [each.output for each in results]
+    parts = [] if join is None else list(map(place_part, [problem] * 3, factors, join.places))
+    if join is not None and all(parts):
+        outputs = [each for each in parts if each is not None]
+    else:
+        join = None
+    found = [each for each in lines if each is not None]
+    if _has_problem(problem, found, outputs):
         return None
-    outputs = [
-        (reader.finish(weight), each, result.output)
-        for (_, weight), each, result in zip(factors, lines, rest, strict=True)
-        if each is not None
+    first, *rest = [
+        (reader.finish(weight), each, output)
+        for (_, weight), each, output in zip(pairs, found, outputs, strict=True)
     ]
-    by_rows = write_rows(
-        problem,
-        reader.finish(element),
-        keys,
-        first.output,
-        keeps_rows=True,
-        processors=machine.processors,
+    count = machine.processors
+    by_rows = write_rows(problem, *first, processors=count, keeps_rows=True)
+    by_columns = write_columns(problem, rest, processors=count, is_joined=join is not None)
+    shape = (*problem.groups, len(problem.stages), problem.rows)
+    call = BackwardCall(
+        (by_rows, by_columns),
+        machine,
+        len(arrays),
+        jax.ShapeDtypeStruct(shape, np.float32),
+        tuple(results),
+        None if join is None else _describe(join.op.results[0]),
     )
-    by_columns = write_columns(problem, outputs, processors=machine.processors)
-    row_values = jax.ShapeDtypeStruct(
-        (*problem.groups, len(problem.stages), problem.rows), np.float32
-    )
-    call = BackwardCall((by_rows, by_columns), machine, len(arrays), row_values, (first, *rest))
-    all_factors = [gradients.of_rows, *(factor for factor, _ in factors)]
-    match = _make_match(view, all_factors, arrays, call, max(problem.rows, problem.columns))
-    return _Found(match, tuple(each.op for each in reader.products))
+    ops = [join.op] if join is not None else [each.op for each in factors]
+    match = _make_match(view, ops, arrays, call, max(problem.rows, problem.columns))
+    products = tuple(each.op for each in reader.products)
+    return _Found(match, products, tuple(each.op for each in factors))
+
+
+def _describe(value: Value) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
 def _find_shares(
@@ -303,13 +250,13 @@ def _make_problem(
 
 
 def _has_problem(
-    problem: TiledAttention, lines: Sequence[Lines], results: Sequence[Arrangement]
+    problem: TiledAttention, lines: Sequence[Lines], outputs: Sequence[Output]
 ) -> bool:
     """True where there is no kernel."""
     return bool(
         find_tiled_problem(problem)
         or any(find_lines_problem(problem, each) for each in lines)
-        or any(each.output.kind not in (problem.kind, "F32") for each in results)
+        or any(find_output_problem(problem, each) for each in outputs)
     )
 
 
@@ -317,37 +264,13 @@ def _list_kinds(arrays: dict[Value, int]) -> tuple[str, ...]:
     return tuple(_KINDS[str(value.dtype)] for value in arrays)
 
 
-def _arrange(problem: TiledAttention, factor: Factor, along: str) -> Arrangement:
-    """Returns how a result is written: the last axis of groups, as heads, behind the lines.
-
-    So do models join heads, which then moves nothing.
-    """
-    count = problem.rows if along == ROW else problem.columns
-    sizes = {f"g{n}": size for n, size in enumerate(problem.groups)}
-    *outer, inner = sizes or {"": 1}
-    sizes |= {along: count, ELEMENT: problem.width}
-    names = [name for name in (*outer, along, inner, ELEMENT) if sizes.get(name, 1) > 1]
-    shape = tuple(sizes[name] for name in names)
-    strides = {name: math.prod(shape[n + 1 :]) for n, name in enumerate(names)}
-    result = factor.op.results[0]
-    axes = tuple(names.index(name) for name in factor.list_result_names())
-    groups = [f"g{n}" for n in range(len(problem.groups))]
-    given = tuple(strides.get(name, 0) for name in (*groups, along))
-    output = Output(given, FLOAT_KINDS[str(result.dtype)])
-    return Arrangement(jax.ShapeDtypeStruct(shape, result.dtype), axes, tuple(result.shape), output)
-
-
 def _make_match(
-    view: GraphView,
-    factors: Sequence[Factor],
-    arrays: dict[Value, int],
-    call: Any,
-    terms: int,
+    view: GraphView, ends: Sequence[Op], arrays: dict[Value, int], call: Any, terms: int
 ) -> Match:
-    results = tuple(factor.op.results[0] for factor in factors)
+    results = tuple(op.results[0] for op in ends)
     ops, rest = list_between(view, results, arrays)
     inputs = (*arrays, *rest)
-    last = max((factor.op for factor in factors), key=lambda op: view.order[id(op)])
+    last = max(ends, key=lambda op: view.order[id(op)])
     return Match(last, results, inputs, call, WideOps(ops, inputs, results), terms)
 
 
