@@ -60,7 +60,8 @@ _MATRIX_KINDS = ("BF16", "F16", "F32")
 _KINDS = (*_MATRIX_KINDS, "S32", "PRED")
 # Beside sums, what a thread needs for addresses and the functions.
 _OTHER_REGISTERS = 64
-_MAX_STRIPS = 4
+# Two blocks of so many warps beside each other are faster than one of twice as many.
+_MAX_STRIPS, _MAX_WARPS = 4, 8
 # Of shared memory, that a block has for the GPU's own use.
 _BLOCK_BYTES = 1 << 10
 
@@ -268,7 +269,8 @@ def find_most_strips(registers: int, sharers: int) -> int:
         registers: of a thread, for sums.
         sharers: warps of a strip.
     """
-    return max(1, min(_MAX_STRIPS, REGISTERS // (_add_others(registers) * WARP * sharers)))
+    fitting = REGISTERS // (_add_others(registers) * WARP * sharers)
+    return max(1, min(_MAX_STRIPS, _MAX_WARPS // sharers, fitting))
 
 
 def count_neighbours(registers: int, tiling: Strips, shared: int) -> int:

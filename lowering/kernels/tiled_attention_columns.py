@@ -38,8 +38,8 @@ from tracegraph.lowering.kernels.tiled_attention_elements import open_function
 from tracegraph.lowering.kernels.tiled_attention_source import COLUMN_BODY, FUNCTIONS
 from tracegraph.runtime.nodes import LaunchShape
 
-# Rows that a warp works on at once, and warps of a strip.
-_SHARES, _SHARERS = (32, 16), (4, 2, 1)
+# Warps of a strip; each works on 16 rows at once.
+_SHARERS = (4, 2, 1)
 
 ColumnOutput = tuple[ElementFunction, Lines, Output]
 
@@ -109,10 +109,9 @@ def choose_column_strips(
     """
     few = problem.group_count * problem.columns // STRIP < processors
     one = next(
-        Strips(1, sharers, share)
+        Strips(1, sharers, STRIP)
         for sharers in (_SHARERS if few else (1,))
-        for share in _SHARES
-        if problem.rows % (sharers * share) == 0
+        if problem.rows % (sharers * STRIP) == 0
     )
     arrays = len(_list_arrays(problem, outputs))
     most = find_most_strips(_count_registers(problem, outputs, one), one.sharers)

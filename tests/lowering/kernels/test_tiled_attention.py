@@ -318,7 +318,7 @@ def test_work_is_cut_so_that_all_multiprocessors_have_some() -> None:
         for kind, sizes in (("BF16", (8, 12, 256, 256, 64)), ("F32", (4, 4, 64, 64, 32)))
     )
     shapes = [[(each.shape.grid[0], each.shape.block[0]) for each in two] for two in (large, small)]
-    assert shapes == [[(384, 512), (384, 128)], [(64, 128), (64, 128)]]
+    assert shapes == [[(768, 256), (384, 128)], [(64, 128), (64, 128)]]
     for kernel in (*large, *small):
         assert kernel.shape.shared_bytes <= 227 << 10
         assert kernel.early == ()
