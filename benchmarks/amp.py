@@ -53,7 +53,7 @@ TOLERANCE = 2e-2
 CAPTURED, EQUIVALENT, JIT = "tg.capture", "tg.capture, equivalent", "jax.jit"
 NUMERICS = {CAPTURED: "xla", EQUIVALENT: "equivalent"}
 TORCH, TORCH_AFTER = "torch graph", "torch graph, scaler after it"
-FULL, TINY = GptShape(12, 128, 4, 256, 64, (4, 64)), GptShape(2, 8, 2, 16, 8, (2, 4))
+FULL, TINY = GptShape(12, 128, 4, 256, 64, (4, 64)), GptShape(1, 8, 2, 16, 8, (2, 4))
 INITIAL_SCALE = 2.0**12
 
 

@@ -84,7 +84,8 @@ def _list_imports(tree: ast.AST) -> list[Import]:
 
 
 def _imported_by_call(node: ast.Call) -> str | None:
-    called = ast.unparse(node.func).rpartition(".")[2]
+    function = node.func
+    called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if called not in ("import_module", "import_late", "__import__") or not node.args:
         return None
     argument = node.args[0]
