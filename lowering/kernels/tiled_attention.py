@@ -285,6 +285,11 @@ def count_neighbours(registers: int, tiling: Strips, shared: int) -> int:
     return max(1, min(by_registers, SHARED_LIMIT // (shared + _BLOCK_BYTES)))
 
 
+def count_parts_of_floats(problem: TiledAttention) -> int:
+    """Returns how many registers a thread needs for parts: see Note [Floats in two parts]."""
+    return 32 if problem.kind == "F32" else 0
+
+
 def _add_others(registers: int) -> int:
     return min(registers + _OTHER_REGISTERS, MAX_REGISTERS)
 

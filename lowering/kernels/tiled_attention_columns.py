@@ -26,6 +26,7 @@ from tracegraph.lowering.kernels.tiled_attention import (
     choose_strips,
     count_neighbours,
     count_parts,
+    count_parts_of_floats,
     find_most_strips,
     name_groups,
     name_rows,
@@ -125,7 +126,7 @@ def _count_registers(
 ) -> int:
     """Returns how many a thread needs: for results beside sums, which become weights."""
     others = max(len(problem.products), len(outputs)) * tiling.share
-    return (len(outputs) * problem.width + others) // 2
+    return (len(outputs) * problem.width + others) // 2 + count_parts_of_floats(problem)
 
 
 def _repeat(one: Strips, strips: int) -> Strips:

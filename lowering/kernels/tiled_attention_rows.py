@@ -26,6 +26,7 @@ from tracegraph.lowering.kernels.tiled_attention import (
     count_exchanged,
     count_neighbours,
     count_parts,
+    count_parts_of_floats,
     find_most_strips,
     find_reduction,
     name_groups,
@@ -125,7 +126,7 @@ def _count_registers(problem: TiledAttention, tiling: Strips) -> int:
     """Returns how many a thread needs: for sums, then for weights beside the result."""
     weights = tiling.share * ELEMENT_BYTES[problem.kind] // 8
     sums = tiling.share * len(problem.products) // 2
-    return max(sums, weights + problem.width // 2)
+    return max(sums, weights + problem.width // 2) + count_parts_of_floats(problem)
 
 
 def _repeat(one: Strips, strips: int) -> Strips:

@@ -1,0 +1,104 @@
+"""Attention over whole rows on a GPU, forward and backward: no less exact than XLA's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tracegraph as tg
+from tests.gpu.test_attention import compare, widen
+from tests.tracegraph.replacements.attention import test_whole_rows as ways
+from tests.tracegraph.replacements.attention.ways import draw
+from tracegraph.capturing import fastest_variant
+from tracegraph.replacements.attention.whole_rows import WholeRows
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+
+@pytest.fixture(autouse=True)
+def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This replacement wins, and no other is tried: whether it is faster is not what is tested."""
+    monkeypatch.setattr(fastest_variant, "time_in_turns", lambda *_: [2e-5, 1e-5])
+    monkeypatch.setattr(fastest_variant, "RULES", (WholeRows(),))
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "0")
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_all_ways_in_one_step_are_as_exact_as_xlas(dtype: Any) -> None:
+    inputs = {name: make(dtype=dtype) for name, (_, make) in ways.WAYS.items()}
+
+    def compute(inputs: Any) -> Any:
+        return {
+            name: ways.differentiate(ways.WAYS[name][0], tuple(range(len(args))))(*args)
+            for name, args in inputs.items()
+        }
+
+    step: Any = tg.capture(compute, numerics="equivalent")
+    ours, theirs = step(inputs), jax.jit(compute)(inputs)
+    report = step.explain(inputs)
+    assert "attention over whole rows: used" in report
+    assert f"and {2 * len(inputs) - 1} more)" in report
+    with jax.default_matmul_precision("highest"):
+        exact = jax.jit(compute)(widen(inputs))
+    compare(ours, theirs, exact)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((3, 256, 5, 64), jnp.bfloat16),
+        ((1, 208, 2, 128), jnp.float16),
+        ((2, 256, 2, 80), jnp.bfloat16),
+        ((2, 144, 3, 96), jnp.float32),
+        ((1, 16, 1, 16), jnp.float32),
+        ((40, 128, 8, 32), jnp.bfloat16),
+    ],
+)
+def test_each_tiling_is_as_exact_as_xlas(shape: tuple[int, ...], dtype: Any) -> None:
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        scores = jnp.einsum("bqhd,bthd->bhqt", query, key) * shape[-1] ** -0.5
+        return jnp.einsum("bhqt,bthd->bqhd", jax.nn.softmax(ways.hide_future(scores)), value)
+
+    compute = ways.differentiate(attend)
+    args = [draw(*shape, dtype=dtype, seed=seed) for seed in range(3)]
+    step: Any = tg.capture(compute, numerics="equivalent")
+    ours, theirs = step(*args), jax.jit(compute)(*args)
+    assert "attention over whole rows: used" in step.explain(*args)
+    with jax.default_matmul_precision("highest"):
+        exact = jax.jit(compute)(*widen(args))
+    compare(ours, theirs, exact)
+    # Other values, and what a block leaves in its memory does not matter.
+    again = [draw(*shape, dtype=dtype, seed=seed) for seed in range(3, 6)]
+    with jax.default_matmul_precision("highest"):
+        exact = jax.jit(compute)(*widen(again))
+    compare(step(*again), jax.jit(compute)(*again), exact)
+
+
+def test_a_model_trains_as_with_jit() -> None:
+    def train(weights: Any, x: Any) -> Any:
+        def compute_loss(weights: Any) -> Any:
+            hidden = x
+            for each in weights:
+                hidden = hidden + ways.attend_split(hidden, each)
+            return ((hidden - jnp.roll(x, 1, 0)).astype(jnp.float32) ** 2).mean()
+
+        loss, gradients = jax.value_and_grad(compute_loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.05 * g, weights, gradients), loss
+
+    def make() -> list[Any]:
+        size = ways.HEADS * ways.WIDTH
+        return [draw(size, 3 * size, dtype=jnp.float32, seed=n) / 8 for n in range(3)]
+
+    x = draw(ways.BATCH, ways.ROWS, ways.HEADS * ways.WIDTH, dtype=jnp.float32)
+    step: Any = tg.capture(train, donate_argnums=0, numerics="equivalent")
+    plain = jax.jit(train)
+    ours, theirs = make(), make()
+    for _ in range(20):
+        ours, loss = step(ours, x)
+        theirs, wanted = plain(theirs, x)
+        np.testing.assert_allclose(loss, wanted, rtol=2e-3)
+    assert float(loss) < 0.9 * float(plain(make(), x)[1])
