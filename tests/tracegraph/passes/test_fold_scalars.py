@@ -68,6 +68,15 @@ def test_a_choice_of_a_value_and_an_effect_stay() -> None:
     assert {"debug_callback", "select_n", "gt"} <= {*kept}
 
 
+def test_a_key_of_a_literal_is_no_literal() -> None:
+    """No array of NumPy holds one; what is computed from it stays, too."""
+    graph = build(lambda x: x + jax.random.uniform(jax.random.key(3), x.shape), X)
+    folded = FoldScalars().apply(graph)
+    verify_graph(folded)
+    assert "random_bits" in " ".join(name_ops(folded))
+    np.testing.assert_array_equal(evaluate_graph(folded, X)[0], evaluate_graph(graph, X)[0])
+
+
 def test_functions_with_derivatives_are_opened_only_where_asked() -> None:
     @jax.custom_vjp
     def double(x: Any) -> Any:
