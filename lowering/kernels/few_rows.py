@@ -19,10 +19,6 @@ Its limit is the bytes of the matrices over the memory's rate: see docs/design/r
 
 Rows are held in float32, products are added in float32, and a result is rounded when it is stored.
 
-Of a few hundred rows each block takes 16: then the matrices are small, are read from caches again
-and again, and what counts is that all multiprocessors have a block, and that a norm, a bias and a
-residual are no kernels of their own.
-
 Note [Norms at the end]
 A factor that all elements of a row share can wait until the row has been multiplied: the rows of an
 RMS norm are kept without it, and sums are multiplied by it. So each block reads its own part of the
@@ -78,7 +74,6 @@ from tracegraph.lowering.kernels.few_rows_tensor import (
     TENSOR_TOTALS,
 )
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
-from tracegraph.lowering.kernels.row_functions import Form
 from tracegraph.runtime.nodes import LaunchShape
 
 
@@ -101,7 +96,7 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
         "FACTOR": write_factor(problem),
         "FINISH": write_finish(problem),
     }
-    body = _write_shifts(problem) + BODY
+    body = BODY
     for name, text in parts.items():
         body = body.replace(f"{{{name}}}\n", text)
     text = f"{_write_sizes(problem, tiling)}{FUNCTIONS}{{\n{body}}}\n"
@@ -110,33 +105,11 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
     opening = f"KERNEL(THREADS, RESIDENTS){' CLUSTERED(SPLIT)' if tiling.split > 1 else ''}"
     source = HEAD + text.replace("\n{\n", f"\n{opening} {symbol}({parameters}) {{\n", 1)
-    blocks = count_tiles(problem, tiling) * tiling.split
-    if problem.chunks == 1:
-        blocks = fill_grid(blocks, tiling.split, processors)
-    shape = LaunchShape((blocks, problem.chunks, 1), (THREADS, 1, 1), shared_bytes=SHARED_BYTES)
+    blocks = fill_grid(count_tiles(problem, tiling) * tiling.split, tiling.split, processors)
+    shape = LaunchShape((blocks, 1, 1), (THREADS, 1, 1), shared_bytes=SHARED_BYTES)
     early = {each for segment in problem.segments for each in segment.matrices}
     early |= {operand.parameter for operand in list_early(problem, tiling).values()}
     return OwnKernel(symbol, source, shape, tuple(sorted(early)))
-
-
-def _write_shifts(problem: FewRows) -> str:
-    """Returns what finds a block's own rows in each array that has rows."""
-    if problem.chunks == 1:
-        return ""
-    lengths: dict[int, int] = {}
-    number = len(problem.kinds)
-    functions = [(problem.start, problem.depth)]
-    for segment in problem.segments:
-        functions.append((segment.finish, segment.columns))
-        for _ in segment.kinds:
-            lengths[number] = segment.columns
-            number += 1
-    for function, columns in functions:
-        for operand in function.operands:
-            if operand.form in (Form.FULL, Form.ROW):
-                lengths[operand.parameter] = columns if operand.form is Form.FULL else 1
-    shifts = [f"p{each} += (long long)blockIdx.y * ROWS * {lengths[each]};" for each in lengths]
-    return indent(shifts, 4)
 
 
 @dataclasses.dataclass(frozen=True)

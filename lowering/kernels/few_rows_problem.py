@@ -78,7 +78,7 @@ class FewRows:
     More than six fields because these are what tells one kernel from another.
 
     Attributes:
-        rows: how many a block has.
+        rows: how many.
         depth: elements of a row.
         kinds: XLA's name of the type of each array that is read, in the order of the parameters.
         start: computes the rows.
@@ -86,7 +86,6 @@ class FewRows:
         segments: as many matrices in each.
         settled: numbers of the parameters that are there when the graph is launched.
         is_transposed: True where a matrix has its rows as columns: ``x @ w.T``.
-        chunks: how many times as many rows there are, each with blocks of its own.
     """
 
     rows: int
@@ -97,7 +96,6 @@ class FewRows:
     segments: tuple[Segment, ...]
     settled: frozenset[int] = frozenset()
     is_transposed: bool = False
-    chunks: int = 1
 
     @property
     def count(self) -> int:
@@ -197,7 +195,7 @@ def choose_tiling(problem: FewRows, processors: int) -> Tiling:
     """
 
     def cost(tiling: Tiling) -> float:
-        tiles = count_tiles(problem, tiling) * problem.chunks
+        tiles = count_tiles(problem, tiling)
         size = tiling.part * tiling.width * problem.count * ELEMENT_BYTES[problem.matrix_kind]
         turns = -(-tiles * tiling.split // processors)
         slowest = _SLOWEST_ALONE if turns == 1 else _SLOWEST

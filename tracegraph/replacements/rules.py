@@ -23,7 +23,6 @@ RULES: tuple[Rule, ...] = (
     FloatMatmuls(),
     MatmulUpdates(),
     FewRowMatmuls(),
-    FewRowMatmuls("matmuls of a few hundred rows", is_many=True),
     # Gains most between kernels of ours: all that it waits for is the queries.
     CachedAttention(),
 )

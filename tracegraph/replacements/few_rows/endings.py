@@ -77,7 +77,7 @@ class Ending:
     def _takes(self, op: Op, known: Collection[frozenset[int]]) -> bool:
         """True for an op that computes each element of the results by itself."""
         matmuls = [self._matmuls[place] for place in frozenset().union(*known)]
-        shape = matmuls[0].shape_results()
+        shape = RowShape(matmuls[0].rows, matmuls[0].columns)
         result = op.results[0]
         is_full = math.prod(result.shape) == shape.rows * shape.columns
         is_float = str(result.dtype) in FLOAT_KINDS

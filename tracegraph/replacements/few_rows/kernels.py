@@ -21,7 +21,7 @@ from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.row_functions import RowFunction
 from tracegraph.replacements.few_rows.endings import Ending
 from tracegraph.replacements.few_rows.row_matmuls import RowMatmul
-from tracegraph.replacements.few_rows.row_reader import RowReader
+from tracegraph.replacements.few_rows.row_reader import RowReader, RowShape
 from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.kernel_call import call_kernel
 from tracegraph.replacements.kinds import BYTE_KINDS, FLOAT_KINDS
@@ -134,7 +134,6 @@ class _KernelWriter:
             tuple(segments),
             settled,
             first.is_transposed,
-            first.chunks,
         )
         if find_problem(problem):
             return None
@@ -152,21 +151,15 @@ class _KernelWriter:
         return Match(ops[-1], results, inputs, call, wide, first.depth)
 
     def _read_start(self, matmul: RowMatmul) -> RowFunction:
-        shape = matmul.shape_rows()
-        stops = self._stops
-        if matmul.chunks > 1:
-            # What several parts of a backward pass add up is stored for all of them: from there on
-            # nothing is computed again, or the kernels of a deep model would begin at its end.
-            joints = {op.results[0] for op in self._view.graph.ops if op.name == "add_any"}
-            stops = (stops | joints) - {matmul.rows_of}
-        reader = RowReader(shape, self._view.makers, stops, reads_sums_of_rows=True)
+        shape = RowShape(matmul.rows, matmul.depth)
+        reader = RowReader(shape, self._view.makers, self._stops, reads_sums_of_rows=True)
         return self._finish(reader, [reader.read(matmul.op.operands[matmul.side])])
 
     def _read_segment(
         self, part: Sequence[int], stored: list[Any], places: dict[Value, int]
     ) -> Segment:
         matmuls = [self._matmuls[place] for place in part]
-        shape = matmuls[0].shape_results()
+        shape = RowShape(matmuls[0].rows, matmuls[0].columns)
         sums = {each.result: number for number, each in enumerate(matmuls)}
         reader = RowReader(shape, self._view.makers, self._stops, sums)
         for each in matmuls:

@@ -9,17 +9,11 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 
 from tracegraph.ir.graph import Literal, Op, Operand, Value
-from tracegraph.replacements.few_rows.row_reader import (
-    RowShape,
-    expand_shape,
-    keeps_elements,
-)
+from tracegraph.replacements.few_rows.row_reader import expand_shape, keeps_elements
 from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.kinds import BYTE_KINDS, FLOAT_KINDS
 
 MAX_ROWS = 16
-# Of more rows, each block takes the first number, if the matrix is no larger than this.
-MOST_ROWS, MOST_MATRIX_BYTES = 1024, 1 << 20
 # Smaller ones take no time of their own.
 MIN_MATRIX_BYTES = 1 << 16
 _DEFAULT_NAMES = frozenset(["DEFAULT", "HIGH", "HIGHEST"])
@@ -39,8 +33,7 @@ class RowMatmul:
         matrix: before reshapes and transpositions, and in 8 bits where it is stored so.
         scale: a factor of each column of one in 8 bits.
         way: ops between the matrix and the matmul.
-        rows: how many a block takes.
-        chunks: how many times as many there are.
+        rows: how many.
         depth: elements of a row.
         columns: of the result.
         is_transposed: True where the matrix has its rows as columns.
@@ -54,30 +47,15 @@ class RowMatmul:
     scale: Value | None
     way: tuple[Op, ...]
     rows: int
-    chunks: int
     depth: int
     columns: int
     is_transposed: bool
 
-    def shape_rows(self) -> RowShape:
-        """Returns the shape of what is multiplied."""
-        return RowShape(self.rows * self.chunks, self.depth)
 
-    def shape_results(self) -> RowShape:
-        """Returns the shape of the result."""
-        return RowShape(self.rows * self.chunks, self.columns)
-
-
-def find_row_matmuls(view: GraphView, *, is_many: bool) -> list[RowMatmul]:
-    """Returns the matmuls of rows by matrices, in order.
-
-    Args:
-        view: of the graph.
-        is_many: those of a few hundred rows by matrices that are arguments, not those of few rows.
-    """
+def find_row_matmuls(view: GraphView) -> list[RowMatmul]:
+    """Returns the matmuls of few rows by large matrices, in order."""
     found = (_read_matmul(op, view) for op in view.graph.ops if op.name == "dot_general")
-    matmuls = [matmul for matmul in found if matmul is not None]
-    return [each for each in matmuls if (each.chunks > 1) == is_many]
+    return [matmul for matmul in found if matmul is not None]
 
 
 def group_matmuls(matmuls: Sequence[RowMatmul]) -> list[list[RowMatmul]]:
@@ -85,7 +63,7 @@ def group_matmuls(matmuls: Sequence[RowMatmul]) -> list[list[RowMatmul]]:
     groups: dict[tuple[object, ...], list[RowMatmul]] = {}
     for each in matmuls:
         kind = str(each.matrix.dtype)
-        key = (each.rows_of, each.rows, each.chunks, each.depth, each.is_transposed, kind)
+        key = (each.rows_of, each.rows, each.depth, each.is_transposed, kind)
         groups.setdefault(key, []).append(each)
     return list(groups.values())
 
@@ -103,7 +81,7 @@ def _read_matmul(op: Op, view: GraphView) -> RowMatmul | None:
         _read_sides(op, 1, sides, view),
     )
     found = [each for each in readings if each is not None]
-    return min(found, key=lambda each: each.rows * each.chunks, default=None)
+    return min(found, key=lambda each: each.rows, default=None)
 
 
 def _is_plain(op: Op) -> bool:
@@ -130,8 +108,7 @@ def _read_sides(
         return None
     depth = math.prod(x.aval.shape[rank - count :])
     rows, size = math.prod(x.aval.shape) // max(depth, 1), math.prod(matrix.aval.shape)
-    chunks = _count_chunks(rows, size * jnp.dtype(matrix.aval.dtype).itemsize)
-    if not chunks or not depth:
+    if not 0 < rows <= MAX_ROWS or not depth:
         return None
     if size * jnp.dtype(matrix.aval.dtype).itemsize < MIN_MATRIX_BYTES:
         return None
@@ -144,27 +121,9 @@ def _read_sides(
     rows_of = find_elements(x, view.makers)
     if result is None or not isinstance(found.value, Value) or not isinstance(rows_of, Value):
         return None
-    if chunks > 1 and not _is_weight(found.value, view):
-        return None
-    sizes = rows // chunks, chunks, depth, size // depth, found.is_transposed
+    sizes = rows, depth, size // depth, found.is_transposed
     way = tuple(found.way)
     return RowMatmul(op, result, side, rows_of, found.value, found.scale, way, *sizes)
-
-
-def _count_chunks(rows: int, nbytes: int) -> int:
-    """Returns how many times the rows of a block there are; zero where there are too many."""
-    if 0 < rows <= MAX_ROWS:
-        return 1
-    is_fine = rows <= MOST_ROWS and rows % MAX_ROWS == 0 and nbytes <= MOST_MATRIX_BYTES
-    return rows // MAX_ROWS if is_fine else 0
-
-
-def _is_weight(value: Operand, view: GraphView) -> bool:
-    """True for an argument of the function, also one in another type."""
-    maker = view.makers.get(value)
-    if maker is not None and maker.name == "convert_element_type":
-        value = maker.operands[0]
-    return value not in view.makers
 
 
 def _find_transposed(result: Value, columns: int, view: GraphView) -> Value | None:

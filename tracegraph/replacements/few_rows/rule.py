@@ -13,15 +13,9 @@ from tracegraph.replacements.match import Machine, Match
 
 @dataclasses.dataclass(frozen=True)
 class FewRowMatmuls:
-    """Finds matmuls of few rows by large matrices, see Note [Matmuls of few rows].
-
-    Attributes:
-        name: see `Rule`.
-        is_many: finds those of a few hundred rows by small matrices instead.
-    """
+    """Finds matmuls of few rows by large matrices, see Note [Matmuls of few rows]."""
 
     name: str = "matmuls of few rows"
-    is_many: bool = False
 
     def find(self, graph: Graph, machine: Machine | None) -> list[Match]:
         """Returns one match per kernel, in the order of their rows."""
@@ -30,7 +24,7 @@ class FewRowMatmuls:
         view = GraphView(graph)
         found: list[Match] = []
         stops: set[Value] = set()
-        for group in group_matmuls(find_row_matmuls(view, is_many=self.is_many)):
+        for group in group_matmuls(find_row_matmuls(view)):
             for match in match_group(view, group, stops, machine):
                 if is_acyclic(view, [*found, match]):
                     found.append(match)
