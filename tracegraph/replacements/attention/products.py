@@ -7,6 +7,7 @@ sequences, are the axes that both sides of a matmul have.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from tracegraph.ir.graph import Op, Operand, Value
@@ -19,12 +20,15 @@ from tracegraph.replacements.indices import (
     list_variables,
     make_variable,
 )
+from tracegraph.replacements.kinds import FLOAT_KINDS
 from tracegraph.replacements.places import Place, move_place
 
 # The places of rows and of columns of a product.
 ROW, COLUMN = "r", "t"
 _TENSOR_CORES = frozenset(["None", "DEFAULT", "TF32_TF32_F32", "BF16_BF16_F32", "F16_F16_F32"])
 _HALVES = ("bfloat16", "float16")
+# Kernels find lines by numbers of 32 bits.
+_MOST_ELEMENTS = (1 << 31) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +101,9 @@ def list_groups(op: Op) -> tuple[Index, ...]:
 
 
 def runs_on_tensor_cores(op: Op) -> bool:
-    """True for a matmul that need not be more exact than tensor cores make it."""
+    """True for a matmul of floats that need not be more exact than tensor cores make it."""
+    if any(str(each.aval.dtype) not in FLOAT_KINDS for each in (*op.operands, *op.results)):
+        return False
     precision = op.params["precision"]
     precisions = precision if isinstance(precision, tuple) else (precision,)
     if all(str(getattr(each, "name", each)) in _TENSOR_CORES for each in precisions):
@@ -149,7 +155,7 @@ def find_lines(
         UnreadableError: no kernel can compute where they begin.
     """
     found: tuple[Value, Index, int] | None = None
-    while isinstance(value, Value):
+    while isinstance(value, Value) and math.prod(value.shape) <= _MOST_ELEMENTS:
         flat = flatten_index(place, value.shape)
         stride = flat.find_factor(along)
         if flat.find_factor(ELEMENT) == 1 and stride:

@@ -287,7 +287,7 @@ def _drop_useless(view: GraphView, found: Sequence[_Found]) -> list[Match]:
 
 def _list_needed(view: GraphView, matches: Sequence[Match]) -> set[int]:
     """Returns the ops that are computed where matches are replaced, by their identities."""
-    owners = {value: match for match in matches for value in match.results}
+    owners: dict[Operand, Match] = {value: match for match in matches for value in match.results}
     needed: set[int] = set()
     stack: list[Operand] = list(view.graph.outputs)
     done: set[Operand] = set()
