@@ -78,6 +78,7 @@ EXPRESSIONS = {
     "neg": "-{0}",
     "abs": "fabsf({0})",
     "square": "{0} * {0}",
+    "one_minus_square": "(literal(0x3f800000u) - {0}) * (literal(0x3f800000u) + {0})",
     "sqrt": "sqrtf({0})",
     "rsqrt": "rsqrtf({0})",
     "exp": "expf({0})",
