@@ -32,7 +32,7 @@ _EXPRESSIONS: dict[str, tuple[str | None, str]] = {
     "not": (BOOL, "!{0}"),
     "select": (None, "{0} ? {1} : {2}"),
     "to_float": (FLOAT, "(float){0}"),
-    # By the one instruction that a GPU has for it: a few units in the last place.
+    # By the one instruction that a GPU has for it; its relative error grows with the argument.
     "exp_fast": (FLOAT, "exp_fast({0})"),
 }
 
@@ -86,6 +86,21 @@ def find_type(opcode: str, last: str) -> str:
         last: the type of its last operand.
     """
     return _EXPRESSIONS[opcode][0] or last
+
+
+def keep_needed(function: ElementFunction) -> ElementFunction:
+    """Returns a function without the ops that no result needs."""
+    needed = set(function.results)
+    for number in range(len(function.ops) - 1, -1, -1):
+        if number in needed:
+            needed.update(function.ops[number].operands)
+    numbers = {old: new for new, old in enumerate(sorted(needed))}
+    ops = [
+        dataclasses.replace(op, operands=tuple(numbers[each] for each in op.operands))
+        for number, op in enumerate(function.ops)
+        if number in needed
+    ]
+    return ElementFunction(tuple(ops), tuple(numbers[each] for each in function.results))
 
 
 class ElementLines:

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tracegraph.lowering.kernels.device_head import TYPES
 from tracegraph.lowering.kernels.element_functions import (
@@ -177,6 +177,10 @@ class Strips:
     def threads(self) -> int:
         """How many a block has."""
         return self.warps * WARP
+
+    def repeat(self, strips: int) -> Strips:
+        """Returns the same with so many strips."""
+        return dataclasses.replace(self, strips=strips)
 
 
 def find_tiled_problem(problem: TiledAttention) -> str:
@@ -317,6 +321,13 @@ def write_sizes(problem: TiledAttention, tiling: Strips, others: dict[str, int])
     }
     lines = [f"constexpr int {name} = {size};" for name, size in sizes.items()]
     return "\n".join([*lines, f"typedef {TYPES[problem.kind]} Element;"]) + "\n"
+
+
+def fill_parts(text: str, parts: Mapping[str, str]) -> str:
+    """Returns a text with parts in the place of their names."""
+    for name, part in parts.items():
+        text = text.replace(name, part)
+    return text
 
 
 def name_groups(problem: TiledAttention) -> dict[str, str]:

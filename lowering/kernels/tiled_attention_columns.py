@@ -3,8 +3,8 @@
 Note [Columns of attention]
 Gradients of keys and values are sums over all rows. A block has some strips of 16 columns, and goes
 through the rows: products are turned, columns by rows, so that their weights multiply lines of the
-rows. It is given the row values that another kernel has found. The next rows are copied while the
-present ones are worked on. Where there are few blocks, several warps of a strip take other rows
+rows. It is given the row values that another kernel has found. The next rows are copied while those
+before them are worked on. Where there are few blocks, several warps of a strip take other rows
 each, and add up what they have at the end.
 """
 
@@ -27,6 +27,7 @@ from tracegraph.lowering.kernels.tiled_attention import (
     count_neighbours,
     count_parts,
     count_parts_of_floats,
+    fill_parts,
     find_most_strips,
     name_groups,
     name_rows,
@@ -116,9 +117,10 @@ def choose_column_strips(
     )
     arrays = len(_list_arrays(problem, outputs))
     most = find_most_strips(_count_registers(problem, outputs, one), one.sharers)
-    while most > 1 and _count_shared(problem, arrays, _repeat(one, most)) > SHARED_LIMIT:
+    while most > 1 and _count_shared(problem, arrays, one.repeat(most)) > SHARED_LIMIT:
         most -= 1
-    return _repeat(one, choose_strips(problem.columns, problem.group_count, most, processors))
+    strips = choose_strips(problem.columns, problem.group_count, most, processors)
+    return one.repeat(strips)
 
 
 def _count_registers(
@@ -127,10 +129,6 @@ def _count_registers(
     """Returns how many a thread needs: for results beside sums, which become weights."""
     others = max(len(problem.products), len(outputs)) * tiling.share
     return (len(outputs) * problem.width + others) // 2 + count_parts_of_floats(problem)
-
-
-def _repeat(one: Strips, strips: int) -> Strips:
-    return Strips(strips, one.sharers, one.share)
 
 
 def _list_arrays(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> list[Lines]:
@@ -169,10 +167,7 @@ def _write_body(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> str
         "WEIGHTS": indent(inner, 20),
         "MIXED": indent(_write_mixed(outputs, arrays), 12),
     }
-    body = COLUMN_BODY
-    for name, text in parts.items():
-        body = body.replace(f"{{{name}}}\n", text)
-    return body
+    return fill_parts(COLUMN_BODY, {f"{{{name}}}\n": text for name, text in parts.items()})
 
 
 def _write_copy(number: int, each: Lines) -> str:

@@ -10,6 +10,7 @@ from tracegraph.lowering.kernels.element_functions import (
     ElementFunction,
     ElementLines,
     ElementOp,
+    keep_needed,
 )
 
 _ONE = ElementOp("constant", FLOAT, detail="3f800000")
@@ -58,17 +59,7 @@ class _Terms:
 
     def finish(self, result: int) -> ElementFunction:
         """Returns the function of one scalar, with what it needs."""
-        needed = {result}
-        for number in range(result, -1, -1):
-            if number in needed:
-                needed.update(self.ops[number].operands)
-        places = {number: place for place, number in enumerate(sorted(needed))}
-        ops = [
-            dataclasses.replace(op, operands=tuple(places[each] for each in op.operands))
-            for number, op in enumerate(self.ops)
-            if number in needed
-        ]
-        return ElementFunction(tuple(ops), (places[result],))
+        return keep_needed(ElementFunction(tuple(self.ops), (result,)))
 
     def find_dependents(self, names: Collection[str]) -> set[int]:
         """Returns the scalars that some variables are needed for."""
@@ -128,16 +119,17 @@ def share_elements(
     results = [terms.take(each) for each in functions]
     of_sums, of_rows = terms.find_dependents(_SUMS), terms.find_later(stages)
     found: dict[int, None] = {}
-
-    def collect(number: int) -> None:
-        if number in of_sums - of_rows:
+    seen: set[int] = set()
+    stack = results[::-1]
+    while stack:
+        number = stack.pop()
+        if number in seen or number not in of_sums:
+            continue
+        seen.add(number)
+        if number in of_rows:
+            stack += terms.ops[number].operands[::-1]
+        else:
             found[number] = None
-        elif number in of_sums:
-            for each in terms.ops[number].operands:
-                collect(each)
-
-    for result in results:
-        collect(result)
     if len(found) > most or all(terms.ops[number].opcode == "variable" for number in found):
         return [], list(functions)
     rest = _Terms()

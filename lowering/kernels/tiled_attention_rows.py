@@ -8,8 +8,6 @@ the products to the weights; they join their row values, and at the end what the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 from tracegraph.lowering.kernels.element_functions import ElementFunction, ElementLines
 from tracegraph.lowering.kernels.few_rows_ends import indent
@@ -27,6 +25,7 @@ from tracegraph.lowering.kernels.tiled_attention import (
     count_neighbours,
     count_parts,
     count_parts_of_floats,
+    fill_parts,
     find_most_strips,
     find_reduction,
     name_groups,
@@ -117,9 +116,10 @@ def choose_row_strips(problem: TiledAttention, matrix: Lines, processors: int) -
     one = enough[-1] if few else enough[0]
     arrays = len(_list_arrays(problem, matrix))
     most = find_most_strips(_count_registers(problem, one), one.sharers)
-    while most > 1 and _count_shared(problem, arrays, _repeat(one, most)) > SHARED_LIMIT:
+    while most > 1 and _count_shared(problem, arrays, one.repeat(most)) > SHARED_LIMIT:
         most -= 1
-    return _repeat(one, choose_strips(problem.rows, problem.group_count, most, processors))
+    strips = choose_strips(problem.rows, problem.group_count, most, processors)
+    return one.repeat(strips)
 
 
 def _count_registers(problem: TiledAttention, tiling: Strips) -> int:
@@ -127,10 +127,6 @@ def _count_registers(problem: TiledAttention, tiling: Strips) -> int:
     weights = tiling.share * ELEMENT_BYTES[problem.kind] // 8
     sums = tiling.share * len(problem.products) // 2
     return max(sums, weights + problem.width // 2) + count_parts_of_floats(problem)
-
-
-def _repeat(one: Strips, strips: int) -> Strips:
-    return Strips(strips, one.sharers, one.share)
 
 
 def _list_arrays(problem: TiledAttention, matrix: Lines) -> list[Lines]:
@@ -183,7 +179,7 @@ def _write_body(
         "ROW": indent(own, 8),
         "WEIGHT": indent(inner, 16),
     }
-    return _fill(ROW_BODY, {f"{{{name}}}\n": text for name, text in parts.items()})
+    return fill_parts(ROW_BODY, {f"{{{name}}}\n": text for name, text in parts.items()})
 
 
 def _plan(
@@ -243,13 +239,7 @@ def _write_shared(problem: TiledAttention, written: list[ElementLines]) -> str:
     for number in range(len(written)):
         inner.append(f"sums[{number}][tile][upper * 2 + e] = value{number};")
     parts = {"{ROW}\n": indent(own, 8), "{VALUE}\n": indent(inner, 16)}
-    return _fill(SHARED, parts)
-
-
-def _fill(text: str, parts: Mapping[str, str]) -> str:
-    for name, part in parts.items():
-        text = text.replace(name, part)
-    return text
+    return fill_parts(SHARED, parts)
 
 
 def _write_stage(problem: TiledAttention, number: int, written: ElementLines) -> str:
@@ -265,4 +255,4 @@ def _write_stage(problem: TiledAttention, number: int, written: ElementLines) ->
         "{JOINED}": join.format("values[0]", "values[1]"),
         "{JOIN}": join.format("a", "b"),
     }
-    return _fill(STAGE, parts)
+    return fill_parts(STAGE, parts)

@@ -326,7 +326,7 @@ COLUMN_BODY = """\
     const int lane = own_lane(), own = own_warp() / SHARERS * 16;
     const int begin = own_warp() % SHARERS * SHARE;
     Mixed mixed[OUTPUTS] = {};
-    // How often is hidden: the compiler would write each turn out, for want of registers slower.
+    // The number of turns is hidden from the compiler: unrolled, the loop needs too many registers.
     const int units = UNITS * (int)(blockDim.x / THREADS);
     #pragma unroll 1
     for (int unit = 0; unit < units; ++unit) {

@@ -7,7 +7,6 @@ that a mask or a position is computed from what is known of it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from tracegraph.lowering.kernels.element_functions import (
     ElementFunction,
     ElementOp,
     find_type,
+    keep_needed,
 )
 from tracegraph.lowering.kernels.row_functions import EXPRESSIONS
 from tracegraph.replacements.indices import (
@@ -103,7 +103,7 @@ class ElementReader:
     def finish(self, *results: Element) -> ElementFunction:
         """Returns the function that computes what was read."""
         numbers = tuple(self._emit_element(each) for each in results)
-        return _keep_needed(ElementFunction(tuple(self._ops), numbers))
+        return keep_needed(ElementFunction(tuple(self._ops), numbers))
 
     def clamp(self, index: Index, low: int, high: int) -> Index:
         """Returns an index that is no smaller and no larger than two numbers."""
@@ -220,13 +220,9 @@ class ElementReader:
             raise UnreadableError
         found = value if abs(power) == 1 else self._emit("square", value)
         found = self._emit("mul", found, value) if abs(power) == 3 else found
-        # As XLA does it.
-        one = f"{np.float32(1).view(np.uint32):08x}"
-        return (
-            found
-            if power > 0
-            else self._emit("div", self._add(ElementOp("constant", FLOAT, (), one)), found)
-        )
+        if power > 0:
+            return found
+        return self._emit("div", self._add(ElementOp("constant", FLOAT, (), "3f800000")), found)
 
     def _read_places(self, op: Op, place: Place) -> Element:
         index = place[op.params["dimension"]]
@@ -352,21 +348,6 @@ def _compare_with_zero(name: str, difference: Index) -> bool | None:
         "ne": (low > 0 or high < 0, low == high == 0),
     }[name]
     return True if always else False if never else None
-
-
-def _keep_needed(function: ElementFunction) -> ElementFunction:
-    """Returns a function without the ops that no result needs."""
-    needed = set(function.results)
-    for number in range(len(function.ops) - 1, -1, -1):
-        if number in needed:
-            needed.update(function.ops[number].operands)
-    numbers = {old: new for new, old in enumerate(sorted(needed))}
-    ops = [
-        dataclasses.replace(op, operands=tuple(numbers[each] for each in op.operands))
-        for number, op in enumerate(function.ops)
-        if number in needed
-    ]
-    return ElementFunction(tuple(ops), tuple(numbers[each] for each in function.results))
 
 
 _READERS: dict[str, Callable[[ElementReader, Op, Place], Element]] = {

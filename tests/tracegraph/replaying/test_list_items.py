@@ -135,7 +135,7 @@ def test_another_thread_changes_the_list_all_the_time():
     def change() -> None:
         generator = random.Random(0)
         while not stop.is_set():
-            # Memory that the list gives back goes back to the system.
+            # An array of this size is unmapped when the list frees it.
             one.extend([None] * generator.randrange(200_000))
             one[:] = held[: generator.randrange(300)]
         one[:] = held

@@ -132,9 +132,8 @@ def list_factors(view: GraphView, product: Product, side: int) -> Iterator[Facto
     lines = product.op.operands[side]
     if not isinstance(lines, Value):
         return
-    for op in dict.fromkeys(map(id, view.uses.get(lines, []))):
-        other = next(each for each in view.uses[lines] if id(each) == op)
-        factor = _read_factor(product, side, other)
+    for op in view.uses.get(lines, ()):
+        factor = _read_factor(product, side, op)
         if factor is not None:
             yield factor
 

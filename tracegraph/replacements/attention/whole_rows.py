@@ -162,12 +162,11 @@ def _write_backward(view: GraphView, gradients: Gradients, machine: Machine) -> 
     problem = dataclasses.replace(problem, kinds=_list_kinds(arrays))
     results = [arrange_result(problem, each) for each in factors]
     join = find_join(view, factors)
-    outputs = [each.output for each in results]
-    parts = [] if join is None else list(map(place_part, [problem] * 3, factors, join.places))
-    if join is not None and all(parts):
-        outputs = [each for each in parts if each is not None]
-    else:
-        join = None
+    places = () if join is None else join.places
+    parts = [place_part(problem, *each) for each in zip(factors, places, strict=False)]
+    outputs = [each for each in parts if each is not None]
+    if len(outputs) < len(factors):
+        join, outputs = None, [each.output for each in results]
     found = [each for each in lines if each is not None]
     if _has_problem(problem, found, outputs):
         return None
