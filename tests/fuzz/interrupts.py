@@ -151,8 +151,10 @@ def watching(counts: Counts) -> Iterator[None]:
     hook, thread_hook = sys.unraisablehook, threading.excepthook
 
     def count(found: Any) -> None:
-        # One that comes while a finaliser runs is lost; Python does so with each finaliser.
-        if found.exc_type is not KeyboardInterrupt and not _is_of_thread(found):
+        # One that comes while a finaliser runs is lost; Python does so with each finaliser. A file
+        # of which `with` has not begun yet is closed by its finaliser, with a warning.
+        is_expected = found.exc_type in (KeyboardInterrupt, ResourceWarning)
+        if not is_expected and not _is_of_thread(found):
             counts.unraisable[f"{found.exc_type.__name__}: {found.exc_value}, {found.object}"] += 1
 
     def pass_interrupts(found: Any) -> None:

@@ -32,6 +32,12 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "0")
 
 
+def compare_steps(ours: Any, theirs: Any, exact: Any) -> None:
+    """Compares losses and gradients; the error of one number is chance."""
+    np.testing.assert_allclose(ours[0], exact[0], rtol=1e-3)
+    compare(ours[1], theirs[1], exact[1])
+
+
 def test_all_ways_in_one_step_are_as_exact_as_xlas() -> None:
     inputs = {name: make() for name, (_, make) in ways.WAYS.items()}
 
@@ -45,10 +51,11 @@ def test_all_ways_in_one_step_are_as_exact_as_xlas() -> None:
     ours, theirs = step(inputs), jax.jit(compute)(inputs)
     report = step.explain(inputs)
     assert "attention over whole rows: used" in report
-    assert f"and {2 * len(inputs) - 1} more)" in report
+    assert report.count("attention over whole rows") == 1
     with jax.default_matmul_precision("highest"):
         exact = jax.jit(compute)(widen(inputs))
-    compare(ours, theirs, exact)
+    for name in inputs:
+        compare_steps(ours[name], theirs[name], exact[name])
 
 
 @pytest.mark.parametrize(
@@ -74,12 +81,12 @@ def test_each_tiling_is_as_exact_as_xlas(shape: tuple[int, ...], dtype: Any) -> 
     assert "attention over whole rows: used" in step.explain(*args)
     with jax.default_matmul_precision("highest"):
         exact = jax.jit(compute)(*widen(args))
-    compare(ours, theirs, exact)
+    compare_steps(ours, theirs, exact)
     # Other values, and what a block leaves in its memory does not matter.
     again = [draw(*shape, dtype=dtype, seed=seed) for seed in range(3, 6)]
     with jax.default_matmul_precision("highest"):
         exact = jax.jit(compute)(*widen(again))
-    compare(step(*again), jax.jit(compute)(*again), exact)
+    compare_steps(step(*again), jax.jit(compute)(*again), exact)
 
 
 def test_a_model_trains_as_with_jit() -> None:
