@@ -41,7 +41,7 @@ from tracegraph.lowering.planning.split_temporaries import find_whole_peak
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
-from tracegraph.lowering.tuning import KEEP_SUMS
+from tracegraph.lowering.tuning import KEEP_SUMS, join_options
 from tracegraph.lowering.xla.decode import read_origins, read_program
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
@@ -297,7 +297,7 @@ def _compile_to_kernels(
         plain = find_plain(refusal)
         if not plain:
             raise
-    options = _join(first, plain)
+    options = join_options(first, plain)
     executable = compiler.compile(region, in_place, count=count, options=dict(options))
     return executable, _read(executable, region, compiler), options
 
@@ -306,18 +306,6 @@ def find_plain(refusal: UnsupportedError) -> tuple[tuple[str, bool | str], ...]:
     """Returns the options for plain kernels in place of what was refused; empty without any."""
     reasons = "; ".join(work.reason for work in refusal.refused)
     return keep_legal([option for word, option in PLAIN_KERNELS if word in reasons])
-
-
-def _join(
-    first: Sequence[tuple[str, bool | str]], others: Sequence[tuple[str, bool | str]]
-) -> tuple[tuple[str, bool | str], ...]:
-    """Returns all options; lists of passes under one name become one list."""
-    joined = dict(first)
-    for name, value in others:
-        earlier = joined.get(name)
-        is_list = isinstance(earlier, str) and isinstance(value, str)
-        joined[name] = f"{earlier},{value}" if is_list else value
-    return tuple(joined.items())
 
 
 def keep_legal(

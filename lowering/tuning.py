@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 # The option of XLA's that leaves its pass out which splits the sum of a matmul.
 KEEP_SUMS = ("xla_disable_hlo_passes", "splitk-rewriter")
@@ -22,3 +23,15 @@ class Tuning:
 
 
 UNTUNED = Tuning()
+
+
+def join_options(
+    first: Sequence[tuple[str, bool | str]], others: Sequence[tuple[str, bool | str]]
+) -> tuple[tuple[str, bool | str], ...]:
+    """Returns all of XLA's options; lists of passes under one name become one list."""
+    joined = dict(first)
+    for name, value in others:
+        earlier = joined.get(name)
+        is_list = isinstance(earlier, str) and isinstance(value, str)
+        joined[name] = f"{earlier},{value}" if is_list else value
+    return tuple(joined.items())

@@ -37,8 +37,9 @@ KEEP_ALL = {
     "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
 }
 UNOPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS"
-# XLA compiles candidates too for a GPU that is only described, where it can measure none.
-XLA_FLAGS = "--xla_gpu_autotune_level=0"
+# XLA compiles candidates too for a GPU that is only described, where it can measure none; to make a
+# program in parts, by several threads, costs a tenth more.
+XLA_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_force_compilation_parallelism=1"
 # By fewer passes, in half of the time, and not in parts, which cost more than they save where each
 # worker has one core; later releases end the process at a flag they do not know.
 XLA_FLAGS_OF_JAX_0_10 = (
@@ -140,6 +141,32 @@ def share_contexts() -> None:
         return known.context
 
     mlir.make_ir_context = find_context
+
+
+def share_on_gpu(folder: pathlib.Path) -> None:
+    """Lets the workers on one GPU find what XLA has compiled for others, as soon as it is whole.
+
+    To be called before JAX compiles anything. Processes that tests start compile for themselves:
+    they would write in place.
+
+    Args:
+        folder: of this run, the same for all workers.
+    """
+    jax: Any = importlib.import_module("jax")
+    cache: Any = importlib.import_module("jax._src.lru_cache").LRUCache
+    folder.mkdir(exist_ok=True)
+
+    def put(cache: Any, key: str, value: bytes) -> None:
+        path = pathlib.Path(cache.path, f"{key}-cache")
+        draft = path.with_name(f"{os.getpid()}-{threading.get_ident()}.draft")
+        draft.write_bytes(value)
+        draft.replace(path)
+
+    cache.put = put
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
 def _is_jax_0_10() -> bool:

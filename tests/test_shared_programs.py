@@ -52,6 +52,22 @@ def test_other_processes_share_too() -> None:
     assert count_shared(name) == 1
 
 
+def test_workers_on_a_gpu_find_whole_programs(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "programs"
+    program = (
+        "import pathlib, sys, jax\n"
+        "from tests.shared_programs import share_on_gpu\n"
+        f"share_on_gpu(pathlib.Path({str(folder)!r}))\n"
+        "def planted(x): return x * 7\n"
+        "assert jax.jit(planted)(2.0) == 14\n"
+    )
+    for _ in range(2):
+        run_program(program)
+        (path,) = folder.glob("jit_planted-*")
+        assert path.name.endswith("-cache")
+    assert not list(folder.glob("*.draft"))
+
+
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     environment = {FOLDER: "/kept", UNOPTIMIZED: "0", "XLA_FLAGS": ""}

@@ -131,6 +131,9 @@ def find_plugin() -> pathlib.Path:
         UnsupportedError: there is none, there are several and none is in use, or the one in use
             was replaced.
     """
+    used = _find_plugin_in_use()
+    if used is not None:
+        return used
     found = _find_mapped_plugins() or _find_installed_plugins()
     if len(found) == 1:
         return found[0]
@@ -150,6 +153,44 @@ def find_plugin() -> pathlib.Path:
         fix='pip install "jax[cuda13]", or "jax[cuda12]" for a driver of CUDA 12',
         anchor="unsupported-jax",
     )
+
+
+def _find_plugin_in_use() -> pathlib.Path | None:
+    """Returns the one plugin in this process's memory, or None if there is none or several.
+
+    A library stays where it is mapped, so the long list is read again only if its file is no
+    longer the same.
+    """
+    try:
+        path, identity = _read_plugin_in_use()
+        if _identify(path) != identity:
+            _read_plugin_in_use.cache_clear()
+            path, _ = _read_plugin_in_use()
+    except LookupError:
+        return None
+    return path
+
+
+@functools.lru_cache(maxsize=1)
+def _read_plugin_in_use() -> tuple[pathlib.Path, tuple[int, int] | None]:
+    """Returns the path of the one mapped plugin and what identifies its file.
+
+    Raises:
+        LookupError: there is none, or there are several; the next call looks again.
+        UnsupportedError: its file was replaced.
+    """
+    found = _find_mapped_plugins()
+    if len(found) != 1:
+        raise LookupError
+    return found[0], _identify(found[0])
+
+
+def _identify(path: pathlib.Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _find_mapped_plugins() -> list[pathlib.Path]:

@@ -9,10 +9,9 @@ import numpy as np
 
 from tests.deviceless.pipeline import make_capture_request
 from tests.fakes.compilers import make_compiler
-from tracegraph.lowering.compile_gpu import _join
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import lower_request
-from tracegraph.lowering.tuning import KEEP_SUMS, UNTUNED, Tuning
+from tracegraph.lowering.tuning import KEEP_SUMS, UNTUNED, Tuning, join_options
 from tracegraph.runtime.nodes import KernelNode
 
 
@@ -51,9 +50,9 @@ def test_sums_stay_whole_where_they_are_to(h200: Any) -> None:
 def test_lists_of_passes_are_joined() -> None:
     first = (("xla_gpu_enable_pdl_launch", False), KEEP_SUMS)
     plain = (("xla_disable_hlo_passes", "topk-specializer"), ("xla_gpu_enable_cublaslt", True))
-    assert _join(first, plain) == (
+    assert join_options(first, plain) == (
         ("xla_gpu_enable_pdl_launch", False),
         ("xla_disable_hlo_passes", "splitk-rewriter,topk-specializer"),
         ("xla_gpu_enable_cublaslt", True),
     )
-    assert _join(first, ()) == first
+    assert join_options(first, ()) == first

@@ -17,6 +17,7 @@ import pytest
 from tests.fakes.compilers import make_compiler
 from tests.fakes.cuda_on_host import SHAPE, CudaOnHost, make_device
 from tracegraph import captured_graphs, load_file, static_inputs
+from tracegraph.capturing import capture_lowering
 from tracegraph.graphed_callables import graph_pair
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.compiler import Compiler
@@ -73,6 +74,8 @@ def capture_for_gpu(
 
     monkeypatch.setattr(JaxOrder, "await_array", await_on_host)
     monkeypatch.setattr(compile_gpu, "_compile_to_kernels", compile_to_kernels)
+    # No program is read: to look for a plugin that is not there takes long.
+    monkeypatch.setattr(capture_lowering, "prepare_reading", lambda: None)
     for door in DOORS:
         monkeypatch.setattr(door, "find_device", lambda is_checking: device)
     return device

@@ -17,9 +17,13 @@ import pytest
 
 from tests.gpu import device_memory, sharing
 from tests.gpu.part_times import pytest_terminal_summary as pytest_terminal_summary
+from tests.gpu.reference import UNTRIED
+from tests.shared_programs import FOLDER, share_on_gpu
+from tracegraph.lowering import compile_gpu
 
 # Those that take over ten seconds.
 LONG = (
+    "test_the_random_traces",
     "test_each_program_becomes",
     "[gpt_",
     "[resnet18]",
@@ -30,6 +34,10 @@ LONG = (
     "test_jax_as_the_provider",
     "test_three_modules_and_a_branch",
     "test_tf32_changes_bits",
+    "test_all_ways_in_one_step",
+    "test_each_tiling_is_as_exact",
+    "test_a_thousand_replays",
+    "test_a_train_step_uses_them",
 )
 TURNS = pytest.StashKey[sharing.Turns]()
 BEGINS_ALONE = pytest.StashKey[bool]()
@@ -55,11 +63,17 @@ def turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def gpu(request: pytest.FixtureRequest, turns: sharing.Turns) -> Any:
+def gpu(
+    request: pytest.FixtureRequest,
+    turns: sharing.Turns,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
     """The JAX device that the graphs are made for."""
     # JAX takes memory when it starts: not while a test of another process counts all bytes.
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     turns.begin(worker, alone=request.config.stash[BEGINS_ALONE])
+    if worker and FOLDER not in os.environ:
+        share_on_gpu(sharing.find_shared_folder(tmp_path_factory) / "programs")
     obstacle = find_obstacle()
     if obstacle:
         pytest.skip(obstacle)
@@ -73,6 +87,13 @@ def two_gpus(gpu: Any) -> list[Any]:
     if len(gpus) < 2:
         pytest.skip(f"needs two GPUs; there is {len(gpus)}")
     return gpus[:2]
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets XLA take its first algorithm for each matmul that is captured, see `UNTRIED`."""
+    options = (*compile_gpu.FIRST_OPTIONS, UNTRIED)
+    monkeypatch.setattr(compile_gpu, "FIRST_OPTIONS", options)
 
 
 @pytest.fixture

@@ -22,6 +22,20 @@ from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.verification.report import TOLERANCE, flatten_results, measure_difference
 
+# XLA takes its first algorithm for each matmul: to try out all takes longer than most tests.
+UNTRIED = ("xla_gpu_autotune_level", "0")
+
+
+def jit_untried(function: Any) -> Any:
+    """Returns `jax.jit` of a function that XLA makes without trying out algorithms of matmuls."""
+    return jax.jit(function, compiler_options=dict([UNTRIED]))
+
+
+def compute_exactly(function: Any, *args: Any) -> Any:
+    """Returns the result with matmuls of float32 that have all bits."""
+    with jax.default_matmul_precision("highest"):
+        return jit_untried(function)(*args)
+
 
 class Likeness(enum.Enum):
     """How a replay compares with the executables of its graph."""

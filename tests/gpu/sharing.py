@@ -152,6 +152,22 @@ def hold_gpu(folder: pathlib.Path, *, alone: bool, limit_s: float = LIMIT_S) -> 
         yield
 
 
+@contextlib.contextmanager
+def hold_file(path: pathlib.Path, *, limit_s: float = LIMIT_S) -> Iterator[None]:
+    """Holds a file that other processes wait for; it is made if there is none.
+
+    Args:
+        path: of the file.
+        limit_s: how long it may take.
+
+    Raises:
+        TimeoutError: others held it for too long.
+    """
+    with path.open("w") as file:
+        _lock(file, fcntl.LOCK_EX, time.monotonic() + limit_s)
+        yield
+
+
 def _lock(file: IO[str], kind: int, end: float) -> None:
     while True:
         try:

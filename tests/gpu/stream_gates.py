@@ -16,7 +16,8 @@ WORD_BYTES = 64
 HOST_BYTES = 4096
 # Portable, and mapped for the device.
 HOST_FLAGS = 3
-SETTLE_S = 0.3
+# Other processes take their turns on the GPU meanwhile.
+SETTLE_S = 1.0
 STALL_S = 10.0
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("gpu")
 TORCH_VERSIONS = ("2.10.", "2.11.")
 VARIABLES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTORCH_ALLOC_CONF": ""}
 # Most of the time goes to reading the statistics after each operation, in Python.
-RECORDERS = 14
+RECORDERS = 8
 PROGRAM = f"""
 import pathlib, sys
 from tests.gpu.torch_allocator import list_live_recordings, list_recordings, record_files
@@ -54,17 +54,16 @@ def traces(gpu, turns, tmp_path_factory):
     if obstacle:
         pytest.skip(obstacle)
     folder = sharing.find_shared_folder(tmp_path_factory) / "traces_of_torch"
-    if not folder.exists():
-        # Recorded once for all workers, and alone: blocked streams are recognised by time.
-        turns.take(alone=True)
-        record(folder, tmp_path_factory.mktemp("traces"))
+    # Not while a test that is alone on the GPU counts its bytes.
+    turns.take(alone=False)
+    with sharing.hold_file(folder.with_suffix(".lock")):
+        if not folder.exists():
+            record(folder, tmp_path_factory.mktemp("traces"))
     return {trace.name: trace for path in folder.iterdir() for trace in read_traces(path)}
 
 
 def record(folder, fresh):
-    """Writes the traces, unless another worker did while this one waited for its turn."""
-    if folder.exists():
-        return
+    """Writes the traces of all recorders."""
 
     def run(part):
         command = ["-c", PROGRAM, fresh, part]
@@ -76,8 +75,6 @@ def record(folder, fresh):
     fresh.rename(folder)
 
 
-# Among the first ones of a run, for it records the traces, so that the other workers wait once.
-@pytest.mark.usefixtures("alone_on_gpu")
 def test_the_random_traces_are_what_they_should_be(traces):
     assert len(LIVE) == 20
     for name in LIVE:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.gpu.reference import compute_exactly, jit_untried
 from tests.tracegraph.replacements.attention.ways import (
     WAYS,
     attend_grouped,
@@ -19,7 +20,7 @@ from tests.tracegraph.replacements.attention.ways import (
 )
 from tracegraph.capturing import fastest_variant
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +53,8 @@ def test_each_way_is_as_exact_as_xlas(way: str) -> None:
     step: Any = tg.capture(function, numerics="equivalent")
     ours = step(*args)
     assert "attention over a cache: used; 20 µs without, 10 µs with (" in step.explain(*args)
-    with jax.default_matmul_precision("highest"):
-        exact = jax.jit(function)(*widen(args))
-    compare(ours, jax.jit(function)(*args), exact)
+    exact = compute_exactly(function, *widen(args))
+    compare(ours, jit_untried(function)(*args), exact)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_caches_grow_step_by_step(heads: int, groups: int, width: int, length: i
         return written, jnp.tanh(mixed), position + 1
 
     captured: Any = tg.capture(step, donate_argnums=0, numerics="equivalent")
-    plain = jax.jit(step)
+    plain = jit_untried(step)
     shape = (2, length, groups, width)
     ours, theirs, exact = ([jnp.zeros(shape, jnp.bfloat16)] * 2 for _ in range(3))
     ours = jax.tree.map(jnp.copy, ours)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.gpu.reference import compute_exactly, jit_untried
 from tests.gpu.test_attention import compare, widen
 from tests.tracegraph.replacements.attention import test_whole_rows as ways
 from tests.tracegraph.replacements.attention.ways import draw
@@ -17,7 +18,7 @@ from tracegraph.capturing import fastest_variant
 from tracegraph.replacements import place_errors
 from tracegraph.replacements.attention.whole_rows import WholeRows
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compare_steps(ours: Any, theirs: Any, exact: Any) -> None:
     """Compares losses and gradients; the error of one number is chance."""
-    np.testing.assert_allclose(ours[0], exact[0], rtol=1e-3)
+    np.testing.assert_allclose(ours[0], exact[0], rtol=4e-3)
     compare(ours[1], theirs[1], exact[1])
 
 
@@ -48,12 +49,11 @@ def test_all_ways_in_one_step_are_as_exact_as_xlas() -> None:
         }
 
     step: Any = tg.capture(compute, numerics="equivalent")
-    ours, theirs = step(inputs), jax.jit(compute)(inputs)
+    ours, theirs = step(inputs), jit_untried(compute)(inputs)
     report = step.explain(inputs)
     assert "attention over whole rows: used" in report
     assert report.count("attention over whole rows") == 1
-    with jax.default_matmul_precision("highest"):
-        exact = jax.jit(compute)(widen(inputs))
+    exact = compute_exactly(compute, widen(inputs))
     for name in inputs:
         compare_steps(ours[name], theirs[name], exact[name])
 
@@ -77,16 +77,13 @@ def test_each_tiling_is_as_exact_as_xlas(shape: tuple[int, ...], dtype: Any) -> 
     compute = ways.differentiate(attend)
     args = [draw(*shape, dtype=dtype, seed=seed) for seed in range(3)]
     step: Any = tg.capture(compute, numerics="equivalent")
-    ours, theirs = step(*args), jax.jit(compute)(*args)
+    ours, theirs = step(*args), jit_untried(compute)(*args)
     assert "attention over whole rows: used" in step.explain(*args)
-    with jax.default_matmul_precision("highest"):
-        exact = jax.jit(compute)(*widen(args))
-    compare_steps(ours, theirs, exact)
+    compare_steps(ours, theirs, compute_exactly(compute, *widen(args)))
     # Other values, and what a block leaves in its memory does not matter.
     again = [draw(*shape, dtype=dtype, seed=seed) for seed in range(3, 6)]
-    with jax.default_matmul_precision("highest"):
-        exact = jax.jit(compute)(*widen(again))
-    compare_steps(step(*again), jax.jit(compute)(*again), exact)
+    exact = compute_exactly(compute, *widen(again))
+    compare_steps(step(*again), jit_untried(compute)(*again), exact)
 
 
 def test_a_model_trains_as_with_jit() -> None:
@@ -106,7 +103,7 @@ def test_a_model_trains_as_with_jit() -> None:
 
     x = draw(ways.BATCH, ways.ROWS, ways.HEADS * ways.WIDTH, dtype=jnp.float32)
     step: Any = tg.capture(train, donate_argnums=0, numerics="equivalent")
-    plain = jax.jit(train)
+    plain = jit_untried(train)
     ours, theirs = make(), make()
     losses = []
     for _ in range(20):

@@ -31,7 +31,7 @@ from tracegraph.ir.origins import locate_origin
 from tracegraph.kernel_caching.cached_choice import add_choice, find_choice
 from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot
 from tracegraph.lowering.compiled_region import CompiledRegion
-from tracegraph.lowering.tuning import KEEP_SUMS, UNTUNED, Tuning
+from tracegraph.lowering.tuning import KEEP_SUMS, UNTUNED, Tuning, join_options
 from tracegraph.passes.pipeline import PassReport, Rewritten
 from tracegraph.replacements.match import OLDEST, Machine, Match, Rule, find_machine
 from tracegraph.replacements.place_errors import PlaceError, measure_options, measure_places
@@ -160,7 +160,8 @@ def choose_variant(
         if not found:
             replacements += _find_missed(rule, opened, machine)
             continue
-        measure = functools.partial(measure_places, opened.checked.graph)
+        options = _list_options(current)
+        measure = functools.partial(measure_places, opened.checked.graph, options=options)
         exact, dropped = _measure(prepared, current.lowered.device, measure, rule.name, found)
         replacements += dropped
         if not exact:
@@ -226,7 +227,9 @@ def _try_keeping_sums(
     found = find_split_sums(graph, definition)
     if not found:
         return current, []
-    measure = functools.partial(measure_options, graph, options=dict([KEEP_SUMS]))
+    options = _list_options(current)
+    both = options, join_options(options, [KEEP_SUMS])
+    measure = functools.partial(measure_options, graph, options=both)
     exact, dropped = _measure(prepared, current.lowered.device, measure, KEPT_SUMS, found)
     if len(exact) < len(found):
         # The option is for all of them.
@@ -257,6 +260,11 @@ def _try_merging(
     what = Replacement(MERGED, (), (f"{before} nodes become {after}",))
     chosen, what = _choose_faster(prepared, current, lambda: candidate, what, is_exact=True)
     return chosen, [what]
+
+
+def _list_options(variant: Variant) -> tuple[tuple[str, bool | str], ...]:
+    """Returns the options that XLA compiled a variant with."""
+    return tuple(each for region in variant.lowered.lowered.regions for each in region.options)
 
 
 def _count_nodes(variant: Variant) -> int:

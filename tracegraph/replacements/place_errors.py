@@ -3,23 +3,32 @@
 Note [Errors in place]
 The results of a whole train step are no measure: an optimizer that divides a gradient by its own
 size turns the last bit of one that is nearly zero into a step in the other direction. So each
-replacement is measured where it stands: XLA computes the function up to it, there both sides and a
-reference that adds up in a wider type, and what is compared is how far either is from that.
+replacement is measured where it stands: XLA computes the function up to it, with the options that
+it has there, and what is compared is how far both sides are from a reference that adds up in a
+wider type. That is a program of its own, of which XLA does not time how it is computed fastest:
+for attention over 16 sequences, trying out matmuls of the reference took half a minute.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from tracegraph.ir.graph import Graph, Literal, Operand
+from tracegraph.ir.graph import Graph, Literal, Operand, Value
 from tracegraph.jax_internals import bind_op
 from tracegraph.replacements.match import Match
+
+Options = Sequence[tuple[str, bool | str]]
+# What runs once need not be fast: matmuls of the library, which are there, and its first algorithm.
+UNTIMED: dict[str, bool | str] = {
+    "xla_gpu_autotune_level": "0",
+    "xla_gpu_enable_triton_gemm": False,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +56,7 @@ def measure_options(
     graph: Graph,
     matches: Sequence[Match],
     arguments: Sequence[Any],
-    options: Mapping[str, bool | str],
+    options: tuple[Options, Options],
 ) -> list[PlaceError]:
     """Returns the errors of ops that stay, where XLA compiles with other options.
 
@@ -55,10 +64,9 @@ def measure_options(
         graph: that the matches were found in.
         matches: of it; what they compute is not looked at.
         arguments: one array per input; they are not changed.
-        options: XLA's, over its defaults.
+        options: XLA's, over its defaults: those that it has, and those that are tried.
     """
-    usual = measure_places(graph, matches, arguments)
-    other = measure_places(graph, matches, arguments, options)
+    usual, other = (measure_places(graph, matches, arguments, each) for each in options)
     return [
         dataclasses.replace(theirs, ours=ours.theirs)
         for theirs, ours in zip(usual, other, strict=True)
@@ -69,7 +77,7 @@ def measure_places(
     graph: Graph,
     matches: Sequence[Match],
     arguments: Sequence[Any],
-    options: Mapping[str, bool | str] | None = None,
+    options: Options = (),
 ) -> list[PlaceError]:
     """Returns the errors of matches on the values of one call.
 
@@ -79,46 +87,74 @@ def measure_places(
         arguments: one array per input; they are not changed.
         options: XLA's, over its defaults.
     """
-    places = {id(match.op): match for match in matches}
-    wanted = [id(op) for op in graph.ops if id(op) in places]
+    needed = [each for match in matches for each in (*match.inputs, *match.results)]
+    values = _compute_values(graph, needed, arguments, options)
+    programs: dict[str, Any] = {}
+    return [PlaceError(*_compare(match, values, programs)) for match in matches]
 
-    def run(inputs: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
-        known = dict(zip(graph.inputs, inputs, strict=True))
-        values = [constant.value for constant in graph.constants]
-        known |= dict(zip(values, constants, strict=True))
 
-        def read(operand: Operand) -> Any:
-            return operand.value if isinstance(operand, Literal) else known[operand]
-
-        found: dict[int, Any] = {}
-        for op in graph.ops:
-            theirs = bind_op(op, [read(operand) for operand in op.operands])
-            known.update(zip(op.results, theirs, strict=True))
-            if (match := places.get(id(op))) is not None:
-                found[id(op)] = _compare(match, read)
-            if len(found) == len(places):
-                break
-        return [found[key] for key in wanted]
-
+def _compute_values(
+    graph: Graph,
+    needed: Sequence[Operand],
+    arguments: Sequence[Any],
+    options: Options,
+) -> dict[Value, Any]:
+    """Returns values of a graph, among them all that are needed, as XLA computes them."""
     arrays = [constant.array for constant in graph.constants]
-    compiled = jax.jit(run, compiler_options=dict(options or {}))
-    rows = jax.device_get(compiled(list(arguments), arrays))
-    errors = dict(zip(wanted, (PlaceError(*map(float, row)) for row in rows), strict=True))
-    return [errors[id(match.op)] for match in matches]
+    values = [*graph.inputs, *(constant.value for constant in graph.constants)]
+    found = dict(zip(values, [*arguments, *arrays], strict=True))
+    missing = {each: None for each in needed if isinstance(each, Value) and each not in found}
+
+    def run(given: Sequence[Any]) -> list[Any]:
+        known = dict(zip(values, given, strict=True))
+        for op in graph.ops:
+            if known.keys() >= missing.keys():
+                break
+            operands = [
+                operand.value if isinstance(operand, Literal) else known[operand]
+                for operand in op.operands
+            ]
+            known.update(zip(op.results, bind_op(op, operands), strict=True))
+        return [known[value] for value in missing]
+
+    computed = jax.jit(run, compiler_options=dict(options))([found[value] for value in values])
+    return found | dict(zip(missing, computed, strict=True))
 
 
-def _compare(match: Match, read: Callable[[Operand], Any]) -> Any:
-    """Returns the three numbers of a `PlaceError`."""
-    given = [jnp.asarray(read(each), each.aval.dtype) for each in match.inputs]
-    sides = match.compute(*given), [read(each) for each in match.results], match.reference(*given)
-    rows = [
-        jnp.stack(
-            [_differ(one, right), _differ(other, right), _round(right, other.dtype, match.terms)]
-        )
-        for one, other, right in zip(*sides, strict=True)
-        if right.size and jnp.issubdtype(right.dtype, jnp.floating)
+def _compare(match: Match, values: Mapping[Value, Any], programs: dict[str, Any]) -> list[float]:
+    """Returns the three numbers of a `PlaceError`.
+
+    Args:
+        match: of a graph.
+        values: of the graph.
+        programs: what was compiled for others, by its text; layers of a model share one.
+    """
+
+    def compare(given: Sequence[Any], theirs: Sequence[Any]) -> Any:
+        sides = match.compute(*given), theirs, match.reference(*given)
+        rows = [
+            _find_errors(one, other, right, match.terms)
+            for one, other, right in zip(*sides, strict=True)
+            if right.size and jnp.issubdtype(right.dtype, jnp.floating)
+        ]
+        return jnp.max(jnp.stack(rows), axis=0) if rows else jnp.zeros(3, jnp.float32)
+
+    given = [
+        jnp.asarray(each.value if isinstance(each, Literal) else values[each], each.aval.dtype)
+        for each in match.inputs
     ]
-    return jnp.max(jnp.stack(rows), axis=0) if rows else jnp.zeros(3, jnp.float32)
+    theirs = [values[value] for value in match.results]
+    lowered = jax.jit(compare).lower(given, theirs)
+    text = lowered.as_text()
+    if text not in programs:
+        programs[text] = lowered.compile(UNTIMED)
+    return [float(each) for each in jax.device_get(programs[text](given, theirs))]
+
+
+def _find_errors(ours: Any, theirs: Any, right: Any, terms: int) -> Any:
+    """Returns the three numbers of one result."""
+    errors = _differ(ours, right), _differ(theirs, right), _round(right, theirs.dtype, terms)
+    return jnp.stack(errors)
 
 
 def _differ(one: Any, right: Any) -> Any:

@@ -28,9 +28,11 @@ LIBRARY = "xla_cuda_plugin.so"
 
 @pytest.fixture(autouse=True)
 def nothing_is_remembered() -> Iterator[None]:
-    schema_module._load_schema.cache_clear()
+    for each in (schema_module._load_schema, schema_module._read_plugin_in_use):
+        each.cache_clear()
     yield
-    schema_module._load_schema.cache_clear()
+    for each in (schema_module._load_schema, schema_module._read_plugin_in_use):
+        each.cache_clear()
 
 
 @pytest.fixture
@@ -158,6 +160,31 @@ class TestFindPlugin:
             f"7f02-7f03 r-xp 00001000 08:01 13                {used}\n"
             "7f03-7f04 rw-p 00000000 00:00 0\n"
         )
+        assert find_plugin() == used
+
+    def test_one_in_use_is_looked_for_once_until_its_file_changes(
+        self, plugins: pathlib.Path
+    ) -> None:
+        write_library(plugins)
+        used, maps = plugins / "xla_cuda13" / LIBRARY, plugins.parent.parent / "maps"
+        maps.write_text(f"7f01-7f02 r--p 00000000 08:01 13    {used}\n")
+        assert find_plugin() == used
+        maps.write_text("")
+        assert find_plugin() == used
+        maps.write_text(f"7f01-7f02 r--p 00000000 08:01 13    {used} (deleted)\n")
+        used.rename(used.with_name("old"))
+        for _ in range(2):
+            with pytest.raises(UnsupportedError, match="was replaced while"):
+                find_plugin()
+
+    def test_one_that_comes_into_use_is_found(self, plugins: pathlib.Path) -> None:
+        write_library(plugins, "xla_cuda12")
+        write_library(plugins, "xla_cuda13")
+        with pytest.raises(UnsupportedError, match="several"):
+            find_plugin()
+        used = plugins / "xla_cuda12" / LIBRARY
+        maps = plugins.parent.parent / "maps"
+        maps.write_text(f"7f01-7f02 r--p 00000000 08:01 13    {used}\n")
         assert find_plugin() == used
 
     def test_one_that_was_replaced_is_refused(self, plugins: pathlib.Path) -> None:

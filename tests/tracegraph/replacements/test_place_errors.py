@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -36,6 +37,14 @@ def test_each_place_is_measured_on_its_own_values() -> None:
     assert one.ours == one.theirs == 0.0
     assert other.ours == pytest.approx(0.25, rel=1e-5)
     assert (one.is_allowed, other.is_allowed) == (True, False)
+
+
+def test_equal_places_are_compiled_once(caplog: pytest.LogCaptureFixture) -> None:
+    with jax.log_compiles(True):
+        measure(jnp.sin, jnp.sin, jnp.sin)
+        other = measure(jnp.sin, jnp.cos)
+    assert len([each for each in caplog.messages if "XLA compilation of jit(compare)" in each]) == 3
+    assert other[1].ours > 0.1
 
 
 def test_as_exact_as_xla_is_exact_enough() -> None:
