@@ -22,13 +22,16 @@ from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.verification.report import TOLERANCE, flatten_results, measure_difference
 
-# XLA takes its first algorithm for each matmul: to try out all takes longer than most tests.
-UNTRIED = ("xla_gpu_autotune_level", "0")
+# XLA takes the library's first algorithm for a matmul: to try out all takes longer than most tests.
+UNTRIED: tuple[tuple[str, bool | str], ...] = (
+    ("xla_gpu_autotune_level", "0"),
+    ("xla_gpu_enable_triton_gemm", False),
+)
 
 
 def jit_untried(function: Any) -> Any:
     """Returns `jax.jit` of a function that XLA makes without trying out algorithms of matmuls."""
-    return jax.jit(function, compiler_options=dict([UNTRIED]))
+    return jax.jit(function, compiler_options=dict(UNTRIED))
 
 
 def compute_exactly(function: Any, *args: Any) -> Any:

@@ -15,7 +15,7 @@ from tests.gpu.reference import find_captured
 from tests.gpu.stream_gates import StreamGates
 from tracegraph.runtime.cuda.driver.driver import load_driver
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 X = np.linspace(-1, 1, 50_000, dtype=np.float32)
 PATIENCE_S = 120.0
 

@@ -20,7 +20,7 @@ from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.nodes import KernelNode
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 MANY = 1 << 20
 
 

@@ -131,6 +131,7 @@ def try_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr(fastest_variant, "RULES", rules)
 
 
+@pytest.mark.usefixtures("untried")
 def test_an_update_of_weights_is_added_by_the_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
     try_only(monkeypatch, "updates in matmuls")
 

@@ -8,7 +8,7 @@ import pytest
 import tracegraph as tg
 from tests.raw_graphs import assert_value, record
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 N = 1000
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.gpu.reference import jit_untried
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -80,7 +81,7 @@ def compute_long(value: float, *, size: int = 3000) -> jax.Array:
 
 @pytest.mark.parametrize("is_beside", [False, True], ids=["default stream", "side stream"])
 def test_a_value_that_is_still_computed_is_what_the_graph_reads(is_beside: bool) -> None:
-    compute = jax.jit(compute_long)
+    compute = jit_untried(compute_long)
     compute(0.0).block_until_ready()
     x, stream = tg.static_input(fill(0)), tg.Stream() if is_beside else tg.default_stream()
     g = tg.CUDAGraph()
@@ -132,7 +133,7 @@ def make_source(kind: str, value: float, values: np.ndarray[Any, Any]) -> Any:
     if kind == "jax":
         return fill(value)
     if kind == "late":
-        return jax.jit(compute_long)(value)
+        return jit_untried(compute_long)(value)
     if kind == "strided":
         return values[:, 0]
     if kind == "pinned":
@@ -161,7 +162,7 @@ def test_every_source_reaches_graph_and_reader(kind: str) -> None:
 
 
 def test_a_read_behind_a_copy_is_of_that_copy_and_stays() -> None:
-    compute, x = jax.jit(compute_long), tg.static_input(fill(0))
+    compute, x = jit_untried(compute_long), tg.static_input(fill(0))
     x.copy_(fill(-1))
     read = []
     for step in range(6):

@@ -12,7 +12,7 @@ import pytest
 import tracegraph as tg
 from tests.gpu.device_memory import measure_used_bytes
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 SIZE = 2048
 NBYTES = 4 * SIZE * SIZE
 

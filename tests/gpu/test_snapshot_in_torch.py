@@ -17,16 +17,21 @@ from tracegraph.runtime.memory.snapshots.snapshot import (
 from tracegraph.runtime.memory.snapshots.summary import format_summary
 
 pytestmark = pytest.mark.usefixtures("gpu")
-torch = pytest.importorskip("torch", reason="needs PyTorch, which is not installed")
 MIB = 1 << 20
 
 
-def skip_without_cuda():
+@pytest.fixture(scope="module")
+def torch():
+    """PyTorch; not imported where the tests are only collected, which each worker does."""
+    return pytest.importorskip("torch", reason="needs PyTorch, which is not installed")
+
+
+def skip_without_cuda(torch):
     if not torch.cuda.is_available():
         pytest.skip("needs a PyTorch that is built for CUDA")
 
 
-def record_in_torch(path):
+def record_in_torch(torch, path):
     """Allocates and frees with PyTorch while it records; writes its snapshot."""
     torch.cuda.empty_cache()
     torch.cuda.memory._record_memory_history(stacks="python")
@@ -52,35 +57,35 @@ def ours(tmp_path):
 
 
 @pytest.mark.parametrize("plot", ["segment_plot", "trace_plot"])
-def test_torch_plots_ours(ours, plot):
+def test_torch_plots_ours(torch, ours, plot):
     page = getattr(torch.cuda._memory_viz, plot)(ours)
     assert "<html" in page or "<script" in page
     assert len(page) > 10_000
 
 
 @pytest.mark.parametrize("text", ["segsum", "trace"])
-def test_torch_prints_ours(ours, text):
+def test_torch_prints_ours(torch, ours, text):
     printed = getattr(torch.cuda._memory_viz, text)(ours)
     assert len(printed.splitlines()) > 10
 
 
 @pytest.mark.parametrize("flames", ["segments", "memory"])
-def test_torch_makes_flames_of_ours(ours, flames):
+def test_torch_makes_flames_of_ours(torch, ours, flames):
     printed = getattr(torch.cuda._memory_viz, flames)(ours, format_flamegraph=lambda lines: lines)
     total = sum(int(line.rsplit(" ", 1)[1]) for line in printed.splitlines())
     assert total == sum(segment["total_size"] for segment in ours["segments"])
 
 
-def test_torch_compares_ours(ours):
+def test_torch_compares_ours(torch, ours):
     compared = torch.cuda._memory_viz.compare(
         ours["segments"], ours["segments"], format_flamegraph=lambda lines: lines
     )
     assert isinstance(compared, str)
 
 
-def test_ours_has_the_keys_of_torch(ours, tmp_path):
-    skip_without_cuda()
-    live = record_in_torch(tmp_path / "theirs.pickle")
+def test_ours_has_the_keys_of_torch(torch, ours, tmp_path):
+    skip_without_cuda(torch)
+    live = record_in_torch(torch, tmp_path / "theirs.pickle")
     theirs = read_snapshot(tmp_path / "theirs.pickle")
     assert set(theirs) <= set(ours)
     assert set(theirs["segments"][0]) == set(ours["segments"][0])
@@ -96,10 +101,10 @@ def test_ours_has_the_keys_of_torch(ours, tmp_path):
     del live
 
 
-def test_a_snapshot_of_torch_is_read_and_drawn(tmp_path):
-    skip_without_cuda()
+def test_a_snapshot_of_torch_is_read_and_drawn(torch, tmp_path):
+    skip_without_cuda(torch)
     path = tmp_path / "theirs.pickle"
-    live = record_in_torch(path)
+    live = record_in_torch(torch, path)
     check_opcodes(path.read_bytes())
     theirs = read_snapshot(path)
     assert "test_snapshot_in_torch.py" in draw_memory(theirs)
@@ -109,8 +114,8 @@ def test_a_snapshot_of_torch_is_read_and_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("is_abbreviated", [False, True])
-def test_the_table_is_that_of_torch(is_abbreviated):
-    skip_without_cuda()
+def test_the_table_is_that_of_torch(torch, is_abbreviated):
+    skip_without_cuda(torch)
     live = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for nbytes in (99, 5 * MIB)]
     stats = torch.cuda.memory_stats()
     theirs = torch.cuda.memory_summary(abbreviated=is_abbreviated).splitlines()
