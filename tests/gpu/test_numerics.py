@@ -283,7 +283,9 @@ def test_matmuls_of_few_rows_are_as_exact_as_xlas(
             assert error <= 1.5 * bound + float(jnp.finfo(dtype).eps) * np.abs(wanted).max()
     nodes = step.get_graph_data(xs[0], layers, table).nodes
     kernels = [node.kernel.symbol for node in nodes if node.kernel is not None]
-    assert len([symbol for symbol in kernels if symbol.startswith("few_rows")]) >= 5
+    # A matmul of float32 that XLA computes with more bits is left to it.
+    least = 4 if dtype == jnp.float32 else 5
+    assert len([symbol for symbol in kernels if symbol.startswith("few_rows")]) >= least
 
 
 def test_kernels_with_early_loads_wait_for_what_the_step_writes() -> None:

@@ -6,7 +6,7 @@ size turns the last bit of one that is nearly zero into a step in the other dire
 replacement is measured where it stands: XLA computes the function up to it, with the options that
 it has there, and what is compared is how far both sides are from a reference that adds up in a
 wider type. That is a program of its own, of which XLA does not time how it is computed fastest:
-for attention over 16 sequences, trying out matmuls of the reference took half a minute.
+for one layer of attention, trying out matmuls of the reference took half a minute.
 """
 
 from __future__ import annotations
