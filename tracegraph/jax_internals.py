@@ -517,6 +517,11 @@ def measure_scan(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(constants), len(carry)
 
 
+def fit_jaxpr(closed: Any, example: Any) -> Any:
+    """Returns a closed jaxpr without arrays as an op has it that has an example: closed or open."""
+    return closed if isinstance(example, type(closed)) else closed.jaxpr
+
+
 def bind_op(op: Equation, operands: Sequence[Any]) -> list[Any]:
     """Binds the op's primitive on arrays or tracers, as JAX's evaluation of a jaxpr does.
 

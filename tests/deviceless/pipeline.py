@@ -20,6 +20,7 @@ from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.replacements.match import Machine, Rule
+from tracegraph.replacements.rules import find_matches
 from tracegraph.runtime.code_target import CompileKernel
 from tracegraph.tracing.checked_graph import check_trace, finish_checks, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
@@ -68,7 +69,7 @@ def make_replaced_request(
     finish_checks(prepared, first)
     first = _open(first)
     for rule in rules:
-        first = _replace(first, rule, rule.find(first.checked.graph, machine))
+        first = _replace(first, rule, find_matches(rule, first.checked.graph, machine))
     return make_request(prepared, first.checked, bind=first.traced.bind)
 
 

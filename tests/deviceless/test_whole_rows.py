@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from tests.deviceless.pipeline import lower_with_own_kernels, make_replaced_request
 from tests.deviceless.test_few_rows import LOCAL
@@ -16,6 +17,7 @@ from tracegraph.lowering.xla.machine_code import _find_text, _read_operations
 from tracegraph.replacements.attention.whole_rows import WholeRows
 from tracegraph.replacements.match import Machine
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
+from tracegraph.runtime.graph_nodes import list_nested
 from tracegraph.runtime.nodes import KernelNode
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -108,3 +110,29 @@ def test_registers_are_enough(step: Step) -> None:
     for code in {node.code for node in step.own}:
         operations = {operation for operation, _ in _read_operations(_find_text(code))}
         assert not operations & {*LOCAL}
+
+
+def train_in_loop(weights: Any, x: Any) -> Any:
+    @jax.checkpoint
+    def apply(hidden: Any, each: Any) -> Any:
+        return hidden + attend(hidden, each), None
+
+    def compute_loss(weights: Any) -> Any:
+        return (lax.scan(apply, x, weights)[0].astype(jnp.float32) ** 2).mean()
+
+    loss, gradient = jax.value_and_grad(compute_loss)(weights)
+    return weights - 0.1 * gradient, loss
+
+
+@pytest.mark.parametrize("layers", [LAYERS, 40])
+def test_layers_of_a_loop_have_them_too(layers: int, h200: Any) -> None:
+    arguments = [
+        jax.ShapeDtypeStruct((layers, SIZE, 3 * SIZE), jnp.bfloat16),
+        jax.ShapeDtypeStruct((BATCH, 64, SIZE), jnp.bfloat16),
+    ]
+    request = make_replaced_request(train_in_loop, arguments, [WholeRows()], H200)
+    (stage,) = lower_with_own_kernels(request, h200, COMPILE).definition.stages
+    nodes = [node for node in list_nested(stage.nodes) if isinstance(node, KernelNode)]
+    symbols = [node.code.symbol for node in nodes]
+    own = [symbol for symbol in symbols if symbol.startswith("tiled_attention")]
+    assert len(own) == 3 * layers

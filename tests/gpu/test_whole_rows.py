@@ -86,6 +86,32 @@ def test_each_tiling_is_as_exact_as_xlas(shape: tuple[int, ...], dtype: Any) -> 
     compare_steps(step(*again), jit_untried(compute)(*again), exact)
 
 
+def test_layers_of_a_loop_train_as_with_jit() -> None:
+    def train(weights: Any, x: Any) -> Any:
+        @jax.checkpoint
+        def apply(hidden: Any, each: Any) -> Any:
+            return hidden + ways.attend_split(hidden, each), None
+
+        def compute_loss(weights: Any) -> Any:
+            hidden, _ = jax.lax.scan(apply, x, weights)
+            return ((hidden - jnp.roll(x, 1, 0)).astype(jnp.float32) ** 2).mean()
+
+        loss, gradient = jax.value_and_grad(compute_loss)(weights)
+        return weights - 0.05 * gradient, loss
+
+    size = ways.HEADS * ways.WIDTH
+    weights = draw(3, size, 3 * size, dtype=jnp.float32) / 8
+    x = draw(ways.BATCH, ways.ROWS, size, dtype=jnp.float32)
+    step: Any = tg.capture(train, donate_argnums=0, numerics="equivalent")
+    plain = jit_untried(train)
+    ours, theirs = jnp.copy(weights), weights
+    for _ in range(5):
+        ours, loss = step(ours, x)
+        theirs, wanted = plain(theirs, x)
+        np.testing.assert_allclose(loss, wanted, rtol=2e-3)
+    assert "attention over whole rows: used" in step.explain(ours, x)
+
+
 def test_a_model_trains_as_with_jit() -> None:
     def train(weights: Any, x: Any) -> Any:
         def compute_loss(weights: Any) -> Any:

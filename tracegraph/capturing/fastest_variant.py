@@ -36,7 +36,7 @@ from tracegraph.passes.pipeline import PassReport, Rewritten
 from tracegraph.replacements.match import OLDEST, Machine, Match, Rule, find_machine
 from tracegraph.replacements.place_errors import PlaceError, measure_options, measure_places
 from tracegraph.replacements.report import Replacement
-from tracegraph.replacements.rules import RULES, open_graph
+from tracegraph.replacements.rules import RULES, find_matches, open_graph
 from tracegraph.replacements.splice import splice_matches
 from tracegraph.replacements.split_sums import find_split_sums
 from tracegraph.runtime.device import Device
@@ -130,7 +130,7 @@ def find_chosen(
     used = {each.rule: each for each in choice.replacements if each.is_used}
     for rule in [rule for rule in RULES if rule.name in used]:
         first = _open(first)
-        found = rule.find(first.checked.graph, machine)
+        found = find_matches(rule, first.checked.graph, machine)
         matches = [found[number] for number in used[rule.name].matches]
         first = _replace(first, rule, matches)
     return Chosen(first, find_tuning(choice.replacements), choice.replacements)
@@ -156,7 +156,7 @@ def choose_variant(
     replacements: list[Replacement] = []
     opened = _open(current.first)
     for rule in RULES:
-        found = rule.find(opened.checked.graph, machine)
+        found = find_matches(rule, opened.checked.graph, machine)
         if not found:
             replacements += _find_missed(rule, opened, machine)
             continue
@@ -187,7 +187,7 @@ def _find_missed(rule: Rule, first: FirstTrace, machine: Machine | None) -> list
     if machine is None or machine.has_clusters:
         return []
     newer = dataclasses.replace(machine, architecture=OLDEST)
-    missed = rule.find(first.checked.graph, newer)
+    missed = find_matches(rule, first.checked.graph, newer)
     why = f"it needs compute capability {OLDEST}, and this GPU has {machine.architecture}"
     return [Replacement(rule.name, (), _locate(missed), why)] if missed else []
 

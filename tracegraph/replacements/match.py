@@ -35,6 +35,21 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Body:
+    """What an op runs once or again and again, as rules see it.
+
+    Attributes:
+        op: the loop or checkpoint, in the graph around it.
+        name: of its parameter.
+        graph: the ops of the body.
+    """
+
+    op: Op
+    name: str
+    graph: Graph = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Match:
     """Ops of a graph, and a function that computes what they do.
 
@@ -46,6 +61,9 @@ class Match:
         reference: the same, added up and returned in a wider type: both sides are measured against
             it.
         terms: how many values each sum has.
+        path: the bodies that it is inside of, the outermost first.
+
+    More than six fields because the same match is found, measured, reported and spliced.
     """
 
     op: Op
@@ -54,6 +72,7 @@ class Match:
     compute: Callable[..., Sequence[Any]]
     reference: Callable[..., Sequence[Any]]
     terms: int = 1
+    path: tuple[Body, ...] = ()
 
 
 class Rule(Protocol):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,8 @@ import jax.numpy as jnp
 
 from tracegraph.ir.graph import Graph, Literal, Operand, Value
 from tracegraph.jax_internals import bind_op
-from tracegraph.replacements.match import Match
+from tracegraph.replacements.bodies import enter_body, group_by_body
+from tracegraph.replacements.match import Body, Match
 
 Options = Sequence[tuple[str, bool | str]]
 # What runs once need not be fast: matmuls of the library, which are there, and its first algorithm.
@@ -87,10 +88,18 @@ def measure_places(
         arguments: one array per input; they are not changed.
         options: XLA's, over its defaults.
     """
-    needed = [each for match in matches for each in (*match.inputs, *match.results)]
+    own = [match for match in matches if not match.path]
+    groups = group_by_body(matches)
+    needed = [each for match in own for each in (*match.inputs, *match.results)]
+    needed += [operand for body in groups for operand in body.op.operands]
     values = _compute_values(graph, needed, arguments, options)
     programs: dict[str, Any] = {}
-    return [PlaceError(*_compare(match, values, programs)) for match in matches]
+    errors = iter([PlaceError(*_compare(match, values, programs)) for match in own])
+    inside: dict[Body, Iterator[PlaceError]] = {}
+    for body, inner in groups.items():
+        given = enter_body(body, [_read(each, values) for each in body.op.operands])
+        inside[body] = iter(measure_places(body.graph, inner, given, options))
+    return [next(inside[match.path[0]] if match.path else errors) for match in matches]
 
 
 def _compute_values(
@@ -139,16 +148,18 @@ def _compare(match: Match, values: Mapping[Value, Any], programs: dict[str, Any]
         ]
         return jnp.max(jnp.stack(rows), axis=0) if rows else jnp.zeros(3, jnp.float32)
 
-    given = [
-        jnp.asarray(each.value if isinstance(each, Literal) else values[each], each.aval.dtype)
-        for each in match.inputs
-    ]
+    given = [_read(each, values) for each in match.inputs]
     theirs = [values[value] for value in match.results]
     lowered = jax.jit(compare).lower(given, theirs)
     text = lowered.as_text()
     if text not in programs:
         programs[text] = lowered.compile(UNTIMED)
     return [float(each) for each in jax.device_get(programs[text](given, theirs))]
+
+
+def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:
+    given = operand.value if isinstance(operand, Literal) else values[operand]
+    return jnp.asarray(given, operand.aval.dtype)
 
 
 def _find_errors(ours: Any, theirs: Any, right: Any, terms: int) -> Any:

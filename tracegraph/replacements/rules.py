@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tracegraph.ir.graph import Graph
 from tracegraph.passes.dead_code import DeadCode
 from tracegraph.passes.fold_scalars import FoldScalars
 from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.attention.rule import CachedAttention
 from tracegraph.replacements.attention.whole_rows import WholeRows
+from tracegraph.replacements.bodies import list_bodies
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.float_matmuls import FloatMatmuls
-from tracegraph.replacements.match import Rule
+from tracegraph.replacements.match import Body, Machine, Match, Rule
 from tracegraph.replacements.matmul_updates import MatmulUpdates
 from tracegraph.replacements.row_scatters import RowScatters
 from tracegraph.replacements.scatter_sums import ScatterSums
@@ -26,6 +29,31 @@ RULES: tuple[Rule, ...] = (
     # Gains most between kernels of ours: all that it waits for is the queries.
     CachedAttention(),
 )
+
+
+# Those whose matches may be inside of loops: they compute new values from others. What writes in
+# place, or loads ahead of what comes before it, is found in the function itself only.
+INSIDE = frozenset([WholeRows().name, FloatMatmuls().name])
+
+
+def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Match]:
+    """Returns what a rule finds in a graph and in the bodies of its loops and checkpoints.
+
+    Args:
+        rule: whose matches.
+        graph: see `open_graph`.
+        machine: as for the rule.
+    """
+    found = rule.find(graph, machine)
+    if rule.name not in INSIDE:
+        return found
+    for op, name, inner in list_bodies(graph):
+        body = Body(op, name, open_graph(inner))
+        found += [
+            dataclasses.replace(match, path=(body, *match.path))
+            for match in find_matches(rule, body.graph, machine)
+        ]
+    return found
 
 
 def open_graph(graph: Graph) -> Graph:

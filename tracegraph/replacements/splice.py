@@ -18,6 +18,7 @@ from tracegraph.passes.rewrite import (
     renumber_graph,
     replace_operands,
 )
+from tracegraph.replacements.bodies import change_body, describe, group_by_body
 from tracegraph.replacements.match import Match
 from tracegraph.runtime.errors import InternalError
 from tracegraph.tracing.trace import JaxTrace, build_traced
@@ -36,7 +37,12 @@ def splice_matches(graph: Graph, matches: Sequence[Match]) -> Graph:
     Raises:
         InternalError: a replacement has other types than what it replaces.
     """
-    ends = {id(match.op): match for match in matches}
+    changed = [
+        change_body(body, splice_matches(body.graph, inner))
+        for body, inner in group_by_body(matches).items()
+    ]
+    own = [match for match in matches if not match.path]
+    ends = {id(match.op): match for match in (*own, *changed)}
     first = 1 + max((value.number for value in _list_values(graph)), default=-1)
     numbers = itertools.count(first)
     replaced: Replacements = {}
@@ -86,7 +92,7 @@ def _sort(ops: Sequence[Op]) -> list[Op]:
 def _trace(match: Match, numbers: Iterator[int]) -> tuple[list[Op], list[Operand]]:
     """Returns the ops of a replacement, and the operands that are its results."""
     op = match.op
-    closed = jax.make_jaxpr(match.compute)(*[_describe(operand.aval) for operand in match.inputs])
+    closed = jax.make_jaxpr(match.compute)(*[describe(operand.aval) for operand in match.inputs])
     _check_types(match, closed.out_avals)
     trace = JaxTrace(closed, None, _bind_nothing, op.name, op.origin)
     body = InlineCalls().apply(build_traced(trace).graph)
@@ -113,11 +119,6 @@ def _check_types(match: Match, given: Sequence[Any]) -> None:
 
 def _name_type(aval: Any) -> str:
     return f"{aval.dtype}{list(aval.shape)}"
-
-
-def _describe(aval: Any) -> jax.ShapeDtypeStruct:
-    is_weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak)
 
 
 def _bind_nothing(*_: Any) -> list[Any]:

@@ -1,0 +1,107 @@
+"""Bodies of loops and checkpoints: what is inside of them, and ops with other bodies.
+
+Note [Replacements in loops]
+A model whose layers are a `scan` has all of them in the body of one op, and under `jax.checkpoint`
+each pass in the body of another. Rules look at one graph at a time: a body is one as any other.
+What they find is measured on the values of the first iteration, and the whole loop is bound again
+with the new body. A loop that XLA unrolls has the replacement in each iteration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from tracegraph.ir.graph import Graph, Op
+from tracegraph.ir.interpreter import evaluate_graph
+from tracegraph.jax_internals import bind_op, fit_jaxpr, measure_scan
+from tracegraph.replacements.match import Body, Match
+from tracegraph.runtime.errors import InternalError
+
+_BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}
+
+
+@dataclasses.dataclass(frozen=True)
+class BodyCall:
+    """Binds a loop or a checkpoint.
+
+    Attributes:
+        op: with its body.
+    """
+
+    op: Op
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """Returns its results."""
+        return bind_op(self.op, operands)
+
+
+def list_bodies(graph: Graph) -> Iterator[tuple[Op, str, Graph]]:
+    """Yields the ops of a graph that have a body, its name and what it computes."""
+    for op in graph.ops:
+        name = _BODIES.get(op.name)
+        # A scan of no iterations has no values.
+        if name is not None and op.params.get("length") != 0:
+            yield op, name, dict(op.subgraphs)[name]
+
+
+def group_by_body(matches: Iterable[Match]) -> dict[Body, list[Match]]:
+    """Returns the matches inside of bodies by the outermost one, as they are seen from there."""
+    groups: dict[Body, list[Match]] = {}
+    for match in matches:
+        if match.path:
+            outer, *rest = match.path
+            inner = dataclasses.replace(match, path=tuple(rest))
+            groups.setdefault(outer, []).append(inner)
+    return groups
+
+
+def enter_body(body: Body, operands: Sequence[Any]) -> list[Any]:
+    """Returns what the first iteration reads, one array per input of the body.
+
+    Args:
+        body: whose op runs at least once.
+        operands: arrays, of its op.
+    """
+    params = body.op.params
+    if body.op.name == "scan":
+        count = sum(measure_scan(params))
+        index = -1 if params["reverse"] else 0
+        return [*operands[:count], *(each[index] for each in operands[count:])]
+    if body.op.name == "while":
+        return list(operands[params["cond_nconsts"] :])
+    return list(operands)
+
+
+def change_body(body: Body, graph: Graph) -> Match:
+    """Returns a match of the op of a body as a whole, which has another body.
+
+    Args:
+        body: as it is.
+        graph: computes the same, of the same types.
+
+    Raises:
+        InternalError: the new body holds arrays.
+    """
+    op = body.op
+    types = [describe(value.aval) for value in graph.inputs]
+    closed = jax.make_jaxpr(functools.partial(evaluate_graph, graph))(*types)
+    if closed.consts:
+        raise InternalError(
+            f"the new body of `{op.name}` holds {len(closed.consts)} arrays",
+            where=op.origin.source,
+            why="what a body reads is an operand of its op",
+        )
+    params = {**op.params, body.name: fit_jaxpr(closed, op.params[body.name])}
+    changed = dataclasses.replace(op, params=params)
+    return Match(op, op.results, op.operands, BodyCall(changed), BodyCall(op))
+
+
+def describe(aval: Any) -> jax.ShapeDtypeStruct:
+    """Returns a type as JAX's functions take it."""
+    is_weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak)
