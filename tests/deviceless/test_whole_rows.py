@@ -17,7 +17,7 @@ from tracegraph.lowering.xla.machine_code import _find_text, _read_operations
 from tracegraph.replacements.attention.whole_rows import WholeRows
 from tracegraph.replacements.match import Machine
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
-from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
 from tracegraph.runtime.nodes import KernelNode
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -136,3 +136,26 @@ def test_layers_of_a_loop_have_them_too(layers: int, h200: Any) -> None:
     symbols = [node.code.symbol for node in nodes]
     own = [symbol for symbol in symbols if symbol.startswith("tiled_attention")]
     assert len(own) == 3 * layers
+
+
+def test_a_loop_without_a_known_end_has_them_in_its_body(h200: Any) -> None:
+    def solve(x: Any, weights: Any) -> Any:
+        def goes_on(carry: Any) -> Any:
+            return (carry[0] < 50) & (jnp.abs(carry[1]).max() < 100)
+
+        def advance(carry: Any) -> Any:
+            return carry[0] + 1, carry[1] + attend(carry[1], weights)
+
+        return lax.while_loop(goes_on, advance, (0, x))
+
+    arguments = [
+        jax.ShapeDtypeStruct((BATCH, 64, SIZE), jnp.bfloat16),
+        jax.ShapeDtypeStruct((SIZE, 3 * SIZE), jnp.bfloat16),
+    ]
+    request = make_replaced_request(solve, arguments, [WholeRows()], H200)
+    (stage,) = lower_with_own_kernels(request, h200, COMPILE).definition.stages
+    (loop,) = [node for node in stage.nodes if isinstance(node, ConditionalNode)]
+    nodes = [node for node in list_nested([loop]) if isinstance(node, KernelNode)]
+    own = [node for node in nodes if node.code.symbol.startswith("tiled_attention")]
+    assert len(own) >= 1
+    assert all(node.begins_with_wait for node in own)

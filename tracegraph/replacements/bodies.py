@@ -22,7 +22,7 @@ from tracegraph.jax_internals import bind_op, fit_jaxpr, measure_scan
 from tracegraph.replacements.match import Body, Match
 from tracegraph.runtime.errors import InternalError
 
-_BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}
+_BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "remat2": "jaxpr"}
 
 
 @dataclasses.dataclass(frozen=True)
