@@ -49,6 +49,9 @@ def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Matc
         return found
     for op, name, inner in list_bodies(graph):
         body = Body(op, name, open_graph(inner))
+        # Arrays of functions that are called in a body would have to become operands of its op.
+        if body.graph.constants:
+            continue
         found += [
             dataclasses.replace(match, path=(body, *match.path))
             for match in find_matches(rule, body.graph, machine)

@@ -185,11 +185,33 @@ def test_other_rules_look_at_the_function_only(monkeypatch: pytest.MonkeyPatch) 
     assert [len(each.path) for each in find(nested)[1]] == [0]
 
 
+TABLE = np.arange(4.0, dtype=np.float32)
+
+
+def closing_over(wave: Wave, x: Any, weights: Any) -> Any:
+    return lax.scan(lambda c, w: (wave(c * w) + TABLE, None), x, weights)[0]
+
+
+def calling_one_that_closes_over(wave: Wave, x: Any, weights: Any) -> Any:
+    inner = jax.jit(lambda c: wave(c) + TABLE)
+    return lax.scan(lambda c, w: (inner(c) * w, None), x, weights)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "count"), [(closing_over, 1), (calling_one_that_closes_over, 0)]
+)
+def test_arrays_of_functions_called_inside_keep_a_body_as_it_is(function: Any, count: int) -> None:
+    graph, matches = find(function, jnp.cos)
+    assert len(matches) == count
+    found = jax.jit(functools.partial(evaluate_graph, splice_matches(graph, matches)))(X, WEIGHTS)
+    wanted = jax.jit(functools.partial(function, jnp.cos if count else jnp.sin))(X, WEIGHTS)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
+
+
 def test_a_body_holds_no_arrays() -> None:
     graph, matches = find(scan)
     (body,) = matches[0].path
-    table = np.arange(4.0, dtype=np.float32)
-    held = build(lambda c, w: (jnp.sin(c * w) + table, c + w), X, X)
+    held = build(lambda c, w: (jnp.sin(c * w) + TABLE, c + w), X, X)
     assert isinstance(body, Body)
     assert len(held.constants) == 1
     with pytest.raises(InternalError, match="new body of `scan` holds 1 arrays"):
