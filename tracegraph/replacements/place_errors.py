@@ -12,6 +12,7 @@ for one layer of attention, trying out matmuls of the reference took half a minu
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from tracegraph.ir.graph import Graph, Literal, Operand, Value
-from tracegraph.jax_internals import bind_op
+from tracegraph.ir.interpreter import evaluate_graph
+from tracegraph.passes.dead_code import DeadCode
 from tracegraph.replacements.bodies import enter_body, group_by_body
 from tracegraph.replacements.match import Body, Match
 
@@ -93,7 +95,7 @@ def measure_places(
     needed = [each for match in own for each in (*match.inputs, *match.results)]
     needed += [operand for body in groups for operand in body.op.operands]
     values = _compute_values(graph, needed, arguments, options)
-    programs: dict[str, Any] = {}
+    programs: dict[tuple[int, str], Any] = {}
     errors = iter([PlaceError(*_compare(match, values, programs)) for match in own])
     inside: dict[Body, Iterator[PlaceError]] = {}
     for body, inner in groups.items():
@@ -113,30 +115,23 @@ def _compute_values(
     values = [*graph.inputs, *(constant.value for constant in graph.constants)]
     found = dict(zip(values, [*arguments, *arrays], strict=True))
     missing = {each: None for each in needed if isinstance(each, Value) and each not in found}
-
-    def run(given: Sequence[Any]) -> list[Any]:
-        known = dict(zip(values, given, strict=True))
-        for op in graph.ops:
-            if known.keys() >= missing.keys():
-                break
-            operands = [
-                operand.value if isinstance(operand, Literal) else known[operand]
-                for operand in op.operands
-            ]
-            known.update(zip(op.results, bind_op(op, operands), strict=True))
-        return [known[value] for value in missing]
-
-    computed = jax.jit(run, compiler_options=dict(options))([found[value] for value in values])
+    # Constants are arguments: in the program, XLA would fold them.
+    cut = dataclasses.replace(graph, inputs=tuple(values), constants=(), outputs=tuple(missing))
+    run = functools.partial(evaluate_graph, DeadCode().apply(cut))
+    computed = jax.jit(run, compiler_options=dict(options))(*[found[value] for value in values])
     return found | dict(zip(missing, computed, strict=True))
 
 
-def _compare(match: Match, values: Mapping[Value, Any], programs: dict[str, Any]) -> list[float]:
+def _compare(
+    match: Match, values: Mapping[Value, Any], programs: dict[tuple[int, str], Any]
+) -> list[float]:
     """Returns the three numbers of a `PlaceError`.
 
     Args:
         match: of a graph.
         values: of the graph.
-        programs: what was compiled for others, by its text; layers of a model share one.
+        programs: what was compiled for others, by the number of inputs and its text; layers of a
+            model share one.
     """
 
     def compare(given: Sequence[Any], theirs: Sequence[Any]) -> Any:
@@ -150,11 +145,12 @@ def _compare(match: Match, values: Mapping[Value, Any], programs: dict[str, Any]
 
     given = [_read(each, values) for each in match.inputs]
     theirs = [values[value] for value in match.results]
-    lowered = jax.jit(compare).lower(given, theirs)
-    text = lowered.as_text()
-    if text not in programs:
-        programs[text] = lowered.compile(UNTIMED)
-    return [float(each) for each in jax.device_get(programs[text](given, theirs))]
+    # With all of its parameters, so that programs of one text take the same arrays.
+    lowered = jax.jit(compare, keep_unused=True).lower(given, theirs)
+    key = len(given), lowered.as_text()
+    if key not in programs:
+        programs[key] = lowered.compile(UNTIMED)
+    return [float(each) for each in jax.device_get(programs[key](given, theirs))]
 
 
 def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:

@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
 
 # Those whose matches may be inside of loops: they compute new values from others. What writes in
 # place, or loads ahead of what comes before it, is found in the function itself only.
-INSIDE = frozenset([WholeRows().name, FloatMatmuls().name])
+RULES_IN_BODIES = frozenset([WholeRows().name, FloatMatmuls().name])
 
 
 def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Match]:
@@ -45,7 +45,7 @@ def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Matc
         machine: as for the rule.
     """
     found = rule.find(graph, machine)
-    if rule.name not in INSIDE:
+    if rule.name not in RULES_IN_BODIES:
         return found
     for op, name, inner in list_bodies(graph):
         body = Body(op, name, open_graph(inner))

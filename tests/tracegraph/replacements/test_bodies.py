@@ -65,7 +65,7 @@ def _call(function: Callable[[Any], Any], x: Any) -> tuple[Any]:
 
 @pytest.fixture(autouse=True)
 def looks_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "INSIDE", frozenset(["sines"]))
+    monkeypatch.setattr(rules, "RULES_IN_BODIES", frozenset(["sines"]))
 
 
 Wave = Callable[[Any], Any]
@@ -181,7 +181,7 @@ def test_a_loop_that_never_runs_has_no_values() -> None:
 
 
 def test_other_rules_look_at_the_function_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "INSIDE", frozenset())
+    monkeypatch.setattr(rules, "RULES_IN_BODIES", frozenset())
     assert [len(each.path) for each in find(nested)[1]] == [0]
 
 

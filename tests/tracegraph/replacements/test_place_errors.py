@@ -47,6 +47,27 @@ def test_equal_places_are_compiled_once(caplog: pytest.LogCaptureFixture) -> Non
     assert other[1].ours > 0.1
 
 
+def test_programs_of_one_text_take_the_same_arrays() -> None:
+    """The second match does not read its first input, and the first not its second."""
+
+    def function(x: Any, y: Any) -> Any:
+        return [jnp.sin(x), jnp.sin(y)]
+
+    args = (X, 10 * X)
+    graph = run_passes(trace_function(function, args, {}, name="f").graph, DEFAULT_PASSES)[0]
+    sines = [op for op in graph.ops if op.name == "sin"]
+
+    def make(number: int) -> Match:
+        def compute(*given: Any) -> Any:
+            return (jnp.sin(given[number]),)
+
+        return Match(sines[number], sines[number].results, graph.inputs, compute, compute)
+
+    for error in measure_places(graph, [make(0), make(1)], args):
+        assert error.ours == 0.0
+        assert error.theirs <= error.rounding
+
+
 def test_as_exact_as_xla_is_exact_enough() -> None:
     (error,) = measure(lambda x: jnp.sin(x) - 0.125, reference=lambda x: jnp.sin(x) + 0.125)
     assert error.ours == pytest.approx(0.25, rel=1e-5)

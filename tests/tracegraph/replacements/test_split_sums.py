@@ -86,15 +86,15 @@ def test_options_are_measured_against_others(monkeypatch: pytest.MonkeyPatch) ->
     given = []
     jit = jax.jit
 
-    def note(function: Any, *, compiler_options: Any = None) -> Any:
+    def note(function: Any, *, compiler_options: Any = None, keep_unused: bool = False) -> Any:
         if compiler_options is None:
-            return jit(function)
+            return jit(function, keep_unused=keep_unused)
         given.append(compiler_options)
         added = 0.25 if compiler_options else 0.125
         run = jit(function)
 
-        def compute(given: Any) -> Any:
-            *inputs, result = run(given)
+        def compute(*given: Any) -> Any:
+            *inputs, result = run(*given)
             return [*inputs, result + added]
 
         return compute
