@@ -172,12 +172,10 @@ def _find_settled(program: DeviceProgram, plan: MemoryPlan) -> frozenset[int]:
         for buffer in program.buffers
         for start in (plan.offsets[buffer.name],)
     }
-    writes = [
-        (step.node if isinstance(step, DeviceStep) else step, use.buffer)
-        for step in program.steps
-        for use in step.writes
-    ]
-    return find_settled(kernels, writes, places)
+    order = [step.node if isinstance(step, DeviceStep) else step for step in program.steps]
+    steps_of = zip(order, program.steps, strict=True)
+    writes = [(each, use.buffer) for each, step in steps_of for use in step.writes]
+    return find_settled(kernels, order, writes, places)
 
 
 def _list_graph_steps(program: DeviceProgram) -> list[GraphStep]:

@@ -32,8 +32,8 @@ import dataclasses
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 from tracegraph.lowering.kernels.few_rows_ends import (
     count_turns,
-    indent,
     list_early,
+    write_choice,
     write_factor,
     write_finish,
     write_hoisted,
@@ -58,6 +58,7 @@ from tracegraph.lowering.kernels.few_rows_problem import (
     is_even,
 )
 from tracegraph.lowering.kernels.few_rows_source import (
+    ADD_PARTIAL,
     BODY,
     COLUMN_STEPS,
     COLUMN_TOTALS,
@@ -87,7 +88,7 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     tiling = choose_tiling(problem, processors)
     way = _choose_way(problem)
     parts = {
-        "CHOOSE": _write_choice(problem, tiling),
+        "CHOOSE": write_choice(problem, tiling.width),
         "KEEP": way.keep,
         "STEPS": way.steps,
         **write_start(problem, tiling),
@@ -99,7 +100,7 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     body = BODY
     for name, text in parts.items():
         body = body.replace(f"{{{name}}}\n", text)
-    text = f"{_write_sizes(problem, tiling)}{FUNCTIONS}{{\n{body}}}\n"
+    text = f"{_write_sizes(problem, tiling)}{FUNCTIONS}{ADD_PARTIAL}{{\n{body}}}\n"
     symbol = name_kernel("few_rows", text)
     kinds = [*problem.kinds, *(kind for segment in problem.segments for kind in segment.kinds)]
     parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
@@ -141,6 +142,7 @@ def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
     reading = choose_reading(problem, tiling)
     sizes = {
         "ROWS": problem.rows,
+        "ALL_ROWS": problem.rows,
         "COUNT": problem.count,
         "DEPTH": problem.depth,
         "VECTOR": problem.vector,
@@ -169,19 +171,3 @@ def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
     sync = "sync_cluster" if tiling.split > 1 else "sync_block"
     lines += [f"typedef {TYPES[problem.matrix_kind]} Weight;", f"#define sync {sync}"]
     return "\n".join(lines) + "\n"
-
-
-def _write_choice(problem: FewRows, tiling: Tiling) -> str:
-    """Returns the choice of a tile's segment."""
-    lines: list[str] = []
-    for number, segment in enumerate(problem.segments):
-        tiles = -(-segment.columns // tiling.width)
-        places = enumerate(segment.matrices)
-        picks = " ".join(f"matrices[{index}] = p{parameter};" for index, parameter in places)
-        lines += [
-            f"if (columns == 0 && first < {tiles}) {{",
-            f"    segment = {number}; columns = {segment.columns}; {picks}",
-            "}",
-            f"if (columns == 0) first -= {tiles};",
-        ]
-    return indent(lines, 4)

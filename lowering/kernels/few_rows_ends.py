@@ -36,6 +36,22 @@ _OPEN_EIGHT = (
 )
 
 
+def write_choice(problem: FewRows, width: int) -> str:
+    """Returns the choice of a tile's segment, by the number of the tile among columns."""
+    lines: list[str] = []
+    for number, segment in enumerate(problem.segments):
+        tiles = -(-segment.columns // width)
+        places = enumerate(segment.matrices)
+        picks = " ".join(f"matrices[{index}] = p{parameter};" for index, parameter in places)
+        lines += [
+            f"if (columns == 0 && first < {tiles}) {{",
+            f"    segment = {number}; columns = {segment.columns}; {picks}",
+            "}",
+            f"if (columns == 0) first -= {tiles};",
+        ]
+    return indent(lines, 4)
+
+
 def list_early(problem: FewRows, tiling: Tiling) -> dict[int, RowOperand]:
     """Returns the operands of the rows that are loaded before the wait, by their values."""
     if not choose_reading(problem, tiling).chunks:
@@ -230,9 +246,9 @@ def write_hoisted(problem: FewRows, tiling: Tiling) -> str:
     lines += [
         "#pragma unroll",
         f"for (int turn = 0; turn < {turns}; ++turn) {{",
-        "    const int index = turn * THREADS + threadIdx.x, row = index / SHARE;",
+        "    const int index = turn * THREADS + threadIdx.x, row = first_row + index / SHARE;",
         "    const int column = first + rank * SHARE + index % SHARE;",
-        "    if (index >= ROWS * SHARE || column >= columns) continue;",
+        "    if (index >= ROWS * SHARE || row >= ALL_ROWS || column >= columns) continue;",
     ]
     for number, segment in enumerate(problem.segments):
         body = ElementWriter(segment.finish, Place("row", "column", "columns"), {})

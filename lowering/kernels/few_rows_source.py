@@ -163,6 +163,8 @@ template <class Combine> DEVICE float reduce_row(float value, float *scratch, Co
     for (int warp = 1; warp < SPAN; ++warp) value = combine(value, own[warp]);
     return value;
 }
+"""
+ADD_PARTIAL = """\
 // Adds up what several threads have of each sum.
 template <int parts, class Put> DEVICE void add_partial(const float *partial, Put put) {
     for (int index = threadIdx.x; index < COUNT * ROWS * WIDTH; index += THREADS) {
@@ -188,6 +190,7 @@ BODY = """\
         wait();
         return;
     }
+    const int first_row = 0;
     float *totals = (float *)shared_memory(), *scratch = totals + COUNT * ROWS * WIDTH;
     // Partial sums take the place of copies and rows.
     float *norms = scratch + 32, *partial = scratch + SMALL_BYTES / 4;

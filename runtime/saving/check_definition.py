@@ -88,15 +88,14 @@ def _check_early_loads(definition: GraphDefinition) -> Iterator[str]:
     if not any(node.early_loads for node in kernels):
         return
     places = {slot.name: range(slot.offset, slot.offset + slot.nbytes) for slot in definition.slots}
-    writes = [
-        (node, name) for stage in definition.stages for node in stage.nodes for name in node.results
-    ]
-    settled = find_settled(kernels, writes, places)
+    order = [node for stage in definition.stages for node in stage.nodes]
+    writes = [(node, name) for node in order for name in node.results]
+    settled = find_settled(kernels, order, writes, places)
     bodies = [body for node in nodes if isinstance(node, ConditionalNode) for body in node.bodies]
     parts: list[Stage | Body] = [*definition.stages, *bodies]
     for second in [part.nodes[edge[1]] for part in parts for edge in part.programmatic]:
         if isinstance(second, KernelNode) and id(second) not in settled:
-            yield f"{second.name} is started early and loads what another node writes"
+            yield f"{second.name} is started early and loads what a node ahead of it writes"
 
 
 def _check_slot(slot: BufferSlot, definition: GraphDefinition) -> Iterator[str]:

@@ -12,6 +12,7 @@ from tracegraph.replacements.attention.rule import CachedAttention
 from tracegraph.replacements.attention.whole_rows import WholeRows
 from tracegraph.replacements.bodies import list_bodies
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
+from tracegraph.replacements.few_rows.small_matmuls import SmallMatmuls
 from tracegraph.replacements.float_matmuls import FloatMatmuls
 from tracegraph.replacements.match import Body, Machine, Match, Rule
 from tracegraph.replacements.matmul_updates import MatmulUpdates
@@ -25,6 +26,8 @@ RULES: tuple[Rule, ...] = (
     # Before the updates: what is multiplied here is not left to cublasLt.
     FloatMatmuls(),
     MatmulUpdates(),
+    # Behind attention, whose matmuls it would take apart.
+    SmallMatmuls(),
     FewRowMatmuls(),
     # Gains most between kernels of ours: all that it waits for is the queries.
     CachedAttention(),

@@ -123,15 +123,15 @@ PROBLEMS: dict[str, tuple[GraphDefinition, str]] = {
     "early copy": (define(COPY, WAITS, edges=[(0, 1)], early=[(0, 1)]), "is not between kernels"),
     "early": (define(KERNEL, KERNEL, edges=[(0, 1)], early=[(0, 1)]), "and does not wait"),
     "early load": (
-        define(KERNEL, LOADS, FillNode("zero", USE), edges=[(0, 1)], early=[(0, 1)]),
-        "is started early and loads what another node writes",
+        define(FillNode("zero", USE), KERNEL, LOADS, edges=[(1, 2)], early=[(1, 2)]),
+        "is started early and loads what a node ahead of it writes",
     ),
     "early load inside": (
         define(
             loop(bodies=(Body((KERNEL, LOADS), ((0, 1),), frozenset({(0, 1)})),)),
             FillNode("zero", USE),
         ),
-        "is started early and loads what another node writes",
+        "is started early and loads what a node ahead of it writes",
     ),
     "early load of the turn before": (
         define(
@@ -145,7 +145,7 @@ PROBLEMS: dict[str, tuple[GraphDefinition, str]] = {
                 )
             ),
         ),
-        "is started early and loads what another node writes",
+        "is started early and loads what a node ahead of it writes",
     ),
     "early parameter": (
         define(change(LOADS, code=KernelCode("k", b"code", (3,)))),
@@ -195,6 +195,11 @@ PROBLEMS: dict[str, tuple[GraphDefinition, str]] = {
 def test_what_is_wrong_is_named(name: str):
     definition, problem = PROBLEMS[name]
     assert problem in find_definition_problem(definition)
+
+
+def test_what_is_loaded_early_may_be_written_behind():
+    sound = define(KERNEL, LOADS, FillNode("zero", USE), edges=[(0, 1), (1, 2)], early=[(0, 1)])
+    assert find_definition_problem(sound) == ""
 
 
 def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from tracegraph.ir.graph import Graph, Literal, Op
 from tracegraph.ir.verifier import verify_graph
 from tracegraph.jax_internals import bind_op
 from tracegraph.lowering.kernels.own_kernel import read_listing
-from tracegraph.replacements.few_rows import row_matmuls
+from tracegraph.replacements.few_rows import rule as few_rows_rule
 from tracegraph.replacements.match import Machine
 from tracegraph.replacements.rules import RULES
 from tracegraph.replacements.splice import splice_matches
@@ -101,7 +102,9 @@ def run_graph(graph: Graph, args: Any) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_matmuls, "MIN_MATRIX_BYTES", 0)
+    monkeypatch.setattr(
+        few_rows_rule, "SIZES", dataclasses.replace(few_rows_rule.SIZES, matrix_bytes=0)
+    )
 
 
 def list_kernels(graph: Graph) -> list[str]:

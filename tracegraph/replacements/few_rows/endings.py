@@ -5,12 +5,16 @@ Element-wise ops behind a matmul can be a part of its kernel. All of them that c
 their order; then the kernel ends behind the one after which the fewest values are stored, the last
 one of several that computes something. So a residual is added, and a gate is multiplied with what
 it gates; but the square for the next norm is left to the next kernel, since the sum is needed too.
+
+A kernel that stores operands goes on to what another matmul reads, and stores that too: an
+activation in front of the next matmul is then computed once for each element, not by each of that
+one's blocks. What else depends on its results is computed from them again where it is needed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tracegraph.ir.graph import Op, Operand, Value
 from tracegraph.lowering.kernels.row_functions import EXPRESSIONS, Form
@@ -29,13 +33,21 @@ class Ending:
         view: of the graph that they are in.
         matmuls: of the same rows.
         most: how many of them one op may join.
+        stores_operands: go on to what another matmul reads, and store it.
 
     Attributes:
         ops: that are a part of the kernel.
         sources: for each value of the kernel the matmuls that it depends on, by their places.
     """
 
-    def __init__(self, view: GraphView, matmuls: Sequence[RowMatmul], most: int) -> None:
+    def __init__(
+        self,
+        view: GraphView,
+        matmuls: Sequence[RowMatmul],
+        most: int,
+        *,
+        stores_operands: bool = False,
+    ) -> None:
         self._most = most
         self._makers = view.makers
         self._graph, self._uses, self._matmuls = view.graph, view.uses, matmuls
@@ -44,7 +56,10 @@ class Ending:
         }
         self.sources = dict(results)
         self.ops = self._find_ops()
-        self.ops = self.ops[: self._choose_end()]
+        end = self._choose_end()
+        behind = self._find_operands(end) if stores_operands else []
+        self._before, self._behind = self.ops[:end], behind
+        self.ops = [*self.ops[:end], *self._list_makers(self.ops[end:], behind)]
         kept = {value for op in self.ops for value in op.results}
         self.sources = {
             value: places
@@ -54,7 +69,33 @@ class Ending:
 
     def list_stored(self) -> list[Value]:
         """Returns the values that other ops or the graph's results need."""
-        return self._list_stored(self.ops)
+        return [*self._list_needed(self._before, self.ops), *self._behind]
+
+    def _find_operands(self, end: int) -> list[Value]:
+        """Returns what matmuls read of the ops behind an end."""
+        return [
+            op.results[0]
+            for op in self.ops[end:]
+            if any(use.name == "dot_general" for use in self._list_readers(op.results[0]))
+        ]
+
+    def _list_readers(self, value: Value) -> Iterable[Op]:
+        """Yields the ops that read the elements of a value, through reshapes."""
+        for op in self._uses.get(value, ()):
+            if keeps_elements(op):
+                yield from self._list_readers(op.results[0])
+            else:
+                yield op
+
+    def _list_makers(self, ops: Sequence[Op], values: Iterable[Value]) -> list[Op]:
+        """Returns those of some ops that values are made by."""
+        needed: set[Operand] = set(values)
+        found: list[Op] = []
+        for op in reversed(ops):
+            if op.results[0] in needed:
+                needed.update(op.operands)
+                found.append(op)
+        return found[::-1]
 
     def _find_ops(self) -> list[Op]:
         found: list[Op] = []
@@ -92,7 +133,8 @@ class Ending:
 
     def _choose_end(self) -> int:
         """Returns how many of the ops are taken: Note [Where a kernel ends]."""
-        counts = [len(self._list_stored(self.ops[:end])) for end in range(len(self.ops) + 1)]
+        parts = [self.ops[:end] for end in range(len(self.ops) + 1)]
+        counts = [len(self._list_needed(part, part)) for part in parts]
         end = max(end for end, count in enumerate(counts) if count == min(counts))
         while end and self._costs_nothing(self.ops[end - 1]):
             end -= 1
@@ -103,8 +145,9 @@ class Ending:
         is_kept = op.results[0] in self._graph.outputs
         return keeps_elements(op) or (op.name == "convert_element_type" and not is_kept)
 
-    def _list_stored(self, ops: Sequence[Op]) -> list[Value]:
-        inside = {id(op) for op in ops}
+    def _list_needed(self, ops: Sequence[Op], own: Sequence[Op]) -> list[Value]:
+        """Returns the results of matmuls and ops that others than the kernel's own ops need."""
+        inside = {id(op) for op in own}
         values = [each.result for each in self._matmuls] + [op.results[0] for op in ops]
         return [
             value

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 
 from tracegraph.ir.graph import Op, Operand, Value
-from tracegraph.lowering.kernels.few_rows import write_few_rows
-from tracegraph.lowering.kernels.few_rows_problem import (
-    MAX_SUMS,
-    FewRows,
-    Segment,
-    count_sums,
-    find_problem,
-)
+from tracegraph.lowering.kernels.few_rows_problem import FewRows, Segment
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.row_functions import RowFunction
 from tracegraph.replacements.few_rows.endings import Ending
@@ -57,32 +50,51 @@ class KernelCall:
         return [results[place].reshape(shape) for place, shape in places]
 
 
+@dataclasses.dataclass(frozen=True)
+class RowKernels:
+    """What makes kernels of matmuls of the same rows.
+
+    Attributes:
+        find_problem: returns why there is no kernel, or an empty text.
+        write: makes the kernel for so many multiprocessors.
+        count_most: takes the number of rows, and XLA's names of their type and of a matrix's; by
+            how many such matrices a block can multiply.
+        stores_operands: kernels also store what other matmuls read, see `Ending`.
+    """
+
+    find_problem: Callable[[FewRows], str]
+    write: Callable[[FewRows, int], OwnKernel]
+    count_most: Callable[[int, str, str], int]
+    stores_operands: bool = False
+
+
 def match_group(
-    view: GraphView, matmuls: Sequence[RowMatmul], stops: Collection[Value], machine: Machine
+    view: GraphView,
+    matmuls: Sequence[RowMatmul],
+    stops: Collection[Value],
+    machine: Machine,
+    maker: RowKernels,
 ) -> list[Match]:
     """Returns the kernels of a group: one, or one for each number of matmuls that end together.
 
     Args:
         view: of the graph.
         matmuls: of the same rows.
-        stops: results of other kernels.
+        stops: results of other kernels, and what else is read as it is.
         machine: that they are written for.
+        maker: of the kernels.
     """
-    ending = Ending(view, matmuls, most=_count_most(matmuls[0]))
+    kinds = _STORED_KINDS[_name_row_type(matmuls[0])], _STORED_KINDS[str(matmuls[0].matrix.dtype)]
+    most = maker.count_most(matmuls[0].rows, *kinds)
+    ending = Ending(view, matmuls, most, stores_operands=maker.stores_operands)
     parts = _part(len(matmuls), ending)
     found = []
     for size in sorted({len(part) for part in parts}):
-        writer = _KernelWriter(view, matmuls, ending, frozenset(stops), machine)
+        writer = _KernelWriter(view, matmuls, ending, frozenset(stops), machine, maker)
         match = writer.write([part for part in parts if len(part) == size])
         if match is not None:
             found.append(match)
     return found
-
-
-def _count_most(matmul: RowMatmul) -> int:
-    """Returns by how many matrices like that of a matmul a block can multiply its rows."""
-    kinds = _STORED_KINDS[_name_row_type(matmul)], _STORED_KINDS[str(matmul.matrix.dtype)]
-    return max(1, MAX_SUMS // count_sums(matmul.rows, *kinds))
 
 
 def _name_row_type(matmul: RowMatmul) -> str:
@@ -108,9 +120,10 @@ class _KernelWriter:
         ending: Ending,
         stops: frozenset[Value],
         machine: Machine,
+        maker: RowKernels,
     ) -> None:
         self._view, self._matmuls, self._ending = view, matmuls, ending
-        self._stops, self._machine = stops, machine
+        self._stops, self._machine, self._maker = stops, machine, maker
         self._arrays: dict[Value, int] = {}
         self._ops: dict[int, Op] = {}
 
@@ -135,11 +148,11 @@ class _KernelWriter:
             settled,
             first.is_transposed,
         )
-        if find_problem(problem):
+        if self._maker.find_problem(problem):
             return None
         results = tuple(places)
         call = KernelCall(
-            write_few_rows(problem, self._machine.processors),
+            self._maker.write(problem, self._machine.processors),
             self._machine,
             tuple(stored),
             tuple(places.values()),
@@ -161,7 +174,8 @@ class _KernelWriter:
         matmuls = [self._matmuls[place] for place in part]
         shape = RowShape(matmuls[0].rows, matmuls[0].columns)
         sums = {each.result: number for number, each in enumerate(matmuls)}
-        reader = RowReader(shape, self._view.makers, self._stops, sums)
+        stops = self._stops - self._ending.sources.keys()
+        reader = RowReader(shape, self._view.makers, stops, sums)
         for each in matmuls:
             if each.scale is not None:
                 reader.scale(each.result, each.scale)

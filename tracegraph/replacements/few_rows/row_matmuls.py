@@ -13,10 +13,23 @@ from tracegraph.replacements.few_rows.row_reader import expand_shape, keeps_elem
 from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.kinds import BYTE_KINDS, FLOAT_KINDS
 
-MAX_ROWS = 16
-# Smaller ones take no time of their own.
-MIN_MATRIX_BYTES = 1 << 16
 _DEFAULT_NAMES = frozenset(["DEFAULT", "HIGH", "HIGHEST"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Which matmuls are looked for.
+
+    Attributes:
+        rows: how many they may have.
+        matrix_bytes: how many a matrix has at least: smaller ones take no time of their own.
+        takes_stored: of two sides that may be the rows, the other one is an array of the function's
+            arguments, not the one with more lines.
+    """
+
+    rows: range
+    matrix_bytes: int
+    takes_stored: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,9 +65,16 @@ class RowMatmul:
     is_transposed: bool
 
 
-def find_row_matmuls(view: GraphView) -> list[RowMatmul]:
-    """Returns the matmuls of few rows by large matrices, in order."""
-    found = (_read_matmul(op, view) for op in view.graph.ops if op.name == "dot_general")
+def is_taken(matmul: RowMatmul, sizes: Sizes) -> bool:
+    """True for a matmul of the sizes that are looked for."""
+    operand = matmul.op.operands[1 - matmul.side]
+    nbytes = math.prod(operand.aval.shape) * jnp.dtype(operand.aval.dtype).itemsize
+    return matmul.rows in sizes.rows and nbytes >= sizes.matrix_bytes
+
+
+def find_row_matmuls(view: GraphView, sizes: Sizes) -> list[RowMatmul]:
+    """Returns the matmuls of so many rows by matrices, in order."""
+    found = (_read_matmul(op, view, sizes) for op in view.graph.ops if op.name == "dot_general")
     return [matmul for matmul in found if matmul is not None]
 
 
@@ -68,7 +88,7 @@ def group_matmuls(matmuls: Sequence[RowMatmul]) -> list[list[RowMatmul]]:
     return list(groups.values())
 
 
-def _read_matmul(op: Op, view: GraphView) -> RowMatmul | None:
+def _read_matmul(op: Op, view: GraphView, sizes: Sizes) -> RowMatmul | None:
     contracted, batch = op.params["dimension_numbers"]
     kinds = [str(each.aval.dtype) for each in (*op.operands, *op.results)]
     if any(batch) or any(kind not in FLOAT_KINDS for kind in kinds):
@@ -76,11 +96,10 @@ def _read_matmul(op: Op, view: GraphView) -> RowMatmul | None:
     if any(isinstance(each, Literal) for each in op.operands) or not _is_plain(op):
         return None
     sides = list(zip(op.operands, contracted, strict=True))
-    readings = (
-        _read_sides(op, 0, sides, view),
-        _read_sides(op, 1, sides, view),
-    )
-    found = [each for each in readings if each is not None]
+    readings = [_read_sides(op, side, sides, view) for side in (0, 1)]
+    found = [each for each in readings if each is not None and is_taken(each, sizes)]
+    if sizes.takes_stored:
+        return min(found, key=lambda each: each.matrix in view.makers, default=None)
     return min(found, key=lambda each: each.rows, default=None)
 
 
@@ -108,9 +127,7 @@ def _read_sides(
         return None
     depth = math.prod(x.aval.shape[rank - count :])
     rows, size = math.prod(x.aval.shape) // max(depth, 1), math.prod(matrix.aval.shape)
-    if not 0 < rows <= MAX_ROWS or not depth:
-        return None
-    if size * jnp.dtype(matrix.aval.dtype).itemsize < MIN_MATRIX_BYTES:
+    if not rows or not depth:
         return None
     # The result of swapped sides has its rows last.
     result = op.results[0]

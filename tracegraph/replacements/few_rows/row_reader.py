@@ -67,7 +67,8 @@ class RowShape:
 
 def keeps_elements(op: Op) -> bool:
     """True for an op whose result has the elements of its operand, in the same order."""
-    if op.name == "broadcast_in_dim":
+    # A sum along an axis of one element is that element.
+    if op.name == "broadcast_in_dim" or op.name in REDUCTIONS:
         return math.prod(op.operands[0].aval.shape) == math.prod(op.results[0].shape)
     if op.name == "reshape":
         # One may transpose first, as in the order of Fortran.

@@ -5,10 +5,22 @@ from __future__ import annotations
 import dataclasses
 
 from tracegraph.ir.graph import Graph, Value
-from tracegraph.replacements.few_rows.kernels import match_group
-from tracegraph.replacements.few_rows.row_matmuls import find_row_matmuls, group_matmuls
+from tracegraph.lowering.kernels.few_rows import write_few_rows
+from tracegraph.lowering.kernels.few_rows_problem import MAX_SUMS, count_sums, find_problem
+from tracegraph.replacements.few_rows.kernels import RowKernels, match_group
+from tracegraph.replacements.few_rows.row_matmuls import Sizes, find_row_matmuls, group_matmuls
 from tracegraph.replacements.graph_view import GraphView, is_acyclic
 from tracegraph.replacements.match import Machine, Match
+
+MAX_ROWS = 16
+SIZES = Sizes(range(1, MAX_ROWS + 1), matrix_bytes=1 << 16)
+
+
+def _count_most(rows: int, row_kind: str, matrix_kind: str) -> int:
+    return max(1, MAX_SUMS // count_sums(rows, row_kind, matrix_kind))
+
+
+KERNELS = RowKernels(find_problem, write_few_rows, _count_most)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +36,8 @@ class FewRowMatmuls:
         view = GraphView(graph)
         found: list[Match] = []
         stops: set[Value] = set()
-        for group in group_matmuls(find_row_matmuls(view)):
-            for match in match_group(view, group, stops, machine):
+        for group in group_matmuls(find_row_matmuls(view, SIZES)):
+            for match in match_group(view, group, stops, machine, KERNELS):
                 if is_acyclic(view, [*found, match]):
                     found.append(match)
                     stops.update(match.results)

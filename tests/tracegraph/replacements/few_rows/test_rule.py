@@ -20,7 +20,7 @@ from tracegraph.jax_internals import bind_op
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
 from tracegraph.replacements.few_rows import kernels
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
-from tracegraph.replacements.match import Machine, Match
+from tracegraph.replacements.match import Machine, Match, Rule
 from tracegraph.replacements.rules import open_graph
 from tracegraph.replacements.splice import splice_matches
 from tracegraph.runtime.code_target import CompiledSource
@@ -61,10 +61,12 @@ def evaluate(graph: Graph, args: Any) -> dict[Any, Any]:
     return known
 
 
-def check(monkeypatch: pytest.MonkeyPatch, function: Any, *args: Any) -> list[Match]:
+def check(
+    monkeypatch: pytest.MonkeyPatch, function: Any, *args: Any, rule: Rule | None = None
+) -> list[Match]:
     """Returns the matches of a function, after running the kernel of each."""
     graph = build(function, *args)
-    matches = FewRowMatmuls().find(graph, GPU)
+    matches = (rule or FewRowMatmuls()).find(graph, GPU)
     verify_graph(splice_matches(graph, matches))
     known = evaluate(graph, args)
     monkeypatch.setattr(kernels, "call_kernel", call_on_host)

@@ -1,0 +1,216 @@
+"""The kernel of a matmul whose result has few tiles, with what is computed around it.
+
+Note [Small matmuls]
+A model of a few hundred rows and columns is a chain of matmuls that take three to five microseconds
+each, of which tensor cores compute a tenth: the rest is the start of a kernel, one turn to the
+memory after the other, and kernels of their own for norms, biases and residuals. So:
+
+* tiles are small, so that there are as many as multiprocessors, and a block has all depths of its
+  tile at once: everything is asked for at the beginning, and waited for once;
+* weights are asked for before the wait for the kernel ahead, see Note [Early loads];
+* each block computes for itself what is in front of the matmul, norms of its rows and their
+  derivatives among it, and behind it what is computed element by element;
+* the warps of a strip of 16 rows share its depths, and add up what they have in shared memory.
+
+Values are multiplied in two parts of eleven bits each, by three products (Note [Floats in two
+parts]): XLA multiplies the larger part alone, with JAX's default precision. Sums are float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from tracegraph.lowering.kernels.device_head import HEAD, TYPES
+from tracegraph.lowering.kernels.few_rows_ends import (
+    list_early,
+    write_choice,
+    write_factor,
+    write_finish,
+    write_hoisted,
+    write_start,
+)
+from tracegraph.lowering.kernels.few_rows_problem import (
+    SHARED_BYTES,
+    THREADS,
+    WARPS,
+    FewRows,
+    Tiling,
+    choose_reading,
+    count_norms,
+)
+from tracegraph.lowering.kernels.few_rows_source import FUNCTIONS as ROW_FUNCTIONS
+from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
+from tracegraph.lowering.kernels.small_matmul_source import BODY, FUNCTIONS
+from tracegraph.runtime.nodes import LaunchShape
+
+STRIP, DEEP, SCRATCH_FLOATS = 16, 8, 32
+_HEIGHTS, _WIDTHS = (16, 32, 64), (16, 32, 48, 64, 96, 128)
+# Sums of a thread, in registers.
+_MAX_SUMS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A block's part of the result.
+
+    Attributes:
+        rows: of the result.
+        columns: of each matrix.
+    """
+
+    rows: int
+    columns: int
+
+
+def find_problem(problem: FewRows) -> str:
+    """Returns why there is no kernel for a matmul, or an empty text."""
+    if {problem.row_kind, problem.matrix_kind} != {"F32"}:
+        return "it is not in float32"
+    lines = [problem.depth] if problem.is_transposed else [s.columns for s in problem.segments]
+    if problem.depth % DEEP or any(line % 4 for line in lines):
+        return f"its depths are no multiple of {DEEP}, or a line of a matrix is none of 4"
+    if next(_list_tiles(problem), None) is None:
+        return "its depths do not fit into shared memory"
+    return ""
+
+
+def write_small_matmul(problem: FewRows, processors: int) -> OwnKernel:
+    """Returns the kernel, see Note [Small matmuls].
+
+    Args:
+        problem: without a problem, see `find_problem`.
+        processors: multiprocessors of the GPU.
+    """
+    tile = choose_tile(problem, processors)
+    block, tiling = _describe_block(problem, tile)
+    parts = {
+        "CHOOSE": write_choice(problem, tile.columns),
+        **write_start(block, tiling),
+        "HOIST": write_hoisted(block, tiling),
+        "FACTOR": write_factor(block),
+        "FINISH": write_finish(block),
+    }
+    body = BODY
+    for name, part in parts.items():
+        body = body.replace(f"{{{name}}}\n", part)
+    text = f"{_write_sizes(problem, tile)}{ROW_FUNCTIONS}{FUNCTIONS}{{\n{body}}}\n"
+    symbol = name_kernel("small_matmul", text)
+    kinds = [*problem.kinds, *(kind for segment in problem.segments for kind in segment.kinds)]
+    parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
+    source = HEAD + text.replace("\n{\n", f"\nKERNEL(THREADS, 2) {symbol}({parameters}) {{\n", 1)
+    shape = LaunchShape(
+        (count_blocks(problem, tile), 1, 1),
+        (THREADS, 1, 1),
+        shared_bytes=count_shared_bytes(problem, tile),
+    )
+    early = {each for segment in problem.segments for each in segment.matrices}
+    early |= {operand.parameter for operand in list_early(block, tiling).values()}
+    return OwnKernel(symbol, source, shape, tuple(sorted(early)))
+
+
+def choose_tile(problem: FewRows, processors: int) -> Tile:
+    """Returns the tile with which the last multiprocessor has the least to do.
+
+    Args:
+        problem: that has a kernel.
+        processors: multiprocessors of the GPU.
+    """
+
+    def cost(tile: Tile) -> tuple[int, int]:
+        turns = -(-count_blocks(problem, tile) // processors)
+        columns = tile.columns * problem.count
+        # Each row is read, and what is in front of the matmul is computed, by all of its blocks.
+        work = tile.rows * (1 + len(problem.start.ops) // 8) + columns
+        work += tile.rows * columns // STRIP
+        return turns * (work + 2 * STRIP), work
+
+    return min(_list_tiles(problem), key=cost)
+
+
+def count_blocks(problem: FewRows, tile: Tile) -> int:
+    """Returns how many blocks there are."""
+    across = sum(-(-segment.columns // tile.columns) for segment in problem.segments)
+    return across * -(-problem.rows // tile.rows)
+
+
+def count_shared_bytes(problem: FewRows, tile: Tile) -> int:
+    """Returns the bytes of shared memory that a block takes."""
+    lines, line = _shape_weights(problem, tile)
+    held = tile.rows * _count_stride(problem.depth) + problem.count * lines * line
+    sharers = WARPS * STRIP // tile.rows
+    partial = sharers * problem.count * tile.rows * _count_part_line(tile)
+    return 4 * (SCRATCH_FLOATS + _count_norm_floats(problem, tile) + max(held, partial))
+
+
+def _list_tiles(problem: FewRows) -> Iterator[Tile]:
+    for rows, columns in itertools.product(_HEIGHTS, _WIDTHS):
+        tile = Tile(rows, columns)
+        sums = problem.count * columns // 2
+        if sums <= _MAX_SUMS and count_shared_bytes(problem, tile) <= SHARED_BYTES:
+            yield tile
+
+
+def _describe_block(problem: FewRows, tile: Tile) -> tuple[FewRows, Tiling]:
+    """Returns a block as a problem of its own: a few rows, with all of their depths."""
+    return dataclasses.replace(problem, rows=tile.rows), Tiling(tile.columns, 1, problem.depth)
+
+
+def _shape_weights(problem: FewRows, tile: Tile) -> tuple[int, int]:
+    """Returns how many lines of a matrix a block has, and how far apart they are in floats.
+
+    So far that threads which read at once find all banks: four lines and eight columns of each,
+    or eight lines and two elements of four places in each.
+    """
+    if problem.is_transposed:
+        return tile.columns, _count_stride(problem.depth)
+    return problem.depth, tile.columns + 4
+
+
+def _count_stride(depth: int) -> int:
+    return depth + (8 - depth) % 32
+
+
+def _count_part_line(tile: Tile) -> int:
+    return tile.columns + 8
+
+
+def _count_norm_floats(problem: FewRows, tile: Tile) -> int:
+    return -(-count_norms(problem) * tile.rows // 4) * 4
+
+
+def _write_sizes(problem: FewRows, tile: Tile) -> str:
+    block, tiling = _describe_block(problem, tile)
+    reading = choose_reading(block, tiling)
+    lines, line = _shape_weights(problem, tile)
+    strips = tile.rows // STRIP
+    sizes = {
+        "ROWS": tile.rows,
+        "ALL_ROWS": problem.rows,
+        "ROW_TILES": -(-problem.rows // tile.rows),
+        "COUNT": problem.count,
+        "DEPTH": problem.depth,
+        "WIDTH": tile.columns,
+        "SHARE": tile.columns,
+        "SPLIT": 1,
+        "STRIDE": _count_stride(problem.depth),
+        "LINES": lines,
+        "LINE": line,
+        "VECTORS": (problem.depth if problem.is_transposed else tile.columns) // 4,
+        "PART_LINE": _count_part_line(tile),
+        "NORMS": count_norms(block),
+        "NORM_FLOATS": _count_norm_floats(block, tile),
+        "STRIPS": strips,
+        "SHARERS": WARPS // strips,
+        "SPAN": reading.span,
+        "ROW_TURNS": reading.turns,
+        "AHEAD": reading.ahead,
+        "IS_TRANSPOSED": int(problem.is_transposed),
+        "IS_EVEN": int(all(s.columns % tile.columns == 0 for s in problem.segments)),
+        "THREADS": THREADS,
+        "WARPS": WARPS,
+        "TURNS": -(-tile.rows * tile.columns // THREADS),
+    }
+    texts = [f"constexpr int {name} = {size};" for name, size in sizes.items()]
+    return "\n".join([*texts, "typedef float Weight;"]) + "\n"

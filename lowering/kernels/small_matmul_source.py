@@ -1,0 +1,118 @@
+"""The kernel of `small_matmul` in C++: what is the same for all problems.
+
+What a problem adds takes the place of names in braces, as in `few_rows_source`.
+"""
+
+from __future__ import annotations
+
+FUNCTIONS = """\
+struct alignas(8) Pair { float values[2]; };
+typedef float Tile[4];
+DEVICE unsigned split_bits(unsigned &word) {
+    const float whole = literal(word);
+    word = round_bits(whole);
+    return round_bits(whole - literal(word));
+}
+"""
+
+# Depths of an instruction of a tensor core; a thread has two that lie side by side in memory where
+# the instruction has q and q + 4.
+BODY = """\
+    float *scratch = (float *)shared_memory();
+    const int first_row = blockIdx.x % ROW_TILES * ROWS;
+    float *norms = scratch + 32 - first_row;
+    float *x = scratch + 32 + NORM_FLOATS, *weights = x + ROWS * STRIDE;
+    // Partial sums take the place of rows and weights.
+    float *partial = x;
+    const int rank = 0, begin = 0, depth = DEPTH;
+    int segment = 0, first = blockIdx.x / ROW_TILES, columns = 0;
+    const float *matrices[COUNT];
+{CHOOSE}
+    first *= WIDTH;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int group = lane / 4, quarter = lane % 4;
+    const Slot slot = hold_slot((Vector *)weights);
+    #pragma unroll
+    for (int m = 0; m < COUNT; ++m)
+        #pragma unroll 8
+        for (int index = threadIdx.x; index < LINES * VECTORS; index += THREADS) {
+            const int line = index / VECTORS, vector = index % VECTORS;
+            const int to = (m * LINES + line) * (LINE / 4) + vector;
+            const int column = first + (IS_TRANSPOSED ? line : vector * 4);
+            const long long from = IS_TRANSPOSED ? (long long)column * DEPTH + vector * 4
+                                                 : (long long)line * columns + column;
+            if (IS_EVEN || column < columns) copy_async(slot, to, matrices[m] + from);
+            else ((Vector *)weights)[to] = Vector{};
+        }
+    commit_copies();
+    start_dependents();
+    const int reader = threadIdx.x % (32 * SPAN);
+    auto find_row = [&](int turn) {
+        const int row = first_row + turn * (WARPS / SPAN) + threadIdx.x / (32 * SPAN);
+        return row < ALL_ROWS ? row : ALL_ROWS - 1;
+    };
+    auto keep = [&](int row, int d, float value) { x[(row - first_row) * STRIDE + d] = value; };
+    auto keep_eight = [&](int row, int d, const Row<8> &values) {
+        *(Row<8> *)(x + (row - first_row) * STRIDE + d) = values;
+    };
+{EARLY}
+    wait();
+{HOIST}
+{START}
+    await_copies<0>();
+    sync_block();
+    Tile sums[COUNT][WIDTH / 8] = {};
+    const int strip = warp % STRIPS, sharer = warp / STRIPS;
+    const float *own = x + (strip * 16 + group) * STRIDE + quarter * 2;
+    #pragma unroll 4
+    for (int d = sharer * 8; d < DEPTH; d += SHARERS * 8) {
+        const Pair low = *(const Pair *)(own + d), high = *(const Pair *)(own + 8 * STRIDE + d);
+        unsigned a[4] = {read_bits(low.values[0]), read_bits(high.values[0]),
+                         read_bits(low.values[1]), read_bits(high.values[1])}, rest[4];
+        #pragma unroll
+        for (int each = 0; each < 4; ++each) rest[each] = split_bits(a[each]);
+        #pragma unroll
+        for (int m = 0; m < COUNT; ++m)
+            #pragma unroll
+            for (int eight = 0; eight < WIDTH / 8; ++eight) {
+                const int column = eight * 8 + group, deep = d + quarter * 2;
+                const float *from = weights + m * LINES * LINE
+                                    + (IS_TRANSPOSED ? column * LINE + deep : deep * LINE + column);
+                unsigned b[2] = {read_bits(from[0]), read_bits(from[IS_TRANSPOSED ? 1 : LINE])};
+                const unsigned less[2] = {split_bits(b[0]), split_bits(b[1])};
+                multiply_tile(sums[m][eight], rest, b, float());
+                multiply_tile(sums[m][eight], a, less, float());
+                multiply_tile(sums[m][eight], a, b, float());
+            }
+    }
+    // All have read what is overwritten next.
+    sync_block();
+    #pragma unroll
+    for (int m = 0; m < COUNT; ++m)
+        #pragma unroll
+        for (int eight = 0; eight < WIDTH / 8; ++eight)
+            #pragma unroll
+            for (int upper = 0; upper < 2; ++upper) {
+                const int row = strip * 16 + upper * 8 + group, column = eight * 8 + quarter * 2;
+                *(Pair *)(partial + ((sharer * COUNT + m) * ROWS + row) * PART_LINE + column)
+                    = {sums[m][eight][upper * 2], sums[m][eight][upper * 2 + 1]};
+            }
+    sync_block();
+    #pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const int index = turn * THREADS + threadIdx.x;
+        const int row = first_row + index / WIDTH, column = first + index % WIDTH;
+        if (index >= ROWS * WIDTH || row >= ALL_ROWS || column >= columns) continue;
+        float sum[COUNT];
+        #pragma unroll
+        for (int m = 0; m < COUNT; ++m) {
+            sum[m] = 0;
+            #pragma unroll
+            for (int part = 0; part < SHARERS; ++part)
+                sum[m] += partial[((part * COUNT + m) * ROWS + index / WIDTH) * PART_LINE
+                                  + index % WIDTH];
+        }
+{FACTOR}
+{FINISH}
+    }
+"""
