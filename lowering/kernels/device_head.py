@@ -121,7 +121,7 @@ template <int count> DEVICE void await_copies() {
     }
 MULTIPLY_TILE(bfloat16, "bf16")
 MULTIPLY_TILE(float16, "f16")
-// The same of 16 by 8 times 8 by 8 values, of which tensor cores take what `round_bits` leaves.
+// The same of 16 by 8 times 8 by 8 values, of which tensor cores take what `cut_bits` leaves.
 DEVICE void multiply_tile(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], float) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -132,9 +132,6 @@ DEVICE float exp_fast(float a) {
     float c; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(c) : "f"(a * 1.44269504f)); return c;
 }
 DEVICE unsigned read_bits(float a) { return __float_as_uint(a); }
-DEVICE unsigned round_bits(float a) {
-    unsigned c; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(c) : "f"(a)); return c;
-}
 DEVICE unsigned pack_pair(float low, float high, bfloat16) {
     unsigned c; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(c) : "f"(high), "f"(low)); return c;
 }
@@ -171,4 +168,12 @@ DEVICE float16 narrow(float a, float16) {
 }
 DEVICE float literal(unsigned bits) { return __uint_as_float(bits); }
 #endif
+// Not rounded: for the instruction that does it a multiprocessor has an eighth of the places.
+DEVICE unsigned cut_bits(float a) { return read_bits(a) & 0xFFFFE000u; }
+// Cuts a value to the bits that tensor cores take, and returns those behind them.
+DEVICE unsigned split_bits(unsigned &word) {
+    const float whole = literal(word);
+    word = cut_bits(whole);
+    return cut_bits(whole - literal(word));
+}
 """

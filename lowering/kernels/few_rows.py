@@ -158,6 +158,7 @@ def _write_sizes(problem: FewRows, tiling: Tiling) -> str:
         "NORMS": count_norms(problem),
         "SMALL_BYTES": count_small_bytes(problem, tiling),
         "SPAN": reading.span,
+        "READERS": reading.readers,
         "ROW_TURNS": reading.turns,
         "AHEAD": reading.ahead,
         "IS_EVEN": int(is_even(problem, tiling)),

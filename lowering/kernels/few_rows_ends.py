@@ -117,7 +117,7 @@ def _open_chunks(reading: Reading) -> list[str]:
     return [
         "#pragma unroll",
         f"for (int chunk = 0; chunk < {reading.chunks}; ++chunk) {{",
-        f"    const int place = {begin} + (chunk * 32 * SPAN + reader) * {EIGHT};",
+        f"    const int place = {begin} + (chunk * READERS + reader) * {EIGHT};",
         f"    if (place >= {end}) continue;",
     ]
 
@@ -177,7 +177,7 @@ def _make_loop(reading: Reading, held: Mapping[int, str]) -> RowLoop:
 
 
 def _open_single(begin: str, end: str) -> str:
-    return f"for (int column = {begin} + reader; column < {end}; column += 32 * SPAN) {{"
+    return f"for (int column = {begin} + reader; column < {end}; column += READERS) {{"
 
 
 def _write_kept(reading: Reading, lines: Sequence[str], value: str) -> list[str]:

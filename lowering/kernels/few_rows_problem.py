@@ -25,7 +25,7 @@ from tracegraph.lowering.kernels.row_functions import (
     find_row_factors,
 )
 
-THREADS, WARP, VECTOR_BYTES, LINE_BYTES = 256, 32, 16, 128
+THREADS, WARP, HALF_WARP, VECTOR_BYTES, LINE_BYTES = 256, 32, 16, 16, 128
 WARPS = THREADS // WARP
 # Copies of a thread that are on their way, the first number that there is room for: a block has up
 # to 96 KB in flight.
@@ -150,6 +150,7 @@ class Reading:
         ahead: how many of them it loads at once.
         chunks: of eight elements that a thread holds of a row; none where it reads one at a time.
         is_whole: True where every block needs whole rows, not its part of their depth alone.
+        readers: threads that read one row: all of its warps, or half of one.
     """
 
     span: int
@@ -157,6 +158,7 @@ class Reading:
     ahead: int
     chunks: int
     is_whole: bool
+    readers: int
 
 
 def find_problem(problem: FewRows) -> str:
@@ -340,8 +342,11 @@ def choose_reading(problem: FewRows, tiling: Tiling) -> Reading:
     while span < WARPS and chunks * (full + column) > MAX_WORDS:
         span *= 2
         chunks = -(-length // (WARP * span * EIGHT))
-    turns = -(-problem.rows // (WARPS // span))
+    # Half a warp reads a short row, so that twice as many sums of rows are made at once.
+    halves = 2 if span == 1 and length <= HALF_WARP * EIGHT and problem.rows > WARPS else 1
+    readers = WARP * span // halves
+    turns = -(-problem.rows // (THREADS // readers))
     if problem.depth % EIGHT or chunks * (full + column) > MAX_WORDS:
-        return Reading(span, turns, 1, 0, is_whole)
+        return Reading(span, turns, 1, 0, is_whole, readers)
     ahead = (MAX_WORDS - chunks * column) // (chunks * full) if full else turns
-    return Reading(span, turns, min(turns, ahead), chunks, is_whole)
+    return Reading(span, turns, min(turns, ahead), chunks, is_whole, readers)

@@ -149,10 +149,11 @@ template <class T> DEVICE void load_eight(Vector *to, const T *from) {
     #pragma unroll
     for (int i = 0; i < 8 / each; ++i) to[i] = load_vector(from + i * each);
 }
-// Of a row, over the warps that read it.
+// Of a row, over the threads that read it.
 template <class Combine> DEVICE float reduce_row(float value, float *scratch, Combine combine) {
     #pragma unroll
-    for (int mask = 16; mask; mask >>= 1) value = combine(value, shuffle_xor(value, mask));
+    for (int mask = READERS < 32 ? READERS / 2 : 16; mask; mask >>= 1)
+        value = combine(value, shuffle_xor(value, mask));
     if (SPAN == 1) return value;
     sync_block();
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
@@ -211,10 +212,10 @@ BODY = """\
         if (SPLIT > 1) write_peer(place, column / SHARE, value);
         else *place = value;
     };
-    // Some warps read a row, each thread eight elements at a time.
-    const int reader = threadIdx.x % (32 * SPAN);
+    // Half a warp or more reads a row, each thread eight elements at a time.
+    const int reader = threadIdx.x % READERS;
     auto find_row = [&](int turn) {
-        const int row = turn * (WARPS / SPAN) + threadIdx.x / (32 * SPAN);
+        const int row = turn * (THREADS / READERS) + threadIdx.x / READERS;
         return row < ROWS ? row : ROWS - 1;
     };
 {STEPS}

@@ -13,7 +13,8 @@ memory after the other, and kernels of their own for norms, biases and residuals
 * the warps of a strip of 16 rows share its depths, and add up what they have in shared memory.
 
 Values are multiplied in two parts of eleven bits each, by three products (Note [Floats in two
-parts]): XLA multiplies the larger part alone, with JAX's default precision. Sums are float32.
+parts]): XLA multiplies the larger part alone, with JAX's default precision. Sums are float32; those
+of the larger parts are kept apart, for that of an infinite value is infinite, and the rest is NaN.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ from tracegraph.lowering.kernels.small_matmul_source import BODY, FUNCTIONS
 from tracegraph.runtime.nodes import LaunchShape
 
 STRIP, DEEP, SCRATCH_FLOATS = 16, 8, 32
-_HEIGHTS, _WIDTHS = (16, 32, 64), (16, 32, 48, 64, 96, 128)
-# Sums of a thread, in registers.
+# By their time on an H100: rows that a block shares with few others, lines of the memory in whole.
+_TILES = ((16, 32), (16, 64), (32, 64), (64, 64), (16, 16))
+# Sums of a thread, in registers: one of the larger parts, and one of the rest.
 _MAX_SUMS = 64
 
 
@@ -111,22 +113,15 @@ def write_small_matmul(problem: FewRows, processors: int) -> OwnKernel:
 
 
 def choose_tile(problem: FewRows, processors: int) -> Tile:
-    """Returns the tile with which the last multiprocessor has the least to do.
+    """Returns the first tile of which a multiprocessor has no more than two, else the largest.
 
     Args:
         problem: that has a kernel.
         processors: multiprocessors of the GPU.
     """
-
-    def cost(tile: Tile) -> tuple[int, int]:
-        turns = -(-count_blocks(problem, tile) // processors)
-        columns = tile.columns * problem.count
-        # Each row is read, and what is in front of the matmul is computed, by all of its blocks.
-        work = tile.rows * (1 + len(problem.start.ops) // 8) + columns
-        work += tile.rows * columns // STRIP
-        return turns * (work + 2 * STRIP), work
-
-    return min(_list_tiles(problem), key=cost)
+    tiles = list(_list_tiles(problem))
+    few = (tile for tile in tiles if count_blocks(problem, tile) <= 2 * processors)
+    return next(few, max(tiles, key=lambda tile: tile.rows * tile.columns))
 
 
 def count_blocks(problem: FewRows, tile: Tile) -> int:
@@ -145,9 +140,8 @@ def count_shared_bytes(problem: FewRows, tile: Tile) -> int:
 
 
 def _list_tiles(problem: FewRows) -> Iterator[Tile]:
-    for rows, columns in itertools.product(_HEIGHTS, _WIDTHS):
-        tile = Tile(rows, columns)
-        sums = problem.count * columns // 2
+    for tile in itertools.starmap(Tile, _TILES):
+        sums = problem.count * tile.columns
         if sums <= _MAX_SUMS and count_shared_bytes(problem, tile) <= SHARED_BYTES:
             yield tile
 
@@ -204,6 +198,7 @@ def _write_sizes(problem: FewRows, tile: Tile) -> str:
         "STRIPS": strips,
         "SHARERS": WARPS // strips,
         "SPAN": reading.span,
+        "READERS": reading.readers,
         "ROW_TURNS": reading.turns,
         "AHEAD": reading.ahead,
         "IS_TRANSPOSED": int(problem.is_transposed),

@@ -8,11 +8,8 @@ from __future__ import annotations
 FUNCTIONS = """\
 struct alignas(8) Pair { float values[2]; };
 typedef float Tile[4];
-DEVICE unsigned split_bits(unsigned &word) {
-    const float whole = literal(word);
-    word = round_bits(whole);
-    return round_bits(whole - literal(word));
-}
+// An infinite value has no smaller part: what is left of it is not a number.
+DEVICE float join_parts(float sum, float rest) { return sum - sum == 0 ? sum + rest : sum; }
 """
 
 # Depths of an instruction of a tensor core; a thread has two that lie side by side in memory where
@@ -46,9 +43,9 @@ BODY = """\
         }
     commit_copies();
     start_dependents();
-    const int reader = threadIdx.x % (32 * SPAN);
+    const int reader = threadIdx.x % READERS;
     auto find_row = [&](int turn) {
-        const int row = first_row + turn * (WARPS / SPAN) + threadIdx.x / (32 * SPAN);
+        const int row = first_row + turn * (THREADS / READERS) + threadIdx.x / READERS;
         return row < ALL_ROWS ? row : ALL_ROWS - 1;
     };
     auto keep = [&](int row, int d, float value) { x[(row - first_row) * STRIDE + d] = value; };
@@ -61,7 +58,8 @@ BODY = """\
 {START}
     await_copies<0>();
     sync_block();
-    Tile sums[COUNT][WIDTH / 8] = {};
+    // Of the larger parts, and of the products with a smaller one.
+    Tile sums[COUNT][WIDTH / 8] = {}, rests[COUNT][WIDTH / 8] = {};
     const int strip = warp % STRIPS, sharer = warp / STRIPS;
     const float *own = x + (strip * 16 + group) * STRIDE + quarter * 2;
     #pragma unroll 4
@@ -80,8 +78,8 @@ BODY = """\
                                     + (IS_TRANSPOSED ? column * LINE + deep : deep * LINE + column);
                 unsigned b[2] = {read_bits(from[0]), read_bits(from[IS_TRANSPOSED ? 1 : LINE])};
                 const unsigned less[2] = {split_bits(b[0]), split_bits(b[1])};
-                multiply_tile(sums[m][eight], rest, b, float());
-                multiply_tile(sums[m][eight], a, less, float());
+                multiply_tile(rests[m][eight], rest, b, float());
+                multiply_tile(rests[m][eight], a, less, float());
                 multiply_tile(sums[m][eight], a, b, float());
             }
     }
@@ -94,8 +92,10 @@ BODY = """\
             #pragma unroll
             for (int upper = 0; upper < 2; ++upper) {
                 const int row = strip * 16 + upper * 8 + group, column = eight * 8 + quarter * 2;
+                const Tile &sum = sums[m][eight], &more = rests[m][eight];
                 *(Pair *)(partial + ((sharer * COUNT + m) * ROWS + row) * PART_LINE + column)
-                    = {sums[m][eight][upper * 2], sums[m][eight][upper * 2 + 1]};
+                    = {join_parts(sum[upper * 2], more[upper * 2]),
+                       join_parts(sum[upper * 2 + 1], more[upper * 2 + 1])};
             }
     sync_block();
     #pragma unroll

@@ -27,11 +27,11 @@ same way, results would be as exact as XLA's, now a little less, now a little mo
 has left is multiplied, too: each instruction reads the same lines for both parts.
 
 Note [Floats in two parts]
-Of a float32 tensor cores take ten bits. So it is split in two, itself rounded and what is left of
-it rounded, and three of the four products of such parts are added up: nearly all bits, where XLA's
+Of a float32 tensor cores take ten bits. So it is split in two, its first bits and those behind
+them, and three of the four products of such parts are added up: nearly all bits, where XLA's
 matmuls have ten unless they are told otherwise. (Ootomo and Yokota, "Recovering single precision
 accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022.) What is
-infinite, or becomes so when it is rounded, has no rest: such a result is not a number.
+infinite has no rest: such a result is not a number.
 """
 
 from __future__ import annotations

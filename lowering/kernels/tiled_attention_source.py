@@ -46,11 +46,6 @@ template <class Half>
 DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2], Half) {
     multiply_tile(sums, a, b, Half());
 }
-DEVICE unsigned split_bits(unsigned &word) {
-    const float whole = literal(word);
-    word = round_bits(whole);
-    return round_bits(whole - literal(word));
-}
 // See Note [Floats in two parts]; the small products come first.
 DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2], float) {
     unsigned large[4], rest[4], other_large[2], other_rest[2];

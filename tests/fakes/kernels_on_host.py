@@ -76,10 +76,6 @@ template <class Half> static unsigned pack_pair(float low, float high, Half) {
     return narrow(low, Half()).bits | (unsigned)narrow(high, Half()).bits << 16;
 }
 static float exp_fast(float a) { return expf(a); }
-static unsigned round_bits(float a) {
-    unsigned bits = read_bits(a);
-    return a - a != 0 ? bits : bits + 0x1000u & ~0x1FFFu;
-}
 """
 _FLAGS = [
     "-std=c++20",

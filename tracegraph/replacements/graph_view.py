@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Sequence
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.replacements.match import Match
+
+_HEAVY = frozenset(["dot_general", "ffi_call"])
 
 
 class GraphView:
@@ -27,6 +30,16 @@ class GraphView:
             for operand in op.operands:
                 self.uses.setdefault(operand, []).append(op)
         self.order = {id(op): place for place, op in enumerate(graph.ops)}
+
+    @functools.cached_property
+    def latest(self) -> dict[Operand, int]:
+        """For each value the place of the last matmul, or kernel of ours, that it depends on."""
+        found: dict[Operand, int] = {}
+        for place, op in enumerate(self.graph.ops):
+            known = [found.get(each, -1) for each in op.operands]
+            last = place if op.name in _HEAVY else max(known, default=-1)
+            found.update(dict.fromkeys(op.results, last))
+        return found
 
 
 def count_depth(op: Op) -> int:

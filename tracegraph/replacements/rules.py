@@ -35,8 +35,8 @@ RULES: tuple[Rule, ...] = (
 
 
 # Those whose matches may be inside of loops: they compute new values from others. What writes in
-# place, or loads ahead of what comes before it, is found in the function itself only.
-RULES_IN_BODIES = frozenset([WholeRows().name, FloatMatmuls().name])
+# place is found in the function itself only.
+RULES_IN_BODIES = frozenset([WholeRows().name, FloatMatmuls().name, SmallMatmuls().name])
 
 
 def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Match]:

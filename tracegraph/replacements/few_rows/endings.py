@@ -5,6 +5,7 @@ Element-wise ops behind a matmul can be a part of its kernel. All of them that c
 their order; then the kernel ends behind the one after which the fewest values are stored, the last
 one of several that computes something. So a residual is added, and a gate is multiplied with what
 it gates; but the square for the next norm is left to the next kernel, since the sum is needed too.
+What joins it with a later matmul's result is left to that one's kernel, which must wait for both.
 
 A kernel that stores operands goes on to what another matmul reads, and stores that too: an
 activation in front of the next matmul is then computed once for each element, not by each of that
@@ -49,7 +50,8 @@ class Ending:
         stores_operands: bool = False,
     ) -> None:
         self._most = most
-        self._makers = view.makers
+        self._makers, self._latest = view.makers, view.latest
+        self._last = max(view.order[id(each.op)] for each in matmuls)
         self._graph, self._uses, self._matmuls = view.graph, view.uses, matmuls
         results: dict[Operand, frozenset[int]] = {
             each.result: frozenset([place]) for place, each in enumerate(matmuls)
@@ -124,6 +126,8 @@ class Ending:
         is_float = str(result.dtype) in FLOAT_KINDS
         has_one_length = len({each.columns for each in matmuls}) == 1
         if len(matmuls) > self._most or not (has_one_length and is_full and is_float):
+            return False
+        if any(self._latest.get(each, -1) > self._last for each in op.operands):
             return False
         if keeps_elements(op):
             return True
