@@ -51,6 +51,22 @@ def run_python(
     )
 
 
+def start_python(arguments: Sequence[object]) -> subprocess.Popen[bytes]:
+    """Starts Python with the checkout on its path, and goes on; its texts go nowhere.
+
+    Args:
+        arguments: as for `run_python`.
+    """
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=_make_environment(NONE),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
 def run_copy(
     arguments: Sequence[object],
     *,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
 import pytest
 
-from tests.gpu import device_memory, sharing
+from tests.gpu import checking_tool, device_memory, sharing
 from tests.gpu.part_times import pytest_terminal_summary as pytest_terminal_summary
 from tests.gpu.reference import UNTRIED
 from tests.shared_programs import FOLDER, share_on_gpu
@@ -44,6 +45,8 @@ LONG = (
 )
 TURNS = pytest.StashKey[sharing.Turns]()
 BEGINS_ALONE = pytest.StashKey[bool]()
+IS_SHARED = pytest.StashKey[bool]()
+TOOLS = pytest.StashKey[subprocess.Popen[bytes] | None]()
 
 
 def find_obstacle() -> str:
@@ -113,7 +116,25 @@ def is_alone(item: pytest.Item | None) -> bool:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Where there is a GPU, lets a run of this folder share it among several workers."""
     if shutil.which("nvidia-smi"):
-        sharing.choose_workers(config, os.environ, device_memory.read_total_bytes())
+        total = device_memory.read_total_bytes()
+        config.stash[IS_SHARED] = sharing.choose_workers(config, os.environ, total)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Starts what has to be alone on the GPU, before the workers have imported all tests."""
+    if session.config.stash.get(IS_SHARED, False):
+        # As pytest-xdist does, whose workers have folders in this one.
+        folder = session.config._tmp_path_factory.getbasetemp()  # pyright: ignore[reportAttributeAccessIssue]
+        session.config.stash[TOOLS] = checking_tool.start_early(os.environ, folder)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends the tools of a run that was cut off."""
+    tools = config.stash.get(TOOLS, None)
+    if tools is not None:
+        tools.terminate()
+        tools.wait()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,7 +19,7 @@ FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
 SHARED = 0.6
 LIMIT_S = 600.0
 PAUSE_S = 0.02
-BEGIN_S = 10.0
+BEGIN_S = 20.0
 # Ten of sixteen cores; programs of their own take memory, too.
 WORKERS, WORKER_BYTES = 10, 9 << 30
 T = TypeVar("T")
@@ -35,8 +35,10 @@ def share_memory(environment: MutableMapping[str, str]) -> None:
         environment[FRACTIONS[0]] = f"{SHARED / count:.3f}"
 
 
-def choose_workers(config: pytest.Config, environment: Mapping[str, str], gpu_bytes: int) -> None:
+def choose_workers(config: pytest.Config, environment: Mapping[str, str], gpu_bytes: int) -> bool:
     """Makes a run of a whole folder one with several workers, unless its command says how many.
+
+    It returns True if it has done so.
 
     To be called before pytest-xdist reads its options; without that plugin there is one process.
 
@@ -49,9 +51,11 @@ def choose_workers(config: pytest.Config, environment: Mapping[str, str], gpu_by
     is_chosen = getattr(option, "numprocesses", 0) is not None or option.usepdb
     is_worker = "PYTEST_XDIST_WORKER" in environment
     is_whole = all(pathlib.Path(path).is_dir() for path in config.args)
-    if is_whole and not is_chosen and not is_worker:
-        count = max(1, min(WORKERS, gpu_bytes // WORKER_BYTES))
-        option.numprocesses, option.dist = count, "worksteal"
+    if not is_whole or is_chosen or is_worker:
+        return False
+    count = max(1, min(WORKERS, gpu_bytes // WORKER_BYTES))
+    option.numprocesses, option.dist = count, "worksteal"
+    return True
 
 
 def spread(items: Sequence[T], long: Sequence[T], count: int) -> list[T]:
@@ -150,6 +154,23 @@ def hold_gpu(folder: pathlib.Path, *, alone: bool, limit_s: float = LIMIT_S) -> 
         _lock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, end)
         fcntl.flock(queue, fcntl.LOCK_UN)
         yield
+
+
+def wait_for_file(path: pathlib.Path, *, limit_s: float) -> None:
+    """Waits until another process has made a file.
+
+    Args:
+        path: of the file.
+        limit_s: how long it may take.
+
+    Raises:
+        TimeoutError: it was not made.
+    """
+    end = time.monotonic() + limit_s
+    while not path.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"no other process made {path}")
+        time.sleep(PAUSE_S)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import threading
 import types
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import part_times, sharing
+from tests.gpu import checking_tool, part_times, sharing
 from tests.paths import ROOT
 
 COUNT = "PYTEST_XDIST_WORKER_COUNT"
@@ -118,7 +119,7 @@ def make_config(*args: pathlib.Path, numprocesses: int | None = None, usepdb: bo
 @pytest.mark.parametrize(("gpu_bytes", "count"), [(141 << 30, 10), (80 << 30, 8), (1 << 30, 1)])
 def test_a_run_of_the_folder_has_as_many_workers_as_fit(gpu_bytes: int, count: int) -> None:
     config = make_config(ROOT / "tests" / "gpu")
-    sharing.choose_workers(config, {}, gpu_bytes)
+    assert sharing.choose_workers(config, {}, gpu_bytes)
     assert (config.option.numprocesses, config.option.dist) == (count, "worksteal")
 
 
@@ -135,8 +136,31 @@ def test_a_run_of_the_folder_has_as_many_workers_as_fit(gpu_bytes: int, count: i
 )
 def test_what_the_command_says_stays(config: Any, environment: dict[str, str]) -> None:
     before = dict(vars(config.option))
-    sharing.choose_workers(config, environment, 141 << 30)
+    assert not sharing.choose_workers(config, environment, 141 << 30)
     assert vars(config.option) == before
+
+
+def test_tools_are_alone_before_the_workers_begin(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "$2 has seen nothing"; exit 3\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv(checking_tool.REPORTS, "")
+    started = checking_tool.start_early(os.environ, tmp_path)
+    assert started is not None
+    for name in checking_tool.CASES:
+        report = checking_tool.read_report(name)
+        assert report == {"status": 3, "text": f"{name} has seen nothing\n\n"}
+    assert started.wait() == 0
+    assert try_to_hold(tmp_path, alone=True)
+
+
+def test_a_file_that_is_not_made_is_not_waited_for_for_ever(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(TimeoutError, match="no other process made"):
+        sharing.wait_for_file(tmp_path / "report", limit_s=0)
 
 
 def test_long_tests_come_where_the_other_workers_begin() -> None:

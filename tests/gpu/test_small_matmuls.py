@@ -47,8 +47,8 @@ def run_layer(x: Any, layer: Any) -> Any:
 
 
 def run_written_out(layers: Any, x: Any) -> Any:
-    for place in range(LAYERS):
-        x = run_layer(x, jax.tree.map(lambda each: each[place], layers))
+    for layer in zip(*layers.values(), strict=True):
+        x = run_layer(x, dict(zip(layers, layer, strict=True)))
     return x
 
 
