@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.gpu_programs import (
     allocation,
+    copy,
     fill,
     kernel,
     list_traces,
@@ -300,22 +301,24 @@ CHAIN += [kernel("c", "#t #t[256:320]", "#o")]
 
 
 def plan_both(
-    monkeypatch: pytest.MonkeyPatch, waste: int, *more: DeviceStep
+    monkeypatch: pytest.MonkeyPatch, waste: int, *steps: DeviceStep
 ) -> tuple[list[str], MemoryPlan, int]:
     """Returns the temporaries of the program taken, its plan, and how many plans were made.
 
     Args:
         waste: bytes that the plan of the split temporaries loses.
-        more: steps before those that are there in any case.
+        steps: of the program; by default those of `CHAIN`.
     """
     outputs = [spec("n")]
     temporary = allocation("#t", TEMPORARY, 2048)
-    program = XlaProgram("r", (*P, allocation("#o", OUTPUT), temporary), (*more, *CHAIN), ("#o",))
+    program = XlaProgram("r", (*P, allocation("#o", OUTPUT), temporary), steps or CHAIN, ("#o",))
     plans: list[MemoryPlan] = []
 
     def plan(name: str, lifetimes: Any) -> MemoryPlan:
+        lifetimes = list(lifetimes)
         made = plan_memory(name, lifetimes)
-        plans.append(dataclasses.replace(made, arena_bytes=made.arena_bytes + waste * (not plans)))
+        lost = waste * (sum(".temp." in each.name for each in lifetimes) > 1)
+        plans.append(dataclasses.replace(made, arena_bytes=made.arena_bytes + lost))
         return plans[-1]
 
     monkeypatch.setattr(compile_gpu, "plan_memory", plan)
@@ -340,7 +343,7 @@ def test_temporaries_stay_whole_where_that_is_smaller(monkeypatch: pytest.Monkey
 def test_whole_temporaries_that_cannot_be_smaller_are_not_planned(monkeypatch: pytest.MonkeyPatch):
     """XLA's allocation has a hole, which the split temporaries do without."""
     far = [kernel("far", "#p", "#t[1024:1088]"), kernel("near", "#t[1024:1088]", "#t")]
-    temporaries, plan, count = plan_both(monkeypatch, 256, *far)
+    temporaries, plan, count = plan_both(monkeypatch, 256, *far, *CHAIN)
     assert len(temporaries) == 2
     assert (plan.arena_bytes, count) == (6 * 256, 1)
 
@@ -354,3 +357,13 @@ def test_a_zeroed_result_is_filled_where_the_kernel_adds_to_it():
         "b(r.temp.0) -> n",
     ]
     assert program.outputs == (OutputSpec(spec("n")),)
+
+
+@pytest.mark.parametrize(("waste", "is_split"), [(264, True), (512, False)])
+def test_copies_that_are_forwarded_are_worth_a_few_bytes(
+    waste: int, is_split: bool, monkeypatch: pytest.MonkeyPatch
+):
+    piece = [copy("piece", "#p", "#t[512:576]"), kernel("a", "#t[512:576]", "#t")]
+    temporaries, plan, _ = plan_both(monkeypatch, waste, *piece, *CHAIN[1:])
+    assert temporaries == (["r.temp.1", "r.temp.2"] if is_split else ["r.temp.0"])
+    assert plan.arena_bytes >= 5 * 256
