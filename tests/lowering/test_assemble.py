@@ -311,7 +311,9 @@ def plan_both(
     """
     outputs = [spec("n")]
     temporary = allocation("#t", TEMPORARY, 2048)
-    program = XlaProgram("r", (*P, allocation("#o", OUTPUT), temporary), tuple(steps or CHAIN), ("#o",))
+    program = XlaProgram(
+        "r", (*P, allocation("#o", OUTPUT), temporary), tuple(steps or CHAIN), ("#o",)
+    )
     plans: list[MemoryPlan] = []
 
     def plan(name: str, lifetimes: Any) -> MemoryPlan:

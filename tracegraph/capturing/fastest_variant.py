@@ -5,7 +5,9 @@ A rule is tried on the whole function, since what its ops fuse with decides what
 matches are measured on the values of the call first, see Note [Errors in place]; those that are
 less exact than XLA are left out. Then the function is lowered with the others, both graphs are made
 in a pool that is dropped afterwards, and their replays are timed in turns. What is not faster is
-dropped, with its times. The next rule is tried on the winner.
+dropped, with its times. The next rule is tried on the winner. A kernel of ours starts early behind
+another one, and asks for its operands meanwhile: so one that lost beside XLA's kernels is tried
+again where later ones are used.
 
 Then XLA may leave the sums of matmuls in one piece: Note [Sums in one piece]. That is an option of
 its own, so the matmuls that it changes are measured in their places as well.
@@ -36,7 +38,7 @@ from tracegraph.passes.pipeline import PassReport, Rewritten
 from tracegraph.replacements.match import OLDEST, Machine, Match, Rule, find_machine
 from tracegraph.replacements.place_errors import PlaceError, measure_options, measure_places
 from tracegraph.replacements.report import Replacement
-from tracegraph.replacements.rules import RULES, find_matches, open_graph
+from tracegraph.replacements.rules import CHAINED_RULES, RULES, find_matches, open_graph
 from tracegraph.replacements.splice import splice_matches
 from tracegraph.replacements.split_sums import find_split_sums
 from tracegraph.runtime.device import Device
@@ -127,12 +129,12 @@ def find_chosen(
     choice = find_choice(slot) if slot is not None else None
     if choice is None:
         return None
-    used = {each.rule: each for each in choice.replacements if each.is_used}
-    for rule in [rule for rule in RULES if rule.name in used]:
+    rules = {rule.name: rule for rule in RULES}
+    for used in [each for each in choice.replacements if each.is_used and each.rule in rules]:
         first = _open(first)
-        found = find_matches(rule, first.checked.graph, machine)
-        matches = [found[number] for number in used[rule.name].matches]
-        first = _replace(first, rule, matches)
+        found = find_matches(rules[used.rule], first.checked.graph, machine)
+        matches = [found[number] for number in used.matches]
+        first = _replace(first, rules[used.rule], matches)
     return Chosen(first, find_tuning(choice.replacements), choice.replacements)
 
 
@@ -156,23 +158,11 @@ def choose_variant(
     replacements: list[Replacement] = []
     opened = _open(current.first)
     for rule in RULES:
-        found = find_matches(rule, opened.checked.graph, machine)
-        if not found:
-            replacements += _find_missed(rule, opened, machine)
-            continue
-        options = _list_options(current)
-        measure = functools.partial(measure_places, opened.checked.graph, options=options)
-        exact, dropped = _measure(prepared, current.lowered.device, measure, rule.name, found)
-        replacements += dropped
-        if not exact:
-            continue
-        matches = list(exact.values())
-        what = Replacement(rule.name, tuple(exact), _locate(matches))
-        replaced = _replace(opened, rule, matches)
-        candidate = functools.partial(lower, replaced)
-        current, what = _choose_faster(prepared, current, candidate, what, is_exact=False)
-        replacements.append(what)
-        opened = replaced if what.is_used else opened
+        current, opened, found = _try_rule(prepared, current, opened, rule, lower)
+        replacements += found or _find_missed(rule, opened, machine)
+    for rule in _list_late(replacements):
+        current, opened, found = _try_rule(prepared, current, opened, rule, lower)
+        replacements = [each for each in replacements if each.rule != rule.name] + found
     current, kept = _try_keeping_sums(prepared, opened, current, lower)
     replacements += kept
     current, merged = _try_merging(prepared, current, lower)
@@ -180,6 +170,47 @@ def choose_variant(
     if slot is not None and replacements:
         add_choice(slot, replacements)
     return current, tuple(replacements)
+
+
+def _try_rule(
+    prepared: PreparedCall, current: Variant, opened: FirstTrace, rule: Rule, lower: Lower
+) -> tuple[Variant, FirstTrace, list[Replacement]]:
+    """Returns the faster one of a variant and the same with what a rule finds.
+
+    Args:
+        prepared: as for `choose_variant`.
+        current: the fastest so far.
+        opened: the function that it was lowered from, as rules see it.
+        rule: that is tried.
+        lower: as for `choose_variant`.
+
+    Returns:
+        The variant, its function, and a report of each place; none if nothing was found.
+    """
+    device = current.lowered.device
+    found = find_matches(rule, opened.checked.graph, find_machine(device))
+    if not found:
+        return current, opened, []
+    options = _list_options(current)
+    measure = functools.partial(measure_places, opened.checked.graph, options=options)
+    exact, dropped = _measure(prepared, device, measure, rule.name, found)
+    if not exact:
+        return current, opened, dropped
+    matches = list(exact.values())
+    what = Replacement(rule.name, tuple(exact), _locate(matches))
+    replaced = _replace(opened, rule, matches)
+    candidate = functools.partial(lower, replaced)
+    current, what = _choose_faster(prepared, current, candidate, what, is_exact=False)
+    return current, replaced if what.is_used else opened, [*dropped, what]
+
+
+def _list_late(replacements: Sequence[Replacement]) -> list[Rule]:
+    """Returns the rules that are tried again, see Note [Trials]."""
+    lost = {each.rule for each in replacements if each.dropped == NOT_FASTER}
+    used = {each.rule for each in replacements if each.is_used}
+    chained = [rule for rule in RULES if rule.name in CHAINED_RULES]
+    places = [place for place, rule in enumerate(chained) if rule.name in used]
+    return [rule for rule in chained[: max(places, default=0)] if rule.name in lost]
 
 
 def _find_missed(rule: Rule, first: FirstTrace, machine: Machine | None) -> list[Replacement]:

@@ -38,6 +38,9 @@ RULES: tuple[Rule, ...] = (
 # place is found in the function itself only.
 RULES_IN_BODIES = frozenset([WholeRows().name, FloatMatmuls().name, SmallMatmuls().name])
 
+# Those whose kernels follow one another.
+CHAINED_RULES = frozenset([WholeRows().name, SmallMatmuls().name])
+
 
 def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Match]:
     """Returns what a rule finds in a graph and in the bodies of its loops and checkpoints.
