@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from tracegraph.lowering.kernels.row_functions import RowFunction
 from tracegraph.replacements.few_rows.endings import Ending
 from tracegraph.replacements.few_rows.row_matmuls import RowMatmul
 from tracegraph.replacements.few_rows.row_reader import RowReader, RowShape
-from tracegraph.replacements.graph_view import GraphView
+from tracegraph.replacements.graph_view import GraphView, is_acyclic
 from tracegraph.replacements.kernel_call import call_kernel
 from tracegraph.replacements.kinds import BYTE_KINDS, FLOAT_KINDS
 from tracegraph.replacements.match import Machine, Match
@@ -68,22 +68,42 @@ class RowKernels:
     stores_operands: bool = False
 
 
-def match_group(
+def match_groups(
+    view: GraphView,
+    groups: Iterable[Sequence[RowMatmul]],
+    machine: Machine,
+    maker: RowKernels,
+    stored: Collection[Value] = (),
+) -> list[Match]:
+    """Returns the kernels of groups of matmuls, in the order of their rows.
+
+    Args:
+        view: of the graph.
+        groups: each of the same rows.
+        machine: that they are written for.
+        maker: of the kernels.
+        stored: values that are in memory anyway. What a group's rows are made from is read in their
+            place, but only as far as it is none of them.
+    """
+    found: list[Match] = []
+    results: set[Value] = set()
+    for group in groups:
+        stops = results.union(stored).difference({group[0].rows_of} - results)
+        for match in _match_group(view, group, stops, machine, maker):
+            if is_acyclic(view, [*found, match]):
+                found.append(match)
+                results.update(match.results)
+    return found
+
+
+def _match_group(
     view: GraphView,
     matmuls: Sequence[RowMatmul],
     stops: Collection[Value],
     machine: Machine,
     maker: RowKernels,
 ) -> list[Match]:
-    """Returns the kernels of a group: one, or one for each number of matmuls that end together.
-
-    Args:
-        view: of the graph.
-        matmuls: of the same rows.
-        stops: results of other kernels, and what else is read as it is.
-        machine: that they are written for.
-        maker: of the kernels.
-    """
+    """Returns the kernels of a group: one, or one for each number of matmuls that end together."""
     kinds = _STORED_KINDS[_name_row_type(matmuls[0])], _STORED_KINDS[str(matmuls[0].matrix.dtype)]
     most = maker.count_most(matmuls[0].rows, *kinds)
     ending = Ending(view, matmuls, most, stores_operands=maker.stores_operands)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from tracegraph.ir.graph import Graph, Value
+from tracegraph.ir.graph import Graph
 from tracegraph.lowering.kernels.few_rows import write_few_rows
 from tracegraph.lowering.kernels.few_rows_problem import MAX_SUMS, count_sums, find_problem
-from tracegraph.replacements.few_rows.kernels import RowKernels, match_group
+from tracegraph.replacements.few_rows.kernels import RowKernels, match_groups
 from tracegraph.replacements.few_rows.row_matmuls import Sizes, find_row_matmuls, group_matmuls
-from tracegraph.replacements.graph_view import GraphView, is_acyclic
+from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.match import Machine, Match
 
 MAX_ROWS = 16
@@ -34,11 +34,5 @@ class FewRowMatmuls:
         if machine is None or not machine.has_clusters:
             return []
         view = GraphView(graph)
-        found: list[Match] = []
-        stops: set[Value] = set()
-        for group in group_matmuls(find_row_matmuls(view, SIZES)):
-            for match in match_group(view, group, stops, machine, KERNELS):
-                if is_acyclic(view, [*found, match]):
-                    found.append(match)
-                    stops.update(match.results)
-        return found
+        groups = group_matmuls(find_row_matmuls(view, SIZES))
+        return match_groups(view, groups, machine, KERNELS)

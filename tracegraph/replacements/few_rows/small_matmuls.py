@@ -8,7 +8,7 @@ from jax import lax
 
 from tracegraph.ir.graph import Graph, Value
 from tracegraph.lowering.kernels.small_matmul import find_problem, write_small_matmul
-from tracegraph.replacements.few_rows.kernels import RowKernels, match_group
+from tracegraph.replacements.few_rows.kernels import RowKernels, match_groups
 from tracegraph.replacements.few_rows.row_matmuls import (
     RowMatmul,
     Sizes,
@@ -17,7 +17,7 @@ from tracegraph.replacements.few_rows.row_matmuls import (
     group_matmuls,
 )
 from tracegraph.replacements.few_rows.rule import MAX_ROWS
-from tracegraph.replacements.graph_view import GraphView, is_acyclic
+from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.match import Machine, Match
 
 SIZES = Sizes(range(MAX_ROWS + 1, 2049), matrix_bytes=1 << 14, takes_stored=True)
@@ -37,19 +37,9 @@ class SmallMatmuls:
         if machine is None or not machine.has_clusters:
             return []
         view = GraphView(graph)
-        found: list[Match] = []
-        results: set[Value] = set()
-        operands = _list_operands(view)
         matmuls = [each for each in find_row_matmuls(view, SIZES) if _is_small(each, machine)]
-        for group in group_matmuls(matmuls):
-            # What other matmuls read is in memory anyway; what these rows are made from is not read
-            # again, as far as it is that.
-            stops = results | (operands - {group[0].rows_of})
-            for match in match_group(view, group, stops, machine, KERNELS):
-                if is_acyclic(view, [*found, match]):
-                    found.append(match)
-                    results.update(match.results)
-        return found
+        groups = group_matmuls(matmuls)
+        return match_groups(view, groups, machine, KERNELS, stored=_list_operands(view))
 
 
 def _is_small(matmul: RowMatmul, machine: Machine) -> bool:
