@@ -11,8 +11,10 @@ from tests.deviceless.pipeline import setting_for
 from tests.deviceless.programs import PROGRAMS, Program
 from tests.tracegraph.replacements.few_rows.test_rule import GPU, build
 from tracegraph.ir.verifier import verify_graph
-from tracegraph.replacements.few_rows import rule
+from tracegraph.replacements.few_rows import rule, small_matmuls
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
+from tracegraph.replacements.few_rows.small_matmuls import SmallMatmuls
+from tracegraph.replacements.match import Rule
 from tracegraph.replacements.splice import splice_matches
 
 HERE = [program for program in PROGRAMS if not program.needs_gpu]
@@ -22,10 +24,14 @@ HERE = [program for program in PROGRAMS if not program.needs_gpu]
 def test_a_program_has_the_same_types_with_all_that_is_found(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rule, "SIZES", dataclasses.replace(rule.SIZES, matrix_bytes=0))
+    for module in (rule, small_matmuls):
+        monkeypatch.setattr(module, "SIZES", dataclasses.replace(module.SIZES, matrix_bytes=0))
+    monkeypatch.setattr(small_matmuls, "MAX_ELEMENTS_EACH", 1 << 20)
+    rules: tuple[Rule, ...] = (FewRowMatmuls(), SmallMatmuls())
     with setting_for(program):
         graph = build(program.function, *program.make_arguments(np.random.default_rng(0)))
-        spliced = splice_matches(graph, FewRowMatmuls().find(graph, GPU))
-    verify_graph(spliced)
-    kinds = [[str(each.aval) for each in one.outputs] for one in (graph, spliced)]
-    assert kinds[0] == kinds[1]
+        found = [splice_matches(graph, each.find(graph, GPU)) for each in rules]
+    for spliced in found:
+        verify_graph(spliced)
+        kinds = [[str(each.aval) for each in one.outputs] for one in (graph, spliced)]
+        assert kinds[0] == kinds[1]
