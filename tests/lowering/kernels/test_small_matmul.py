@@ -33,10 +33,12 @@ FULL, COLUMN, ROW, _ = Form
 H100 = 132
 
 
-def run(kernel: OwnKernel, problem: FewRows, operands: Any) -> list[np.ndarray[Any, Any]]:
+def run(
+    kernel: OwnKernel, problem: FewRows, operands: Any, *, copies_at_once: bool = False
+) -> list[np.ndarray[Any, Any]]:
     sizes = [(problem.rows, each.columns) for each in problem.segments for _ in each.kinds]
     results = [align_array(np.full(size, np.nan, np.float32)) for size in sizes]
-    run_kernel_on_host(kernel, [*operands, *results])
+    run_kernel_on_host(kernel, [*operands, *results], copies_at_once=copies_at_once)
     return results
 
 
@@ -57,6 +59,15 @@ def test_products_are_those_of_numpy(
     operands = make_operands(problem)
     (result,) = run(write_small_matmul(problem, 4), problem, operands)
     assert_near(result, multiply(*operands, is_transposed=is_transposed))
+
+
+def test_copies_may_come_early() -> None:
+    problem = plain(40, 64, [48], "F32")
+    operands = make_operands(problem)
+    kernel = write_small_matmul(problem, 4)
+    (late,) = run(kernel, problem, operands)
+    (early,) = run(kernel, problem, operands, copies_at_once=True)
+    np.testing.assert_array_equal(early, late)
 
 
 @pytest.mark.parametrize("tile", [Tile(16, 16), Tile(16, 96), Tile(32, 48), Tile(64, 32)])
@@ -127,6 +138,7 @@ def test_values_that_are_not_numbers_stay_in_their_rows() -> None:
         ("part < SHARERS", "part < SHARERS - 1"),
         ("low.values[1]", "low.values[0]"),
         ("sum + rest", "sum"),
+        ("await_copies<0>();", ""),
         ("multiply_tile(rests[m][eight], rest, b, float());", ""),
     ],
 )
