@@ -32,12 +32,10 @@ import dataclasses
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 from tracegraph.lowering.kernels.few_rows_ends import (
     count_turns,
-    list_early,
+    list_early_parameters,
     write_choice,
-    write_factor,
-    write_finish,
-    write_hoisted,
-    write_start,
+    write_ends,
+    write_parameters,
 )
 from tracegraph.lowering.kernels.few_rows_problem import (
     SHARED_BYTES,
@@ -91,26 +89,20 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
         "CHOOSE": write_choice(problem, tiling.width),
         "KEEP": way.keep,
         "STEPS": way.steps,
-        **write_start(problem, tiling),
-        "HOIST": write_hoisted(problem, tiling),
         "TOTALS": way.totals,
-        "FACTOR": write_factor(problem),
-        "FINISH": write_finish(problem),
+        **write_ends(problem, tiling),
     }
     body = BODY
     for name, text in parts.items():
         body = body.replace(f"{{{name}}}\n", text)
     text = f"{_write_sizes(problem, tiling)}{FUNCTIONS}{ADD_PARTIAL}{{\n{body}}}\n"
     symbol = name_kernel("few_rows", text)
-    kinds = [*problem.kinds, *(kind for segment in problem.segments for kind in segment.kinds)]
-    parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
+    parameters = write_parameters(problem)
     opening = f"KERNEL(THREADS, RESIDENTS){' CLUSTERED(SPLIT)' if tiling.split > 1 else ''}"
     source = HEAD + text.replace("\n{\n", f"\n{opening} {symbol}({parameters}) {{\n", 1)
     blocks = fill_grid(count_tiles(problem, tiling) * tiling.split, tiling.split, processors)
     shape = LaunchShape((blocks, 1, 1), (THREADS, 1, 1), shared_bytes=SHARED_BYTES)
-    early = {each for segment in problem.segments for each in segment.matrices}
-    early |= {operand.parameter for operand in list_early(problem, tiling).values()}
-    return OwnKernel(symbol, source, shape, tuple(sorted(early)))
+    return OwnKernel(symbol, source, shape, list_early_parameters(problem, tiling))
 
 
 @dataclasses.dataclass(frozen=True)

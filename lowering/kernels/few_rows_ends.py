@@ -52,6 +52,30 @@ def write_choice(problem: FewRows, width: int) -> str:
     return indent(lines, 4)
 
 
+def write_ends(problem: FewRows, tiling: Tiling) -> dict[str, str]:
+    """Returns what takes the place of names of both ends in a kernel's body."""
+    return {
+        **write_start(problem, tiling),
+        "HOIST": write_hoisted(problem, tiling),
+        "FACTOR": write_factor(problem),
+        "FINISH": write_finish(problem),
+    }
+
+
+def write_parameters(problem: FewRows) -> str:
+    """Returns a kernel's parameters: what is read, then the results of all segments."""
+    results = (kind for segment in problem.segments for kind in segment.kinds)
+    kinds = enumerate([*problem.kinds, *results])
+    return ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in kinds)
+
+
+def list_early_parameters(problem: FewRows, tiling: Tiling) -> tuple[int, ...]:
+    """Returns the parameters that are loaded before the wait: matrices, and what is settled."""
+    matrices = {each for segment in problem.segments for each in segment.matrices}
+    early = {operand.parameter for operand in list_early(problem, tiling).values()}
+    return tuple(sorted(matrices | early))
+
+
 def list_early(problem: FewRows, tiling: Tiling) -> dict[int, RowOperand]:
     """Returns the operands of the rows that are loaded before the wait, by their values."""
     if not choose_reading(problem, tiling).chunks:

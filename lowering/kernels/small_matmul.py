@@ -5,8 +5,8 @@ A model of a few hundred rows and columns is a chain of matmuls that take three 
 each, of which tensor cores compute a tenth: the rest is the start of a kernel, one turn to the
 memory after the other, and kernels of their own for norms, biases and residuals. So:
 
-* tiles are small, so that there are as many as multiprocessors, and a block has all depths of its
-  tile at once: everything is asked for at the beginning, and waited for once;
+* tiles are small, one or two for each multiprocessor where that can be, and a block has all depths
+  of its tile at once: everything is asked for at the beginning, and waited for once;
 * weights are asked for before the wait for the kernel ahead, see Note [Early loads];
 * each block computes for itself what is in front of the matmul, norms of its rows and their
   derivatives among it, and behind it what is computed element by element;
@@ -23,14 +23,12 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from tracegraph.lowering.kernels.device_head import HEAD, TYPES
+from tracegraph.lowering.kernels.device_head import HEAD
 from tracegraph.lowering.kernels.few_rows_ends import (
-    list_early,
+    list_early_parameters,
     write_choice,
-    write_factor,
-    write_finish,
-    write_hoisted,
-    write_start,
+    write_ends,
+    write_parameters,
 )
 from tracegraph.lowering.kernels.few_rows_problem import (
     SHARED_BYTES,
@@ -51,6 +49,8 @@ STRIP, DEEP, SCRATCH_FLOATS = 16, 8, 32
 _TILES = ((16, 32), (16, 64), (32, 64), (64, 64), (16, 16))
 # Sums of a thread, in registers: one of the larger parts, and one of the rest.
 _MAX_SUMS = 64
+# As many as have room in a tile of whole lines.
+MAX_MATRICES = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,29 +87,20 @@ def write_small_matmul(problem: FewRows, processors: int) -> OwnKernel:
     """
     tile = choose_tile(problem, processors)
     block, tiling = _describe_block(problem, tile)
-    parts = {
-        "CHOOSE": write_choice(problem, tile.columns),
-        **write_start(block, tiling),
-        "HOIST": write_hoisted(block, tiling),
-        "FACTOR": write_factor(block),
-        "FINISH": write_finish(block),
-    }
+    parts = {"CHOOSE": write_choice(problem, tile.columns), **write_ends(block, tiling)}
     body = BODY
     for name, part in parts.items():
         body = body.replace(f"{{{name}}}\n", part)
     text = f"{_write_sizes(problem, tile)}{ROW_FUNCTIONS}{FUNCTIONS}{{\n{body}}}\n"
     symbol = name_kernel("small_matmul", text)
-    kinds = [*problem.kinds, *(kind for segment in problem.segments for kind in segment.kinds)]
-    parameters = ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in enumerate(kinds))
+    parameters = write_parameters(problem)
     source = HEAD + text.replace("\n{\n", f"\nKERNEL(THREADS, 2) {symbol}({parameters}) {{\n", 1)
     shape = LaunchShape(
         (count_blocks(problem, tile), 1, 1),
         (THREADS, 1, 1),
         shared_bytes=count_shared_bytes(problem, tile),
     )
-    early = {each for segment in problem.segments for each in segment.matrices}
-    early |= {operand.parameter for operand in list_early(block, tiling).values()}
-    return OwnKernel(symbol, source, shape, tuple(sorted(early)))
+    return OwnKernel(symbol, source, shape, list_early_parameters(block, tiling))
 
 
 def choose_tile(problem: FewRows, processors: int) -> Tile:

@@ -23,13 +23,13 @@ class Sizes:
     Attributes:
         rows: how many they may have.
         matrix_bytes: how many a matrix has at least: smaller ones take no time of their own.
-        takes_stored: of two sides that may be the rows, the other one is an array of the function's
-            arguments, not the one with more lines.
+        prefers_stored_matrix: where either side may be the rows, the matrix is the one that the
+            function is given, not the one with more lines.
     """
 
     rows: range
     matrix_bytes: int
-    takes_stored: bool = False
+    prefers_stored_matrix: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class RowMatmul:
     is_transposed: bool
 
 
-def is_taken(matmul: RowMatmul, sizes: Sizes) -> bool:
+def _is_taken(matmul: RowMatmul, sizes: Sizes) -> bool:
     """True for a matmul of the sizes that are looked for."""
     operand = matmul.op.operands[1 - matmul.side]
     nbytes = math.prod(operand.aval.shape) * jnp.dtype(operand.aval.dtype).itemsize
@@ -97,8 +97,8 @@ def _read_matmul(op: Op, view: GraphView, sizes: Sizes) -> RowMatmul | None:
         return None
     sides = list(zip(op.operands, contracted, strict=True))
     readings = [_read_sides(op, side, sides, view) for side in (0, 1)]
-    found = [each for each in readings if each is not None and is_taken(each, sizes)]
-    if sizes.takes_stored:
+    found = [each for each in readings if each is not None and _is_taken(each, sizes)]
+    if sizes.prefers_stored_matrix:
         return min(found, key=lambda each: each.matrix in view.makers, default=None)
     return min(found, key=lambda each: each.rows, default=None)
 

@@ -7,7 +7,11 @@ import dataclasses
 from jax import lax
 
 from tracegraph.ir.graph import Graph, Value
-from tracegraph.lowering.kernels.small_matmul import find_problem, write_small_matmul
+from tracegraph.lowering.kernels.small_matmul import (
+    MAX_MATRICES,
+    find_problem,
+    write_small_matmul,
+)
 from tracegraph.replacements.few_rows.kernels import RowKernels, match_groups
 from tracegraph.replacements.few_rows.row_matmuls import (
     RowMatmul,
@@ -20,10 +24,12 @@ from tracegraph.replacements.few_rows.rule import MAX_ROWS
 from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.match import Machine, Match
 
-SIZES = Sizes(range(MAX_ROWS + 1, 2049), matrix_bytes=1 << 14, takes_stored=True)
+SIZES = Sizes(range(MAX_ROWS + 1, 2049), matrix_bytes=1 << 14, prefers_stored_matrix=True)
 # Results of more elements have enough tiles of the usual size for each multiprocessor.
 MAX_ELEMENTS_EACH = 2048
-KERNELS = RowKernels(find_problem, write_small_matmul, lambda *_: 2, stores_operands=True)
+KERNELS = RowKernels(
+    find_problem, write_small_matmul, lambda *_: MAX_MATRICES, stores_operands=True
+)
 
 
 @dataclasses.dataclass(frozen=True)
