@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import multiprocessing
 import time
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from gpu_models import Case, Shape, make_batches, make_state
 from gpu_timing import time_each, time_total
+from peer_process import serve_module
 
 from tracegraph.runtime.graph_nodes import list_nested
 
@@ -257,7 +257,8 @@ class TorchProcess:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, far_end = context.Pipe()
-        self._process = context.Process(target=_serve_torch, args=(far_end,), daemon=False)
+        args = (far_end, "gpu_torch_peers")
+        self._process = context.Process(target=serve_module, args=args, daemon=False)
         self._process.start()
         far_end.close()
 
@@ -293,10 +294,6 @@ class TorchProcess:
         self._process.join(timeout=30)
         if self._process.is_alive():
             self._process.terminate()
-
-
-def _serve_torch(connection: Any) -> None:
-    importlib.import_module("gpu_torch_peers").serve(connection)
 
 
 class TorchSide:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,3 +41,8 @@ def answer_requests(connection: Any, answer: Callable[..., Any]) -> None:
         except EOFError:
             return
         connection.send(answer(*request))
+
+
+def serve_module(connection: Any, name: str) -> None:
+    """Lets a module answer: the process imports that, and nothing that its parent needs."""
+    importlib.import_module(name).serve(connection)

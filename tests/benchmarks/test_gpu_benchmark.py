@@ -101,10 +101,19 @@ def test_two_streams_are_judged_and_a_wrong_result_ends_the_run(ratio: float, ve
     assert torch == "| torch.cuda.graph | 0.90 |  |  |"
 
 
+# The second call's process is a copy of this one.
+FIRST_CALLS = """
+import first_call
+from absl import app
+from tests.benchmarks.copies import copy_later_starts
+copy_later_starts(first_call)
+app.run(first_call.main)
+"""
+
+
 def test_first_calls_are_made_in_processes_of_their_own(tmp_path: pathlib.Path) -> None:
-    script = str(ROOT / "benchmarks" / "first_call.py")
     choice = ["--case=tiny", "--repeats=1"]
-    ran = _run([script], "--dry-run", f"--output={tmp_path}", *choice)
+    ran = _run(["-c", FIRST_CALLS], "--dry-run", f"--output={tmp_path}", *choice)
     assert ran.returncode == 0, ran.stderr
     document = json.loads((tmp_path / "first_call_dry_run.json").read_text())
     case = document["cases"]["tiny"]
@@ -274,9 +283,8 @@ def test_readers_of_a_captured_function_never_guess() -> None:
 
 # The two sides of the pipe, with a stand-in for the module that imports PyTorch.
 PIPE = """
-import json, sys, gpu_sides
-
 if __name__ == "__main__":
+    import json, gpu_sides
     process = gpu_sides.TorchProcess()
     try:
         process.ask("describe")
