@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from tests.fakes.bytes_provider import BytesProvider, ManualEvents
 from tests.oracles.allocator_model import COUNTERS, AllocatorModel
-from tests.oracles.model_records import METRICS, POOLS, Piece, PieceState
+from tests.oracles.model_records import METRICS, OVERSIZE, POOLS, Piece, PieceState, name_reserved
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.caching.block import Block
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
@@ -15,7 +15,10 @@ from tracegraph.runtime.memory.caching.capture_order import CaptureOrder
 from tracegraph.runtime.memory.caching.checkpoint import PoolCheckpoint
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.pool_id import PoolId
-from tracegraph.runtime.memory.statistics import Stat, Statistics
+from tracegraph.runtime.memory.statistics import Statistics
+
+# Of the figures that every allocator has, in the order in which they are read.
+NAMES = (*(f"{metric}.{pool}" for pool in POOLS for metric in METRICS), *OVERSIZE)
 
 
 @dataclasses.dataclass(eq=False)
@@ -224,7 +227,7 @@ class Lockstep:
         counts = {counter: getattr(statistics, counter) for counter in COUNTERS}
         assert counts == self.model.counts
         expected = self.model.statistics.figures
-        figures = {name: _read_stat(stat) for name, stat in _list_stats(statistics)}
+        figures = _read_figures(statistics)
         assert figures == expected, _tell_difference(figures, expected)
 
     def _expect_calls(self) -> None:
@@ -250,21 +253,17 @@ class Lockstep:
         assert numbers == {pair.number}, f"another allocation wrote into {pair.block}"
 
 
-def _list_stats(statistics: Statistics) -> Iterator[tuple[str, Stat]]:
+def _read_figures(statistics: Statistics) -> dict[str, list[int]]:
     parts = (statistics.all, statistics.small_pool, statistics.large_pool)
-    for pool, part in zip(POOLS, parts, strict=True):
-        for metric, stat in zip(METRICS, part.stats, strict=True):
-            yield f"{metric}.{pool}", stat
-    yield "oversize_allocations", statistics.oversize_allocations
-    yield "oversize_segments", statistics.oversize_segments
-    for pool_id, by_kind in statistics.private_reserved.items():
-        name = f"reserved_bytes_by_private_pools.{pool_id.number}_{pool_id.second}"
-        for pool, stat in by_kind.items():
-            yield f"{name}.{pool}", stat
-
-
-def _read_stat(stat: Stat) -> list[int]:
-    return [stat.current, stat.peak, stat.allocated, stat.freed]
+    names = [*NAMES]
+    stats = [stat for part in parts for stat in part.stats]
+    stats += [statistics.oversize_allocations, statistics.oversize_segments]
+    for pool, by_kind in statistics.private_reserved.items():
+        assert tuple(by_kind) == POOLS
+        names += name_reserved(pool)
+        stats += by_kind.values()
+    figures = [[stat.current, stat.peak, stat.allocated, stat.freed] for stat in stats]
+    return dict(zip(names, figures, strict=True))
 
 
 def _tell_difference(got: dict[str, list[int]], wanted: dict[str, list[int]]) -> str:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 from tests.fakes.bytes_provider import Call
 from tests.oracles.allocator_model import MIB, AllocatorModel
 from tests.oracles.model_records import (
-    METRICS,
     ModelSegment,
     ModelStatistics,
     Piece,
     PieceState,
-    _name_reserved,
-    _note,
-    _sum_up,
 )
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.pool_id import PoolId
@@ -43,47 +40,33 @@ class ExpandablePieces(ModelSegment):
 class ExpandableStatistics(ModelStatistics):
     """Expandable segments count by what is mapped, and neither as segments nor as split."""
 
-    def observe(self, segments: list[ModelSegment]) -> None:
-        sums = {"small_pool": [0] * len(METRICS), "large_pool": [0] * len(METRICS)}
+    def sum_up(self, segments: list[ModelSegment]) -> tuple[int, ...]:
+        usual = super().sum_up([one for one in segments if not isinstance(one, ExpandablePieces)])
+        live = live_bytes = active = active_bytes = requested = reserved = 0
         for segment in segments:
-            figures = self.sum_up(segment)
-            of_kind = sums[segment.kind_of_pool]
-            of_kind[:] = [total + figure for total, figure in zip(of_kind, figures, strict=True)]
-        for metric, small, large in zip(METRICS, *sums.values(), strict=True):
-            _note(self.figures[f"{metric}.all"], small + large)
-            _note(self.figures[f"{metric}.small_pool"], small)
-            _note(self.figures[f"{metric}.large_pool"], large)
-        for pool in self.pools:
-            mine = [segment for segment in segments if segment.pool == pool]
-            kinds = [(self.count_reserved(one), one.kind == "small") for one in mine]
-            small = sum(nbytes for nbytes, is_small in kinds if is_small)
-            total = sum(nbytes for nbytes, _ in kinds)
-            figures = (total, small, total - small)
-            for name, figure in zip(_name_reserved(pool), figures, strict=True):
-                _note(self.figures[name], figure)
-        if self.max_split_bytes is not None:
-            pieces = [piece for segment in segments for piece in segment.pieces]
-            large = [one for one in pieces if one.nbytes >= self.max_split_bytes]
-            _note(self.figures["oversize_allocations"], sum(one.state == "live" for one in large))
-            usual = [one for one in segments if not isinstance(one, ExpandablePieces)]
-            _note(
-                self.figures["oversize_segments"],
-                sum(one.nbytes >= self.max_split_bytes for one in usual),
-            )
+            if not isinstance(segment, ExpandablePieces):
+                continue
+            for piece in segment.pieces:
+                if piece.state == "unmapped":
+                    continue
+                reserved += piece.nbytes
+                if piece.state != "free":
+                    active += 1
+                    active_bytes += piece.nbytes
+                    requested += piece.requested
+                    if piece.state == "live":
+                        live += 1
+                        live_bytes += piece.nbytes
+        growing = (live, live_bytes, 0, reserved, active, active_bytes, 0, 0, requested)
+        return tuple(map(operator.add, usual, growing))
 
     def count_reserved(self, segment: ModelSegment) -> int:
         if isinstance(segment, ExpandablePieces):
             return segment.mapped_bytes
         return segment.nbytes
 
-    def sum_up(self, segment: ModelSegment) -> tuple[int, ...]:
-        if not isinstance(segment, ExpandablePieces):
-            return _sum_up(segment)
-        stand_in = dataclasses.replace(segment, pieces=segment.mapped)
-        figures = dict(zip(METRICS, _sum_up(stand_in), strict=True))
-        figures |= {"segment": 0, "reserved_bytes": segment.mapped_bytes}
-        figures |= {"inactive_split": 0, "inactive_split_bytes": 0}
-        return tuple(figures.values())
+    def is_whole(self, segment: ModelSegment) -> bool:
+        return not isinstance(segment, ExpandablePieces)
 
 
 class ExpandableModel(AllocatorModel):

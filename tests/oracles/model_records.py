@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from tracegraph.runtime.memory.caching.capture_order import CaptureOrder
 from tracegraph.runtime.memory.pool_id import PoolId
@@ -44,7 +45,10 @@ class Piece:
 
 @dataclasses.dataclass(eq=False)
 class ModelSegment:
-    """What one call of the provider returned. ``pool`` is None for the default pools."""
+    """What one call of the provider returned. ``pool`` is None for the default pools.
+
+    Figures of those whose kind is not "small", also of an arena, are counted as large.
+    """
 
     address: int
     nbytes: int
@@ -52,11 +56,6 @@ class ModelSegment:
     pool: PoolId | None
     kind: str
     pieces: list[Piece] = dataclasses.field(default_factory=list)
-
-    @property
-    def kind_of_pool(self) -> str:
-        """Under which its figures are counted; an arena is counted as large."""
-        return "small_pool" if self.kind == "small" else "large_pool"
 
     @property
     def is_free(self) -> bool:
@@ -98,37 +97,78 @@ class ModelStatistics:
     def add_pool(self, pool: PoolId) -> None:
         """Begins to count the reserved bytes of a private pool."""
         self.pools.append(pool)
-        self.figures.update({name: [0, 0, 0, 0] for name in _name_reserved(pool)})
+        self.figures.update({name: [0, 0, 0, 0] for name in name_reserved(pool)})
 
     def drop_pool(self, pool: PoolId) -> None:
         self.pools.remove(pool)
-        for name in _name_reserved(pool):
+        for name in name_reserved(pool):
             del self.figures[name]
 
     def observe(self, segments: list[ModelSegment]) -> None:
         """Sums everything anew and notes by how much each figure has changed."""
-        kinds: dict[str, list[ModelSegment]] = {"small_pool": [], "large_pool": []}
-        for segment in segments:
-            kinds[segment.kind_of_pool].append(segment)
-        sums = map(_sum_up_all, kinds.values())
-        for (all_stat, small_stat, large_stat), small, large in zip(self._rows, *sums, strict=True):
-            _note(all_stat, small + large)
-            _note(small_stat, small)
-            _note(large_stat, large)
-        for pool in self.pools:
-            mine = [segment for segment in segments if segment.pool == pool]
-            small = sum(one.nbytes for one in mine if one.kind == "small")
-            large = sum(one.nbytes for one in mine if one.kind != "small")
-            for name, figure in zip(
-                _name_reserved(pool), (small + large, small, large), strict=True
-            ):
-                _note(self.figures[name], figure)
+        small = self.sum_up([one for one in segments if one.kind == "small"])
+        large = self.sum_up([one for one in segments if one.kind != "small"])
+        for stats, of_small, of_large in zip(self._rows, small, large, strict=True):
+            all_stat, small_stat, large_stat = stats
+            if all_stat[0] != of_small + of_large:
+                _note(all_stat, of_small + of_large)
+            if small_stat[0] != of_small:
+                _note(small_stat, of_small)
+            if large_stat[0] != of_large:
+                _note(large_stat, of_large)
+        if self.pools:
+            self._observe_pools(segments)
         if self.max_split_bytes is not None:
-            sizes = [one.nbytes for each in segments for one in each.pieces if one.state == "live"]
-            large_blocks = sum(nbytes >= self.max_split_bytes for nbytes in sizes)
-            large_segments = sum(each.nbytes >= self.max_split_bytes for each in segments)
-            _note(self.figures["oversize_allocations"], large_blocks)
-            _note(self.figures["oversize_segments"], large_segments)
+            self._observe_oversize(segments, self.max_split_bytes)
+
+    def sum_up(self, segments: list[ModelSegment]) -> tuple[int, ...]:
+        """Returns the sums over segments of one kind, in the order of `METRICS`."""
+        live = live_bytes = active = active_bytes = split = split_bytes = requested = reserved = 0
+        for segment in segments:
+            reserved += segment.nbytes
+            pieces = segment.pieces
+            is_cut = len(pieces) > 1
+            for piece in pieces:
+                if piece.state != "free":
+                    active += 1
+                    active_bytes += piece.nbytes
+                    requested += piece.requested
+                    if piece.state == "live":
+                        live += 1
+                        live_bytes += piece.nbytes
+                elif is_cut:
+                    split += 1
+                    split_bytes += piece.nbytes
+        counted = (live, live_bytes, len(segments), reserved)
+        return (*counted, active, active_bytes, split, split_bytes, requested)
+
+    def count_reserved(self, segment: ModelSegment) -> int:
+        """Returns the bytes of a segment that are there."""
+        return segment.nbytes
+
+    def is_whole(self, segment: ModelSegment) -> bool:
+        """Says whether a segment counts as one."""
+        return True
+
+    def _observe_pools(self, segments: list[ModelSegment]) -> None:
+        sums = {pool: [0, 0] for pool in self.pools}
+        for segment in segments:
+            if segment.pool is not None and segment.pool in sums:
+                sums[segment.pool][segment.kind != "small"] += self.count_reserved(segment)
+        for pool, (small, large) in sums.items():
+            figures = (small + large, small, large)
+            for name, figure in zip(name_reserved(pool), figures, strict=True):
+                if self.figures[name][0] != figure:
+                    _note(self.figures[name], figure)
+
+    def _observe_oversize(self, segments: list[ModelSegment], least: int) -> None:
+        blocks = whole = 0
+        for segment in segments:
+            whole += segment.nbytes >= least and self.is_whole(segment)
+            for piece in segment.pieces:
+                blocks += piece.nbytes >= least and piece.state == "live"
+        _note(self.figures["oversize_allocations"], blocks)
+        _note(self.figures["oversize_segments"], whole)
 
 
 def _note(stat: list[int], figure: int) -> None:
@@ -139,25 +179,8 @@ def _note(stat: list[int], figure: int) -> None:
         stat[2 if change > 0 else 3] += abs(change)
 
 
-def _name_reserved(pool: PoolId) -> list[str]:
+@functools.cache
+def name_reserved(pool: PoolId) -> list[str]:
+    """Returns the names of a private pool's figures, in the order of `POOLS`."""
     name = f"reserved_bytes_by_private_pools.{pool.number}_{pool.second}"
     return [f"{name}.{kind}" for kind in POOLS]
-
-
-def _sum_up_all(segments: list[ModelSegment]) -> list[int]:
-    columns = zip(*map(_sum_up, segments), strict=True)
-    return [sum(column) for column in columns] or [0] * len(METRICS)
-
-
-def _sum_up(segment: ModelSegment) -> tuple[int, ...]:
-    live = live_bytes = active = active_bytes = split = split_bytes = requested = 0
-    for piece in segment.pieces:
-        if piece.state != "free":
-            active, active_bytes = active + 1, active_bytes + piece.nbytes
-            requested += piece.requested
-            if piece.state == "live":
-                live, live_bytes = live + 1, live_bytes + piece.nbytes
-        elif len(segment.pieces) > 1:
-            split, split_bytes = split + 1, split_bytes + piece.nbytes
-    reserved = (1, segment.nbytes)
-    return (live, live_bytes, *reserved, active, active_bytes, split, split_bytes, requested)
