@@ -5,7 +5,7 @@ import collections
 import pytest
 
 from tests.fakes.recorded_events import RecordedEvents
-from tests.fakes.torch_stand_in import StandIn, StandInGates
+from tests.fakes.torch_stand_in import StandIn, StandInGates, read_statistics
 from tests.gpu.torch_allocator import Recorder, list_recordings
 from tests.oracles.allocator_operations import MIB, make_random
 from tests.oracles.allocator_player import Player
@@ -35,6 +35,8 @@ def test_what_was_recorded_plays_without_a_difference(recorder, name):
     trace = recorder.record(*RECORDINGS[name])
     assert len(trace.steps) == len(RECORDINGS[name].operations)
     assert play(trace) == []
+    statistics = recorder._torch.allocator.statistics
+    assert read_statistics(statistics) == statistics.to_dict()
 
 
 def test_the_recorder_leaves_no_memory_behind(recorder):

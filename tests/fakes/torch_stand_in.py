@@ -7,6 +7,7 @@ both sides are the same allocator then.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 import types
@@ -15,12 +16,14 @@ from typing import Any
 
 from tests.fakes.scripted_provider import ScriptedEvents, ScriptedProvider
 from tests.oracles.allocator_operations import STREAM_COUNT
+from tests.oracles.model_records import METRICS, OVERSIZE, POOLS, name_reserved
 from tracegraph.runtime.errors import OutOfMemoryError, TracegraphError
 from tracegraph.runtime.memory.caching.block import Block
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.caching.capture_order import CaptureOrder
 from tracegraph.runtime.memory.config import parse_alloc_conf
 from tracegraph.runtime.memory.pool_id import PoolId
+from tracegraph.runtime.memory.statistics import COUNTERS, Statistics
 
 TOTAL_BYTES = 150_109_880_320
 # Options that every settings call sets, to their defaults where it does not name them. All others
@@ -30,6 +33,29 @@ RENEWED_OPTIONS = frozenset(
 )
 # The state of PyTorch's random generator: two blocks while there is a graph.
 STATE_BYTES = 8
+# The statistics that are one number.
+PLAIN = (*COUNTERS, "max_split_size")
+
+
+def read_statistics(statistics: Statistics) -> dict[str, int]:
+    """Returns what `Statistics.to_dict` does, without forming every name anew at each step."""
+    stats = [statistics.oversize_allocations, statistics.oversize_segments]
+    for part in (statistics.all, statistics.small_pool, statistics.large_pool):
+        stats += part.stats
+    for by_kind in statistics.private_reserved.values():
+        stats += by_kind.values()
+    values = [getattr(statistics, name) for name in PLAIN]
+    for stat in stats:
+        values += (stat.current, stat.peak, stat.allocated, stat.freed)
+    return dict(zip(_list_names(tuple(statistics.private_reserved)), values, strict=True))
+
+
+@functools.cache
+def _list_names(pools: tuple[PoolId, ...]) -> list[str]:
+    names = [*OVERSIZE, *(f"{metric}.{pool}" for pool in POOLS for metric in METRICS)]
+    names += [name for pool in pools for name in name_reserved(pool)]
+    fields = ("current", "peak", "allocated", "freed")
+    return [*PLAIN, *(f"{name}.{field}" for name in names for field in fields)]
 
 
 class StandIn:
@@ -66,7 +92,7 @@ class StandIn:
                 _record_memory_history=self._record_history, _snapshot=self._snapshot
             ),
             memory_snapshot=allocator.snapshot,
-            memory_stats=statistics.to_dict,
+            memory_stats=lambda: read_statistics(statistics),
             reset_accumulated_memory_stats=statistics.reset_accumulated,
             reset_peak_memory_stats=statistics.reset_peak,
             set_per_process_memory_fraction=allocator.set_memory_fraction,

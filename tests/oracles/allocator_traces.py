@@ -7,6 +7,7 @@ A file of traces is JSON, compressed. `tests.gpu.torch_allocator` records traces
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import lzma
 import pathlib
@@ -184,18 +185,31 @@ def _add(rest: Mapping[str, int]) -> dict[str, int]:
 
 def _predict(key: str, changes: Mapping[str, int]) -> int:
     """Returns what a change is if all is the sum of small and large, and what is left came."""
+    added, taken = _list_parts(key)
+    total = 0
+    for name in added:
+        total += changes.get(name, 0)
+    for name in taken:
+        total -= changes.get(name, 0)
+    return total
+
+
+@functools.cache
+def _list_parts(key: str) -> tuple[list[str], list[str]]:
+    """Returns the statistics of which a statistic is the sum, and those that are taken from it."""
     parts = key.split(".")
     if len(parts) < 2 or parts[-1] == "peak":
-        return 0
+        return [], []
     if len(parts) == 3 and parts[1] == "all":
         metric, _, field = parts
-        return sum(changes.get(f"{metric}.{kind}.{field}", 0) for kind in KINDS)
+        return [f"{metric}.{kind}.{field}" for kind in KINDS], []
     if parts[-1] == "current":
         place = ".".join(parts[:-1])
-        return changes.get(f"{place}.allocated", 0) - changes.get(f"{place}.freed", 0)
-    return 0
+        return [f"{place}.allocated"], [f"{place}.freed"]
+    return [], []
 
 
+@functools.cache
 def _list_sums(key: str) -> list[str]:
     """Returns the statistics that `_predict` derives from this one, directly or not."""
     parts = key.split(".")
@@ -205,6 +219,7 @@ def _list_sums(key: str) -> list[str]:
     return [*names, *(name.replace(f".{kind}.", ".all.") for kind in KINDS for name in names)]
 
 
+@functools.cache
 def _get_rank(key: str) -> tuple[bool, bool]:
     return ".all." in key, key.endswith(".current")
 
