@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.processes import run_python
+from tests.processes import run_copy
 from tracegraph.runtime.saving import kernel_store, saved_file
 from tracegraph.runtime.saving.kernel_store import KernelStore
 
@@ -172,7 +170,7 @@ def test_a_folder_that_may_not_be_entered_is_one_line(store: KernelStore):
     store.add("a", 1, [])
     store.path.parent.chmod(0)
     # As another user, for root may enter all folders.
-    ran = run_python(["-c", CLOSED, store.path])
+    ran = run_copy(["-c", CLOSED, store.path])
     store.path.parent.chmod(0o700)
     assert ran.stdout.splitlines() == ["None None False 0", "0"], ran.stderr
     (line,) = ran.stderr.splitlines()
@@ -180,27 +178,34 @@ def test_a_folder_that_may_not_be_entered_is_one_line(store: KernelStore):
     assert store.find("a") is not None
 
 
-WRITER = """
-import pathlib, sys
+WRITERS = """
+import multiprocessing, pathlib, sys
 from tracegraph.runtime.saving.kernel_store import KernelStore
-store = KernelStore(pathlib.Path(sys.argv[1]), 1 << 30)
-for turn in range(60):
-    store.add("k", {"from": sys.argv[2], "turn": turn}, [sys.argv[2].encode() * 50_000])
-    found = store.find("k")
-    assert found is not None
-    (blob,) = found.blobs
-    assert bytes(blob) == found.content["from"].encode() * 50_000, "a file of two writers"
+
+def write(name):
+    store = KernelStore(pathlib.Path(sys.argv[1]), 1 << 30)
+    both.wait()
+    for turn in range(60):
+        store.add("k", {"from": name, "turn": turn}, [name.encode() * 50_000])
+        found = store.find("k")
+        assert found is not None
+        (blob,) = found.blobs
+        assert bytes(blob) == found.content["from"].encode() * 50_000, "a file of two writers"
+
+context = multiprocessing.get_context("fork")
+both = context.Barrier(2)
+running = [context.Process(target=write, args=(name,)) for name in "xy"]
+for each in running:
+    each.start()
+for each in running:
+    each.join(120)
+print([each.exitcode for each in running])
 """
 
 
 def test_two_processes_write_one_key(store: KernelStore):
-    command = [sys.executable, "-c", WRITER, str(store.path)]
-    running = [
-        subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in "xy"
-    ]
-    for each in running:
-        _, errors = each.communicate(timeout=120)
-        assert each.returncode == 0, errors
-        assert "drops" not in errors
+    ran = run_copy(["-c", WRITERS, store.path])
+    assert (ran.returncode, ran.stdout) == (0, "[0, 0]\n"), ran.stderr
+    assert "drops" not in ran.stderr
     assert store.find("k") is not None
     assert len(list(store.path.iterdir())) == 1

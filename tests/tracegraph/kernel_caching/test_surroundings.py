@@ -12,7 +12,7 @@ import pytest
 
 import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
-from tests.processes import run_python
+from tests.processes import run_copy
 from tracegraph.kernel_caching import cached_lowering, surroundings
 from tracegraph.kernel_caching.program_key import make_key
 from tracegraph.kernel_caching.surroundings import describe_surroundings
@@ -100,7 +100,7 @@ def test_flags_count_as_xla_has_read_them():
 
 
 def show_flags(flags: str) -> list[str]:
-    ran = run_python(["-c", SHOW_FLAGS], variables={"XLA_FLAGS": flags})
+    ran = run_copy(["-c", SHOW_FLAGS], variables={"XLA_FLAGS": flags})
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.split()
 
