@@ -64,6 +64,7 @@ def list_makers(*, is_dry: bool) -> dict[str, Callable[[], NumericsCase]]:
     """Returns what makes each case: those that replacements are for, then what none may slow."""
     makers: dict[str, Callable[[], NumericsCase]] = {
         "2000_leaves": functools.partial(make_leaves, is_dry),
+        "2000_leaves_trained": functools.partial(make_trained_leaves, is_dry),
         "adam_500_leaves": functools.partial(make_adam, is_dry),
         "embedding": functools.partial(make_embedding, is_dry),
         "gpt2_small_bf16": functools.partial(make_gpt2, is_dry),
@@ -99,6 +100,20 @@ def make_leaves(is_dry: bool) -> NumericsCase:
         return [p - RATE * g for p, g in zip(state, gradients, strict=True)], gradients[0].sum()
 
     return NumericsCase("2000_leaves", step, leaves, (leaves,), 20)
+
+
+def make_trained_leaves(is_dry: bool) -> NumericsCase:
+    """Returns gradient descent over as many leaves, whose gradients the step computes itself."""
+    case = make_leaves(is_dry)
+
+    def step(state: Any, scale: Any) -> Any:
+        compute = jax.grad(lambda leaves: sum((scale * leaf**2).sum() for leaf in leaves))
+        gradients = compute(state)
+        moved = [p - RATE * g for p, g in zip(state, gradients, strict=True)]
+        return moved, gradients[0].sum()
+
+    batch = (np.float32(0.5),)
+    return dataclasses.replace(case, name="2000_leaves_trained", function=step, batch=batch)
 
 
 def make_adam(is_dry: bool) -> NumericsCase:
