@@ -1,8 +1,9 @@
 """Runs Python programs in copies of this process, which has imported JAX.
 
-tests/processes.py starts it and writes one request per line; each is answered by the process
-number of the copy and, once it has ended, by its exit status. A copy ends as every interpreter
-does: it returns from here with an exit status, and what is alive is torn down.
+tests/processes.py starts it and writes, in each line, requests for copies that run together. The
+answers are the process number of each copy and, once they have ended, their exit statuses. A copy
+ends as every interpreter does: it returns from here with an exit status, and what is alive is torn
+down.
 
 JAX reads ``JAX_…`` variables when it is imported, so that requests cannot change those; it starts
 its backend, and the threads of that, in the copy.
@@ -31,12 +32,15 @@ from tests.shared_programs import share_contexts
 def receive() -> dict[str, Any]:
     """Answers requests; returns in each copy, with the request that it is for."""
     for line in sys.stdin:
-        request = json.loads(line)
-        number = os.fork()
-        if not number:
-            return request
-        _answer(number)
-        _answer(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]))
+        numbers = []
+        for request in json.loads(line):
+            number = os.fork()
+            if not number:
+                return request
+            numbers.append(number)
+            _answer(number)
+        for number in numbers:
+            _answer(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]))
     sys.exit()
 
 

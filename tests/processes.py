@@ -78,8 +78,19 @@ def run_copy(
     That takes half of the time. Neither options of the interpreter nor variables that JAX reads
     when it is imported can be given.
     """
+    (done,) = run_copies([arguments], folder=folder, variables=variables)
+    return done
+
+
+def run_copies(
+    programs: Sequence[Sequence[object]],
+    *,
+    folder: pathlib.Path = ROOT,
+    variables: Mapping[str, str] = NONE,
+) -> list[subprocess.CompletedProcess[str]]:
+    """Runs several programs at the same time, each as `run_copy` does."""
     environment = _make_environment({"JAX_PLATFORMS": "cpu", **variables})
-    return _start_server().run(arguments, folder, environment)
+    return _start_server().run(programs, folder, environment)
 
 
 def run_program(program: str, *arguments: object, **variables: str) -> str:
@@ -98,7 +109,7 @@ def run_program(program: str, *arguments: object, **variables: str) -> str:
 
 
 class ForkServer:
-    """The process of tests/fork_server.py; its copies run one after another."""
+    """The process of tests/fork_server.py; it answers one request after another."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -113,30 +124,51 @@ class ForkServer:
         )
 
     def run(
-        self, arguments: Sequence[object], folder: pathlib.Path, variables: dict[str, str]
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs one program, see `run_copy`."""
-        words = [str(each) for each in arguments]
+        self, programs: Sequence[Sequence[object]], folder: pathlib.Path, variables: dict[str, str]
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """Runs programs at the same time, see `run_copies`."""
+        words = [[str(each) for each in arguments] for arguments in programs]
         with tempfile.TemporaryDirectory() as texts:
-            out, error = (pathlib.Path(texts, name) for name in ("out", "error"))
-            request = {
-                "arguments": words,
-                "folder": str(folder),
-                "variables": variables,
-                "out": str(out),
-                "error": str(error),
-            }
+            outs, errors = (
+                [pathlib.Path(texts, f"{name}{index}") for index in range(len(words))]
+                for name in ("out", "error")
+            )
+            requests = [
+                {
+                    "arguments": arguments,
+                    "folder": str(folder),
+                    "variables": variables,
+                    "out": str(out),
+                    "error": str(error),
+                }
+                for arguments, out, error in zip(words, outs, errors, strict=True)
+            ]
             assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(json.dumps(requests).encode() + b"\n")
             self._process.stdin.flush()
-            number = self._read_number()
-            assert number is not None, "no process was started"
-            status = self._read_number()
-            if status is None:
-                os.kill(number, signal.SIGKILL)
-                self._read_number()
-                raise subprocess.TimeoutExpired(words, TIMEOUT_S)
-            return subprocess.CompletedProcess(words, status, out.read_text(), error.read_text())
+            numbers: list[int] = []
+            for _ in words:
+                number = self._read_number()
+                assert number is not None, "no process was started"
+                numbers.append(number)
+            statuses: list[int] = []
+            for arguments in words:
+                status = self._read_number()
+                if status is None:
+                    self._end(numbers[len(statuses) :])
+                    raise subprocess.TimeoutExpired(arguments, TIMEOUT_S)
+                statuses.append(status)
+            return [
+                subprocess.CompletedProcess(arguments, status, out.read_text(), error.read_text())
+                for arguments, status, out, error in zip(words, statuses, outs, errors, strict=True)
+            ]
+
+    def _end(self, numbers: Sequence[int]) -> None:
+        """Ends copies of which the server has not yet told the exit status."""
+        for number in numbers:
+            os.kill(number, signal.SIGKILL)
+        for _ in numbers:
+            self._read_number()
 
     def _read_number(self) -> int | None:
         """Returns an answer of the server; None if it takes too long."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.processes import run_python
+from tests.processes import run_copies
 
 # Each process runs all of it; what it prints are the ends of its captures.
 START = """
@@ -60,15 +59,23 @@ wait_for("done")
 ON_CPU = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
+def run_on_cpus(programs: Sequence[Sequence[object]]) -> list[Any]:
+    """Runs both with JAX's own log switched off."""
+    return run_copies(programs, variables=ON_CPU)
+
+
 def run_together(
-    program: str, *, run: Callable[..., Any] = run_python, variables: dict[str, str] = ON_CPU
+    program: str,
+    *,
+    run: Callable[[Sequence[Sequence[object]]], list[Any]] = run_on_cpus,
+    devices: str = "None",
 ) -> tuple[list[str], list[str]]:
     """Runs a program in two processes that `jax.distributed` connects.
 
     Args:
         program: behind `START`.
-        run: as `tests.processes.run_python`.
-        variables: of the environment.
+        run: runs two commands of Python at the same time, as `tests.processes.run_copies`.
+        devices: of each process, as Python has it; all by default.
 
     Returns:
         For each process the first lines of what it was refused.
@@ -76,13 +83,10 @@ def run_together(
     with socket.socket() as found:
         found.bind(("localhost", 0))
         port = found.getsockname()[1]
-    start = START.replace("DEVICES", "None" if variables is ON_CPU else "[own]")
-
-    def run_one(own: int) -> list[str]:
-        done = run(["-c", start + program + END, own, port], variables=variables)
+    whole = START.replace("DEVICES", devices) + program + END
+    said = []
+    for done in run([["-c", whole, own, port] for own in range(2)]):
         assert done.returncode == 0, done.stderr
-        return re.findall("^said: (.*)$", done.stdout, re.MULTILINE)
-
-    with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(run_one, range(2))
+        said.append(re.findall("^said: (.*)$", done.stdout, re.MULTILINE))
+    first, second = said
     return first, second

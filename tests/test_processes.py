@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests import processes
-from tests.processes import run_copy, run_program, run_python
+from tests.processes import run_copies, run_copy, run_program, run_python
 
 SHOW = """
 import os, sys
@@ -44,7 +44,25 @@ def test_a_copy_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(processes, "TIMEOUT_S", 0.2)
         with pytest.raises(subprocess.TimeoutExpired):
             run_program("import time; time.sleep(600)")
+        with pytest.raises(subprocess.TimeoutExpired):
+            run_copies([["-c", "import time; time.sleep(600)"] for _ in range(2)])
     assert run_program("print(1)") == "1\n"
+
+
+MEET = """
+import pathlib, sys, time
+own, other = map(pathlib.Path, sys.argv[1:])
+own.touch()
+while not other.exists():
+    time.sleep(0.01)
+sys.exit(f"{own.name} met {other.name}")
+"""
+
+
+def test_copies_run_at_the_same_time(tmp_path: pathlib.Path) -> None:
+    pairs = [(tmp_path / "a", tmp_path / "b"), (tmp_path / "b", tmp_path / "a")]
+    done = run_copies([["-c", MEET, *pair] for pair in pairs])
+    assert [(each.returncode, each.stderr) for each in done] == [(1, "a met b\n"), (1, "b met a\n")]
 
 
 def test_warnings_and_signals_end_a_copy() -> None:

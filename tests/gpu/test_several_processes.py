@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.gpu.subprocesses import MODEST, run_python
+from tests.gpu.subprocesses import run_python
 from tests.several_processes import run_together
 
 # Kernels that wait for the other process are slow where others have the GPU.
@@ -106,12 +108,13 @@ assert read((ours, value)) == read((theirs, wanted))
 LOOP = "has a collective over several processes inside of a loop"
 
 
-def run_on_gpu(arguments: Any, *, variables: Any) -> Any:
-    return run_python(arguments, variables=variables)
+def run_on_gpus(programs: Sequence[Sequence[Any]]) -> list[Any]:
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(run_python, programs))
 
 
 def test_graphs_of_two_processes_are_cut_at_collectives() -> None:
-    first, second = run_together(PROGRAM, run=run_on_gpu, variables=MODEST)
+    first, second = run_together(PROGRAM, run=run_on_gpus, devices="[own]")
     for lines in (first, second):
         assert "is on the devices of 2 processes" in lines[0], lines
         assert lines[1].endswith(LOOP), lines
