@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tests.paths import ROOT
+from tests.processes import run_program
 
 X = jax.random.normal(jax.random.key(0), (3, 4))
 
@@ -182,9 +180,8 @@ def test_a_module_of_nnx_that_gets_new_attributes_is_refused():
 
 
 def test_flax_and_equinox_are_not_imported():
-    program = (
+    run_program(
         "import sys, jax.numpy as jnp, tracegraph as tg\n"
         "tg.make_graphed_callables(jnp.sin, (jnp.zeros(2),))(jnp.ones(2))\n"
         "assert not {'flax', 'equinox', 'optax'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

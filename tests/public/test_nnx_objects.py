@@ -1,8 +1,5 @@
 """Objects of flax.nnx as arguments: updated as `nnx.jit` updates them, with resident state."""
 
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +8,7 @@ import pytest
 from flax import nnx
 
 import tracegraph as tg
+from tests.processes import run_program
 from tracegraph.objects import state_holder
 
 X = jnp.arange(8.0).reshape(2, 4)
@@ -359,8 +357,7 @@ def test_partial_mode_and_checking():
 
 def test_flax_is_not_imported():
     code = "import sys, tracegraph; print([n for n in sys.modules if n.startswith('flax')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_program(code).strip() == "[]"
 
 
 def test_inside_another_traced_function_the_objects_are_updated():

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
+import pathlib
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ import pytest
 from jax.experimental import io_callback
 
 from tests.optimized import compile_as_for_users
+from tests.processes import run_program
 from tracegraph.runtime.jax_interop import (
     _cached_code,
     get_quick_call,
@@ -146,21 +146,21 @@ def test_code_that_is_none_and_records_that_do_not_fit_it_are_refused():
 
 
 LOAD_CHOLESKY = """
-import sys
+import pathlib, sys
 import jax, numpy as np
 from tracegraph.runtime.jax_interop import load_executable
 from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
 
 aval = ArrayAval((8, 8), np.dtype("float32"))
-code = sys.stdin.buffer.read()
+code = pathlib.Path(sys.argv[1]).read_bytes()
 saved = SavedExecutable("jit(f)", code, (aval,), (aval,), (0,), 1, is_bare=True)
 x = np.eye(8, dtype=np.float32) * 4
 assert np.array_equal(load_executable(saved, jax.devices()[0])(x), x / 2)
 """
 
 
-def test_lapack_is_found_where_jax_has_not_lowered_a_call_of_it():
+def test_lapack_is_found_where_jax_has_not_lowered_a_call_of_it(tmp_path: pathlib.Path):
     saved = save(jnp.linalg.cholesky, jnp.asarray(X))
-    command = [sys.executable, "-c", LOAD_CHOLESKY]
-    done = subprocess.run(command, input=saved.code, check=False, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+    path = tmp_path / "code"
+    path.write_bytes(saved.code)
+    run_program(LOAD_CHOLESKY, path)

@@ -7,7 +7,6 @@ import doctest
 import gc
 import inspect
 import logging
-import subprocess
 import sys
 import warnings
 import weakref
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tests.paths import ROOT
+from tests.processes import run_copy
 from tracegraph.jax_internals import list_setting_names, read_settings
 from tracegraph.reports import differences
 from tracegraph.reports.differences import find_differences
@@ -210,13 +209,8 @@ def test_a_wrong_setting_is_refused_before_anything_is_captured(monkeypatch: pyt
 def test_a_process_that_asks_for_it_prints_each_recapture():
     program = "import jax.numpy as jnp, tracegraph as tg\nf = tg.capture(jnp.sin, name='f')\n"
     program += "for size in (1, 2):\n    f(jnp.ones(size))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "TRACEGRAPH_EXPLAIN_RECAPTURES": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_copy(["-c", program], variables={"TRACEGRAPH_EXPLAIN_RECAPTURES": "1"})
+    assert done.returncode == 0
     wanted = "capturing `f` anew: capture 2 after 1 call, at <string>:4 in <module>\n"
     assert done.stderr == f"{wanted}  x: f32[2] after f32[1]\n"
 
