@@ -67,6 +67,7 @@ def run_in_copy(
             process.join()
         assert error.exists(), "it has not come to its script"
         sys.stderr.write(error.read_text())
+        assert process.exitcode is not None
         done = subprocess.CompletedProcess(command, process.exitcode, out.read_text())
     if check:
         done.check_returncode()
