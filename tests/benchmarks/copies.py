@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ def copy_later_starts(module: types.ModuleType) -> None:
 
 def copy_workers(module: types.ModuleType) -> None:
     """Lets a benchmark's module start its workers as copies, before JAX has a backend."""
+    # Python 3.12 warns of threads: there is one, of a queue that is made for being copied.
+    warnings.filterwarnings("ignore", ".*is multi-threaded", DeprecationWarning)
     module.__dict__["multiprocessing"] = types.SimpleNamespace(get_context=lambda _: FORK)
 
 
