@@ -15,9 +15,10 @@ from jax import lax
 
 from tests.deviceless.building import check_built, find_excess_bytes, find_faults
 from tests.deviceless.pipeline import lower_for_gpu, make_capture_request
+from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.nodes import BufferUse, KernelNode
+from tracegraph.runtime.nodes import BufferUse, FillNode, KernelNode
 
 LAYERS, WIDTH, ROWS = 12, 64, 16
 # Nodes of each kind that are inside of loops, too.
@@ -78,3 +79,19 @@ def test_a_scan_over_layers_copies_no_weights(is_donated: bool, h200: Any) -> No
     uses = [use for node in kernels for use in node.parameters if isinstance(use, BufferUse)]
     names = Counter(use.buffer for use in uses if use.nbytes == 4 * WIDTH * WIDTH)
     assert max(names.values()) >= LAYERS
+
+
+def test_what_a_scan_stacks_is_not_filled_ahead(h200: Any) -> None:
+    option = "xla_gpu_enable_dus_accumulator_zero_init_elimination"
+    if option not in compile_gpu.legal_compile_options():
+        pytest.skip(f"this XLA has no {option}")
+
+    def stack(x: Any) -> Any:
+        return lax.scan(lambda h, _: (jnp.sin(h @ h), h), x, None, length=400)[1]
+
+    lowered = lower_for_gpu(make_capture_request(stack, (np.ones((32, 32), np.float32),)), h200)
+    (stage,) = lowered.definition.stages
+    assert count_kinds(lowered)["while"] == 1
+    outside = [node for node in stage.nodes if isinstance(node, KernelNode | FillNode)]
+    written = [use for node in outside for use in node.ranges]
+    assert all(use.nbytes < 400 * 32 * 32 * 4 for use in written)
