@@ -6,7 +6,8 @@ size turns the last bit of one that is nearly zero into a step in the other dire
 replacement is measured where it stands: XLA computes the function up to it, with the options that
 it has there, and what is compared is how far both sides are from a reference that adds up in a
 wider type. That is a program of its own, of which XLA does not time how it is computed fastest:
-for one layer of attention, trying out matmuls of the reference took half a minute.
+for one layer of attention, trying out matmuls of the reference took half a minute. Layers of a
+model share one. Threads compile these programs, beside the one that computes the values.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -25,6 +27,7 @@ from tracegraph.ir.interpreter import evaluate_graph
 from tracegraph.passes.dead_code import DeadCode
 from tracegraph.replacements.bodies import enter_body, group_by_body
 from tracegraph.replacements.match import Body, Match
+from tracegraph.runtime.jax_interop import carry_settings
 
 Options = Sequence[tuple[str, bool | str]]
 # What runs once need not be fast: matmuls of the library, which are there, and its first algorithm.
@@ -32,6 +35,8 @@ UNTIMED: dict[str, bool | str] = {
     "xla_gpu_autotune_level": "0",
     "xla_gpu_enable_triton_gemm": False,
 }
+# Programs that are compiled at once; XLA has one thread for most of what it does to a small one.
+MAX_COMPILERS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +99,11 @@ def measure_places(
     groups = group_by_body(matches)
     needed = [each for match in own for each in (*match.inputs, *match.results)]
     needed += [operand for body in groups for operand in body.op.operands]
-    values = _compute_values(graph, needed, arguments, options)
-    programs: dict[tuple[int, str], Any] = {}
-    errors = iter([PlaceError(*_compare(match, values, programs)) for match in own])
+    with ThreadPoolExecutor(MAX_COMPILERS, "tracegraph-errors") as threads:
+        programs = _compile_comparisons(own, threads)
+        values = _compute_values(graph, needed, arguments, options)
+        pairs = zip(own, programs, strict=True)
+        errors = iter([_compare(match, program.result(), values) for match, program in pairs])
     inside: dict[Body, Iterator[PlaceError]] = {}
     for body, inner in groups.items():
         given = enter_body(body, [_read(each, values) for each in body.op.operands])
@@ -122,17 +129,23 @@ def _compute_values(
     return found | dict(zip(missing, computed, strict=True))
 
 
-def _compare(
-    match: Match, values: Mapping[Value, Any], programs: dict[tuple[int, str], Any]
-) -> list[float]:
-    """Returns the three numbers of a `PlaceError`.
+def _compile_comparisons(
+    matches: Sequence[Match], threads: ThreadPoolExecutor
+) -> list[Future[jax.stages.Compiled]]:
+    """Returns for each match the program that compares; those of one text are one."""
+    found: dict[tuple[int, str], Future[jax.stages.Compiled]] = {}
+    programs = []
+    for match in matches:
+        lowered = _lower_comparison(match)
+        key = len(match.inputs), lowered.as_text()
+        if key not in found:
+            found[key] = threads.submit(carry_settings(functools.partial(lowered.compile, UNTIMED)))
+        programs.append(found[key])
+    return programs
 
-    Args:
-        match: of a graph.
-        values: of the graph.
-        programs: what was compiled for others, by the number of inputs and its text; layers of a
-            model share one.
-    """
+
+def _lower_comparison(match: Match) -> jax.stages.Lowered:
+    """Returns the program of the three numbers of a `PlaceError`."""
 
     def compare(given: Sequence[Any], theirs: Sequence[Any]) -> Any:
         sides = match.compute(*given), theirs, match.reference(*given)
@@ -143,14 +156,18 @@ def _compare(
         ]
         return jnp.max(jnp.stack(rows), axis=0) if rows else jnp.zeros(3, jnp.float32)
 
+    given, theirs = (
+        [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in operands]
+        for operands in (match.inputs, match.results)
+    )
+    # With all of its parameters, so that programs of one text take the same arrays.
+    return jax.jit(compare, keep_unused=True).lower(given, theirs)
+
+
+def _compare(match: Match, program: Any, values: Mapping[Value, Any]) -> PlaceError:
     given = [_read(each, values) for each in match.inputs]
     theirs = [values[value] for value in match.results]
-    # With all of its parameters, so that programs of one text take the same arrays.
-    lowered = jax.jit(compare, keep_unused=True).lower(given, theirs)
-    key = len(given), lowered.as_text()
-    if key not in programs:
-        programs[key] = lowered.compile(UNTIMED)
-    return [float(each) for each in jax.device_get(programs[key](given, theirs))]
+    return PlaceError(*[float(each) for each in jax.device_get(program(given, theirs))])
 
 
 def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -45,6 +46,23 @@ def test_equal_places_are_compiled_once(caplog: pytest.LogCaptureFixture) -> Non
         other = measure(jnp.sin, jnp.cos)
     assert len([each for each in caplog.messages if "XLA compilation of jit(compare)" in each]) == 3
     assert other[1].ours > 0.1
+
+
+def test_threads_compile_under_the_settings_of_the_caller() -> None:
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.linspace(1, 2, 4))
+        (error,) = measure(lambda x: jnp.sin(x) + 1e-12, x=x)
+    # As float32, nothing would be left of it.
+    assert 0.5e-12 < error.ours < 2e-12
+
+
+def test_what_cannot_be_compiled_is_raised_and_leaves_no_thread() -> None:
+    def call_missing(x: Any) -> Any:
+        return jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_target"):
+        measure(call_missing)
+    assert not [each for each in threading.enumerate() if "tracegraph-errors" in each.name]
 
 
 def test_programs_of_one_text_take_the_same_arrays() -> None:
