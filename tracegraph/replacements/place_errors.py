@@ -103,7 +103,7 @@ def measure_places(
         programs = _compile_comparisons(own, threads)
         values = _compute_values(graph, needed, arguments, options)
         pairs = zip(own, programs, strict=True)
-        errors = iter([_compare(match, program.result(), values) for match, program in pairs])
+        errors = iter([PlaceError(*_compare(one, each.result(), values)) for one, each in pairs])
     inside: dict[Body, Iterator[PlaceError]] = {}
     for body, inner in groups.items():
         given = enter_body(body, [_read(each, values) for each in body.op.operands])
@@ -164,10 +164,11 @@ def _lower_comparison(match: Match) -> jax.stages.Lowered:
     return jax.jit(compare, keep_unused=True).lower(given, theirs)
 
 
-def _compare(match: Match, program: Any, values: Mapping[Value, Any]) -> PlaceError:
+def _compare(match: Match, program: Any, values: Mapping[Value, Any]) -> list[float]:
+    """Returns the three numbers of a `PlaceError`."""
     given = [_read(each, values) for each in match.inputs]
     theirs = [values[value] for value in match.results]
-    return PlaceError(*[float(each) for each in jax.device_get(program(given, theirs))])
+    return [float(each) for each in jax.device_get(program(given, theirs))]
 
 
 def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:
