@@ -57,8 +57,8 @@ class ExpandableStatistics(ModelStatistics):
                     if piece.state == "live":
                         live += 1
                         live_bytes += piece.nbytes
-        growing = (live, live_bytes, 0, reserved, active, active_bytes, 0, 0, requested)
-        return tuple(map(operator.add, usual, growing))
+        expandable = (live, live_bytes, 0, reserved, active, active_bytes, 0, 0, requested)
+        return tuple(map(operator.add, usual, expandable))
 
     def count_reserved(self, segment: ModelSegment) -> int:
         if isinstance(segment, ExpandablePieces):
