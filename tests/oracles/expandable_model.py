@@ -13,6 +13,7 @@ from tests.oracles.model_records import (
     ModelStatistics,
     Piece,
     PieceState,
+    count_used,
 )
 from tracegraph.runtime.memory.config import AllocatorConfig
 from tracegraph.runtime.memory.pool_id import PoolId
@@ -42,21 +43,10 @@ class ExpandableStatistics(ModelStatistics):
 
     def sum_up(self, segments: list[ModelSegment]) -> tuple[int, ...]:
         usual = super().sum_up([one for one in segments if not isinstance(one, ExpandablePieces)])
-        live = live_bytes = active = active_bytes = requested = reserved = 0
-        for segment in segments:
-            if not isinstance(segment, ExpandablePieces):
-                continue
-            for piece in segment.pieces:
-                if piece.state == "unmapped":
-                    continue
-                reserved += piece.nbytes
-                if piece.state != "free":
-                    active += 1
-                    active_bytes += piece.nbytes
-                    requested += piece.requested
-                    if piece.state == "live":
-                        live += 1
-                        live_bytes += piece.nbytes
+        own = [segment for segment in segments if isinstance(segment, ExpandablePieces)]
+        mapped = [piece for segment in own for piece in segment.mapped]
+        live, live_bytes, active, active_bytes, requested = count_used(mapped)
+        reserved = sum(piece.nbytes for piece in mapped)
         expandable = (live, live_bytes, 0, reserved, active, active_bytes, 0, 0, requested)
         return tuple(map(operator.add, usual, expandable))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 
 from tracegraph.runtime.memory.caching.capture_order import CaptureOrder
 from tracegraph.runtime.memory.pool_id import PoolId
@@ -109,13 +110,8 @@ class ModelStatistics:
         small = self.sum_up([one for one in segments if one.kind == "small"])
         large = self.sum_up([one for one in segments if one.kind != "small"])
         for stats, of_small, of_large in zip(self._rows, small, large, strict=True):
-            all_stat, small_stat, large_stat = stats
-            if all_stat[0] != of_small + of_large:
-                _note(all_stat, of_small + of_large)
-            if small_stat[0] != of_small:
-                _note(small_stat, of_small)
-            if large_stat[0] != of_large:
-                _note(large_stat, of_large)
+            for stat, figure in zip(stats, (of_small + of_large, of_small, of_large), strict=True):
+                _note(stat, figure)
         if self.pools:
             self._observe_pools(segments)
         if self.max_split_bytes is not None:
@@ -123,24 +119,13 @@ class ModelStatistics:
 
     def sum_up(self, segments: list[ModelSegment]) -> tuple[int, ...]:
         """Returns the sums over segments of one kind, in the order of `METRICS`."""
-        live = live_bytes = active = active_bytes = split = split_bytes = requested = reserved = 0
-        for segment in segments:
-            reserved += segment.nbytes
-            pieces = segment.pieces
-            is_cut = len(pieces) > 1
-            for piece in pieces:
-                if piece.state != "free":
-                    active += 1
-                    active_bytes += piece.nbytes
-                    requested += piece.requested
-                    if piece.state == "live":
-                        live += 1
-                        live_bytes += piece.nbytes
-                elif is_cut:
-                    split += 1
-                    split_bytes += piece.nbytes
+        pieces = [piece for segment in segments for piece in segment.pieces]
+        live, live_bytes, active, active_bytes, requested = count_used(pieces)
+        cut = (segment.pieces for segment in segments if len(segment.pieces) > 1)
+        split = [piece.nbytes for each in cut for piece in each if piece.state == "free"]
+        reserved = sum(segment.nbytes for segment in segments)
         counted = (live, live_bytes, len(segments), reserved)
-        return (*counted, active, active_bytes, split, split_bytes, requested)
+        return (*counted, active, active_bytes, len(split), sum(split), requested)
 
     def count_reserved(self, segment: ModelSegment) -> int:
         """Returns the bytes of a segment that are there."""
@@ -158,8 +143,7 @@ class ModelStatistics:
         for pool, (small, large) in sums.items():
             figures = (small + large, small, large)
             for name, figure in zip(name_reserved(pool), figures, strict=True):
-                if self.figures[name][0] != figure:
-                    _note(self.figures[name], figure)
+                _note(self.figures[name], figure)
 
     def _observe_oversize(self, segments: list[ModelSegment], least: int) -> None:
         blocks = whole = 0
@@ -169,6 +153,21 @@ class ModelStatistics:
                 blocks += piece.nbytes >= least and piece.state == "live"
         _note(self.figures["oversize_allocations"], blocks)
         _note(self.figures["oversize_segments"], whole)
+
+
+def count_used(pieces: Iterable[Piece]) -> tuple[int, int, int, int, int]:
+    """Returns live blocks and their bytes, active ones and theirs, and what was requested."""
+    live = live_bytes = active = active_bytes = requested = 0
+    for piece in pieces:
+        if piece.state == "free":
+            continue
+        active += 1
+        active_bytes += piece.nbytes
+        requested += piece.requested
+        if piece.state == "live":
+            live += 1
+            live_bytes += piece.nbytes
+    return live, live_bytes, active, active_bytes, requested
 
 
 def _note(stat: list[int], figure: int) -> None:

@@ -35,7 +35,7 @@ UNTIMED: dict[str, bool | str] = {
     "xla_gpu_autotune_level": "0",
     "xla_gpu_enable_triton_gemm": False,
 }
-# Programs that are compiled at once; XLA has one thread for most of what it does to a small one.
+# Programs that are compiled at once.
 MAX_COMPILERS = 8
 
 
