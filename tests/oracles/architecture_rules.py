@@ -18,6 +18,7 @@ from tests.oracles.architecture_sources import (
     Import,
     SourceFile,
     find_imports,
+    list_nodes,
     read_sources,
 )
 
@@ -89,7 +90,7 @@ def check_local_imports(root: pathlib.Path) -> list[str]:
     return [
         f"{source.path}:{each.line}: imports `{each.name}` inside a function"
         for source in read_sources(root)
-        for function in ast.walk(source.tree)
+        for function in list_nodes(source.tree)
         if isinstance(function, FunctionNode)
         for each in find_imports(function)
         if _is_own(each.name)
@@ -209,14 +210,14 @@ def _is_private_jax(name: str) -> bool:
 
 def _find_jax_attributes(tree: ast.Module) -> list[Import]:
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in list_nodes(tree):
         if isinstance(node, ast.Import):
             names |= dict(_bind_import(alias) for alias in node.names)
         if isinstance(node, ast.ImportFrom):
             names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
     return [
         Import(".".join((names[chain[0]], *chain[1:])), node.lineno)
-        for node in ast.walk(tree)
+        for node in list_nodes(tree)
         if isinstance(node, ast.Attribute)
         if (chain := _dotted(node)) and chain[0] in names
     ]
@@ -303,7 +304,7 @@ def check_records(root: pathlib.Path) -> list[str]:
     return [
         f"{source.path}:{node.lineno}: {problem}"
         for source in read_sources(root)
-        for node in ast.walk(source.tree)
+        for node in list_nodes(source.tree)
         if isinstance(node, ast.ClassDef)
         for problem in _find_record_problems(node)
     ]
@@ -330,7 +331,7 @@ def check_error_names(root: pathlib.Path) -> list[str]:
     return [
         f"{source.path}:{node.lineno}: {problem}"
         for source in read_sources(root)
-        for node in ast.walk(source.tree)
+        for node in list_nodes(source.tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if node.name not in NAMED_BY_PYTHON
         for problem in _find_name_problems(node)

@@ -70,9 +70,15 @@ def find_imports(tree: ast.AST, modules: frozenset[str] = frozenset()) -> list[I
 
 # Every rule asks for those of every file, whose trees `_parse` keeps.
 @functools.cache
+def list_nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Returns the nodes of ``tree``, itself first."""
+    return tuple(ast.walk(tree))
+
+
+@functools.cache
 def _list_imports(tree: ast.AST) -> list[Import]:
     found: list[Import] = []
-    for node in ast.walk(tree):
+    for node in list_nodes(tree):
         if isinstance(node, ast.Import):
             found += [Import(alias.name, node.lineno) for alias in node.names]
         if isinstance(node, ast.ImportFrom):
