@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
@@ -128,6 +129,13 @@ def read_program(
         partitions=partitions,
         has_choices=has_choices,
     )
+
+
+def prepare_reading() -> None:
+    """Loads XLA's schema, half a second once per CUDA plugin, and this module with all readers."""
+    # Without a plugin the capture is refused where one is needed.
+    with contextlib.suppress(UnsupportedError):
+        load_schema()
 
 
 def read_origins(executable: Any) -> Origins:
