@@ -113,7 +113,8 @@ class _Memory:
 
     def find_need(self, index: int) -> int:
         """Returns the bytes that are alive when a step joins the level that is being filled."""
-        return self._live_bytes + sum(self._unborn.get(name, 0) for name in self._names[index])
+        unborn = self._unborn
+        return self._live_bytes + sum([unborn.get(name, 0) for name in self._names[index]])
 
     def take(self, index: int) -> None:
         """Makes a step part of the level that is being filled."""

@@ -189,8 +189,8 @@ def _guard(
 
 def _list_used(steps: Sequence[GraphStep]) -> frozenset[str]:
     """Returns every allocation that a node names, through empty ranges too."""
-    nodes = [step.node for step in list_device_steps(steps)]
-    return frozenset(name for node in nodes for name in (*node.arguments, *node.results))
+    steps = list_device_steps(steps)
+    return frozenset([use.buffer for step in steps for use in step.node.ranges])
 
 
 def _check_writes(

@@ -279,30 +279,6 @@ def test_xla_is_asked_for_plain_kernels_where_it_has_them(
     assert dict(compiled.regions[0].options) == tried[1]
 
 
-def test_no_schema_is_loaded_before_xla_has_compiled(
-    reader: FakeReader, monkeypatch: pytest.MonkeyPatch
-):
-    happened: list[str] = []
-
-    def compile_with(*arguments: Any, **options: Any) -> Any:
-        compiled = original(*arguments, **options)
-        happened.append("compiled")
-        return compiled
-
-    def load() -> frozenset[str]:
-        happened.append("loaded")
-        return frozenset([known[0]])
-
-    original = Compiler.compile
-    known = ("xla_llvm_disable_expensive_passes", True)
-    monkeypatch.setattr(Compiler, "compile", compile_with)
-    monkeypatch.setattr(compile_gpu, "FIRST_OPTIONS", (known,))
-    monkeypatch.setattr(compile_gpu, "legal_compile_options", load)
-    compiled = compile_it(request(region("update", update, "x s", "n")))
-    assert happened == ["compiled", "loaded"]
-    assert compiled.regions[0].options == (known,)
-
-
 def test_what_stays_unsupported_is_refused(reader: FakeReader):
     wanted = request(region("update", update, "x s", "n"))
     reader.refusals = ["custom_call calls cusolver_potrf_ffi"]

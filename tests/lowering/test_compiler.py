@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.compilers import make_compiler
-from tracegraph.lowering import compiler
+from tracegraph.lowering import compile_gpu, compiler
 from tracegraph.lowering.request import BufferSpec, Region
 
 X = jnp.linspace(0.5, 2.0, 4)
@@ -81,3 +81,25 @@ def test_what_xla_refuses_for_other_reasons_is_its_own_error() -> None:
         make_compiler().compile(
             DOUBLE, options=(wrong, UNKNOWN), keep_known=lambda options: options[:1]
         )
+
+
+def test_no_schema_is_loaded_before_xla_has_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+
+    def compile_with(*arguments: Any, **options: Any) -> Any:
+        compiled = compile_region(*arguments, **options)
+        happened.append("compiled")
+        return compiled
+
+    def load() -> frozenset[str]:
+        happened.append("loaded")
+        return frozenset([KNOWN[0]])
+
+    compile_region = compiler.Compiler.compile
+    monkeypatch.setattr(compiler.Compiler, "compile", compile_with)
+    monkeypatch.setattr(compile_gpu, "FIRST_OPTIONS", (KNOWN,))
+    monkeypatch.setattr(compile_gpu, "legal_compile_options", load)
+    monkeypatch.setattr(compile_gpu, "_read", lambda *_: None)
+    found = compile_gpu._compile_to_kernels(DOUBLE, make_compiler(), in_place=0, count=1)
+    assert found[2] == (KNOWN,)
+    assert happened == ["compiled", "loaded"]
