@@ -189,8 +189,8 @@ def _guard(
 
 def _list_used(steps: Sequence[GraphStep]) -> frozenset[str]:
     """Returns every allocation that a node names, through empty ranges too."""
-    steps = list_device_steps(steps)
-    return frozenset([use.buffer for step in steps for use in step.node.ranges])
+    nodes = [step.node for step in list_device_steps(steps)]
+    return frozenset([use.buffer for node in nodes for use in node.ranges])
 
 
 def _check_writes(

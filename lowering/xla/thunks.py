@@ -92,7 +92,7 @@ def decode_sequence(
         try:
             found = _decode_thunk(thunk, kind, name, scope, refused)
             # The instructions inside of an opener are other ones, as often as they run.
-            found = found if kind in _OPENERS else [*read_begun(found, begun)]
+            found = [*(found if kind in _OPENERS else read_begun(found, begun))]
             if known is not None and kind in _SAME_IN_ALL_ITERATIONS:
                 known[place] = found
             steps += found
