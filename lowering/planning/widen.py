@@ -65,20 +65,20 @@ def _fill_levels(
         followers[first].append(second)
         missing[second] += 1
         depth[second] = max(depth[second], depth[first] + 1)
-    ready = [index for index in range(count) if not missing[index]]
+    ready = [(depth[index], index) for index in range(count) if not missing[index]]
     memory = _Memory(program)
     levels: list[list[int]] = []
     while ready:
-        ready.sort(key=lambda index: (depth[index], index))
-        level = _pick_level(ready, memory, budget_bytes)
+        ready.sort()
+        level = _pick_level([index for _, index in ready], memory, budget_bytes)
         levels.append(level)
         memory.release(level)
         followed = [second for first in level for second in followers[first]]
         for second in followed:
             missing[second] -= 1
         picked = {*level}
-        ready = [index for index in ready if index not in picked]
-        ready += [second for second in dict.fromkeys(followed) if not missing[second]]
+        ready = [each for each in ready if each[1] not in picked]
+        ready += [(depth[each], each) for each in dict.fromkeys(followed) if not missing[each]]
     return levels
 
 
