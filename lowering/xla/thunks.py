@@ -125,7 +125,7 @@ def _decode_thunk(
         inside: list[RefusedThunk] = []
         decode = functools.partial(decode_sequence, refused=inside)
         steps = _OPENERS[kind](message, name, scope, decode)
-        # The body of a loop is decoded for each iteration.
+        # What is refused in the body of a loop is met in each iteration.
         refused += dict.fromkeys(inside)
         return steps
     nested, inner = _NESTED[kind](message, scope)
