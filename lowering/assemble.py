@@ -289,16 +289,25 @@ def _fill_undefined(
 ) -> list[Step]:
     """Returns steps that set to zero what XLA leaves undefined, as `jnp.empty` does."""
     whole = {spec.name: BufferUse(spec.name, 0, spec.nbytes) for spec in buffers if spec.nbytes}
+    # Of the buffers that are not written as a whole.
     written = {name: ByteMap(False) for name in whole}
     undefined: set[str] = set()
     for step in steps:
-        for use in (use for use in step.writes if use.buffer in whole):
-            written[use.buffer].replace(use.offset, use.offset + use.nbytes, True)
+        for use in step.writes:
+            if use.buffer not in written:
+                continue
+            if use == whole[use.buffer]:
+                del written[use.buffer]
+            else:
+                written[use.buffer].replace(use.offset, use.offset + use.nbytes, True)
         # What a step both reads and writes may be written only: XLA does not always tell.
-        for use in (use for use in step.reads if use.buffer in whole):
-            if not all(written[use.buffer].read(use.offset, use.offset + use.nbytes)):
+        for use in step.reads:
+            held = written.get(use.buffer)
+            if held is not None and not all(held.read(use.offset, use.offset + use.nbytes)):
                 undefined.add(use.buffer)
-    undefined |= {name for name, use in whole.items() if not any(written[name].read(0, use.nbytes))}
+    undefined |= {
+        name for name, held in written.items() if not any(held.read(0, whole[name].nbytes))
+    }
     return [
         DeviceStep(FillNode(f"empty_{name}", use), (), (use,), region.place.stream)
         for name, use in whole.items()

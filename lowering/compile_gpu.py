@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.assemble import BYTE, PointSteps, RegionSteps, XlaRegion, assemble
 from tracegraph.lowering.collector import hold_collector
@@ -42,15 +42,26 @@ from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.tuning import KEEP_SUMS, join_options
-from tracegraph.lowering.xla.decode import read_origins, read_program
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
-from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
+from tracegraph.lowering.xla.schema import legal_compile_options
 from tracegraph.runtime.code_target import CompileKernel
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import ArenaSize
+from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.nodes import BufferUse
+
+if TYPE_CHECKING:
+    from tracegraph.lowering.xla.origins import Origins
+
+# Note [Late imports]: half of what lowering for a GPU imports, and needed only after XLA.
+read_program: Callable[..., XlaProgram] = import_late(
+    "tracegraph.lowering.xla.decode", "read_program"
+)
+read_origins: Callable[[Any], Origins] = import_late(
+    "tracegraph.lowering.xla.decode", "read_origins"
+)
 
 # By a word of the refusal: the options that make XLA write plain kernels instead.
 PLAIN_KERNELS: tuple[tuple[str, tuple[str, bool | str]], ...] = (
@@ -170,13 +181,6 @@ def _name_point(region: Region) -> BufferUse:
     return BufferUse(f"{region.name}.order", 0, 1)
 
 
-def prepare_reading() -> None:
-    """Loads XLA's schema: half a second, once per CUDA plugin."""
-    # Without a plugin the capture is refused where one is needed.
-    with contextlib.suppress(UnsupportedError):
-        load_schema()
-
-
 @hold_collector
 def plan_program(
     regions: Sequence[RegionSteps],
@@ -291,10 +295,13 @@ def _compile_to_kernels(
     found = compiler.find_compiled(region)
     if found is not None:
         return found.executable, _read(found.executable, region, compiler), found.options
-    first = keep_legal(FIRST_OPTIONS)
-    if compiler.tuning.keeps_sums:
-        first = (*first, *keep_legal([KEEP_SUMS]))
-    executable: Any = compiler.compile(region, in_place, count=count, options=dict(first))
+    wanted = (*FIRST_OPTIONS, KEEP_SUMS) if compiler.tuning.keeps_sums else FIRST_OPTIONS
+    compile_with = functools.partial(
+        compiler.compile, region, in_place, count=count, keep_known=keep_legal
+    )
+    executable: Any = compile_with(options=wanted)
+    # The schema is needed from here on.
+    first = keep_legal(wanted)
     try:
         return executable, _read(executable, region, compiler), first
     except UnsupportedError as refusal:
@@ -302,7 +309,7 @@ def _compile_to_kernels(
         if not plain:
             raise
     options = join_options(first, plain)
-    executable = compiler.compile(region, in_place, count=count, options=dict(options))
+    executable = compile_with(options=options)
     return executable, _read(executable, region, compiler), options
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import jax
 
@@ -20,6 +20,9 @@ from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.jax_interop import carry_settings, is_default_device, keep_code
 from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.library_nodes import MatmulNode
+
+# XLA's options with their values.
+Options: TypeAlias = tuple[tuple[str, bool | str], ...]
 
 
 class CompileTarget(Protocol):
@@ -118,7 +121,8 @@ class Compiler:
         donated: int = 0,
         *,
         count: int = 1,
-        options: Mapping[str, bool | str] | None = None,
+        options: Options = (),
+        keep_known: Callable[[Options], Options] = tuple,
     ) -> Callable[..., Any]:
         """Returns the compiled region, or for an eager one its function as it is.
 
@@ -129,6 +133,8 @@ class Compiler:
             donated: how many of the first inputs are donated.
             count: how many regions the capture has, for the progress line.
             options: XLA's options, over its defaults, for this compilation alone.
+            keep_known: returns those of the options that this XLA knows. It is asked only where XLA
+                refuses them: what it reads may take as long as a capture does otherwise.
 
         Raises:
             jax.errors.JaxRuntimeError: XLA cannot compile it.
@@ -150,9 +156,7 @@ class Compiler:
         self._progress.enter("compile", detail)
         with _use_by_default(jax_device, is_default=is_default):
             lowered = _lower(function, arguments, donated)
-            compile_program = functools.partial(
-                lowered.compile, compiler_options=dict(options or {})
-            )
+            compile_program = functools.partial(_compile_known, lowered, options, keep_known)
             if not self.target.takes_kernels:
                 compile_program = keep_code(compile_program)
             compile_program = carry_settings(compile_program)
@@ -193,6 +197,22 @@ def _lower(
         return lowered
     # A caller passes all of its arguments, by position, to what XLA compiled.
     return lower(keep_unused=True).lower(*arguments)
+
+
+def _compile_known(
+    lowered: jax.stages.Lowered, options: Options, keep_known: Callable[[Options], Options]
+) -> jax.stages.Compiled:
+    """Compiles a program with those of the options that this XLA knows.
+
+    Which those are says XLA's schema. Here it is not loaded yet, and mostly all of them are.
+    """
+    try:
+        return lowered.compile(compiler_options=dict(options))
+    except jax.errors.JaxRuntimeError:
+        known = keep_known(options)
+        if len(known) == len(options):
+            raise
+    return lowered.compile(compiler_options=dict(known))
 
 
 def _count_parameters(lowered: jax.stages.Lowered) -> int:

@@ -66,10 +66,11 @@ def detach_results(program: DeviceProgram) -> DeviceProgram:
 
 
 def _index_users(program: DeviceProgram) -> Mapping[str, Sequence[int]]:
-    """Returns the steps that name each buffer, in order."""
+    """Returns the steps that name the buffer of each result, in order."""
     users: dict[str, list[int]] = defaultdict(list)
+    results = {output.buffer.name for output in program.outputs}
     for index, step in enumerate(program.steps):
-        for name in dict.fromkeys(use.buffer for use in list_uses(step)):
+        for name in {use.buffer for use in list_uses(step)} & results:
             users[name].append(index)
     return users
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from tracegraph.lowering.element_loops import ElementLoop
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec
 from tracegraph.runtime.graph_nodes import Construct, DeviceNode, Turn
-from tracegraph.runtime.nodes import BufferUse, Relocate
+from tracegraph.runtime.nodes import BufferUse, Relocate, rename
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,20 +87,32 @@ class DeviceStep:
         """The node's kind."""
         return self.node.kind
 
-    @property
+    @functools.cached_property
     def ranges(self) -> tuple[BufferUse, ...]:
-        """Every byte range that it names, empty ones included."""
-        return (*self.reads, *self.writes, *self.node.ranges)
+        """Every byte range that it names, each once, empty ones included."""
+        return tuple(dict.fromkeys((*self.reads, *self.writes, *self.node.ranges)))
 
     def move(self, relocate: Relocate) -> DeviceStep:
-        """Returns the step with each of its byte ranges replaced."""
+        """Returns the step with each of its byte ranges replaced; itself where none is another."""
+        # Most ranges are named twice, by the step and by its node.
+        moved = {use: relocate(use) for use in self.ranges}
+        if all(moved[use] == use for use in moved):
+            return self
+        find = moved.__getitem__
         return DeviceStep(
-            self.node.move(relocate),
-            tuple(relocate(use) for use in self.reads),
-            tuple(relocate(use) for use in self.writes),
+            self.node.move(find),
+            tuple(map(find, self.reads)),
+            tuple(map(find, self.writes)),
             self.stream,
             self.loop,
         )
+
+    def rename(self, name: str) -> DeviceStep:
+        """Returns the step with a node of another name, which is not taken for the same loop."""
+        renamed = DeviceStep(rename(self.node, name), self.reads, self.writes, self.stream)
+        # Of a body that is repeated they are found once.
+        renamed.__dict__["ranges"] = self.ranges
+        return renamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +197,9 @@ def list_device_steps(steps: Iterable[GraphStep]) -> Iterator[DeviceStep]:
 
 def list_uses(step: Step) -> list[BufferUse]:
     """Returns every byte range that a step names, in branches and loops too; none is empty."""
-    named = () if isinstance(step, ExecutableCall | Copy) else step.ranges
+    if isinstance(step, DeviceStep):
+        return [use for use in step.ranges if use.nbytes]
+    named = step.ranges if isinstance(step, ConditionalStep) else ()
     return [use for use in (*step.reads, *step.writes, *named) if use.nbytes]
 
 

@@ -26,10 +26,13 @@ def pack_elements(request: CaptureRequest) -> CaptureRequest:
         UnsupportedError: an argument or a result is of a dtype that JAX itself cannot compute with.
     """
     specs = list(_list_specs(request))
-    for spec in specs:
-        if spec.dtype.name in REFUSED:
+    # A model has hundreds of arrays of a few dtypes, whose names NumPy computes each time.
+    dtypes = {spec.dtype for spec in specs}
+    refused = {dtype for dtype in dtypes if dtype.name in REFUSED}
+    for spec in specs if refused else ():
+        if spec.dtype in refused:
             raise _make_bit_error(spec, request)
-    if not any(is_packable(spec.dtype) for spec in specs):
+    if not any(map(is_packable, dtypes)):
         return request
     regions = tuple(
         dataclasses.replace(

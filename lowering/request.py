@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,7 @@ class BufferSpec:
     content: bytes | None = dataclasses.field(default=None, repr=False)
     is_packed: bool = False
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes that the array takes."""
         if self.is_packed:

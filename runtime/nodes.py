@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 
 # A tuple: thousands are hashed in one capture, and sorted.
@@ -237,7 +237,7 @@ class KernelNode:
 
     kind = "kernel"
 
-    @property
+    @functools.cached_property
     def ranges(self) -> tuple[BufferUse, ...]:
         """Every byte range that it names."""
         return tuple([use for use, _ in self.uses])
@@ -255,12 +255,14 @@ class KernelNode:
     @functools.cached_property
     def uses(self) -> tuple[tuple[BufferUse, bool], ...]:
         """Every byte range, and whether it is written."""
-        pairs = zip(self.parameters, self.written, strict=True)
-        return tuple(
-            (parameter.use if isinstance(parameter, TensorMap) else parameter, is_written)
-            for parameter, is_written in pairs
-            if not isinstance(parameter, bytes | ConditionHandle)
-        )
+        found: list[tuple[BufferUse, bool]] = []
+        for parameter, is_written in zip(self.parameters, self.written, strict=True):
+            # Most are of the first kind.
+            if isinstance(parameter, BufferUse):
+                found.append((parameter, is_written))
+            elif isinstance(parameter, TensorMap):
+                found.append((parameter.use, is_written))
+        return tuple(found)
 
     @property
     def early_loads(self) -> tuple[BufferUse, ...]:
@@ -284,12 +286,31 @@ class KernelNode:
         )
 
 
+Named = TypeVar("Named")
+
+
+def rename(node: Named, name: str) -> Named:
+    """Returns a node under another name.
+
+    Example:
+        >>> rename(FillNode("a", BufferUse("x", 0, 4)), "b").name
+        'b'
+    """
+    renamed = object.__new__(type(node))
+    # Unlike `dataclasses.replace` this keeps the ranges that were found, which hold no name: of a
+    # body that is repeated they are found once.
+    renamed.__dict__.update(node.__dict__, name=name)
+    return renamed
+
+
 def name_buffers(uses: Iterable[BufferUse]) -> tuple[str, ...]:
     """Returns the name of each buffer that the byte ranges lie in, once, in order of first use."""
     return tuple(dict.fromkeys(use.buffer for use in uses))
 
 
 def _move_parameter(parameter: KernelParameter, relocate: Relocate) -> KernelParameter:
+    if isinstance(parameter, BufferUse):
+        return relocate(parameter)
     if isinstance(parameter, TensorMap):
         return dataclasses.replace(parameter, use=relocate(parameter.use))
-    return relocate(parameter) if isinstance(parameter, BufferUse) else parameter
+    return parameter

@@ -44,11 +44,15 @@ def find_edges(steps: Sequence[Step], addresses: Mapping[str, int]) -> tuple[tup
     """
     memory: ByteMap[LastUses] = ByteMap((-1, ()))
     edges: set[tuple[int, int]] = set()
+    index = -1
+
+    def add_reader(last: LastUses) -> LastUses:
+        return last[0], (*last[1], index)
+
     for index, step in enumerate(steps):
         firsts: set[int] = set()
         for start, end in _list_ranges(step.reads, addresses):
-            before = memory.change(start, end, lambda last, i=index: (last[0], (*last[1], i)))
-            firsts.update([writer for writer, _ in before])
+            firsts.update([writer for writer, _ in memory.change(start, end, add_reader)])
         for start, end in _list_ranges(step.writes, addresses):
             for writer, readers in memory.replace(start, end, (index, ())):
                 # What was read since it was written waits through its readers.

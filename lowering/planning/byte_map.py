@@ -73,6 +73,9 @@ class ByteMap(Generic[T]):
         if first == len(starts) or starts[first] != start:
             starts.insert(first, start)
             values.insert(first, values[first - 1])
+        # Most ranges are one piece that is there.
+        if starts[first + 1 : first + 2] == [end]:
+            return slice(first, first + 1)
         last = bisect.bisect_left(starts, end, first)
         if last == len(starts) or starts[last] != end:
             starts.insert(last, end)

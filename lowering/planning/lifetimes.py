@@ -12,6 +12,7 @@ would be correct, but would waste memory.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Sequence
 
 from tracegraph.lowering.device_program import DeviceProgram
@@ -86,11 +87,11 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
 
 def _collect_uses(program: DeviceProgram) -> tuple[dict[str, list[int]], dict[str, int]]:
     """Returns the steps that touch each buffer, ascending, and the first that writes it."""
-    uses: dict[str, list[int]] = {}
+    uses: dict[str, list[int]] = defaultdict(list)
     first_writes: dict[str, int] = {}
     for index, step in enumerate(program.steps):
-        for use in (*step.reads, *step.writes):
-            uses.setdefault(use.buffer, []).append(index)
+        for name in {use.buffer for use in (*step.reads, *step.writes)}:
+            uses[name].append(index)
         for use in step.writes:
             first_writes.setdefault(use.buffer, index)
     return uses, first_writes

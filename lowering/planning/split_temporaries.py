@@ -123,28 +123,23 @@ def _follow_step(
 ) -> dict[BufferUse, int]:
     """Returns the value that each use of one step belongs to."""
     is_read = dict.fromkeys(writes, False) | dict.fromkeys(reads, True)
-    uses = sorted(is_read)
     found: dict[BufferUse, int] = {}
-    group: list[BufferUse] = []
-    end = 0
-    for use in uses:
+    waiting = sorted(is_read)
+    first = 0
+    while first < len(waiting):
+        allocation, start, nbytes = waiting[first]
+        end, last, is_any_read = start + nbytes, first + 1, is_read[waiting[first]]
         # One node may name a range twice, as read and as written: what overlaps stays together.
-        if group and (use.buffer != group[0].buffer or use.offset >= end):
-            found |= _follow_group(values, group, end, any(is_read[u] for u in group))
-            group = []
-        end = max(end, use.offset + use.nbytes) if group else use.offset + use.nbytes
-        group.append(use)
-    if group:
-        found |= _follow_group(values, group, end, any(is_read[u] for u in group))
+        while last < len(waiting) and waiting[last].buffer == allocation:
+            use = waiting[last]
+            if use.offset >= end:
+                break
+            end, last = max(end, use.offset + use.nbytes), last + 1
+            is_any_read = is_any_read or is_read[use]
+        follow = values.use if is_any_read else values.begin
+        found.update(dict.fromkeys(waiting[first:last], follow(allocation, start, end)))
+        first = last
     return found
-
-
-def _follow_group(
-    values: _Values, group: Sequence[BufferUse], end: int, is_read: bool
-) -> dict[BufferUse, int]:
-    allocation, start = group[0].buffer, group[0].offset
-    value = values.use(allocation, start, end) if is_read else values.begin(allocation, start, end)
-    return dict.fromkeys(group, value)
 
 
 class _Values:

@@ -65,20 +65,20 @@ def _fill_levels(
         followers[first].append(second)
         missing[second] += 1
         depth[second] = max(depth[second], depth[first] + 1)
-    ready = [index for index in range(count) if not missing[index]]
+    ready = [(depth[index], index) for index in range(count) if not missing[index]]
     memory = _Memory(program)
     levels: list[list[int]] = []
     while ready:
-        ready.sort(key=lambda index: (depth[index], index))
-        level = _pick_level(ready, memory, budget_bytes)
+        ready.sort()
+        level = _pick_level([index for _, index in ready], memory, budget_bytes)
         levels.append(level)
         memory.release(level)
         followed = [second for first in level for second in followers[first]]
         for second in followed:
             missing[second] -= 1
         picked = {*level}
-        ready = [index for index in ready if index not in picked]
-        ready += [second for second in dict.fromkeys(followed) if not missing[second]]
+        ready = [each for each in ready if each[1] not in picked]
+        ready += [(depth[each], each) for each in dict.fromkeys(followed) if not missing[each]]
     return levels
 
 
@@ -113,7 +113,8 @@ class _Memory:
 
     def find_need(self, index: int) -> int:
         """Returns the bytes that are alive when a step joins the level that is being filled."""
-        return self._live_bytes + sum(self._unborn.get(name, 0) for name in self._names[index])
+        unborn = self._unborn
+        return self._live_bytes + sum([unborn.get(name, 0) for name in self._names[index]])
 
     def take(self, index: int) -> None:
         """Makes a step part of the level that is being filled."""

@@ -83,14 +83,18 @@ def _decode_counted(
     if trip_count < 0:
         raise Refusal(f"loops {trip_count} times")
 
+    # All iterations have the same instructions; what none of them moves is decoded once.
+    opened = scope.open_branch(name)
+    thunks, known = list(message.body_thunk_sequence.thunks), dict[int, list[GraphStep]]()
+
     def decode_iteration(index: int, *turn: Any) -> list[GraphStep]:
-        inner = scope.open_loop(name, Iteration(index, *turn))
-        return rename_steps(decode(message.body_thunk_sequence.thunks, inner), str(index))
+        inner = opened.enter_iteration(Iteration(index, *turn))
+        return rename_steps(decode(thunks, inner, known=known), str(index))
 
     def decode_range(first: int, end: int) -> list[list[GraphStep]]:
         return [decode_iteration(index) for index in range(first, end)]
 
-    read = read_additions(scope.open_branch(name).instructions, scope.computations)
+    read = read_additions(opened.instructions, scope.computations)
 
     def count(iterations: list[list[GraphStep]]) -> list[list[GraphStep]]:
         return count_ahead(name, iterations, read, scope.add_temporary)
@@ -197,6 +201,5 @@ def rename_steps(steps: Sequence[GraphStep], label: str) -> list[GraphStep]:
 
 def _rename_step(step: GraphStep, label: str) -> GraphStep:
     if isinstance(step, DeviceStep):
-        node = dataclasses.replace(step.node, name=f"{step.name}@{label}")
-        return DeviceStep(node, step.reads, step.writes, step.stream)
+        return step.rename(f"{step.name}@{label}")
     return dataclasses.replace(step, name=f"{step.name}@{label}")

@@ -23,7 +23,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tracegraph.lowering.device_program import DeviceStep, GraphStep, list_uses
+from tracegraph.lowering.device_program import DeviceStep, GraphStep
 from tracegraph.lowering.kernels.counters import MOST_VALUES, count_values
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.xla.constants import read_literal
@@ -89,8 +89,11 @@ def find_counters(
 def _is_counter(counter: BufferUse, steps: Sequence[GraphStep]) -> bool:
     """True where one step writes the counter, and none names a part of it."""
     writing = [step for step in steps if any(map(counter.overlaps, step.writes))]
-    named = (use for step in steps for use in list_uses(step))
-    return len(writing) == 1 and all(use == counter for use in named if use.overlaps(counter))
+    # Most ranges are in other buffers: asked first, and not by a call, it takes a third.
+    near = [
+        use for step in steps for use in step.ranges if use.nbytes and use.buffer == counter.buffer
+    ]
+    return len(writing) == 1 and all(use == counter for use in near if use.overlaps(counter))
 
 
 def _count(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
@@ -130,6 +131,13 @@ def read_program(
     )
 
 
+def prepare_reading() -> None:
+    """Loads XLA's schema, half a second once per CUDA plugin, and this module with all readers."""
+    # Without a plugin the capture is refused where one is needed.
+    with contextlib.suppress(UnsupportedError):
+        load_schema()
+
+
 def read_origins(executable: Any) -> Origins:
     """Returns where the instructions of a compiled program come from.
 
@@ -182,7 +190,7 @@ def _guard(
 def _list_used(steps: Sequence[GraphStep]) -> frozenset[str]:
     """Returns every allocation that a node names, through empty ranges too."""
     nodes = [step.node for step in list_device_steps(steps)]
-    return frozenset(name for node in nodes for name in (*node.arguments, *node.results))
+    return frozenset([use.buffer for node in nodes for use in node.ranges])
 
 
 def _check_writes(

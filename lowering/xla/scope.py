@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from tracegraph.lowering.device_program import GraphStep
 from tracegraph.lowering.xla.ffi_call import CheckCall
@@ -99,8 +99,11 @@ class Scope:
             name: of the loop's instruction.
             iteration: which one the sequence is; None where that is not counted.
         """
-        inner = self.open_branch(name)
-        return dataclasses.replace(inner, iterations=(iteration, *self.iterations))
+        return self.open_branch(name).enter_iteration(iteration)
+
+    def enter_iteration(self, iteration: Iteration | None) -> Scope:
+        """Returns the scope with an iteration of one more loop around it; see `open_loop`."""
+        return dataclasses.replace(self, iterations=(iteration, *self.iterations))
 
     def open_branch(self, name: str) -> Scope:
         """Returns the scope of a sequence of an instruction that calls computations."""
@@ -170,5 +173,15 @@ class Scope:
         return self.codes.setdefault((symbol, image), KernelCode(symbol, image))
 
 
-# Returns the steps of a sequence of thunks that is inside of a thunk.
-DecodeSequence: TypeAlias = Callable[[Iterable[Any], Scope], list[GraphStep]]
+class DecodeSequence(Protocol):
+    """Returns the steps of a sequence of thunks that is inside of a thunk."""
+
+    def __call__(
+        self,
+        thunks: Iterable[Any],
+        scope: Scope,
+        *,
+        known: dict[int, list[GraphStep]] | None = None,
+    ) -> list[GraphStep]:
+        """See `decode_sequence` in `lowering/xla/thunks.py`."""
+        ...

@@ -65,7 +65,10 @@ Opener: TypeAlias = Callable[[Any, str, Scope, DecodeSequence], list[GraphStep]]
 
 
 def decode_sequence(
-    thunks: Iterable[Any], scope: Scope, refused: list[RefusedThunk]
+    thunks: Iterable[Any],
+    scope: Scope,
+    refused: list[RefusedThunk],
+    known: dict[int, list[GraphStep]] | None = None,
 ) -> list[GraphStep]:
     """Returns the steps of a thunk sequence, and adds those that are not lowered to a list.
 
@@ -73,16 +76,26 @@ def decode_sequence(
         thunks: ``ThunkProto`` messages in serial order.
         scope: what they refer to.
         refused: grows by the thunks that are not lowered, those inside of others included.
+        known: by place the steps of thunks that are the same in all iterations of a loop; grows by
+            those that are met for the first time.
     """
     steps: list[GraphStep] = []
     begun: dict[str, list[BufferUse]] = {}
-    for thunk in thunks:
+    for place, thunk in enumerate(thunks):
+        if known is not None and place in known:
+            steps += known[place]
+            for step in known[place]:
+                begun.setdefault(step.name, []).extend(step.writes)
+            continue
         kind = read_kind(thunk)
         name = thunk.thunk_info.profile_annotation or f"thunk {thunk.thunk_info.thunk_id}"
         try:
             found = _decode_thunk(thunk, kind, name, scope, refused)
             # The instructions inside of an opener are other ones, as often as they run.
-            steps += found if kind in _OPENERS else read_begun(found, begun)
+            found = [*(found if kind in _OPENERS else read_begun(found, begun))]
+            if known is not None and kind in _SAME_IN_ALL_ITERATIONS:
+                known[place] = found
+            steps += found
         except Refusal as refusal:
             refused.append(RefusedThunk(kind, name, str(refusal)))
     return steps
@@ -112,7 +125,7 @@ def _decode_thunk(
         inside: list[RefusedThunk] = []
         decode = functools.partial(decode_sequence, refused=inside)
         steps = _OPENERS[kind](message, name, scope, decode)
-        # The body of a loop is decoded for each iteration.
+        # What is refused in the body of a loop is met in each iteration.
         refused += dict.fromkeys(inside)
         return steps
     nested, inner = _NESTED[kind](message, scope)
@@ -223,6 +236,14 @@ _DECODERS: Mapping[str, Decoder] = {
     "all_to_all": decode_all_to_all,
     "collective_permute": decode_permute,
 }
+
+# What these do depends on no iteration of a loop, and they take no memory that is theirs alone.
+_SAME_IN_ALL_ITERATIONS = frozenset(
+    [
+        *("custom_kernel", "kernel", "cublas_lt_matmul", "convolution", "cudnn"),
+        *("device_to_device_copy", "copy", "memzero", "memset32bit_value"),
+    ]
+)
 
 # Why kinds are refused that say it not by their names. `PLAIN_KERNELS` of `compile_gpu.py` knows
 # some of the words.

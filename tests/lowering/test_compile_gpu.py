@@ -255,8 +255,10 @@ def test_xla_is_asked_for_plain_kernels_where_it_has_them(
 ):
     tried: list[Any] = []
 
-    def compile_with(compiler: Any, *arguments: Any, count: int, options: Any = None) -> Any:
-        tried.append(options)
+    def compile_with(
+        compiler: Any, *arguments: Any, count: int, options: Any = (), keep_known: Any = tuple
+    ) -> Any:
+        tried.append(dict(keep_known(options)))
         return original(compiler, *arguments, count=count)
 
     original = Compiler.compile

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.fakes.compilers import make_compiler
-from tracegraph.lowering import compiler
+from tracegraph.lowering import compile_gpu, compiler
 from tracegraph.lowering.request import BufferSpec, Region
 
 X = jnp.linspace(0.5, 2.0, 4)
@@ -46,3 +47,59 @@ def test_a_parameter_that_nothing_reads_stays() -> None:
         executable.input_shardings, is_leaf=lambda each: each is None
     )
     assert np.array_equal(executable(X, X), jax.jit(carry_a_dead_input)(X, X))
+
+
+DOUBLE = Region(
+    "region0",
+    lambda x: (x * 2,),
+    (BufferSpec("x", (4,), np.dtype(np.float32)),),
+    (BufferSpec("y", (4,), np.dtype(np.float32)),),
+)
+# One that XLA on the host takes, too, and one that no XLA has.
+KNOWN, UNKNOWN = ("xla_llvm_disable_expensive_passes", True), ("xla_gpu_unheard_of", True)
+
+
+def test_options_that_xla_refuses_are_left_out_and_all_others_asked_for_nothing() -> None:
+    asked: list[compiler.Options] = []
+
+    def keep_known(options: compiler.Options) -> compiler.Options:
+        asked.append(options)
+        return tuple(option for option in options if option != UNKNOWN)
+
+    make_compiler().compile(DOUBLE, options=(KNOWN,), keep_known=keep_known)
+    assert asked == []
+    found = make_compiler().compile(DOUBLE, options=(KNOWN, UNKNOWN), keep_known=keep_known)
+    assert asked == [(KNOWN, UNKNOWN)]
+    assert np.array_equal(found(X), X * 2)
+
+
+def test_what_xla_refuses_for_other_reasons_is_its_own_error() -> None:
+    wrong = ("xla_llvm_disable_expensive_passes", "perhaps")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="perhaps"):
+        make_compiler().compile(DOUBLE, options=(wrong,))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="perhaps"):
+        make_compiler().compile(
+            DOUBLE, options=(wrong, UNKNOWN), keep_known=lambda options: options[:1]
+        )
+
+
+def test_no_schema_is_loaded_before_xla_has_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+
+    def compile_with(*arguments: Any, **options: Any) -> Any:
+        compiled = compile_region(*arguments, **options)
+        happened.append("compiled")
+        return compiled
+
+    def load() -> frozenset[str]:
+        happened.append("loaded")
+        return frozenset([KNOWN[0]])
+
+    compile_region = compiler.Compiler.compile
+    monkeypatch.setattr(compiler.Compiler, "compile", compile_with)
+    monkeypatch.setattr(compile_gpu, "FIRST_OPTIONS", (KNOWN,))
+    monkeypatch.setattr(compile_gpu, "legal_compile_options", load)
+    monkeypatch.setattr(compile_gpu, "_read", lambda *_: None)
+    found = compile_gpu._compile_to_kernels(DOUBLE, make_compiler(), in_place=0, count=1)
+    assert found[2] == (KNOWN,)
+    assert happened == ["compiled", "loaded"]

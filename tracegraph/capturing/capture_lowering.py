@@ -32,7 +32,7 @@ from tracegraph.tracing.prepared_call import PreparedCall
 
 # Note [Late imports].
 prepare_reading: Callable[[], None] = import_late(
-    "tracegraph.lowering.compile_gpu", "prepare_reading"
+    "tracegraph.lowering.xla.decode", "prepare_reading"
 )
 # Heap bytes that reading a program takes, for each op of its graph.
 WARM_BYTES = 16 << 10

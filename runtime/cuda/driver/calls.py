@@ -162,10 +162,12 @@ class DriverCalls:
         Args:
             name: as ``cuStreamCreate``.
             arguments: as the bindings take them.
-            shown: what an error says of the arguments; by default themselves.
+            shown: what an error says of the arguments, or a function that returns it; by default
+                themselves.
         """
         results = getattr(self._api, name)(*arguments)
         if results[0]:
+            shown = shown() if callable(shown) else shown
             self._raise_call_error(results[0], name, arguments if shown is None else shown)
         if len(results) == 2:
             return results[1]

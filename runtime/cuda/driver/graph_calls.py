@@ -339,8 +339,11 @@ class GraphCalls(EdgeCalls):
         shown: object = None,
     ) -> int:
         full = [self._api.CUgraphNode(node) for node, port in dependencies if not port]
-        shown = f"graph={graph:#x}, {len(dependencies)} dependencies, {shown or arguments}"
-        return int(self._call(name, graph, full, len(full), *arguments, shown=shown))
+
+        def show() -> str:
+            return f"graph={graph:#x}, {len(dependencies)} dependencies, {shown or arguments}"
+
+        return int(self._call(name, graph, full, len(full), *arguments, shown=show))
 
     def _set_cluster(self, node: int, cluster: tuple[int, int, int]) -> None:
         value = self._api.CUkernelNodeAttrValue()

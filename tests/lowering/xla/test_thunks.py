@@ -9,6 +9,7 @@ import pytest
 from google.protobuf import text_format
 
 from tests.fakes.xla_programs import (
+    F32X8,
     Place,
     make_copy,
     make_kernel,
@@ -19,10 +20,12 @@ from tests.fakes.xla_programs import (
 )
 from tests.fakes.xla_recordings import read_recording, recorded_schema
 from tracegraph.lowering.device_program import DeviceStep, list_device_steps
-from tracegraph.lowering.xla import allow_list
+from tracegraph.lowering.xla import allow_list, thunks
 from tracegraph.lowering.xla.allow_list import ALLOWED
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable
+from tracegraph.lowering.xla.kernels import decode_custom_kernel
+from tracegraph.lowering.xla.scope import Scope
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode
 
@@ -277,6 +280,48 @@ def test_kernels_inside_of_slices_prove_nothing_by_their_names():
         BufferUse("#3", 384, 32),
     )
     assert (step.reads, step.writes) == ((source, part, target), (target,))
+
+
+# A loop whose body has the instruction `add`.
+LOOP = f"""
+hlo_module_with_config {{ hlo_module {{
+  computations {{ id: 1 instructions {{ name: "while" called_computation_ids: 2 }} }}
+  computations {{ id: 2 instructions {{
+    name: "add" id: 12 opcode: "fusion" shape {{ {F32X8} }} operand_ids: 10 operand_ids: 11
+  }} }}
+}} }}
+"""
+
+
+def test_iterations_are_decoded_as_if_each_were_the_only_one(monkeypatch: pytest.MonkeyPatch):
+    fill = f"{name_thunk('add')} memzero_thunk {{ {shaped('dest_buffer', (0, 0, 16))} }}"
+    moved = "update_config { byte_stride: 32 } update_offsets { }"
+    # It is no thunk of the body itself, and goes on with what those of its name have written.
+    behind = f"async_start_thunk {{ thunks {{ thunks {{ {make_kernel()} }} }} }}"
+    body = (fill, make_kernel(), make_slice_fusion(result=moved), behind)
+    inside = " ".join(f"thunks {{ {each} }}" for each in body)
+    thunk = (
+        f"{name_thunk('while')} while_thunk {{ trip_count: 3 body_thunk_sequence {{ {inside} }} }}"
+    )
+    read: list[str] = []
+
+    def decode_kernel(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+        read.append(name)
+        return decode_custom_kernel(message, name, scope)
+
+    monkeypatch.setitem(thunks._DECODERS, "custom_kernel", decode_kernel)
+    program = make_program(thunk, text=LOOP)
+    steps = decode_executable(program, name="step").steps
+    assert len(read) == 1 + 3
+    slices = [step.writes for step in steps if step.name.startswith("copy")]
+    assert slices == [(BufferUse("#3", 32 * index, 32),) for index in range(3)]
+    monkeypatch.setattr(thunks, "_SAME_IN_ALL_ITERATIONS", frozenset())
+    assert steps == decode_executable(program, name="step").steps
+    assert len(read) == 4 + 6
+    # Both kernels of an iteration go on with a result that was begun.
+    result = BufferUse("#0", 0, 32)
+    reading = [result in step.reads for step in steps if step.name.startswith("add@")]
+    assert reading == [False, True, True] * 3
 
 
 @pytest.mark.parametrize(
