@@ -39,10 +39,13 @@ struct alignas(8) Halves { unsigned words[2]; };
 #define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define CLUSTERED(blocks) __cluster_dims__(blocks, 1, 1)
 #define DEVICE __device__ __forceinline__
+#define TABLE static __constant__ const
 DEVICE void wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void start_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE char *shared_memory() { extern __shared__ __align__(128) char bytes[]; return bytes; }
 DEVICE void sync_block() { __syncthreads(); }
+// True if it is for any thread of the block.
+DEVICE bool sync_any(bool is_true) { return __syncthreads_or(is_true); }
 // Not the aligned ones: lanes of a warp may come here one after the other.
 DEVICE void arrive_cluster() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
 DEVICE void await_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }

@@ -37,7 +37,21 @@ from tracegraph.lowering.kernels.tiled_attention import (
     write_sizes,
 )
 from tracegraph.lowering.kernels.tiled_attention_elements import open_function
-from tracegraph.lowering.kernels.tiled_attention_source import COLUMN_BODY, FUNCTIONS
+from tracegraph.lowering.kernels.tiled_attention_hidden import (
+    Hidden,
+    find_hidden,
+    write_held,
+    write_hidden,
+)
+from tracegraph.lowering.kernels.tiled_attention_source import (
+    ALL_UNITS,
+    COLUMN_BODY,
+    FUNCTIONS,
+    ORDERED_PLACE,
+    PLACE,
+    SEEN_UNITS,
+    UNIT_TEST,
+)
 from tracegraph.runtime.nodes import LaunchShape
 
 # Warps of a strip; each works on 16 rows at once.
@@ -75,7 +89,11 @@ def write_columns(
     if shared > SHARED_LIMIT:
         raise ValueError(f"{shared} bytes are more than shared memory has")
     sizes = write_sizes(problem, tiling, {"ARRAYS": len(arrays), "OUTPUTS": len(outputs)})
-    body = _write_body(problem, outputs)
+    hidden = find_hidden(problem, (), [weight for weight, _, _ in outputs])
+    sizes += write_held(problem, is_hidden=False)
+    if hidden is not None:
+        sizes += write_hidden(hidden, problem, strips=tiling.strips, by_rows=False)
+    body = _write_body(problem, outputs, hidden)
     given = len(problem.kinds)
     for number, (_, _, output) in enumerate(outputs):
         place = write_place(problem, output, given + (2 if is_joined else 1 + number))
@@ -145,7 +163,9 @@ def _count_shared(problem: TiledAttention, arrays: int, tiling: Strips) -> int:
     return max(rows + own, count_parts(problem, tiling))
 
 
-def _write_body(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> str:
+def _write_body(
+    problem: TiledAttention, outputs: Sequence[ColumnOutput], hidden: Hidden | None
+) -> str:
     arrays = _list_arrays(problem, outputs)
     rights = [right for _, right in problem.products]
     weights = [open_function(each, f"w{j}_") for j, (each, _, _) in enumerate(outputs)]
@@ -157,7 +177,12 @@ def _write_body(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> str
         inner += each.write({"r": "r", **name_sums(problem), **rows})
         result = each.name_results()[0]
         inner.append(f"weights[{number}][tile][upper * 2 + e] = {result};")
+    place = fill_parts(PLACE, {"{LINES}": "COLUMNS"}) if hidden is None else ORDERED_PLACE
+    test = "" if hidden is None or hidden.test is None else _write_test(problem, hidden.test)
     parts = {
+        "PLACE": place,
+        "FIND": ALL_UNITS if hidden is None else SEEN_UNITS,
+        "TEST": test,
         "BASES": write_bases(problem, [*arrays, *rights]),
         "COPIES": indent(map(_write_copy, range(len(arrays)), arrays), 8),
         "OWN": indent(_write_own(rights, len(arrays)), 4),
@@ -168,6 +193,14 @@ def _write_body(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> str
         "MIXED": indent(_write_mixed(outputs, arrays), 12),
     }
     return fill_parts(COLUMN_BODY, {f"{{{name}}}\n": text for name, text in parts.items()})
+
+
+def _write_test(problem: TiledAttention, test: ElementFunction) -> str:
+    written = open_function(test, "h_")
+    rows = name_rows(range(len(problem.stages)), "given[{} * ROWS + r]")
+    lines = written.write({**name_groups(problem), "r": "r", **rows})
+    parts = {"{ROW}\n": indent(lines, 8), "{TEST}": written.name_results()[0]}
+    return fill_parts(UNIT_TEST, parts)
 
 
 def _write_copy(number: int, each: Lines) -> str:
@@ -190,7 +223,7 @@ def _write_products(problem: TiledAttention, arrays: list[Lines]) -> list[str]:
     for number, (left, _) in enumerate(problem.products):
         own = f"shared + OWN + ({number} * STRIPS * 16 + own) * LINE"
         others = f"place + {arrays.index(left)} * UNIT * LINE"
-        lines.append(f"multiply_lines<true>(sums[{number}], {own}, {others}, SHARE);")
+        lines.append(f"multiply_lines(sums[{number}], {own}, {others}, every);")
     return lines
 
 

@@ -17,7 +17,7 @@ _ONE = ElementOp("constant", FLOAT, detail="3f800000")
 _SUMS = ("sum0", "sum1")
 
 
-class _Terms:
+class Terms:
     """Scalars of functions, each once.
 
     Attributes:
@@ -38,7 +38,7 @@ class _Terms:
     def take(
         self,
         function: ElementFunction,
-        write: Callable[[_Terms, ElementOp], int] | None = None,
+        write: Callable[[Terms, ElementOp], int] | None = None,
         known: Mapping[int, int] | None = None,
     ) -> int:
         """Returns the number of a function's result.
@@ -87,9 +87,9 @@ def open_function(function: ElementFunction, prefix: str) -> ElementLines:
         function: what is computed.
         prefix: of the names, which no other function in the same place has.
     """
-    terms = _Terms()
+    terms = Terms()
 
-    def write(terms: _Terms, op: ElementOp) -> int:
+    def write(terms: Terms, op: ElementOp) -> int:
         if op.opcode == "exp":
             return terms.add(dataclasses.replace(op, opcode="exp_fast"))
         varies = terms.find_dependents(("t", *_SUMS))
@@ -115,7 +115,7 @@ def share_elements(
             nothing but sums, the first list is empty.
         stages: how many row values are known.
     """
-    terms = _Terms()
+    terms = Terms()
     results = [terms.take(each) for each in functions]
     of_sums, of_rows = terms.find_dependents(_SUMS), terms.find_later(stages)
     found: dict[int, None] = {}
@@ -132,7 +132,7 @@ def share_elements(
             found[number] = None
     if len(found) > most or all(terms.ops[number].opcode == "variable" for number in found):
         return [], list(functions)
-    rest = _Terms()
+    rest = Terms()
     known = {
         number: rest.add(ElementOp("variable", FLOAT, detail=_SUMS[place]))
         for place, number in enumerate(found)

@@ -8,8 +8,10 @@ the products to the weights; they join their row values, and at the end what the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
-from tracegraph.lowering.kernels.element_functions import ElementFunction, ElementLines
+from tracegraph.lowering.kernels.element_functions import ElementFunction
 from tracegraph.lowering.kernels.few_rows_ends import indent
 from tracegraph.lowering.kernels.few_rows_problem import ELEMENT_BYTES
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
@@ -27,23 +29,25 @@ from tracegraph.lowering.kernels.tiled_attention import (
     count_parts_of_floats,
     fill_parts,
     find_most_strips,
-    find_reduction,
-    name_groups,
-    name_rows,
-    name_sums,
     write_bases,
     write_place,
     write_sizes,
 )
-from tracegraph.lowering.kernels.tiled_attention_elements import open_function, share_elements
+from tracegraph.lowering.kernels.tiled_attention_hidden import (
+    Hidden,
+    find_hidden,
+    write_held,
+    write_hidden,
+)
 from tracegraph.lowering.kernels.tiled_attention_source import (
     FUNCTIONS,
-    KEPT,
+    ORDERED_PLACE,
+    PLACE,
     ROW_BODY,
     ROW_FUNCTIONS,
-    SHARED,
-    STAGE,
+    SEEN,
 )
+from tracegraph.lowering.kernels.tiled_attention_steps import RowSteps
 from tracegraph.runtime.nodes import LaunchShape
 
 # Warps of a strip, and most columns that one of them has, of all products together.
@@ -81,7 +85,11 @@ def write_rows(
     if shared > SHARED_LIMIT:
         raise ValueError(f"{shared} bytes are more than shared memory has")
     sizes = write_sizes(problem, tiling, _find_places(problem, matrix, tiling))
-    body = _write_body(problem, weight, matrix, keeps_rows=keeps_rows)
+    hidden = find_hidden(problem, problem.stages, [weight])
+    sizes += write_held(problem, is_hidden=hidden is not None)
+    if hidden is not None:
+        sizes += write_hidden(hidden, problem, strips=tiling.strips, by_rows=True)
+    body = _write_body(problem, weight, matrix, hidden, keeps_rows=keeps_rows)
     result = len(problem.kinds)
     place = write_place(problem, output, result)
     body += f"    store_lines({place}, {output.strides[-1]}, (float *)shared, mixed);\n"
@@ -155,104 +163,74 @@ def _find_places(problem: TiledAttention, matrix: Lines, tiling: Strips) -> dict
 
 
 def _write_body(
-    problem: TiledAttention, weight: ElementFunction, matrix: Lines, *, keeps_rows: bool
+    problem: TiledAttention,
+    weight: ElementFunction,
+    matrix: Lines,
+    hidden: Hidden | None,
+    *,
+    keeps_rows: bool,
 ) -> str:
     arrays = _list_arrays(problem, matrix)
-    steps, weights = _plan(problem, weight)
-    every = [*(each for _, group in steps for each in group), weights]
-    heads = [line for each in every for line in each.write(name_groups(problem))]
-    text = "".join(
-        _write_shared(problem, group) if number is None else _write_stage(problem, number, group[0])
-        for number, group in steps
+    steps = RowSteps(
+        problem, weight, [arrays.index(right) for _, right in problem.products], hidden
     )
-    rows = name_rows(range(len(problem.stages)), "rows[{}][upper]")
-    own = weights.write({"r": "r", **rows})
-    inner = weights.write({"t": "t", **name_sums(problem)})
-    inner.append(f"sums[0][tile][upper * 2 + e] = {weights.name_results()[0]};")
+    copies = _write_copies(problem, arrays, steps.early, is_hidden=hidden is not None)
+    again = _write_lines(arrays, "~asked") if hidden is not None else []
+    text = steps.write(indent(again, 4), keeps_rows=keeps_rows)
+    place = fill_parts(PLACE, {"{LINES}": "ROWS"}) if hidden is None else ORDERED_PLACE
     parts = {
+        "PLACE": place,
         "BASES": write_bases(problem, [*arrays, *(left for left, _ in problem.products)]),
-        "COPIES": indent(_write_copies(problem, arrays), 4),
-        "HEADS": indent(heads, 4),
-        "PRODUCTS": indent(_write_products(problem, arrays), 4),
-        "STAGES": text,
-        "KEPT": KEPT if keeps_rows else "",
-        "ROW": indent(own, 8),
-        "WEIGHT": indent(inner, 16),
+        "SEEN": "" if hidden is None else SEEN,
+        "SEES": indent([_write_sees(is_hidden=hidden is not None)], 4),
+        "COPIES": indent(copies, 4),
+        "HEADS": indent(steps.heads, 4),
+        "STEPS": text,
     }
     return fill_parts(ROW_BODY, {f"{{{name}}}\n": text for name, text in parts.items()})
 
 
-def _plan(
-    problem: TiledAttention, weight: ElementFunction
-) -> tuple[list[tuple[int | None, list[ElementLines]]], ElementLines]:
-    """Returns what is computed before the weights, in its order, and what computes these.
+def _write_sees(*, is_hidden: bool) -> str:
+    sees = "IS_EVEN || column(tile) < COLUMNS"
+    if is_hidden:
+        sees = "bool(seen >> column(tile) / 16 & 1)"
+    return f"auto sees = [&](int tile) {{ return {sees}; }};"
 
-    Each step is a stage with its number, or values that take the place of sums: what all that is
-    left has in common, once the row values that it needs are there.
+
+def _write_copies(
+    problem: TiledAttention, arrays: list[Lines], early: set[int], *, is_hidden: bool
+) -> list[str]:
+    """Returns what asks for all lines; those that are needed first come first.
+
+    Args:
+        problem: what is computed.
+        arrays: of which there is a line for each column.
+        early: numbers of the products that all begins with.
+        is_hidden: some lines may be needed by no row of the block.
     """
-    left = [*(each.function for each in problem.stages), weight]
-    steps: list[tuple[int | None, list[ElementLines]]] = []
-    for number in range(len(left)):
-        shared, rest = share_elements(left, len(problem.products), number)
-        if shared and len(left) > 1:
-            left = rest
-            names = [f"c{number}_{place}_" for place in range(len(shared))]
-            steps.append((None, list(map(open_function, shared, names))))
-        if number < len(problem.stages):
-            steps.append((number, [open_function(left.pop(0), f"s{number}_")]))
-    return steps, open_function(left[0], "w_")
-
-
-def _write_copies(problem: TiledAttention, arrays: list[Lines]) -> list[str]:
-    """Returns what asks for all lines; those that only the weights need come last."""
+    bits = "asked" if is_hidden else ""
+    late = [number for number in range(len(problem.products)) if number not in early]
+    first = {problem.products[number][1] for number in early}
     lines = []
-    for number, (left, _) in enumerate(problem.products):
-        start = f"lines{len(arrays) + number} + (long long)first * {left.stride}"
-        place = f"LEFT + {number} * STRIPS * 16 * LINE"
-        lines.append(f"ask_lines<STRIPS * 16>(slot, {place}, {start}, {left.stride});")
-    rights = {right for _, right in problem.products}
-    for number, each in enumerate(arrays):
-        if each not in rights:
-            lines.append("commit_copies();")
-        place = f"{number} * COLUMNS * LINE"
-        lines.append(f"ask_lines<COLUMNS>(slot, {place}, lines{number}, {each.stride});")
-    lines.append("commit_copies();")
-    return lines if len(arrays) > len(rights) else [*lines, "commit_copies();"]
-
-
-def _write_products(problem: TiledAttention, arrays: list[Lines]) -> list[str]:
-    lines = []
-    for number, (_, right) in enumerate(problem.products):
-        left = f"shared + LEFT + ({number} * STRIPS * 16 + own) * LINE"
-        others = f"shared + ({arrays.index(right)} * COLUMNS + begin) * LINE"
-        lines.append(f"multiply_lines<IS_EVEN>(sums[{number}], {left}, {others}, COLUMNS - begin);")
+    for numbers, are_early in ((sorted(early), True), (late, False)):
+        for number in numbers:
+            left = problem.products[number][0]
+            start = f"lines{len(arrays) + number} + (long long)first * {left.stride}"
+            place = f"LEFT + {number} * STRIPS * 16 * LINE"
+            lines.append(f"ask_lines<STRIPS * 16>(slot, {place}, {start}, {left.stride});")
+        wanted = [each for each in arrays if (each in first) == are_early]
+        lines += _write_lines(arrays, bits, wanted)
+        lines.append("commit_copies();")
     return lines
 
 
-def _write_shared(problem: TiledAttention, written: list[ElementLines]) -> str:
-    rows = name_rows(range(len(problem.stages)), "rows[{}][upper]")
-    own = [line for each in written for line in each.write({"r": "r", **rows})]
-    inner = [line for each in written for line in each.write({"t": "t", **name_sums(problem)})]
-    # One may be computed from the sum whose place another one takes.
-    for number, each in enumerate(written):
-        inner.append(f"const float value{number} = {each.name_results()[0]};")
-    for number in range(len(written)):
-        inner.append(f"sums[{number}][tile][upper * 2 + e] = value{number};")
-    parts = {"{ROW}\n": indent(own, 8), "{VALUE}\n": indent(inner, 16)}
-    return fill_parts(SHARED, parts)
-
-
-def _write_stage(problem: TiledAttention, number: int, written: ElementLines) -> str:
-    begin, join = find_reduction(problem.stages[number])
-    own = written.write({"r": "r", **name_rows(range(number), "rows[{}][upper]")})
-    inner = written.write({"t": "t", **name_sums(problem)})
-    inner.append(f"values[e] = {join.format('values[e]', written.name_results()[0])};")
-    parts = {
-        "{ROW}\n": indent(own, 8),
-        "{VALUE}\n": indent(inner, 16),
-        "{NUMBER}": str(number),
-        "{BEGIN}": begin,
-        "{JOINED}": join.format("values[0]", "values[1]"),
-        "{JOIN}": join.format("a", "b"),
-    }
-    return fill_parts(STAGE, parts)
+def _write_lines(
+    arrays: list[Lines], bits: str, wanted: Sequence[Lines] | None = None
+) -> list[str]:
+    """Returns what asks for the lines of some arrays, or of all."""
+    lines = []
+    for number, each in enumerate(arrays):
+        if wanted is None or each in wanted:
+            place = f"{number} * COLUMNS * LINE, lines{number}, {each.stride}"
+            lines.append(f"ask_lines<COLUMNS>(slot, {place}{bits and ', '}{bits});")
+    return lines

@@ -35,11 +35,13 @@ template <int COUNT, class Use> DEVICE void go_through_lines(Use use) {
             (IS_WHOLE ? own : index) % VECTORS);
     });
 }
+// Asks for lines, of each 16 those that have a bit.
 template <int COUNT>
-DEVICE void ask_lines(Slot slot, int to, const Element *from, int stride) {
+DEVICE void ask_lines(Slot slot, int to, const Element *from, int stride, unsigned bits = ~0u) {
     go_through_lines<COUNT>([&](int line, int vector) {
-        copy_async(slot, to + line * LINE + vector,
-                   from + (long long)line * stride + vector * VECTOR);
+        if (bits >> line / 16 & 1)
+            copy_async(slot, to + line * LINE + vector,
+                       from + (long long)line * stride + vector * VECTOR);
     });
 }
 template <class Half>
@@ -63,24 +65,30 @@ DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2],
     multiply_tile(sums, large, other_rest, float());
     multiply_tile(sums, large, other_large, float());
 }
-// Adds the products of a warp's 16 lines with others, of which there may be fewer than it has.
-template <bool IS_EVEN>
+// Adds the products of a warp's 16 lines with others, 16 for each pair of tiles that it sees.
+template <class Sees>
 DEVICE void multiply_lines(Tile (&sums)[TILES], const Vector *own, const Vector *others,
-                           int count) {
+                           Sees sees) {
     const int lane = own_lane(), line = lane % 8, low = lane / 8 % 2, high = lane / 16;
     own += (low * 8 + line) * LINE + high;
     others += (high * 8 + line) * LINE + low;
     #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        const Vector a = load_rows(own + step * 2);
+    for (int from = 0; from < STEPS; from += HELD) {
+        Vector a[HELD];
+        #pragma unroll
+        for (int step = 0; step < HELD; ++step) a[step] = load_rows(own + (from + step) * 2);
         #pragma unroll
         for (int pair = 0; pair < TILES / 2; ++pair) {
-            if (!IS_EVEN && pair * 16 >= count) continue;
-            const Vector b = load_rows(others + pair * 16 * LINE + step * 2);
-            const unsigned first[2] = {b.words[0], b.words[1]};
-            const unsigned second[2] = {b.words[2], b.words[3]};
-            multiply(sums[pair * 2], a.words, first, Element());
-            multiply(sums[pair * 2 + 1], a.words, second, Element());
+            if (!sees(pair * 2)) continue;
+            #pragma unroll
+            for (int step = 0; step < HELD; ++step) {
+                const Vector b = load_rows(others + pair * SHARERS * 16 * LINE
+                                           + (from + step) * 2);
+                const unsigned first[2] = {b.words[0], b.words[1]};
+                const unsigned second[2] = {b.words[2], b.words[3]};
+                multiply(sums[pair * 2], a[step].words, first, Element());
+                multiply(sums[pair * 2 + 1], a[step].words, second, Element());
+            }
         }
     }
 }
@@ -206,86 +214,94 @@ template <class Join> DEVICE void join_row(float (&values)[2], float *scratch, J
 ROW_BODY = """\
     start_dependents();
     wait();
-    constexpr int BLOCKS = ROWS / 16 / STRIPS;
-    const int group = blockIdx.x / BLOCKS, first = blockIdx.x % BLOCKS * STRIPS * 16;
+{PLACE}
 {BASES}
     Vector *shared = (Vector *)shared_memory();
     float *scratch = (float *)((char *)shared + LINES_BYTES);
     const Slot slot = hold_slot(shared);
+    const int lane = own_lane(), strip = own_warp() / SHARERS, sharer = own_warp() % SHARERS;
+    const int own = strip * 16;
+{SEEN}
+    // Warps of a strip take turns, for what a mask hides lies side by side.
+    auto column = [&](int tile) { return (tile / 2 * SHARERS + sharer) * 16 + tile % 2 * 8; };
+{SEES}
 {COPIES}
 {HEADS}
-    const int lane = own_lane(), strip = own_warp() / SHARERS;
-    const int own = strip * 16, begin = own_warp() % SHARERS * SHARE;
     float sums[PRODUCTS][TILES][4] = {};
+    float rows[STAGES + 1][2];
     await_copies<1>();
     sync_block();
-{PRODUCTS}
-    auto holds = [&](int tile) { return IS_EVEN || begin + tile * 8 < COLUMNS; };
-    float rows[STAGES + 1][2];
-{STAGES}
-{KEPT}
-    #pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-        const int r = first + own + upper * 8 + lane / 4;
-{ROW}
-        #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            if (!holds(tile)) continue;
-            #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int t = begin + tile * 8 + lane % 4 * 2 + e;
-{WEIGHT}
-            }
-        }
-    }
-    await_copies<0>();
-    sync_block();
+{STEPS}
     Mixed mixed = {};
     #pragma unroll
     for (int pair = 0; pair < TILES / 2; ++pair)
-        if (holds(pair * 2))
+        if (sees(pair * 2))
             mix_lines(mixed, sums[0][pair * 2], sums[0][pair * 2 + 1],
-                      shared + MATRIX + (begin + pair * 16) * LINE, Element());
+                      shared + MATRIX + column(pair * 2) * LINE, Element());
 """
-# Values that several functions need take the place of sums.
-SHARED = """\
+PLACE = """\
+    constexpr int BLOCKS = {LINES} / 16 / STRIPS;
+    const int group = blockIdx.x / BLOCKS, first = blockIdx.x % BLOCKS * STRIPS * 16;
+"""
+# Those that see most begin first: the last ones end at about the same time.
+ORDERED_PLACE = """\
+    const int group = blockIdx.x % GROUPS, first = ORDER[blockIdx.x / GROUPS] * STRIPS * 16;
+"""
+SEEN = """\
+    unsigned seen = SEEN[first / 16 + strip], asked = 0;
+    for (int each = 0; each < STRIPS; ++each) asked |= SEEN[first / 16 + each];
+"""
+# Where hidden weights are not zero all begins again, with all lines.
+TEST = """\
+    bool adds = false;
+    #pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+        const int r = first + own + upper * 8 + lane / 4;
+{ROW}
+        adds |= seen != EVERY && {TEST} != 0;
+    }
+    if (!sync_any(adds)) break;
+    seen = EVERY;
+{AGAIN}
+    await_copies<0>();
+    sync_block();
+"""
+LOOP = """\
+    #pragma unroll 1
+    while (true) {
+"""
+CLEAR = """\
+    #pragma unroll
+    for (int product = 0; product < PRODUCTS; ++product)
+        #pragma unroll
+        for (int tile = 0; tile < TILES; ++tile)
+            #pragma unroll
+            for (int e = 0; e < 4; ++e) sums[product][tile][e] = 0;
+"""
+# Whatever a step computes of each element.
+ELEMENTS = """\
     #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
         const int r = first + own + upper * 8 + lane / 4;
 {ROW}
         #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
-            if (!holds(tile)) continue;
+            if (!sees(tile)) continue;
             #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const int t = begin + tile * 8 + lane % 4 * 2 + e;
+                const int t = column(tile) + lane % 4 * 2 + e;
 {VALUE}
             }
         }
+{END}
     }
 """
-STAGE = """\
-    #pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-        const int r = first + own + upper * 8 + lane / 4;
-        float values[2] = {{BEGIN}, {BEGIN}};
-{ROW}
-        #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            if (!holds(tile)) continue;
-            #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int t = begin + tile * 8 + lane % 4 * 2 + e;
-{VALUE}
-            }
-        }
-        rows[{NUMBER}][upper] = {JOINED};
-    }
+JOIN = """\
     join_row(rows[{NUMBER}], scratch + {NUMBER} * STRIPS * SHARERS * 16,
-             [](float a, float b) { return {JOIN}; });
+             [](float a, float b) { return {JOINED}; });
 """
 KEPT = """\
-    if (lane % 4 == 0 && begin == 0)
+    if (lane % 4 == 0 && sharer == 0)
         #pragma unroll
         for (int stage = 0; stage < STAGES; ++stage)
             #pragma unroll
@@ -297,42 +313,49 @@ KEPT = """\
 COLUMN_BODY = """\
     start_dependents();
     wait();
-    constexpr int BLOCKS = COLUMNS / 16 / STRIPS, UNIT = SHARERS * SHARE, UNITS = ROWS / UNIT;
+    constexpr int UNIT = SHARERS * SHARE, UNITS = ROWS / UNIT;
     // In vectors: rows that are copied at once, and the columns behind two of them.
     constexpr int VALUES = UNIT / 4, PLACE = ARRAYS * UNIT * LINE + STAGES * VALUES;
     constexpr int OWN = (UNITS > 1 ? 2 : 1) * PLACE;
-    const int group = blockIdx.x / BLOCKS, first = blockIdx.x % BLOCKS * STRIPS * 16;
+{PLACE}
 {BASES}
     Vector *shared = (Vector *)shared_memory();
     const Slot slot = hold_slot(shared);
     const float *given = rows + (long long)group * STAGES * ROWS;
-    auto ask = [&](int unit) {
-        const int place = unit % 2 * PLACE, row = unit * UNIT;
+    auto ask = [&](int unit, int turn) {
+        const int place = turn % 2 * PLACE, row = unit * UNIT;
 {COPIES}
         go_through<STAGES * VALUES>([&](int, int index) {
             copy_async(slot, place + ARRAYS * UNIT * LINE + index,
                        given + index / VALUES * ROWS + row + index % VALUES * 4);
         });
     };
-{OWN}
-    ask(0);
-    commit_copies();
-{HEADS}
-    const int lane = own_lane(), own = own_warp() / SHARERS * 16;
-    const int begin = own_warp() % SHARERS * SHARE;
-    Mixed mixed[OUTPUTS] = {};
     // The number of turns is hidden from the compiler: unrolled, the loop needs too many registers.
     const int units = UNITS * (int)(blockDim.x / THREADS);
+    const int lane = own_lane(), own = own_warp() / SHARERS * 16;
+    const int begin = own_warp() % SHARERS * SHARE;
+{FIND}
+{OWN}
+    int unit = find(0);
+    if (unit < units) ask(unit, 0);
+    commit_copies();
+{HEADS}
+{TEST}
+    Mixed mixed[OUTPUTS] = {};
     #pragma unroll 1
-    for (int unit = 0; unit < units; ++unit) {
+    for (int turn = 0; unit < units; ++turn) {
         await_copies<0>();
         // All have read what is overwritten next.
         sync_block();
-        if (unit + 1 < units) ask(unit + 1);
+        const int now = unit;
+        unit = find(unit + 1);
+        if (unit < units) ask(unit, turn + 1);
         commit_copies();
-        const Vector *place = shared + unit % 2 * PLACE;
+        if (!sees(now)) continue;
+        const Vector *place = shared + turn % 2 * PLACE;
         const float *kept = (const float *)(place + ARRAYS * UNIT * LINE) + begin;
         place += begin * LINE;
+        auto every = [](int) { return true; };
         float sums[PRODUCTS][TILES][4] = {};
 {PRODUCTS}
         float weights[OUTPUTS][TILES][4];
@@ -345,7 +368,7 @@ COLUMN_BODY = """\
                 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int line = tile * 8 + lane % 4 * 2 + e;
-                    const int r = unit * UNIT + begin + line;
+                    const int r = now * UNIT + begin + line;
 {WEIGHTS}
                 }
         }
@@ -353,5 +376,40 @@ COLUMN_BODY = """\
         for (int pair = 0; pair < TILES / 2; ++pair) {
 {MIXED}
         }
+    }
+    await_copies<0>();
+"""
+ALL_UNITS = """\
+    auto find = [](int unit) { return unit; };
+    auto sees = [](int) { return true; };
+"""
+# A unit that no column of the block sees is not copied; of another one a warp may see nothing.
+SEEN_UNITS = """\
+    const unsigned strips = ((1u << STRIPS) - 1) << first / 16;
+    bool is_whole = false;
+    auto find = [&](int unit) {
+        for (; unit < units && !is_whole; ++unit)
+            for (int each = 0; each < SHARERS; ++each)
+                if (SEEN[unit * SHARERS + each] & strips) return unit;
+        return unit;
+    };
+    auto sees = [&](int unit) {
+        return is_whole || SEEN[unit * SHARERS + begin / 16] >> (first + own) / 16 & 1;
+    };
+"""
+# Where hidden weights are not zero all begins again, with all rows.
+UNIT_TEST = """\
+    bool adds = false;
+    for (int r = threadIdx.x; r < ROWS; r += THREADS) {
+        if (!(~SEEN[r / 16] & strips)) continue;
+{ROW}
+        adds |= {TEST} != 0;
+    }
+    if (sync_any(adds)) {
+        is_whole = true;
+        unit = 0;
+        await_copies<0>();
+        ask(0, 0);
+        commit_copies();
     }
 """

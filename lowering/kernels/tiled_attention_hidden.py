@@ -1,0 +1,237 @@
+"""What a mask hides of an attention in tiles: which tiles need no sums, and when they add nothing.
+
+Note [Hidden tiles]
+A causal mask, a window, a prefix: a condition on indices decides whether a score is a sum or a
+constant. Nothing here knows one of them: while a kernel is written the functions of all elements
+are looked at, with what is known of their integers and conditions. A tile of 16 rows by 16 columns
+is hidden where no element's result depends on the sum. What is left of the functions there, their
+hidden forms, depends on the row alone, as ``exp(-1e9 - maximum)``.
+
+Whether a hidden tile may be left out depends on the weights themselves, not on the mask: the
+constant may be as large as the scores that are seen. So a test, a part of the hidden forms, is
+computed for each row when the row values that it needs are known. If it is zero, so are the weights
+and whatever is added up for the row; if it is not, for any row of a block, the block computes all
+tiles. Rows that see nothing at all have equal weights, or none that is a number: no tile is hidden
+from the 16 rows that one of them is among.
+
+What is left out is zero times a value: where that value is infinite or not a number, the result is
+not one either when the tile is computed, and is a number when it is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from tracegraph.lowering.kernels.element_functions import FLOAT, ElementFunction, ElementOp
+from tracegraph.lowering.kernels.element_values import Bits, look_at_elements
+from tracegraph.lowering.kernels.tiled_attention import STRIP, Stage, TiledAttention
+from tracegraph.lowering.kernels.tiled_attention_elements import Terms
+
+# To look at more elements takes longer than to compile the kernel.
+_MAX_ELEMENTS = 1 << 24
+# Each takes four registers.
+_MAX_HELD = 4
+_ZEROS = ("00000000", "80000000")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hidden:
+    """What a mask hides, see Note [Hidden tiles].
+
+    Attributes:
+        seen: for each 16 rows the tiles that are seen, a bit for each 16 columns.
+        largest: of each stage what it is at hidden elements, if it is a maximum; else None.
+        test: of the group, ``r`` and row values: where it is zero, hidden elements add nothing;
+            None where they never do.
+        known: how many row values have to be known for the test.
+    """
+
+    seen: tuple[int, ...]
+    largest: tuple[ElementFunction | None, ...]
+    test: ElementFunction | None
+    known: int
+
+
+def find_hidden(
+    problem: TiledAttention, stages: Sequence[Stage], weights: Sequence[ElementFunction]
+) -> Hidden | None:
+    """Returns what is hidden, or None where that is nothing, or nothing that can be left out.
+
+    Args:
+        problem: what is computed.
+        stages: that are computed, each one's result is a row value of those behind it.
+        weights: what lines are multiplied by.
+    """
+    terms = Terms()
+    results = [terms.take(each) for each in (*(stage.function for stage in stages), *weights)]
+    is_hidden = _find_elements(problem, terms, results)
+    if is_hidden is None:
+        return None
+    forms, results = _fold(problem, terms, results, is_hidden)
+    varying = forms.find_dependents(("t", *_name_sums(problem)))
+    largest: list[ElementFunction | None] = []
+    added = results[len(stages) :]
+    for stage, result in zip(stages, results, strict=False):
+        if stage.kind == "max" and result in varying:
+            return None
+        largest.append(forms.finish(result) if stage.kind == "max" else None)
+        added += [result] if stage.kind == "sum" else []
+    # The last one has most of what the weights are computed from.
+    tests = [
+        number
+        for number, op in enumerate(forms.ops)
+        if number not in varying and op.type == FLOAT and op.opcode != "constant"
+    ]
+    for test in (None, *reversed(tests)):
+        if not _is_zero(forms, added, test):
+            continue
+        function = None if test is None else forms.finish(test)
+        known = 0 if function is None else _count_rows(function)
+        # What is added up before the test is known must be zero for sure.
+        early = [results[n] for n, each in enumerate(stages[:known]) if each.kind == "sum"]
+        if _is_zero(forms, early, None):
+            return Hidden(_list_seen(is_hidden), tuple(largest), function, known)
+    return None
+
+
+def list_heaviest(hidden: Hidden, *, strips: int, columns: int, by_rows: bool) -> list[int]:
+    """Returns the blocks of a group, those that see most tiles first.
+
+    Args:
+        hidden: what is hidden.
+        strips: of 16 lines, of a block.
+        columns: of the problem.
+        by_rows: blocks are of rows, not of columns.
+    """
+    sees = np.array([[seen >> bit & 1 for bit in range(columns // STRIP)] for seen in hidden.seen])
+    lines = sees.sum(axis=1 if by_rows else 0)
+    blocks = lines.reshape(-1, strips).sum(axis=1)
+    return sorted(range(len(blocks)), key=lambda each: (-int(blocks[each]), each))
+
+
+def write_held(problem: TiledAttention, *, is_hidden: bool) -> str:
+    """Returns how much of its own lines a warp holds in registers while it goes through others.
+
+    With all of a line it asks once for each tile whether it is seen.
+
+    Args:
+        problem: what is computed.
+        is_hidden: some tiles are not seen.
+    """
+    steps = problem.width // problem.vector // 2
+    return f"constexpr int HELD = {steps if is_hidden and steps <= _MAX_HELD else 1};\n"
+
+
+def write_hidden(hidden: Hidden, problem: TiledAttention, *, strips: int, by_rows: bool) -> str:
+    """Returns the tables of a kernel: which tiles are seen, and the order of blocks.
+
+    Args:
+        hidden: what is hidden.
+        problem: what is computed.
+        strips: of 16 lines, of a block.
+        by_rows: blocks are of rows, not of columns.
+    """
+    order = list_heaviest(hidden, strips=strips, columns=problem.columns, by_rows=by_rows)
+    tables = {"SEEN": hidden.seen, "ORDER": order}
+    lines = [
+        f"TABLE unsigned short {name}[] = {{{', '.join(map(str, table))}}};"
+        for name, table in tables.items()
+    ]
+    every = (1 << problem.columns // STRIP) - 1
+    sizes = f"constexpr int GROUPS = {problem.group_count};\nconstexpr unsigned EVERY = {every};\n"
+    return sizes + "\n".join(lines) + "\n"
+
+
+def _name_sums(problem: TiledAttention) -> list[str]:
+    return [f"sum{each}" for each in range(len(problem.products))]
+
+
+def _make_places(problem: TiledAttention, terms: Terms) -> dict[str, Bits] | None:
+    """Returns the integers that are known, each along an axis of its own; None for too many."""
+    sizes = {f"g{axis}": size for axis, size in enumerate(problem.groups)}
+    used = {op.detail for op in terms.ops if op.opcode == "variable"}
+    sizes = {name: size if name in used else 1 for name, size in sizes.items()}
+    sizes |= {"r": problem.rows, "t": problem.columns}
+    if math.prod(sizes.values()) > _MAX_ELEMENTS:
+        return None
+    places = {}
+    for axis, (name, size) in enumerate(sizes.items()):
+        shape = [size if axis == each else 1 for each in range(len(sizes))]
+        places[name] = np.arange(size).reshape(shape)
+    return places
+
+
+def _find_elements(problem: TiledAttention, terms: Terms, results: Sequence[int]) -> Bits | None:
+    """Returns which elements are in hidden tiles, or None where none is."""
+    places = _make_places(problem, terms)
+    if places is None:
+        return None
+    shape = (problem.rows, problem.columns)
+    found: Bits | None = None
+    for name in _name_sums(problem):
+        looked = look_at_elements(terms.ops, places, name)
+        needed = np.zeros((1, 1), bool)
+        for result in results:
+            each = np.asarray(looked[result].needs)
+            needed = needed | each.any(axis=tuple(range(each.ndim - 2)))
+        needed = np.broadcast_to(needed, shape)
+        tiles = needed.reshape(shape[0] // STRIP, STRIP, shape[1] // STRIP, STRIP)
+        sees_nothing = ~needed.any(axis=1).reshape(-1, STRIP).all(axis=1)
+        is_hidden = ~(tiles.any(axis=(1, 3)) | sees_nothing[:, None])
+        if found is None or is_hidden.sum() > found.sum():
+            found = is_hidden
+    if found is None or not found.any():
+        return None
+    return found.repeat(STRIP, axis=0).repeat(STRIP, axis=1)
+
+
+def _list_seen(is_hidden: Bits) -> tuple[int, ...]:
+    tiles = ~is_hidden[::STRIP, ::STRIP]
+    return tuple(sum(1 << int(bit) for bit in np.flatnonzero(row)) for row in tiles)
+
+
+def _fold(
+    problem: TiledAttention, terms: Terms, results: Sequence[int], is_hidden: Bits
+) -> tuple[Terms, list[int]]:
+    """Returns what is left of scalars at hidden elements, and the numbers of some of them."""
+    looked = look_at_elements(terms.ops, _make_places(problem, terms) or {}, "")
+    forms, numbers = Terms(), list[int]()
+    for op, each in zip(terms.ops, looked, strict=True):
+        operands = tuple(numbers[place] for place in op.operands)
+        constant = each.find_constant(is_hidden) if op.type == FLOAT else None
+        chosen = None
+        if op.opcode == "select":
+            chosen = looked[op.operands[0]].find_decision(is_hidden)
+        if constant is not None:
+            numbers.append(forms.add(ElementOp("constant", FLOAT, detail=constant)))
+        elif chosen is not None:
+            numbers.append(operands[1 if chosen else 2])
+        else:
+            numbers.append(forms.add(dataclasses.replace(op, operands=operands)))
+    return forms, [numbers[each] for each in results]
+
+
+def _is_zero(forms: Terms, results: Collection[int], test: int | None) -> bool:
+    """True if scalars are zero wherever another one is."""
+    zeros: set[int] = set()
+    for number, op in enumerate(forms.ops):
+        are_zero = [each in zeros for each in op.operands]
+        if (
+            number == test
+            or (op.opcode == "constant" and op.type == FLOAT and op.detail in _ZEROS)
+            or (op.opcode == "mul" and any(are_zero))
+            or (op.opcode == "div" and are_zero[0])
+            or (op.opcode in ("neg", "add", "sub") and all(are_zero))
+            or (op.opcode == "select" and all(are_zero[1:]))
+        ):
+            zeros.add(number)
+    return zeros.issuperset(results)
+
+
+def _count_rows(function: ElementFunction) -> int:
+    names = [op.detail for op in function.ops if op.opcode == "variable"]
+    return max((int(name[3:]) + 1 for name in names if name.startswith("row")), default=0)
