@@ -21,6 +21,7 @@ not one either when the tile is computed, and is a number when it is left out.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Sequence
 
@@ -170,17 +171,14 @@ def _find_elements(problem: TiledAttention, terms: Terms, results: Sequence[int]
     places = _make_places(problem, terms)
     if places is None:
         return None
-    shape = (problem.rows, problem.columns)
+    sizes = np.broadcast_shapes(*(each.shape for each in places.values()))
     found: Bits | None = None
     for name in _name_sums(problem):
         looked = look_at_elements(terms.ops, places, name)
-        needed = np.zeros((1, 1), bool)
-        for result in results:
-            each = np.asarray(looked[result].needs)
-            needed = needed | each.any(axis=tuple(range(each.ndim - 2)))
-        needed = np.broadcast_to(needed, shape)
-        tiles = needed.reshape(shape[0] // STRIP, STRIP, shape[1] // STRIP, STRIP)
-        sees_nothing = ~needed.any(axis=1).reshape(-1, STRIP).all(axis=1)
+        needed = functools.reduce(np.logical_or, (looked[result].needs for result in results))
+        needed = np.broadcast_to(needed, sizes).reshape(-1, problem.rows, problem.columns)
+        sees_nothing = ~needed.any(axis=2).all(axis=0).reshape(-1, STRIP).all(axis=1)
+        tiles = needed.any(axis=0).reshape(problem.rows // STRIP, STRIP, -1, STRIP)
         is_hidden = ~(tiles.any(axis=(1, 3)) | sees_nothing[:, None])
         if found is None or is_hidden.sum() > found.sum():
             found = is_hidden

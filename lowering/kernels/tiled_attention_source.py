@@ -263,6 +263,7 @@ TEST = """\
     if (!sync_any(adds)) break;
     seen = EVERY;
 {AGAIN}
+    commit_copies();
     await_copies<0>();
     sync_block();
 """
