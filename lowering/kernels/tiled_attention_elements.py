@@ -57,9 +57,9 @@ class Terms:
             places.append(write(self, moved) if write is not None else self.add(moved))
         return places[function.results[0]]
 
-    def finish(self, result: int) -> ElementFunction:
-        """Returns the function of one scalar, with what it needs."""
-        return keep_needed(ElementFunction(tuple(self.ops), (result,)))
+    def finish(self, *results: int) -> ElementFunction:
+        """Returns the function of some scalars, with what they need."""
+        return keep_needed(ElementFunction(tuple(self.ops), results))
 
     def find_dependents(self, names: Collection[str]) -> set[int]:
         """Returns the scalars that some variables are needed for."""
@@ -76,15 +76,15 @@ class Terms:
         return self.find_dependents({name for name in names if int(name[3:]) >= stages})
 
 
-def open_function(function: ElementFunction, prefix: str) -> ElementLines:
-    """Returns what writes a function of elements.
+def open_functions(functions: Sequence[ElementFunction], prefix: str) -> ElementLines:
+    """Returns what writes functions of the same elements; what they have in common comes once.
 
     A division takes longer than all else of a softmax: where many elements are divided by a value
     of their row, one is divided by it, and the elements are multiplied. The exponential is nearly
     as dear, so it is the GPU's own.
 
     Args:
-        function: what is computed.
+        functions: what is computed, a result for each.
         prefix: of the names, which no other function in the same place has.
     """
     terms = Terms()
@@ -95,10 +95,19 @@ def open_function(function: ElementFunction, prefix: str) -> ElementLines:
         varies = terms.find_dependents(("t", *_SUMS))
         if op.opcode != "div" or op.operands[0] not in varies or op.operands[1] in varies:
             return terms.add(op)
-        factor = terms.add(ElementOp("div", FLOAT, (terms.add(_ONE), op.operands[1])))
+        if terms.ops[op.operands[1]].opcode == "constant":
+            factor = terms.add(ElementOp("div", FLOAT, (terms.add(_ONE), op.operands[1])))
+        else:
+            factor = terms.add(ElementOp("invert", FLOAT, (op.operands[1],)))
         return terms.add(ElementOp("mul", FLOAT, (op.operands[0], factor)))
 
-    return ElementLines(terms.finish(terms.take(function, write)), prefix)
+    results = [terms.take(each, write) for each in functions]
+    return ElementLines(terms.finish(*results), prefix)
+
+
+def open_function(function: ElementFunction, prefix: str) -> ElementLines:
+    """Returns what writes one function, see `open_functions`."""
+    return open_functions([function], prefix)
 
 
 def share_elements(

@@ -34,8 +34,10 @@ from tracegraph.lowering.kernels.tiled_attention_elements import Terms
 
 # To look at more elements takes longer than to compile the kernel.
 _MAX_ELEMENTS = 1 << 24
-# Each takes four registers.
-_MAX_HELD = 4
+# Of how many different counts of columns a kernel has code.
+_MAX_COUNTS = 4
+# A kernel's tables have 64 KiB.
+_MAX_TILES = 1 << 13
 _ZEROS = ("00000000", "80000000")
 
 
@@ -99,52 +101,88 @@ def find_hidden(
     return None
 
 
-def list_heaviest(hidden: Hidden, *, strips: int, columns: int, by_rows: bool) -> list[int]:
-    """Returns the blocks of a group, those that see most tiles first.
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """What each block of a group sees, for the tables of a kernel.
+
+    Attributes:
+        counts: how many steps a block has; all of them where nothing is left out.
+        lists: the units of lines that a block works on, those that it sees first.
+    """
+
+    counts: tuple[int, ...]
+    lists: tuple[tuple[int, ...], ...]
+
+    @property
+    def are_in_order(self) -> bool:
+        """True if each block sees the first lines, or all."""
+        return all(each == tuple(range(len(each))) for each in self.lists)
+
+    def write(self, groups: int) -> str:
+        """Returns the tables: of blocks, those that see most come first.
+
+        Args:
+            groups: how many there are.
+        """
+        order = sorted(range(len(self.counts)), key=lambda each: (-self.counts[each], each))
+        tables = {"ORDER": order, "COUNTS": self.counts}
+        if not self.are_in_order:
+            tables["LISTS"] = [unit for each in self.lists for unit in each]
+        return f"constexpr int GROUPS = {groups};\n" + "".join(
+            f"TABLE unsigned short {name}[] = {{{', '.join(map(str, table))}}};\n"
+            for name, table in tables.items()
+        )
+
+    def write_find(self, place: str, lines: int) -> str:
+        """Returns which unit is at a place of the block's list, in C++."""
+        return place if self.are_in_order else f"LISTS[block * {lines} + {place}]"
+
+
+def list_row_blocks(hidden: Hidden, columns: int, strips: int, sharers: int) -> Blocks:
+    """Returns what blocks of rows see, in strips of columns.
 
     Args:
         hidden: what is hidden.
-        strips: of 16 lines, of a block.
         columns: of the problem.
-        by_rows: blocks are of rows, not of columns.
+        strips: of a block.
+        sharers: warps of a strip, which take turns.
     """
-    sees = np.array([[seen >> bit & 1 for bit in range(columns // STRIP)] for seen in hidden.seen])
-    lines = sees.sum(axis=1 if by_rows else 0)
-    blocks = lines.reshape(-1, strips).sum(axis=1)
-    return sorted(range(len(blocks)), key=lambda each: (-int(blocks[each]), each))
+    every = columns // STRIP
+    whole = -(-every // sharers)
+    # Each count is code of its own.
+    step = -(-whole // _MAX_COUNTS)
+    lists = _list_units(_unpack(hidden, every), strips)
+    counts = [-(-count // sharers) for count, _ in lists]
+    counts = [min(whole, -(-count // step) * step) for count in counts]
+    return Blocks(tuple(counts), tuple(units for _, units in lists))
 
 
-def write_held(problem: TiledAttention, *, is_hidden: bool) -> str:
-    """Returns how much of its own lines a warp holds in registers while it goes through others.
-
-    With all of a line it asks once for each tile whether it is seen.
-
-    Args:
-        problem: what is computed.
-        is_hidden: some tiles are not seen.
-    """
-    steps = problem.width // problem.vector // 2
-    return f"constexpr int HELD = {steps if is_hidden and steps <= _MAX_HELD else 1};\n"
-
-
-def write_hidden(hidden: Hidden, problem: TiledAttention, *, strips: int, by_rows: bool) -> str:
-    """Returns the tables of a kernel: which tiles are seen, and the order of blocks.
+def list_column_blocks(hidden: Hidden, columns: int, strips: int, unit: int) -> Blocks:
+    """Returns what blocks of columns see, in units of rows.
 
     Args:
         hidden: what is hidden.
-        problem: what is computed.
-        strips: of 16 lines, of a block.
-        by_rows: blocks are of rows, not of columns.
+        columns: of the problem.
+        strips: of a block.
+        unit: rows of a unit.
     """
-    order = list_heaviest(hidden, strips=strips, columns=problem.columns, by_rows=by_rows)
-    tables = {"SEEN": hidden.seen, "ORDER": order}
-    lines = [
-        f"TABLE unsigned short {name}[] = {{{', '.join(map(str, table))}}};"
-        for name, table in tables.items()
-    ]
-    every = (1 << problem.columns // STRIP) - 1
-    sizes = f"constexpr int GROUPS = {problem.group_count};\nconstexpr unsigned EVERY = {every};\n"
-    return sizes + "\n".join(lines) + "\n"
+    sees = _unpack(hidden, columns // STRIP)
+    sees = sees.reshape(-1, unit // STRIP, sees.shape[1]).any(axis=1)
+    lists = _list_units(sees.T, strips)
+    return Blocks(tuple(count for count, _ in lists), tuple(units for _, units in lists))
+
+
+def _unpack(hidden: Hidden, count: int) -> Bits:
+    return np.array([[bool(seen >> bit & 1) for bit in range(count)] for seen in hidden.seen])
+
+
+def _list_units(sees: Bits, strips: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns for each block how many units it sees, and all units, those first."""
+    found = []
+    for each in sees.reshape(-1, strips, sees.shape[1]).any(axis=1):
+        seen, others = np.flatnonzero(each), np.flatnonzero(~each)
+        found.append((len(seen), tuple(int(unit) for unit in (*seen, *others))))
+    return found
 
 
 def _name_sums(problem: TiledAttention) -> list[str]:
@@ -169,7 +207,7 @@ def _make_places(problem: TiledAttention, terms: Terms) -> dict[str, Bits] | Non
 def _find_elements(problem: TiledAttention, terms: Terms, results: Sequence[int]) -> Bits | None:
     """Returns which elements are in hidden tiles, or None where none is."""
     places = _make_places(problem, terms)
-    if places is None:
+    if places is None or problem.rows * problem.columns > _MAX_TILES * STRIP**2:
         return None
     sizes = np.broadcast_shapes(*(each.shape for each in places.values()))
     found: Bits | None = None

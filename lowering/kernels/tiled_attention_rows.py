@@ -8,8 +8,6 @@ the products to the weights; they join their row values, and at the end what the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 from tracegraph.lowering.kernels.element_functions import ElementFunction
 from tracegraph.lowering.kernels.few_rows_ends import indent
@@ -34,18 +32,17 @@ from tracegraph.lowering.kernels.tiled_attention import (
     write_sizes,
 )
 from tracegraph.lowering.kernels.tiled_attention_hidden import (
+    Blocks,
     Hidden,
     find_hidden,
-    write_held,
-    write_hidden,
+    list_row_blocks,
 )
 from tracegraph.lowering.kernels.tiled_attention_source import (
     FUNCTIONS,
-    ORDERED_PLACE,
-    PLACE,
+    HIDDEN_ROW_KERNEL,
     ROW_BODY,
     ROW_FUNCTIONS,
-    SEEN,
+    ROW_KERNEL,
 )
 from tracegraph.lowering.kernels.tiled_attention_steps import RowSteps
 from tracegraph.runtime.nodes import LaunchShape
@@ -86,19 +83,26 @@ def write_rows(
         raise ValueError(f"{shared} bytes are more than shared memory has")
     sizes = write_sizes(problem, tiling, _find_places(problem, matrix, tiling))
     hidden = find_hidden(problem, problem.stages, [weight])
-    sizes += write_held(problem, is_hidden=hidden is not None)
+    seen = None
     if hidden is not None:
-        sizes += write_hidden(hidden, problem, strips=tiling.strips, by_rows=True)
-    body = _write_body(problem, weight, matrix, hidden, keeps_rows=keeps_rows)
+        seen = list_row_blocks(hidden, problem.columns, tiling.strips, tiling.sharers)
+        sizes += seen.write(problem.group_count)
     result = len(problem.kinds)
-    place = write_place(problem, output, result)
-    body += f"    store_lines({place}, {output.strides[-1]}, (float *)shared, mixed);\n"
     parameters = [f"const {TYPES[kind]} *p{number}" for number, kind in enumerate(problem.kinds)]
     parameters.append(f"{TYPES[output.kind]} *p{result}")
     parameters += ["float *kept"] if keeps_rows else []
+    listed = ", ".join(parameters)
+    place = f"{write_place(problem, output, result)}, {output.strides[-1]}"
+    find = "line" if seen is None else _write_find(problem, seen)
+    parts = {"{RESULT}": place, "{FIND}": find}
+    body = fill_parts(_write_body(problem, weight, matrix, hidden, keeps_rows=keeps_rows), parts)
+    kind = "DEVICE" if seen is None else "FUNCTION"
+    head = f"template <int PAIRS> {kind} bool attend(int group, int block, {listed})"
+    given = ", ".join(each.partition("*")[2] for each in parameters)
+    text = f"({listed}) {{\n{_write_kernel(seen, given, tiling)}}}\n"
     neighbours = count_neighbours(_count_registers(problem, tiling), tiling, shared)
-    text = f"({', '.join(parameters)}) {{\n{body}}}\n"
-    begin = f"{sizes}{FUNCTIONS}{ROW_FUNCTIONS}KERNEL(THREADS, {neighbours}) "
+    begin = f"{sizes}{FUNCTIONS}{ROW_FUNCTIONS}{head} {{\n{body}}}\n"
+    begin += f"KERNEL(THREADS, {neighbours}) "
     symbol = name_kernel("tiled_attention_rows", begin + text)
     blocks = problem.group_count * (problem.rows // STRIP // tiling.strips)
     shape = LaunchShape((blocks, 1, 1), (tiling.threads, 1, 1), shared_bytes=shared)
@@ -171,44 +175,42 @@ def _write_body(
     keeps_rows: bool,
 ) -> str:
     arrays = _list_arrays(problem, matrix)
-    steps = RowSteps(
-        problem, weight, [arrays.index(right) for _, right in problem.products], hidden
-    )
-    copies = _write_copies(problem, arrays, steps.early, is_hidden=hidden is not None)
-    again = _write_lines(arrays, "~asked") if hidden is not None else []
-    text = steps.write(indent(again, 4), keeps_rows=keeps_rows)
-    place = fill_parts(PLACE, {"{LINES}": "ROWS"}) if hidden is None else ORDERED_PLACE
+    rights = [arrays.index(right) for _, right in problem.products]
+    steps = RowSteps(problem, weight, rights, hidden)
     parts = {
-        "PLACE": place,
         "BASES": write_bases(problem, [*arrays, *(left for left, _ in problem.products)]),
-        "SEEN": "" if hidden is None else SEEN,
-        "SEES": indent([_write_sees(is_hidden=hidden is not None)], 4),
-        "COPIES": indent(copies, 4),
+        "COPIES": indent(_write_copies(problem, arrays, steps.early), 4),
         "HEADS": indent(steps.heads, 4),
-        "STEPS": text,
+        "STEPS": steps.write(keeps_rows=keeps_rows),
     }
     return fill_parts(ROW_BODY, {f"{{{name}}}\n": text for name, text in parts.items()})
 
 
-def _write_sees(*, is_hidden: bool) -> str:
-    sees = "IS_EVEN || column(tile) < COLUMNS"
-    if is_hidden:
-        sees = "bool(seen >> column(tile) / 16 & 1)"
-    return f"auto sees = [&](int tile) {{ return {sees}; }};"
+def _write_find(problem: TiledAttention, seen: Blocks) -> str:
+    """Returns which column is at the place of a line in shared memory."""
+    strip = seen.write_find("line / 16", problem.columns // STRIP)
+    return "line" if seen.are_in_order else f"{strip} * 16 + line % 16"
 
 
-def _write_copies(
-    problem: TiledAttention, arrays: list[Lines], early: set[int], *, is_hidden: bool
-) -> list[str]:
+def _write_kernel(seen: Blocks | None, given: str, tiling: Strips) -> str:
+    """Returns what a block begins with."""
+    if seen is None:
+        return fill_parts(ROW_KERNEL, {"{GIVEN}": given})
+    choices = [
+        f"if (pairs == {pairs}) again = attend<{pairs}>(group, block, {given});"
+        for pairs in sorted({*seen.counts, tiling.share // STRIP})
+    ]
+    return fill_parts(HIDDEN_ROW_KERNEL, {"{CHOICES}\n": indent(choices, 8)})
+
+
+def _write_copies(problem: TiledAttention, arrays: list[Lines], early: set[int]) -> list[str]:
     """Returns what asks for all lines; those that are needed first come first.
 
     Args:
         problem: what is computed.
         arrays: of which there is a line for each column.
         early: numbers of the products that all begins with.
-        is_hidden: some lines may be needed by no row of the block.
     """
-    bits = "asked" if is_hidden else ""
     late = [number for number in range(len(problem.products)) if number not in early]
     first = {problem.products[number][1] for number in early}
     lines = []
@@ -218,19 +220,9 @@ def _write_copies(
             start = f"lines{len(arrays) + number} + (long long)first * {left.stride}"
             place = f"LEFT + {number} * STRIPS * 16 * LINE"
             lines.append(f"ask_lines<STRIPS * 16>(slot, {place}, {start}, {left.stride});")
-        wanted = [each for each in arrays if (each in first) == are_early]
-        lines += _write_lines(arrays, bits, wanted)
+        for number, each in enumerate(arrays):
+            if (each in first) == are_early:
+                place = f"{number} * COLUMNS * LINE, lines{number}, {each.stride}"
+                lines.append(f"ask_lines<LINES>(slot, {place}, find);")
         lines.append("commit_copies();")
-    return lines
-
-
-def _write_lines(
-    arrays: list[Lines], bits: str, wanted: Sequence[Lines] | None = None
-) -> list[str]:
-    """Returns what asks for the lines of some arrays, or of all."""
-    lines = []
-    for number, each in enumerate(arrays):
-        if wanted is None or each in wanted:
-            place = f"{number} * COLUMNS * LINE, lines{number}, {each.stride}"
-            lines.append(f"ask_lines<COLUMNS>(slot, {place}{bits and ', '}{bits});")
     return lines

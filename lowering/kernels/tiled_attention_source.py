@@ -13,7 +13,6 @@ struct alignas(16) Four { float values[4]; };
 constexpr int VECTORS = WIDTH / VECTOR, LINE = VECTORS + 1, STEPS = VECTORS / 2;
 // Where the next line of partial results is: two of each of four lines lie in different banks.
 constexpr int PART_LINE = WIDTH + 8;
-constexpr int TILES = SHARE / 8;
 typedef float Tile[4];
 typedef Tile Mixed[WIDTH / 8];
 DEVICE int own_lane() { return threadIdx.x % 32; }
@@ -35,14 +34,17 @@ template <int COUNT, class Use> DEVICE void go_through_lines(Use use) {
             (IS_WHOLE ? own : index) % VECTORS);
     });
 }
-// Asks for lines, of each 16 those that have a bit.
-template <int COUNT>
-DEVICE void ask_lines(Slot slot, int to, const Element *from, int stride, unsigned bits = ~0u) {
+// Asks for lines, each one where another function finds it.
+template <int COUNT, class Find>
+DEVICE void ask_lines(Slot slot, int to, const Element *from, int stride, Find find) {
     go_through_lines<COUNT>([&](int line, int vector) {
-        if (bits >> line / 16 & 1)
-            copy_async(slot, to + line * LINE + vector,
-                       from + (long long)line * stride + vector * VECTOR);
+        copy_async(slot, to + line * LINE + vector,
+                   from + (long long)find(line) * stride + vector * VECTOR);
     });
+}
+template <int COUNT>
+DEVICE void ask_lines(Slot slot, int to, const Element *from, int stride) {
+    ask_lines<COUNT>(slot, to, from, stride, [](int line) { return line; });
 }
 template <class Half>
 DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2], Half) {
@@ -65,30 +67,24 @@ DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2],
     multiply_tile(sums, large, other_rest, float());
     multiply_tile(sums, large, other_large, float());
 }
-// Adds the products of a warp's 16 lines with others, 16 for each pair of tiles that it sees.
-template <class Sees>
+// Adds the products of a warp's 16 lines with others, 16 for each pair of tiles that it has.
+template <int TILES, class Holds>
 DEVICE void multiply_lines(Tile (&sums)[TILES], const Vector *own, const Vector *others,
-                           Sees sees) {
+                           Holds holds) {
     const int lane = own_lane(), line = lane % 8, low = lane / 8 % 2, high = lane / 16;
     own += (low * 8 + line) * LINE + high;
     others += (high * 8 + line) * LINE + low;
     #pragma unroll
-    for (int from = 0; from < STEPS; from += HELD) {
-        Vector a[HELD];
-        #pragma unroll
-        for (int step = 0; step < HELD; ++step) a[step] = load_rows(own + (from + step) * 2);
+    for (int step = 0; step < STEPS; ++step) {
+        const Vector a = load_rows(own + step * 2);
         #pragma unroll
         for (int pair = 0; pair < TILES / 2; ++pair) {
-            if (!sees(pair * 2)) continue;
-            #pragma unroll
-            for (int step = 0; step < HELD; ++step) {
-                const Vector b = load_rows(others + pair * SHARERS * 16 * LINE
-                                           + (from + step) * 2);
-                const unsigned first[2] = {b.words[0], b.words[1]};
-                const unsigned second[2] = {b.words[2], b.words[3]};
-                multiply(sums[pair * 2], a[step].words, first, Element());
-                multiply(sums[pair * 2 + 1], a[step].words, second, Element());
-            }
+            if (!holds(pair * 2)) continue;
+            const Vector b = load_rows(others + pair * SHARERS * 16 * LINE + step * 2);
+            const unsigned first[2] = {b.words[0], b.words[1]};
+            const unsigned second[2] = {b.words[2], b.words[3]};
+            multiply(sums[pair * 2], a.words, first, Element());
+            multiply(sums[pair * 2 + 1], a.words, second, Element());
         }
     }
 }
@@ -187,7 +183,8 @@ DEVICE void store_lines(Result *to, int stride, float *parts, const Mixed &mixed
 """
 
 ROW_FUNCTIONS = """\
-constexpr bool IS_EVEN = COLUMNS % (SHARERS * SHARE) == 0;
+// Of the columns.
+constexpr int EVERY = COLUMNS / 16;
 // Joins what the threads of a row have of a value, then what its warps have.
 template <class Join> DEVICE void join_row(float (&values)[2], float *scratch, Join join) {
     #pragma unroll
@@ -211,20 +208,22 @@ template <class Join> DEVICE void join_row(float (&values)[2], float *scratch, J
     }
 }
 """
+# Works on so many strips of columns for each warp; true where all have to be worked on.
 ROW_BODY = """\
-    start_dependents();
-    wait();
-{PLACE}
+    constexpr int TILES = PAIRS * 2;
+    constexpr int LINES = (PAIRS * SHARERS < EVERY ? PAIRS * SHARERS : EVERY) * 16;
+    const int first = block * STRIPS * 16;
 {BASES}
     Vector *shared = (Vector *)shared_memory();
     float *scratch = (float *)((char *)shared + LINES_BYTES);
     const Slot slot = hold_slot(shared);
     const int lane = own_lane(), strip = own_warp() / SHARERS, sharer = own_warp() % SHARERS;
     const int own = strip * 16;
-{SEEN}
-    // Warps of a strip take turns, for what a mask hides lies side by side.
-    auto column = [&](int tile) { return (tile / 2 * SHARERS + sharer) * 16 + tile % 2 * 8; };
-{SEES}
+    // Warps of a strip take turns: each has as many strips of columns, or one less.
+    auto place = [&](int tile) { return tile / 2 * SHARERS + sharer; };
+    auto holds = [&](int tile) { return PAIRS * SHARERS <= EVERY || place(tile) < EVERY; };
+    auto find = [&](int line) { return {FIND}; };
+    auto column = [&](int tile) { return find(place(tile) * 16) + tile % 2 * 8; };
 {COPIES}
 {HEADS}
     float sums[PRODUCTS][TILES][4] = {};
@@ -234,50 +233,42 @@ ROW_BODY = """\
 {STEPS}
     Mixed mixed = {};
     #pragma unroll
-    for (int pair = 0; pair < TILES / 2; ++pair)
-        if (sees(pair * 2))
+    for (int pair = 0; pair < PAIRS; ++pair)
+        if (holds(pair * 2))
             mix_lines(mixed, sums[0][pair * 2], sums[0][pair * 2 + 1],
-                      shared + MATRIX + column(pair * 2) * LINE, Element());
+                      shared + MATRIX + place(pair * 2) * 16 * LINE, Element());
+    store_lines({RESULT}, (float *)shared, mixed);
+    return false;
 """
-PLACE = """\
-    constexpr int BLOCKS = {LINES} / 16 / STRIPS;
-    const int group = blockIdx.x / BLOCKS, first = blockIdx.x % BLOCKS * STRIPS * 16;
+ROW_KERNEL = """\
+    start_dependents();
+    wait();
+    constexpr int BLOCKS = ROWS / 16 / STRIPS;
+    attend<SHARE / 16>(blockIdx.x / BLOCKS, blockIdx.x % BLOCKS, {GIVEN});
 """
-# Those that see most begin first: the last ones end at about the same time.
-ORDERED_PLACE = """\
-    const int group = blockIdx.x % GROUPS, first = ORDER[blockIdx.x / GROUPS] * STRIPS * 16;
+# Blocks that see most begin first, so that the last ones end at about the same time. Where hidden
+# weights are not zero all begins again, with all columns.
+HIDDEN_ROW_KERNEL = """\
+    start_dependents();
+    wait();
+    const int group = blockIdx.x % GROUPS, block = ORDER[blockIdx.x / GROUPS];
+    bool again = false;
+    for (int pairs = COUNTS[block]; pairs > 0; pairs = again ? SHARE / 16 : 0) {
+{CHOICES}
+    }
 """
-SEEN = """\
-    unsigned seen = SEEN[first / 16 + strip], asked = 0;
-    for (int each = 0; each < STRIPS; ++each) asked |= SEEN[first / 16 + each];
-"""
-# Where hidden weights are not zero all begins again, with all lines.
 TEST = """\
     bool adds = false;
     #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
         const int r = first + own + upper * 8 + lane / 4;
 {ROW}
-        adds |= seen != EVERY && {TEST} != 0;
+        adds |= {TEST} != 0;
     }
-    if (!sync_any(adds)) break;
-    seen = EVERY;
-{AGAIN}
-    commit_copies();
-    await_copies<0>();
-    sync_block();
-"""
-LOOP = """\
-    #pragma unroll 1
-    while (true) {
-"""
-CLEAR = """\
-    #pragma unroll
-    for (int product = 0; product < PRODUCTS; ++product)
-        #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile)
-            #pragma unroll
-            for (int e = 0; e < 4; ++e) sums[product][tile][e] = 0;
+    if (PAIRS * SHARERS < EVERY && sync_any(adds)) {
+        await_copies<0>();
+        return true;
+    }
 """
 # Whatever a step computes of each element.
 ELEMENTS = """\
@@ -287,7 +278,7 @@ ELEMENTS = """\
 {ROW}
         #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
-            if (!sees(tile)) continue;
+            if (!holds(tile)) continue;
             #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int t = column(tile) + lane % 4 * 2 + e;
@@ -314,49 +305,45 @@ KEPT = """\
 COLUMN_BODY = """\
     start_dependents();
     wait();
-    constexpr int UNIT = SHARERS * SHARE, UNITS = ROWS / UNIT;
+    constexpr int UNIT = SHARERS * SHARE, UNITS = ROWS / UNIT, TILES = SHARE / 8;
     // In vectors: rows that are copied at once, and the columns behind two of them.
     constexpr int VALUES = UNIT / 4, PLACE = ARRAYS * UNIT * LINE + STAGES * VALUES;
     constexpr int OWN = (UNITS > 1 ? 2 : 1) * PLACE;
 {PLACE}
+    const int first = block * STRIPS * 16;
 {BASES}
     Vector *shared = (Vector *)shared_memory();
     const Slot slot = hold_slot(shared);
     const float *given = rows + (long long)group * STAGES * ROWS;
-    auto ask = [&](int unit, int turn) {
-        const int place = turn % 2 * PLACE, row = unit * UNIT;
+    auto find = [&](int turn) { return {FIND}; };
+    auto ask = [&](int turn) {
+        const int place = turn % 2 * PLACE, row = find(turn) * UNIT;
 {COPIES}
         go_through<STAGES * VALUES>([&](int, int index) {
             copy_async(slot, place + ARRAYS * UNIT * LINE + index,
                        given + index / VALUES * ROWS + row + index % VALUES * 4);
         });
     };
-    // The number of turns is hidden from the compiler: unrolled, the loop needs too many registers.
-    const int units = UNITS * (int)(blockDim.x / THREADS);
-    const int lane = own_lane(), own = own_warp() / SHARERS * 16;
-    const int begin = own_warp() % SHARERS * SHARE;
-{FIND}
 {OWN}
-    int unit = find(0);
-    if (unit < units) ask(unit, 0);
+    ask(0);
     commit_copies();
 {HEADS}
-{TEST}
+    const int lane = own_lane(), own = own_warp() / SHARERS * 16;
+    const int begin = own_warp() % SHARERS * SHARE;
+{TURNS}
     Mixed mixed[OUTPUTS] = {};
     #pragma unroll 1
-    for (int turn = 0; unit < units; ++turn) {
+    for (int turn = 0; turn < turns; ++turn) {
         await_copies<0>();
         // All have read what is overwritten next.
         sync_block();
-        const int now = unit;
-        unit = find(unit + 1);
-        if (unit < units) ask(unit, turn + 1);
+        if (turn + 1 < turns) ask(turn + 1);
         commit_copies();
-        if (!sees(now)) continue;
+        const int unit = find(turn);
         const Vector *place = shared + turn % 2 * PLACE;
         const float *kept = (const float *)(place + ARRAYS * UNIT * LINE) + begin;
         place += begin * LINE;
-        auto every = [](int) { return true; };
+        auto holds = [](int) { return true; };
         float sums[PRODUCTS][TILES][4] = {};
 {PRODUCTS}
         float weights[OUTPUTS][TILES][4];
@@ -369,7 +356,7 @@ COLUMN_BODY = """\
                 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int line = tile * 8 + lane % 4 * 2 + e;
-                    const int r = now * UNIT + begin + line;
+                    const int r = unit * UNIT + begin + line;
 {WEIGHTS}
                 }
         }
@@ -380,37 +367,28 @@ COLUMN_BODY = """\
     }
     await_copies<0>();
 """
-ALL_UNITS = """\
-    auto find = [](int unit) { return unit; };
-    auto sees = [](int) { return true; };
+PLACE = """\
+    constexpr int BLOCKS = COLUMNS / 16 / STRIPS;
+    const int group = blockIdx.x / BLOCKS, block = blockIdx.x % BLOCKS;
 """
-# A unit that no column of the block sees is not copied; of another one a warp may see nothing.
-SEEN_UNITS = """\
-    const unsigned strips = ((1u << STRIPS) - 1) << first / 16;
-    bool is_whole = false;
-    auto find = [&](int unit) {
-        for (; unit < units && !is_whole; ++unit)
-            for (int each = 0; each < SHARERS; ++each)
-                if (SEEN[unit * SHARERS + each] & strips) return unit;
-        return unit;
-    };
-    auto sees = [&](int unit) {
-        return is_whole || SEEN[unit * SHARERS + begin / 16] >> (first + own) / 16 & 1;
-    };
+# Blocks that see most begin first.
+HIDDEN_PLACE = """\
+    const int group = blockIdx.x % GROUPS, block = ORDER[blockIdx.x / GROUPS];
 """
-# Where hidden weights are not zero all begins again, with all rows.
+TURNS = """\
+    // The number of turns is hidden from the compiler: unrolled, the loop needs too many registers.
+    const int turns = UNITS * (int)(blockDim.x / THREADS);
+"""
+HIDDEN_TURNS = """\
+    int turns = COUNTS[block];
+"""
+# Where hidden weights are not zero no unit of rows is left out.
 UNIT_TEST = """\
     bool adds = false;
-    for (int r = threadIdx.x; r < ROWS; r += THREADS) {
-        if (!(~SEEN[r / 16] & strips)) continue;
+    for (int row = turns * UNIT + threadIdx.x; row < ROWS; row += THREADS) {
+        const int r = find(row / UNIT) * UNIT + row % UNIT;
 {ROW}
         adds |= {TEST} != 0;
     }
-    if (sync_any(adds)) {
-        is_whole = true;
-        unit = 0;
-        await_copies<0>();
-        ask(0, 0);
-        commit_copies();
-    }
+    if (sync_any(adds)) turns = UNITS;
 """

@@ -17,11 +17,9 @@ from tracegraph.lowering.kernels.tiled_attention import (
 from tracegraph.lowering.kernels.tiled_attention_elements import open_function, share_elements
 from tracegraph.lowering.kernels.tiled_attention_hidden import Hidden
 from tracegraph.lowering.kernels.tiled_attention_source import (
-    CLEAR,
     ELEMENTS,
     JOIN,
     KEPT,
-    LOOP,
     TEST,
 )
 
@@ -72,19 +70,17 @@ class RowSteps:
                 self._write_stage(number, left.pop(0))
         self._write_weights(left[0])
 
-    def write(self, again: str, *, keeps_rows: bool) -> str:
+    def write(self, *, keeps_rows: bool) -> str:
         """Returns the steps up to the weights; all lines are there then.
 
         Args:
-            again: asks for the lines that were not asked for.
             keeps_rows: the row values are a result, too.
         """
-        text = "".join(self._texts)
-        text = fill_parts(text, {"{AGAIN}\n": again, "{KEPT}\n": KEPT if keeps_rows else ""})
+        text = fill_parts("".join(self._texts), {"{KEPT}\n": KEPT if keeps_rows else ""})
         return text if self._is_awaited else text + _AWAIT
 
     def _write_test(self, number: int) -> None:
-        """Writes what ends the loop that begins again with all tiles."""
+        """Writes what ends the work where hidden weights are not zero."""
         hidden = self._hidden
         if hidden is None or hidden.test is None or hidden.known != number:
             return
@@ -93,7 +89,7 @@ class RowSteps:
             "{ROW}\n": indent(test.write({"r": "r", **self._rows}), 8),
             "{TEST}": test.name_results()[0],
         }
-        self._texts = [LOOP, CLEAR, *self._texts, fill_parts(TEST, parts), "    }\n"]
+        self._texts.append(fill_parts(TEST, parts))
 
     def _open(self, function: ElementFunction, prefix: str) -> ElementLines:
         written = open_function(function, prefix)
@@ -114,7 +110,7 @@ class RowSteps:
                 self._is_awaited = True
             left = f"shared + LEFT + ({product} * STRIPS * 16 + own) * LINE"
             right = f"shared + ({self._rights[product]} * COLUMNS + sharer * 16) * LINE"
-            self._texts.append(f"    multiply_lines(sums[{place}], {left}, {right}, sees);\n")
+            self._texts.append(f"    multiply_lines(sums[{place}], {left}, {right}, holds);\n")
 
     def _write_shared(self, number: int, shared: Sequence[ElementFunction]) -> None:
         """Writes values that take the place of sums; products that are not made only move."""
@@ -148,7 +144,9 @@ class RowSteps:
         if largest is not None:
             form = self._open(largest, f"f{number}_")
             end += form.write({"r": "r", **self._rows})
-            end.append(f"if (seen != EVERY) {row} = {join.format(row, form.name_results()[0])};")
+            end.append(
+                f"if (PAIRS * SHARERS < EVERY) {row} = {join.format(row, form.name_results()[0])};"
+            )
         self._add_elements([f"float values[2] = {{{begin}, {begin}}};", *own], inner, end)
         parts = {"{NUMBER}": str(number), "{JOINED}": join.format("a", "b")}
         self._texts.append(fill_parts(JOIN, parts))

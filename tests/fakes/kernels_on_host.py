@@ -44,6 +44,7 @@ struct Dim { int x, y, z; };
 #define KERNEL(...) extern "C" void
 #define CLUSTERED(blocks)
 #define DEVICE static inline
+#define FUNCTION static
 #define TABLE static const
 struct Any { void *address; template <class T> operator T *() const { return (T *)address; } };
 static float literal(unsigned bits) { float a; memcpy(&a, &bits, 4); return a; }
@@ -77,6 +78,7 @@ template <class Half> static unsigned pack_pair(float low, float high, Half) {
     return narrow(low, Half()).bits | (unsigned)narrow(high, Half()).bits << 16;
 }
 static float exp_fast(float a) { return expf(a); }
+static float invert(float a) { return 1 / a; }
 """
 _FLAGS = [
     "-std=c++20",

@@ -270,7 +270,7 @@ FAULTS = {
         "    #pragma unroll\n",
     ),
     "stages have their own place": (ROWS, "scratch + 1 * STRIPS", "scratch + 0 * STRIPS"),
-    "the last columns": (ROWS, "IS_EVEN || column(tile) < COLUMNS", "true"),
+    "the last columns": (ROWS, "|| place(tile) < EVERY", "|| true"),
     "the strip of a warp": (ROWS, "own = strip * 16;", "own = 0;"),
     "the upper row": (ROWS, "+ own + upper * 8 + lane / 4;", "+ own + lane / 4;"),
     "parts of a result": (ROWS, "sharer < SHARERS; ++sharer) add", "sharer < 1; ++sharer) add"),
@@ -334,8 +334,8 @@ def test_work_is_cut_so_that_all_multiprocessors_have_some() -> None:
 def test_elements_are_loaded_once_and_not_divided() -> None:
     rows, columns = write_kernels(CASES["half backward"])
     assert [rows.source.count(f"p{each}[") for each in (MASK, BIASES)] == [1, 1]
-    # A row divides one, for a stage and each weight; two weights are functions of their own.
-    assert [each.source.count("literal(0x3f800000u) / ") for each in (rows, columns)] == [2, 2]
+    # One is divided by a row's value, for a stage and the weight; two weights have it in common.
+    assert [each.source.count("= invert(") for each in (rows, columns)] == [2, 1]
     # More than there are sums cannot be kept.
     (score, share) = (build(each) for each in (LOADED, ("tanh", "sum0")))
     assert share_elements([score, share], 1, 0) == ([], [score, share])

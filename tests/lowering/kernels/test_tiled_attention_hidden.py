@@ -27,7 +27,12 @@ from tests.lowering.kernels.test_tiled_attention import (
     run,
     write_kernels,
 )
-from tracegraph.lowering.kernels.tiled_attention_hidden import find_hidden, list_heaviest
+from tracegraph.lowering.kernels.tiled_attention_hidden import (
+    Blocks,
+    find_hidden,
+    list_column_blocks,
+    list_row_blocks,
+)
 
 PAST = ("le", "t", "r")
 WINDOW = ("and", PAST, ("lt", "r", ("int_add", "t", 20)))
@@ -71,7 +76,7 @@ SCORES = {
 }
 
 
-def make_case(name: str, program: Any = make_backward, processors: int = 1) -> Case:
+def make_case(name: str, program: Any = make_backward, processors: int = 8) -> Case:
     score, shape, _ = SCORES[name]
     return Case(program(score), *shape, processors)
 
@@ -110,7 +115,7 @@ def compare(case: Case, found: Any, wanted: Any) -> None:
 def test_results_are_those_of_all_tiles(name: str) -> None:
     case = make_case(name)
     kernels = write_kernels(case)
-    assert ["SEEN[]" in each.source for each in kernels] == [SCORES[name][2]] * 2
+    assert ["COUNTS[]" in each.source for each in kernels] == [SCORES[name][2]] * 2
     with np.errstate(all="ignore"):
         check(case, run(case, kernels))
 
@@ -142,7 +147,7 @@ LINEAR = Program(1, (("sum", MULTIPLIED),), MULTIPLIED, (MULTIPLIED,))
 def test_programs_that_are_no_softmax(program: Program) -> None:
     case = Case(program, *SHAPE)
     kernels = write_kernels(case)
-    assert all("SEEN[]" in each.source for each in kernels)
+    assert all("COUNTS[]" in each.source for each in kernels)
     check(case, run(case, kernels))
 
 
@@ -176,12 +181,26 @@ def test_tiles_are_found() -> None:
 
 
 def test_blocks_that_see_most_come_first() -> None:
-    problem = make_problem(Case(make_backward(CAUSAL), "BF16", 1, 2, 64, 64, 16))
-    hidden = find_hidden(problem, problem.stages, [build(make_backward(CAUSAL).row)])
-    assert hidden is not None
-    sizes: Any = {"strips": 2, "columns": 64}
-    assert list_heaviest(hidden, **sizes, by_rows=True) == [1, 0]
-    assert list_heaviest(hidden, **sizes, by_rows=False) == [0, 1]
+    def list_blocks(score: Any, columns: int = 64, sharers: int = 1) -> tuple[Blocks, Blocks]:
+        problem = make_problem(Case(make_backward(score), "BF16", 1, 2, 64, columns, 16))
+        hidden = find_hidden(problem, problem.stages, [build(make_backward(score).row)])
+        assert hidden is not None
+        return (
+            list_row_blocks(hidden, columns, 2, sharers),
+            list_column_blocks(hidden, columns, 2, 16),
+        )
+
+    rows, columns = list_blocks(CAUSAL)
+    assert (rows.counts, rows.are_in_order, columns.counts) == ((2, 4), True, (4, 2))
+    assert columns.lists == ((0, 1, 2, 3), (2, 3, 0, 1))
+    assert "ORDER[] = {1, 0}" in rows.write(2)
+    assert "ORDER[] = {0, 1}" in columns.write(2)
+    # Strips of columns are divided over the warps of a strip of rows.
+    assert list_blocks(CAUSAL, sharers=3)[0].counts == (1, 2)
+    # No more than four counts: of eight strips pairs.
+    rows, _ = list_blocks(hide(WINDOW, -1e9), columns=128)
+    assert rows.counts == (2, 4)
+    assert rows.lists[1] == (0, 1, 2, 3, 4, 5, 6, 7)
 
 
 def test_what_is_hidden_is_not_read() -> None:
@@ -207,19 +226,23 @@ def run_with(case: Case, kernels: Any, arrays: Any) -> Any:
 
 
 FAULTS = {
-    "weights are tested by rows": ("weights that are not zero", "!sync_any(adds)", "true"),
+    "weights are tested by rows": ("weights that are not zero", "&& sync_any(adds)", "&& false"),
     "weights are tested by columns": ("weights that are not zero", "if (sync_any(adds))", "if (0)"),
     "each row is tested": ("some weights that are not zero", "adds |= h_", "adds = h_"),
-    "rows of a warp are tested": ("some weights that are not zero", "adds |= seen", "adds = seen"),
-    "all lines are there": ("weights that are not zero", "lines1, 64, ~asked", "lines1, 64, 0"),
-    "all tiles are seen": ("weights that are not zero", "is_whole = true;", ""),
-    "sums begin with zero": ("weights that are not zero", "sums[product][tile][e] = 0;", ";"),
-    "a strip of its own": ("causal", "SEEN[first / 16 + strip]", "SEEN[first / 16]"),
-    "a unit of its own": (
-        "causal, more rows",
-        ">> (first + own) / 16 & 1",
-        ">> (first / 16 + 2) & 1",
+    "all is begun again": ("weights that are not zero", "again ? SHARE / 16 : 0", "0"),
+    "units that are left out are tested": (
+        "weights that are not zero",
+        "row = turns * UNIT",
+        "row = ROWS",
     ),
+    "the column of a score": ("window", "find(place(tile) * 16)", "place(tile) * 16"),
+    "the row of a score": (
+        "causal, more rows",
+        "const int unit = find(turn)",
+        "const int unit = turn",
+    ),
+    "a block's own list": ("window", "LISTS[block * ", "LISTS[0 * "),
+    "a block's own count": ("causal", "pairs = COUNTS[block]", "pairs = COUNTS[0]"),
 }
 
 
@@ -239,7 +262,7 @@ def test_a_fault_is_found(fault: str) -> None:
 def test_what_a_hidden_row_has_is_joined() -> None:
     case = Case(LARGEST, *SHAPE)
     first, second = write_kernels(case)
-    source = first.source.replace("if (seen != EVERY) rows", "if (0) rows")
+    source = first.source.replace("if (PAIRS * SHARERS < EVERY) rows", "if (0) rows")
     assert source != first.source
     with pytest.raises(AssertionError):
         check(case, run(case, (dataclasses.replace(first, source=source), second)))
