@@ -49,6 +49,9 @@ from tracegraph.runtime.nodes import LaunchShape
 
 # Warps of a strip, and most columns that one of them has, of all products together.
 _SHARERS, _MAX_COLUMNS = (1, 2, 4), 128
+# Where blocks see different columns, fewer warps with more of them wait less for each other, as
+# long as two blocks are beside each other: with lines of so many elements of 16 bits at most.
+_MAX_HIDDEN_COLUMNS, _MAX_HIDDEN_WIDTH = 256, 64
 
 
 def write_rows(
@@ -77,12 +80,12 @@ def write_rows(
         ValueError: lines of the matrix, beside those of two products, are too many.
     """
     arrays = _list_arrays(problem, matrix)
-    tiling = choose_row_strips(problem, matrix, processors)
+    hidden = find_hidden(problem, problem.stages, [weight])
+    tiling = choose_row_strips(problem, matrix, processors, is_hidden=hidden is not None)
     shared = _count_shared(problem, len(arrays), tiling)
     if shared > SHARED_LIMIT:
         raise ValueError(f"{shared} bytes are more than shared memory has")
     sizes = write_sizes(problem, tiling, _find_places(problem, matrix, tiling))
-    hidden = find_hidden(problem, problem.stages, [weight])
     seen = None
     if hidden is not None:
         seen = list_row_blocks(hidden, problem.columns, tiling.strips, tiling.sharers)
@@ -109,13 +112,16 @@ def write_rows(
     return OwnKernel(symbol, HEAD + begin + symbol + text, shape)
 
 
-def choose_row_strips(problem: TiledAttention, matrix: Lines, processors: int) -> Strips:
+def choose_row_strips(
+    problem: TiledAttention, matrix: Lines, processors: int, *, is_hidden: bool
+) -> Strips:
     """Returns how the work of the kernel is cut.
 
     Args:
         problem: that has a kernel.
         matrix: whose lines are added up.
         processors: multiprocessors of the GPU.
+        is_hidden: a mask hides some tiles.
     """
     count, products = problem.columns // STRIP, len(problem.products)
     few = problem.group_count * problem.rows // STRIP < processors
@@ -124,10 +130,12 @@ def choose_row_strips(problem: TiledAttention, matrix: Lines, processors: int) -
         for sharers in _SHARERS
         if sharers == 1 or count >= sharers
     ]
-    enough = [each for each in fitting if each.share * products <= _MAX_COLUMNS]
+    is_wide = is_hidden and problem.kind != "F32" and problem.width <= _MAX_HIDDEN_WIDTH
+    columns = _MAX_HIDDEN_COLUMNS if is_wide else _MAX_COLUMNS
+    enough = [each for each in fitting if each.share * products <= columns]
     one = enough[-1] if few else enough[0]
     arrays = len(_list_arrays(problem, matrix))
-    most = find_most_strips(_count_registers(problem, one), one.sharers)
+    most = find_most_strips(_count_registers(problem, one), one.sharers, 2 if is_wide else 1)
     while most > 1 and _count_shared(problem, arrays, one.repeat(most)) > SHARED_LIMIT:
         most -= 1
     strips = choose_strips(problem.rows, problem.group_count, most, processors)
