@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import tracegraph as tg
 from tests.gpu.reference import compute_exactly, jit_untried
 from tests.gpu.test_attention import compare, widen
 from tests.tracegraph.replacements.attention import test_whole_rows as ways
+from tests.tracegraph.replacements.attention.masks import MASKS
 from tests.tracegraph.replacements.attention.ways import draw
 from tracegraph.capturing import fastest_variant
 from tracegraph.replacements import place_errors
@@ -84,6 +86,23 @@ def test_each_tiling_is_as_exact_as_xlas(shape: tuple[int, ...], dtype: Any) -> 
     again = [draw(*shape, dtype=dtype, seed=seed) for seed in range(3, 6)]
     exact = compute_exactly(compute, *widen(again))
     compare_steps(step(*again), jit_untried(compute)(*again), exact)
+
+
+def test_masks_on_indices_are_as_exact_as_xlas() -> None:
+    args = [draw(2, 256, 3, 64, seed=seed) for seed in range(3)]
+
+    def compute(*args: Any) -> Any:
+        return {
+            name: ways.differentiate(functools.partial(ways.attend, edit=mask))(*args)
+            for name, mask in MASKS.items()
+        }
+
+    step: Any = tg.capture(compute, numerics="equivalent")
+    ours, theirs = step(*args), jit_untried(compute)(*args)
+    assert "attention over whole rows: used" in step.explain(*args)
+    exact = compute_exactly(compute, *widen(args))
+    for name in MASKS:
+        compare_steps(ours[name], theirs[name], exact[name])
 
 
 def test_layers_of_a_loop_train_as_with_jit() -> None:
