@@ -4,8 +4,9 @@ Note [Columns of attention]
 Gradients of keys and values are sums over all rows. A block has some strips of 16 columns, and goes
 through the rows: products are turned, columns by rows, so that their weights multiply lines of the
 rows. It is given the row values that another kernel has found. The next rows are copied while those
-before them are worked on. Where there are few blocks, several warps of a strip take other rows
-each, and add up what they have at the end.
+before them are worked on. Where a mask hides rows, each block has a list of those that it sees.
+Where there are few blocks, several warps of a strip take other rows each, and add up what they have
+at the end.
 """
 
 from __future__ import annotations

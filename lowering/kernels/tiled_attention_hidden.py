@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -34,7 +35,8 @@ from tracegraph.lowering.kernels.tiled_attention_elements import Terms
 
 # To look at more elements takes longer than to compile the kernel.
 _MAX_ELEMENTS = 1 << 24
-# Of how many different counts of columns a kernel has code.
+# Of how many different counts of columns a kernel has code: with more, fetching it takes longer
+# than what is saved.
 _MAX_COUNTS = 4
 # A kernel's tables have 64 KiB.
 _MAX_TILES = 1 << 13
@@ -210,17 +212,18 @@ def _find_elements(problem: TiledAttention, terms: Terms, results: Sequence[int]
     if places is None or problem.rows * problem.columns > _MAX_TILES * STRIP**2:
         return None
     sizes = np.broadcast_shapes(*(each.shape for each in places.values()))
-    found: Bits | None = None
+    found: Bits = np.zeros((1, 1), bool)
     for name in _name_sums(problem):
         looked = look_at_elements(terms.ops, places, name)
-        needed = functools.reduce(np.logical_or, (looked[result].needs for result in results))
+        needed = functools.reduce(operator.or_, (looked[result].needs for result in results))
         needed = np.broadcast_to(needed, sizes).reshape(-1, problem.rows, problem.columns)
         sees_nothing = ~needed.any(axis=2).all(axis=0).reshape(-1, STRIP).all(axis=1)
         tiles = needed.any(axis=0).reshape(problem.rows // STRIP, STRIP, -1, STRIP)
         is_hidden = ~(tiles.any(axis=(1, 3)) | sees_nothing[:, None])
-        if found is None or is_hidden.sum() > found.sum():
+        # Of two sums, that of the scores: the other one's use ends with the weights.
+        if is_hidden.sum() > found.sum():
             found = is_hidden
-    if found is None or not found.any():
+    if not found.any():
         return None
     return found.repeat(STRIP, axis=0).repeat(STRIP, axis=1)
 

@@ -4,6 +4,10 @@ Note [Rows of attention]
 A block has some strips of 16 rows, and all columns of their group in shared memory. The columns are
 split over a few warps of a strip, so that what a warp has of the sums fits into its registers from
 the products to the weights; they join their row values, and at the end what they have of a result.
+
+Where a mask hides columns a block has those that some of its rows see, side by side. How many each
+warp has is known when it is compiled, once for each count that a block has: each count is a
+function, with registers of its own.
 """
 
 from __future__ import annotations

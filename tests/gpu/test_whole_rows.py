@@ -88,21 +88,14 @@ def test_each_tiling_is_as_exact_as_xlas(shape: tuple[int, ...], dtype: Any) -> 
     compare_steps(step(*again), jit_untried(compute)(*again), exact)
 
 
-def test_masks_on_indices_are_as_exact_as_xlas() -> None:
-    args = [draw(2, 256, 3, 64, seed=seed) for seed in range(3)]
-
-    def compute(*args: Any) -> Any:
-        return {
-            name: ways.differentiate(functools.partial(ways.attend, edit=mask))(*args)
-            for name, mask in MASKS.items()
-        }
-
+@pytest.mark.parametrize("name", MASKS)
+def test_each_mask_on_indices_is_as_exact_as_xlas(name: str) -> None:
+    args = [draw(1, 128, 2, 32, seed=seed) for seed in range(3)]
+    compute = ways.differentiate(functools.partial(ways.attend, edit=MASKS[name]))
     step: Any = tg.capture(compute, numerics="equivalent")
     ours, theirs = step(*args), jit_untried(compute)(*args)
     assert "attention over whole rows: used" in step.explain(*args)
-    exact = compute_exactly(compute, *widen(args))
-    for name in MASKS:
-        compare_steps(ours[name], theirs[name], exact[name])
+    compare_steps(ours, theirs, compute_exactly(compute, *widen(args)))
 
 
 def test_layers_of_a_loop_train_as_with_jit() -> None:

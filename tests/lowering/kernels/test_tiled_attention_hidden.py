@@ -77,8 +77,8 @@ SCORES = {
 
 
 def make_case(name: str, program: Any = make_backward, processors: int = 8) -> Case:
-    score, shape, _ = SCORES[name]
-    return Case(program(score), *shape, processors)
+    score, (kind, *sizes), _ = SCORES[name]
+    return Case(program(score), kind, *sizes, processors)
 
 
 def check(case: Case, found: Any) -> None:
