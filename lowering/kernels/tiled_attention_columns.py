@@ -91,7 +91,7 @@ def write_columns(
     if shared > SHARED_LIMIT:
         raise ValueError(f"{shared} bytes are more than shared memory has")
     sizes = write_sizes(problem, tiling, {"ARRAYS": len(arrays), "OUTPUTS": len(outputs)})
-    hidden = find_hidden(problem, (), [weight for weight, _, _ in outputs])
+    hidden = find_hidden(problem, (), tuple(weight for weight, _, _ in outputs))
     find = "turn"
     if hidden is not None:
         unit = tiling.sharers * tiling.share

@@ -61,8 +61,10 @@ class Hidden:
     known: int
 
 
+# Layers that are alike are looked at once.
+@functools.lru_cache(maxsize=64)
 def find_hidden(
-    problem: TiledAttention, stages: Sequence[Stage], weights: Sequence[ElementFunction]
+    problem: TiledAttention, stages: tuple[Stage, ...], weights: tuple[ElementFunction, ...]
 ) -> Hidden | None:
     """Returns what is hidden, or None where that is nothing, or nothing that can be left out.
 

@@ -84,7 +84,7 @@ def write_rows(
         ValueError: lines of the matrix, beside those of two products, are too many.
     """
     arrays = _list_arrays(problem, matrix)
-    hidden = find_hidden(problem, problem.stages, [weight])
+    hidden = find_hidden(problem, problem.stages, (weight,))
     tiling = choose_row_strips(problem, matrix, processors, is_hidden=hidden is not None)
     shared = _count_shared(problem, len(arrays), tiling)
     if shared > SHARED_LIMIT:
