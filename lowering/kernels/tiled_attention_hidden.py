@@ -219,9 +219,9 @@ def _find_elements(problem: TiledAttention, terms: Terms, results: Sequence[int]
         looked = look_at_elements(terms.ops, places, name)
         needed = functools.reduce(operator.or_, (looked[result].needs for result in results))
         needed = np.broadcast_to(needed, sizes).reshape(-1, problem.rows, problem.columns)
-        sees_nothing = ~needed.any(axis=2).all(axis=0).reshape(-1, STRIP).all(axis=1)
+        all_see = needed.any(axis=2).all(axis=0).reshape(-1, STRIP).all(axis=1, keepdims=True)
         tiles = needed.any(axis=0).reshape(problem.rows // STRIP, STRIP, -1, STRIP)
-        is_hidden = ~(tiles.any(axis=(1, 3)) | sees_nothing[:, None])
+        is_hidden = all_see & ~tiles.any(axis=(1, 3))
         # Of two sums, that of the scores: the other one's use ends with the weights.
         if is_hidden.sum() > found.sum():
             found = is_hidden

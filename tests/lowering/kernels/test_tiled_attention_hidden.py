@@ -54,7 +54,7 @@ NESTED = ("select", PREFIX, hide(PAST, -1e9), -1e9)
 OWN_WINDOW = ("le", "r", ("int_add", "t", ("int_mul", 16, "g1")))
 SHAPE = ("BF16", 1, 2, 64, 80, 16)
 # The score, the shape, and whether anything is left out.
-SCORES = {
+SCORES: dict[str, tuple[Any, Any, bool]] = {
     "causal": (CAUSAL, SHAPE, True),
     "causal, more rows": (hide(PAST, -1e9), ("F16", 2, 1, 96, 48, 32), True),
     "causal, float": (hide(PAST, LOWEST), ("F32", 1, 1, 48, 80, 16), True),
@@ -77,8 +77,8 @@ SCORES = {
 
 
 def make_case(name: str, program: Any = make_backward, processors: int = 8) -> Case:
-    score, (kind, *sizes), _ = SCORES[name]
-    return Case(program(score), kind, *sizes, processors)
+    score, shape, _ = SCORES[name]
+    return Case(program(score), *shape, processors=processors)
 
 
 def check(case: Case, found: Any) -> None:

@@ -26,7 +26,9 @@ def hide_future(scores: Any) -> Any:
 
 def hide_by_triangles(scores: Any) -> Any:
     ones = jnp.ones(scores.shape[-2:], bool)
-    return hide(scores, jnp.tril(ones) & ~jnp.tril(ones, -WINDOW), jnp.finfo(scores.dtype).min)
+    return hide(
+        scores, jnp.tril(ones) & ~jnp.tril(ones, -WINDOW), float(jnp.finfo(scores.dtype).min)
+    )
 
 
 def hide_behind_prefix(scores: Any) -> Any:
