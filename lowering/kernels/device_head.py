@@ -39,10 +39,15 @@ struct alignas(8) Halves { unsigned words[2]; };
 #define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define CLUSTERED(blocks) __cluster_dims__(blocks, 1, 1)
 #define DEVICE __device__ __forceinline__
+// With registers of its own: what several such functions have in common is computed in each.
+#define FUNCTION static __device__ __noinline__
+#define TABLE static __constant__ const
 DEVICE void wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void start_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE char *shared_memory() { extern __shared__ __align__(128) char bytes[]; return bytes; }
 DEVICE void sync_block() { __syncthreads(); }
+// True if it is for any thread of the block.
+DEVICE bool sync_any(bool is_true) { return __syncthreads_or(is_true); }
 // Not the aligned ones: lanes of a warp may come here one after the other.
 DEVICE void arrive_cluster() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
 DEVICE void await_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
@@ -130,6 +135,10 @@ DEVICE void multiply_tile(float (&sums)[4], const unsigned (&a)[4], const unsign
 }
 DEVICE float exp_fast(float a) {
     float c; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(c) : "f"(a * 1.44269504f)); return c;
+}
+// Off by one in the last bit at most, without a branch for the few values that need one.
+DEVICE float invert(float a) {
+    float c; asm("rcp.approx.f32 %0, %1;" : "=f"(c) : "f"(a)); return c;
 }
 DEVICE unsigned read_bits(float a) { return __float_as_uint(a); }
 DEVICE unsigned pack_pair(float low, float high, bfloat16) {

@@ -34,6 +34,7 @@ _EXPRESSIONS: dict[str, tuple[str | None, str]] = {
     "to_float": (FLOAT, "(float){0}"),
     # By the one instruction that a GPU has for it; its relative error grows with the argument.
     "exp_fast": (FLOAT, "exp_fast({0})"),
+    "invert": (FLOAT, "invert({0})"),
 }
 
 

@@ -266,14 +266,15 @@ def choose_strips(lines: int, groups: int, most: int, processors: int) -> int:
     return max(enough, default=1)
 
 
-def find_most_strips(registers: int, sharers: int) -> int:
+def find_most_strips(registers: int, sharers: int, blocks: int = 1) -> int:
     """Returns how many strips a block can have.
 
     Args:
         registers: of a thread, for sums.
         sharers: warps of a strip.
+        blocks: that have to fit beside each other.
     """
-    fitting = REGISTERS // (_add_others(registers) * WARP * sharers)
+    fitting = REGISTERS // blocks // (_add_others(registers) * WARP * sharers)
     return max(1, min(_MAX_STRIPS, _MAX_WARPS // sharers, fitting))
 
 

@@ -4,8 +4,9 @@ Note [Columns of attention]
 Gradients of keys and values are sums over all rows. A block has some strips of 16 columns, and goes
 through the rows: products are turned, columns by rows, so that their weights multiply lines of the
 rows. It is given the row values that another kernel has found. The next rows are copied while those
-before them are worked on. Where there are few blocks, several warps of a strip take other rows
-each, and add up what they have at the end.
+before them are worked on. Where a mask hides rows, each block has a list of those that it sees.
+Where there are few blocks, several warps of a strip take other rows each, and add up what they have
+at the end.
 """
 
 from __future__ import annotations
@@ -36,12 +37,27 @@ from tracegraph.lowering.kernels.tiled_attention import (
     write_place,
     write_sizes,
 )
-from tracegraph.lowering.kernels.tiled_attention_elements import open_function
-from tracegraph.lowering.kernels.tiled_attention_source import COLUMN_BODY, FUNCTIONS
+from tracegraph.lowering.kernels.tiled_attention_elements import open_function, open_functions
+from tracegraph.lowering.kernels.tiled_attention_hidden import (
+    Hidden,
+    find_hidden,
+    list_column_blocks,
+)
+from tracegraph.lowering.kernels.tiled_attention_source import (
+    COLUMN_BODY,
+    FUNCTIONS,
+    HIDDEN_PLACE,
+    HIDDEN_TURNS,
+    PLACE,
+    TURNS,
+    UNIT_TEST,
+)
 from tracegraph.runtime.nodes import LaunchShape
 
-# Warps of a strip; each works on 16 rows at once.
+# Warps of a strip; each works on 16 rows at once, or where there is one on 32: half as many waits.
 _SHARERS = (4, 2, 1)
+# Of lines of more elements the results leave no registers for 32 rows.
+_MAX_LONG = 64
 
 ColumnOutput = tuple[ElementFunction, Lines, Output]
 
@@ -75,7 +91,14 @@ def write_columns(
     if shared > SHARED_LIMIT:
         raise ValueError(f"{shared} bytes are more than shared memory has")
     sizes = write_sizes(problem, tiling, {"ARRAYS": len(arrays), "OUTPUTS": len(outputs)})
-    body = _write_body(problem, outputs)
+    hidden = find_hidden(problem, (), tuple(weight for weight, _, _ in outputs))
+    find = "turn"
+    if hidden is not None:
+        unit = tiling.sharers * tiling.share
+        seen = list_column_blocks(hidden, problem.columns, tiling.strips, unit)
+        sizes += seen.write(problem.group_count)
+        find = seen.write_find(find, problem.rows // unit)
+    body = fill_parts(_write_body(problem, outputs, hidden), {"{FIND}": find})
     given = len(problem.kinds)
     for number, (_, _, output) in enumerate(outputs):
         place = write_place(problem, output, given + (2 if is_joined else 1 + number))
@@ -115,6 +138,9 @@ def choose_column_strips(
         for sharers in (_SHARERS if few else (1,))
         if problem.rows % (sharers * STRIP) == 0
     )
+    is_short = problem.kind != "F32" and problem.width <= _MAX_LONG
+    if not few and is_short and problem.rows % (2 * STRIP) == 0:
+        one = Strips(1, 1, 2 * STRIP)
     arrays = len(_list_arrays(problem, outputs))
     most = find_most_strips(_count_registers(problem, outputs, one), one.sharers)
     while most > 1 and _count_shared(problem, arrays, one.repeat(most)) > SHARED_LIMIT:
@@ -145,19 +171,24 @@ def _count_shared(problem: TiledAttention, arrays: int, tiling: Strips) -> int:
     return max(rows + own, count_parts(problem, tiling))
 
 
-def _write_body(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> str:
+def _write_body(
+    problem: TiledAttention, outputs: Sequence[ColumnOutput], hidden: Hidden | None
+) -> str:
     arrays = _list_arrays(problem, outputs)
     rights = [right for _, right in problem.products]
-    weights = [open_function(each, f"w{j}_") for j, (each, _, _) in enumerate(outputs)]
-    heads = [line for each in weights for line in each.write(name_groups(problem))]
-    own = [line for each in weights for line in each.write({"t": "t"})]
+    weights = open_functions([weight for weight, _, _ in outputs], "w_")
+    heads = weights.write(name_groups(problem))
+    own = weights.write({"t": "t"})
     rows = name_rows(range(len(problem.stages)), "kept[{} * UNIT + line]")
-    inner = []
-    for number, each in enumerate(weights):
-        inner += each.write({"r": "r", **name_sums(problem), **rows})
-        result = each.name_results()[0]
+    inner = weights.write({"r": "r", **name_sums(problem), **rows})
+    for number, result in enumerate(weights.name_results()):
         inner.append(f"weights[{number}][tile][upper * 2 + e] = {result};")
+    turns = TURNS if hidden is None else HIDDEN_TURNS
+    if hidden is not None and hidden.test is not None:
+        turns += _write_test(problem, hidden.test)
     parts = {
+        "PLACE": PLACE if hidden is None else HIDDEN_PLACE,
+        "TURNS": turns,
         "BASES": write_bases(problem, [*arrays, *rights]),
         "COPIES": indent(map(_write_copy, range(len(arrays)), arrays), 8),
         "OWN": indent(_write_own(rights, len(arrays)), 4),
@@ -168,6 +199,14 @@ def _write_body(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> str
         "MIXED": indent(_write_mixed(outputs, arrays), 12),
     }
     return fill_parts(COLUMN_BODY, {f"{{{name}}}\n": text for name, text in parts.items()})
+
+
+def _write_test(problem: TiledAttention, test: ElementFunction) -> str:
+    written = open_function(test, "h_")
+    rows = name_rows(range(len(problem.stages)), "given[{} * ROWS + r]")
+    lines = written.write({**name_groups(problem), "r": "r", **rows})
+    parts = {"{ROW}\n": indent(lines, 8), "{TEST}": written.name_results()[0]}
+    return fill_parts(UNIT_TEST, parts)
 
 
 def _write_copy(number: int, each: Lines) -> str:
@@ -190,7 +229,7 @@ def _write_products(problem: TiledAttention, arrays: list[Lines]) -> list[str]:
     for number, (left, _) in enumerate(problem.products):
         own = f"shared + OWN + ({number} * STRIPS * 16 + own) * LINE"
         others = f"place + {arrays.index(left)} * UNIT * LINE"
-        lines.append(f"multiply_lines<true>(sums[{number}], {own}, {others}, SHARE);")
+        lines.append(f"multiply_lines(sums[{number}], {own}, {others}, holds);")
     return lines
 
 

@@ -17,7 +17,7 @@ _ONE = ElementOp("constant", FLOAT, detail="3f800000")
 _SUMS = ("sum0", "sum1")
 
 
-class _Terms:
+class Terms:
     """Scalars of functions, each once.
 
     Attributes:
@@ -38,7 +38,7 @@ class _Terms:
     def take(
         self,
         function: ElementFunction,
-        write: Callable[[_Terms, ElementOp], int] | None = None,
+        write: Callable[[Terms, ElementOp], int] | None = None,
         known: Mapping[int, int] | None = None,
     ) -> int:
         """Returns the number of a function's result.
@@ -57,9 +57,9 @@ class _Terms:
             places.append(write(self, moved) if write is not None else self.add(moved))
         return places[function.results[0]]
 
-    def finish(self, result: int) -> ElementFunction:
-        """Returns the function of one scalar, with what it needs."""
-        return keep_needed(ElementFunction(tuple(self.ops), (result,)))
+    def finish(self, *results: int) -> ElementFunction:
+        """Returns the function of some scalars, with what they need."""
+        return keep_needed(ElementFunction(tuple(self.ops), results))
 
     def find_dependents(self, names: Collection[str]) -> set[int]:
         """Returns the scalars that some variables are needed for."""
@@ -76,29 +76,38 @@ class _Terms:
         return self.find_dependents({name for name in names if int(name[3:]) >= stages})
 
 
-def open_function(function: ElementFunction, prefix: str) -> ElementLines:
-    """Returns what writes a function of elements.
+def open_functions(functions: Sequence[ElementFunction], prefix: str) -> ElementLines:
+    """Returns what writes functions of the same elements; what they have in common comes once.
 
     A division takes longer than all else of a softmax: where many elements are divided by a value
     of their row, one is divided by it, and the elements are multiplied. The exponential is nearly
     as dear, so it is the GPU's own.
 
     Args:
-        function: what is computed.
+        functions: what is computed, a result for each.
         prefix: of the names, which no other function in the same place has.
     """
-    terms = _Terms()
+    terms = Terms()
 
-    def write(terms: _Terms, op: ElementOp) -> int:
+    def write(terms: Terms, op: ElementOp) -> int:
         if op.opcode == "exp":
             return terms.add(dataclasses.replace(op, opcode="exp_fast"))
         varies = terms.find_dependents(("t", *_SUMS))
         if op.opcode != "div" or op.operands[0] not in varies or op.operands[1] in varies:
             return terms.add(op)
-        factor = terms.add(ElementOp("div", FLOAT, (terms.add(_ONE), op.operands[1])))
+        if terms.ops[op.operands[1]].opcode == "constant":
+            factor = terms.add(ElementOp("div", FLOAT, (terms.add(_ONE), op.operands[1])))
+        else:
+            factor = terms.add(ElementOp("invert", FLOAT, (op.operands[1],)))
         return terms.add(ElementOp("mul", FLOAT, (op.operands[0], factor)))
 
-    return ElementLines(terms.finish(terms.take(function, write)), prefix)
+    results = [terms.take(each, write) for each in functions]
+    return ElementLines(terms.finish(*results), prefix)
+
+
+def open_function(function: ElementFunction, prefix: str) -> ElementLines:
+    """Returns what writes one function, see `open_functions`."""
+    return open_functions([function], prefix)
 
 
 def share_elements(
@@ -115,7 +124,7 @@ def share_elements(
             nothing but sums, the first list is empty.
         stages: how many row values are known.
     """
-    terms = _Terms()
+    terms = Terms()
     results = [terms.take(each) for each in functions]
     of_sums, of_rows = terms.find_dependents(_SUMS), terms.find_later(stages)
     found: dict[int, None] = {}
@@ -132,7 +141,7 @@ def share_elements(
             found[number] = None
     if len(found) > most or all(terms.ops[number].opcode == "variable" for number in found):
         return [], list(functions)
-    rest = _Terms()
+    rest = Terms()
     known = {
         number: rest.add(ElementOp("variable", FLOAT, detail=_SUMS[place]))
         for place, number in enumerate(found)

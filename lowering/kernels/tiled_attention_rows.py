@@ -4,12 +4,16 @@ Note [Rows of attention]
 A block has some strips of 16 rows, and all columns of their group in shared memory. The columns are
 split over a few warps of a strip, so that what a warp has of the sums fits into its registers from
 the products to the weights; they join their row values, and at the end what they have of a result.
+
+Where a mask hides columns a block has those that some of its rows see, side by side. How many each
+warp has is known when it is compiled, once for each count that a block has: each count is a
+function, with registers of its own.
 """
 
 from __future__ import annotations
 
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
-from tracegraph.lowering.kernels.element_functions import ElementFunction, ElementLines
+from tracegraph.lowering.kernels.element_functions import ElementFunction
 from tracegraph.lowering.kernels.few_rows_ends import indent
 from tracegraph.lowering.kernels.few_rows_problem import ELEMENT_BYTES
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
@@ -27,27 +31,31 @@ from tracegraph.lowering.kernels.tiled_attention import (
     count_parts_of_floats,
     fill_parts,
     find_most_strips,
-    find_reduction,
-    name_groups,
-    name_rows,
-    name_sums,
     write_bases,
     write_place,
     write_sizes,
 )
-from tracegraph.lowering.kernels.tiled_attention_elements import open_function, share_elements
+from tracegraph.lowering.kernels.tiled_attention_hidden import (
+    Blocks,
+    Hidden,
+    find_hidden,
+    list_row_blocks,
+)
 from tracegraph.lowering.kernels.tiled_attention_source import (
     FUNCTIONS,
-    KEPT,
+    HIDDEN_ROW_KERNEL,
     ROW_BODY,
     ROW_FUNCTIONS,
-    SHARED,
-    STAGE,
+    ROW_KERNEL,
 )
+from tracegraph.lowering.kernels.tiled_attention_steps import RowSteps
 from tracegraph.runtime.nodes import LaunchShape
 
 # Warps of a strip, and most columns that one of them has, of all products together.
 _SHARERS, _MAX_COLUMNS = (1, 2, 4), 128
+# Where blocks see different columns, fewer warps with more of them wait less for each other, as
+# long as two blocks are beside each other: with lines of so many elements of 16 bits at most.
+_MAX_HIDDEN_COLUMNS, _MAX_HIDDEN_WIDTH = 256, 64
 
 
 def write_rows(
@@ -76,34 +84,48 @@ def write_rows(
         ValueError: lines of the matrix, beside those of two products, are too many.
     """
     arrays = _list_arrays(problem, matrix)
-    tiling = choose_row_strips(problem, matrix, processors)
+    hidden = find_hidden(problem, problem.stages, (weight,))
+    tiling = choose_row_strips(problem, matrix, processors, is_hidden=hidden is not None)
     shared = _count_shared(problem, len(arrays), tiling)
     if shared > SHARED_LIMIT:
         raise ValueError(f"{shared} bytes are more than shared memory has")
     sizes = write_sizes(problem, tiling, _find_places(problem, matrix, tiling))
-    body = _write_body(problem, weight, matrix, keeps_rows=keeps_rows)
+    seen = None
+    if hidden is not None:
+        seen = list_row_blocks(hidden, problem.columns, tiling.strips, tiling.sharers)
+        sizes += seen.write(problem.group_count)
     result = len(problem.kinds)
-    place = write_place(problem, output, result)
-    body += f"    store_lines({place}, {output.strides[-1]}, (float *)shared, mixed);\n"
     parameters = [f"const {TYPES[kind]} *p{number}" for number, kind in enumerate(problem.kinds)]
     parameters.append(f"{TYPES[output.kind]} *p{result}")
     parameters += ["float *kept"] if keeps_rows else []
+    listed = ", ".join(parameters)
+    place = f"{write_place(problem, output, result)}, {output.strides[-1]}"
+    find = "line" if seen is None else _write_find(problem, seen)
+    parts = {"{RESULT}": place, "{FIND}": find}
+    body = fill_parts(_write_body(problem, weight, matrix, hidden, keeps_rows=keeps_rows), parts)
+    kind = "DEVICE" if seen is None else "FUNCTION"
+    head = f"template <int PAIRS> {kind} bool attend(int group, int block, {listed})"
+    given = ", ".join(each.partition("*")[2] for each in parameters)
+    text = f"({listed}) {{\n{_write_kernel(seen, given, tiling)}}}\n"
     neighbours = count_neighbours(_count_registers(problem, tiling), tiling, shared)
-    text = f"({', '.join(parameters)}) {{\n{body}}}\n"
-    begin = f"{sizes}{FUNCTIONS}{ROW_FUNCTIONS}KERNEL(THREADS, {neighbours}) "
+    begin = f"{sizes}{FUNCTIONS}{ROW_FUNCTIONS}{head} {{\n{body}}}\n"
+    begin += f"KERNEL(THREADS, {neighbours}) "
     symbol = name_kernel("tiled_attention_rows", begin + text)
     blocks = problem.group_count * (problem.rows // STRIP // tiling.strips)
     shape = LaunchShape((blocks, 1, 1), (tiling.threads, 1, 1), shared_bytes=shared)
     return OwnKernel(symbol, HEAD + begin + symbol + text, shape)
 
 
-def choose_row_strips(problem: TiledAttention, matrix: Lines, processors: int) -> Strips:
+def choose_row_strips(
+    problem: TiledAttention, matrix: Lines, processors: int, *, is_hidden: bool
+) -> Strips:
     """Returns how the work of the kernel is cut.
 
     Args:
         problem: that has a kernel.
         matrix: whose lines are added up.
         processors: multiprocessors of the GPU.
+        is_hidden: a mask hides some tiles.
     """
     count, products = problem.columns // STRIP, len(problem.products)
     few = problem.group_count * problem.rows // STRIP < processors
@@ -112,10 +134,12 @@ def choose_row_strips(problem: TiledAttention, matrix: Lines, processors: int) -
         for sharers in _SHARERS
         if sharers == 1 or count >= sharers
     ]
-    enough = [each for each in fitting if each.share * products <= _MAX_COLUMNS]
+    is_wide = is_hidden and problem.kind != "F32" and problem.width <= _MAX_HIDDEN_WIDTH
+    columns = _MAX_HIDDEN_COLUMNS if is_wide else _MAX_COLUMNS
+    enough = [each for each in fitting if each.share * products <= columns]
     one = enough[-1] if few else enough[0]
     arrays = len(_list_arrays(problem, matrix))
-    most = find_most_strips(_count_registers(problem, one), one.sharers)
+    most = find_most_strips(_count_registers(problem, one), one.sharers, 2 if is_wide else 1)
     while most > 1 and _count_shared(problem, arrays, one.repeat(most)) > SHARED_LIMIT:
         most -= 1
     strips = choose_strips(problem.rows, problem.group_count, most, processors)
@@ -155,104 +179,62 @@ def _find_places(problem: TiledAttention, matrix: Lines, tiling: Strips) -> dict
 
 
 def _write_body(
-    problem: TiledAttention, weight: ElementFunction, matrix: Lines, *, keeps_rows: bool
+    problem: TiledAttention,
+    weight: ElementFunction,
+    matrix: Lines,
+    hidden: Hidden | None,
+    *,
+    keeps_rows: bool,
 ) -> str:
     arrays = _list_arrays(problem, matrix)
-    steps, weights = _plan(problem, weight)
-    every = [*(each for _, group in steps for each in group), weights]
-    heads = [line for each in every for line in each.write(name_groups(problem))]
-    text = "".join(
-        _write_shared(problem, group) if number is None else _write_stage(problem, number, group[0])
-        for number, group in steps
-    )
-    rows = name_rows(range(len(problem.stages)), "rows[{}][upper]")
-    own = weights.write({"r": "r", **rows})
-    inner = weights.write({"t": "t", **name_sums(problem)})
-    inner.append(f"sums[0][tile][upper * 2 + e] = {weights.name_results()[0]};")
+    rights = [arrays.index(right) for _, right in problem.products]
+    steps = RowSteps(problem, weight, rights, hidden)
     parts = {
         "BASES": write_bases(problem, [*arrays, *(left for left, _ in problem.products)]),
-        "COPIES": indent(_write_copies(problem, arrays), 4),
-        "HEADS": indent(heads, 4),
-        "PRODUCTS": indent(_write_products(problem, arrays), 4),
-        "STAGES": text,
-        "KEPT": KEPT if keeps_rows else "",
-        "ROW": indent(own, 8),
-        "WEIGHT": indent(inner, 16),
+        "COPIES": indent(_write_copies(problem, arrays, steps.early), 4),
+        "HEADS": indent(steps.heads, 4),
+        "STEPS": steps.write(keeps_rows=keeps_rows),
     }
     return fill_parts(ROW_BODY, {f"{{{name}}}\n": text for name, text in parts.items()})
 
 
-def _plan(
-    problem: TiledAttention, weight: ElementFunction
-) -> tuple[list[tuple[int | None, list[ElementLines]]], ElementLines]:
-    """Returns what is computed before the weights, in its order, and what computes these.
+def _write_find(problem: TiledAttention, seen: Blocks) -> str:
+    """Returns which column is at the place of a line in shared memory."""
+    strip = seen.write_find("line / 16", problem.columns // STRIP)
+    return "line" if seen.are_in_order else f"{strip} * 16 + line % 16"
 
-    Each step is a stage with its number, or values that take the place of sums: what all that is
-    left has in common, once the row values that it needs are there.
+
+def _write_kernel(seen: Blocks | None, given: str, tiling: Strips) -> str:
+    """Returns what a block begins with."""
+    if seen is None:
+        return fill_parts(ROW_KERNEL, {"{GIVEN}": given})
+    choices = [
+        f"if (pairs == {pairs}) again = attend<{pairs}>(group, block, {given});"
+        for pairs in sorted({*seen.counts, tiling.share // STRIP})
+    ]
+    return fill_parts(HIDDEN_ROW_KERNEL, {"{CHOICES}\n": indent(choices, 8)})
+
+
+def _write_copies(problem: TiledAttention, arrays: list[Lines], early: set[int]) -> list[str]:
+    """Returns what asks for all lines; those that are needed first come first.
+
+    Args:
+        problem: what is computed.
+        arrays: of which there is a line for each column.
+        early: numbers of the products that all begins with.
     """
-    left = [*(each.function for each in problem.stages), weight]
-    steps: list[tuple[int | None, list[ElementLines]]] = []
-    for number in range(len(left)):
-        shared, rest = share_elements(left, len(problem.products), number)
-        if shared and len(left) > 1:
-            left = rest
-            names = [f"c{number}_{place}_" for place in range(len(shared))]
-            steps.append((None, list(map(open_function, shared, names))))
-        if number < len(problem.stages):
-            steps.append((number, [open_function(left.pop(0), f"s{number}_")]))
-    return steps, open_function(left[0], "w_")
-
-
-def _write_copies(problem: TiledAttention, arrays: list[Lines]) -> list[str]:
-    """Returns what asks for all lines; those that only the weights need come last."""
+    late = [number for number in range(len(problem.products)) if number not in early]
+    first = {problem.products[number][1] for number in early}
     lines = []
-    for number, (left, _) in enumerate(problem.products):
-        start = f"lines{len(arrays) + number} + (long long)first * {left.stride}"
-        place = f"LEFT + {number} * STRIPS * 16 * LINE"
-        lines.append(f"ask_lines<STRIPS * 16>(slot, {place}, {start}, {left.stride});")
-    rights = {right for _, right in problem.products}
-    for number, each in enumerate(arrays):
-        if each not in rights:
-            lines.append("commit_copies();")
-        place = f"{number} * COLUMNS * LINE"
-        lines.append(f"ask_lines<COLUMNS>(slot, {place}, lines{number}, {each.stride});")
-    lines.append("commit_copies();")
-    return lines if len(arrays) > len(rights) else [*lines, "commit_copies();"]
-
-
-def _write_products(problem: TiledAttention, arrays: list[Lines]) -> list[str]:
-    lines = []
-    for number, (_, right) in enumerate(problem.products):
-        left = f"shared + LEFT + ({number} * STRIPS * 16 + own) * LINE"
-        others = f"shared + ({arrays.index(right)} * COLUMNS + begin) * LINE"
-        lines.append(f"multiply_lines<IS_EVEN>(sums[{number}], {left}, {others}, COLUMNS - begin);")
+    for numbers, are_early in ((sorted(early), True), (late, False)):
+        for number in numbers:
+            left = problem.products[number][0]
+            start = f"lines{len(arrays) + number} + (long long)first * {left.stride}"
+            place = f"LEFT + {number} * STRIPS * 16 * LINE"
+            lines.append(f"ask_lines<STRIPS * 16>(slot, {place}, {start}, {left.stride});")
+        for number, each in enumerate(arrays):
+            if (each in first) == are_early:
+                place = f"{number} * COLUMNS * LINE, lines{number}, {each.stride}"
+                lines.append(f"ask_lines<LINES>(slot, {place}, find);")
+        lines.append("commit_copies();")
     return lines
-
-
-def _write_shared(problem: TiledAttention, written: list[ElementLines]) -> str:
-    rows = name_rows(range(len(problem.stages)), "rows[{}][upper]")
-    own = [line for each in written for line in each.write({"r": "r", **rows})]
-    inner = [line for each in written for line in each.write({"t": "t", **name_sums(problem)})]
-    # One may be computed from the sum whose place another one takes.
-    for number, each in enumerate(written):
-        inner.append(f"const float value{number} = {each.name_results()[0]};")
-    for number in range(len(written)):
-        inner.append(f"sums[{number}][tile][upper * 2 + e] = value{number};")
-    parts = {"{ROW}\n": indent(own, 8), "{VALUE}\n": indent(inner, 16)}
-    return fill_parts(SHARED, parts)
-
-
-def _write_stage(problem: TiledAttention, number: int, written: ElementLines) -> str:
-    begin, join = find_reduction(problem.stages[number])
-    own = written.write({"r": "r", **name_rows(range(number), "rows[{}][upper]")})
-    inner = written.write({"t": "t", **name_sums(problem)})
-    inner.append(f"values[e] = {join.format('values[e]', written.name_results()[0])};")
-    parts = {
-        "{ROW}\n": indent(own, 8),
-        "{VALUE}\n": indent(inner, 16),
-        "{NUMBER}": str(number),
-        "{BEGIN}": begin,
-        "{JOINED}": join.format("values[0]", "values[1]"),
-        "{JOIN}": join.format("a", "b"),
-    }
-    return fill_parts(STAGE, parts)

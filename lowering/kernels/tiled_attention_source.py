@@ -13,7 +13,6 @@ struct alignas(16) Four { float values[4]; };
 constexpr int VECTORS = WIDTH / VECTOR, LINE = VECTORS + 1, STEPS = VECTORS / 2;
 // Where the next line of partial results is: two of each of four lines lie in different banks.
 constexpr int PART_LINE = WIDTH + 8;
-constexpr int TILES = SHARE / 8;
 typedef float Tile[4];
 typedef Tile Mixed[WIDTH / 8];
 DEVICE int own_lane() { return threadIdx.x % 32; }
@@ -35,12 +34,17 @@ template <int COUNT, class Use> DEVICE void go_through_lines(Use use) {
             (IS_WHOLE ? own : index) % VECTORS);
     });
 }
-template <int COUNT>
-DEVICE void ask_lines(Slot slot, int to, const Element *from, int stride) {
+// Asks for lines, each one where another function finds it.
+template <int COUNT, class Find>
+DEVICE void ask_lines(Slot slot, int to, const Element *from, int stride, Find find) {
     go_through_lines<COUNT>([&](int line, int vector) {
         copy_async(slot, to + line * LINE + vector,
-                   from + (long long)line * stride + vector * VECTOR);
+                   from + (long long)find(line) * stride + vector * VECTOR);
     });
+}
+template <int COUNT>
+DEVICE void ask_lines(Slot slot, int to, const Element *from, int stride) {
+    ask_lines<COUNT>(slot, to, from, stride, [](int line) { return line; });
 }
 template <class Half>
 DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2], Half) {
@@ -63,10 +67,10 @@ DEVICE void multiply(Tile &sums, const unsigned (&a)[4], const unsigned (&b)[2],
     multiply_tile(sums, large, other_rest, float());
     multiply_tile(sums, large, other_large, float());
 }
-// Adds the products of a warp's 16 lines with others, of which there may be fewer than it has.
-template <bool IS_EVEN>
+// Adds the products of a warp's 16 lines with others, 16 for each pair of tiles that it has.
+template <int TILES, class Holds>
 DEVICE void multiply_lines(Tile (&sums)[TILES], const Vector *own, const Vector *others,
-                           int count) {
+                           Holds holds) {
     const int lane = own_lane(), line = lane % 8, low = lane / 8 % 2, high = lane / 16;
     own += (low * 8 + line) * LINE + high;
     others += (high * 8 + line) * LINE + low;
@@ -75,8 +79,8 @@ DEVICE void multiply_lines(Tile (&sums)[TILES], const Vector *own, const Vector 
         const Vector a = load_rows(own + step * 2);
         #pragma unroll
         for (int pair = 0; pair < TILES / 2; ++pair) {
-            if (!IS_EVEN && pair * 16 >= count) continue;
-            const Vector b = load_rows(others + pair * 16 * LINE + step * 2);
+            if (!holds(pair * 2)) continue;
+            const Vector b = load_rows(others + pair * SHARERS * 16 * LINE + step * 2);
             const unsigned first[2] = {b.words[0], b.words[1]};
             const unsigned second[2] = {b.words[2], b.words[3]};
             multiply(sums[pair * 2], a.words, first, Element());
@@ -179,7 +183,8 @@ DEVICE void store_lines(Result *to, int stride, float *parts, const Mixed &mixed
 """
 
 ROW_FUNCTIONS = """\
-constexpr bool IS_EVEN = COLUMNS % (SHARERS * SHARE) == 0;
+// Of the columns.
+constexpr int EVERY = COLUMNS / 16;
 // Joins what the threads of a row have of a value, then what its warps have.
 template <class Join> DEVICE void join_row(float (&values)[2], float *scratch, Join join) {
     #pragma unroll
@@ -203,52 +208,70 @@ template <class Join> DEVICE void join_row(float (&values)[2], float *scratch, J
     }
 }
 """
+# Works on so many strips of columns for each warp; true where all have to be worked on.
 ROW_BODY = """\
-    start_dependents();
-    wait();
-    constexpr int BLOCKS = ROWS / 16 / STRIPS;
-    const int group = blockIdx.x / BLOCKS, first = blockIdx.x % BLOCKS * STRIPS * 16;
+    constexpr int TILES = PAIRS * 2;
+    constexpr int LINES = (PAIRS * SHARERS < EVERY ? PAIRS * SHARERS : EVERY) * 16;
+    const int first = block * STRIPS * 16;
 {BASES}
     Vector *shared = (Vector *)shared_memory();
     float *scratch = (float *)((char *)shared + LINES_BYTES);
     const Slot slot = hold_slot(shared);
+    const int lane = own_lane(), strip = own_warp() / SHARERS, sharer = own_warp() % SHARERS;
+    const int own = strip * 16;
+    // Warps of a strip take turns: each has as many strips of columns, or one less.
+    auto place = [&](int tile) { return tile / 2 * SHARERS + sharer; };
+    auto holds = [&](int tile) { return PAIRS * SHARERS <= EVERY || place(tile) < EVERY; };
+    auto find = [&](int line) { return {FIND}; };
+    auto column = [&](int tile) { return find(place(tile) * 16) + tile % 2 * 8; };
 {COPIES}
 {HEADS}
-    const int lane = own_lane(), strip = own_warp() / SHARERS;
-    const int own = strip * 16, begin = own_warp() % SHARERS * SHARE;
     float sums[PRODUCTS][TILES][4] = {};
+    float rows[STAGES + 1][2];
     await_copies<1>();
     sync_block();
-{PRODUCTS}
-    auto holds = [&](int tile) { return IS_EVEN || begin + tile * 8 < COLUMNS; };
-    float rows[STAGES + 1][2];
-{STAGES}
-{KEPT}
-    #pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-        const int r = first + own + upper * 8 + lane / 4;
-{ROW}
-        #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            if (!holds(tile)) continue;
-            #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int t = begin + tile * 8 + lane % 4 * 2 + e;
-{WEIGHT}
-            }
-        }
-    }
-    await_copies<0>();
-    sync_block();
+{STEPS}
     Mixed mixed = {};
     #pragma unroll
-    for (int pair = 0; pair < TILES / 2; ++pair)
+    for (int pair = 0; pair < PAIRS; ++pair)
         if (holds(pair * 2))
             mix_lines(mixed, sums[0][pair * 2], sums[0][pair * 2 + 1],
-                      shared + MATRIX + (begin + pair * 16) * LINE, Element());
+                      shared + MATRIX + place(pair * 2) * 16 * LINE, Element());
+    store_lines({RESULT}, (float *)shared, mixed);
+    return false;
 """
-# Values that several functions need take the place of sums.
-SHARED = """\
+ROW_KERNEL = """\
+    start_dependents();
+    wait();
+    constexpr int BLOCKS = ROWS / 16 / STRIPS;
+    attend<SHARE / 16>(blockIdx.x / BLOCKS, blockIdx.x % BLOCKS, {GIVEN});
+"""
+# Blocks that see most begin first, so that the last ones end at about the same time. Where hidden
+# weights are not zero all begins again, with all columns.
+HIDDEN_ROW_KERNEL = """\
+    start_dependents();
+    wait();
+    const int group = blockIdx.x % GROUPS, block = ORDER[blockIdx.x / GROUPS];
+    bool again = false;
+    for (int pairs = COUNTS[block]; pairs > 0; pairs = again ? SHARE / 16 : 0) {
+{CHOICES}
+    }
+"""
+TEST = """\
+    bool adds = false;
+    #pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+        const int r = first + own + upper * 8 + lane / 4;
+{ROW}
+        adds |= {TEST} != 0;
+    }
+    if (PAIRS * SHARERS < EVERY && sync_any(adds)) {
+        await_copies<0>();
+        return true;
+    }
+"""
+# Whatever a step computes of each element.
+ELEMENTS = """\
     #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
         const int r = first + own + upper * 8 + lane / 4;
@@ -258,34 +281,19 @@ SHARED = """\
             if (!holds(tile)) continue;
             #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const int t = begin + tile * 8 + lane % 4 * 2 + e;
+                const int t = column(tile) + lane % 4 * 2 + e;
 {VALUE}
             }
         }
+{END}
     }
 """
-STAGE = """\
-    #pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-        const int r = first + own + upper * 8 + lane / 4;
-        float values[2] = {{BEGIN}, {BEGIN}};
-{ROW}
-        #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            if (!holds(tile)) continue;
-            #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int t = begin + tile * 8 + lane % 4 * 2 + e;
-{VALUE}
-            }
-        }
-        rows[{NUMBER}][upper] = {JOINED};
-    }
+JOIN = """\
     join_row(rows[{NUMBER}], scratch + {NUMBER} * STRIPS * SHARERS * 16,
-             [](float a, float b) { return {JOIN}; });
+             [](float a, float b) { return {JOINED}; });
 """
 KEPT = """\
-    if (lane % 4 == 0 && begin == 0)
+    if (lane % 4 == 0 && sharer == 0)
         #pragma unroll
         for (int stage = 0; stage < STAGES; ++stage)
             #pragma unroll
@@ -297,17 +305,19 @@ KEPT = """\
 COLUMN_BODY = """\
     start_dependents();
     wait();
-    constexpr int BLOCKS = COLUMNS / 16 / STRIPS, UNIT = SHARERS * SHARE, UNITS = ROWS / UNIT;
+    constexpr int UNIT = SHARERS * SHARE, UNITS = ROWS / UNIT, TILES = SHARE / 8;
     // In vectors: rows that are copied at once, and the columns behind two of them.
     constexpr int VALUES = UNIT / 4, PLACE = ARRAYS * UNIT * LINE + STAGES * VALUES;
     constexpr int OWN = (UNITS > 1 ? 2 : 1) * PLACE;
-    const int group = blockIdx.x / BLOCKS, first = blockIdx.x % BLOCKS * STRIPS * 16;
+{PLACE}
+    const int first = block * STRIPS * 16;
 {BASES}
     Vector *shared = (Vector *)shared_memory();
     const Slot slot = hold_slot(shared);
     const float *given = rows + (long long)group * STAGES * ROWS;
-    auto ask = [&](int unit) {
-        const int place = unit % 2 * PLACE, row = unit * UNIT;
+    auto find = [&](int turn) { return {FIND}; };
+    auto ask = [&](int turn) {
+        const int place = turn % 2 * PLACE, row = find(turn) * UNIT;
 {COPIES}
         go_through<STAGES * VALUES>([&](int, int index) {
             copy_async(slot, place + ARRAYS * UNIT * LINE + index,
@@ -320,19 +330,20 @@ COLUMN_BODY = """\
 {HEADS}
     const int lane = own_lane(), own = own_warp() / SHARERS * 16;
     const int begin = own_warp() % SHARERS * SHARE;
+{TURNS}
     Mixed mixed[OUTPUTS] = {};
-    // The number of turns is hidden from the compiler: unrolled, the loop needs too many registers.
-    const int units = UNITS * (int)(blockDim.x / THREADS);
     #pragma unroll 1
-    for (int unit = 0; unit < units; ++unit) {
+    for (int turn = 0; turn < turns; ++turn) {
         await_copies<0>();
         // All have read what is overwritten next.
         sync_block();
-        if (unit + 1 < units) ask(unit + 1);
+        if (turn + 1 < turns) ask(turn + 1);
         commit_copies();
-        const Vector *place = shared + unit % 2 * PLACE;
+        const int unit = find(turn);
+        const Vector *place = shared + turn % 2 * PLACE;
         const float *kept = (const float *)(place + ARRAYS * UNIT * LINE) + begin;
         place += begin * LINE;
+        auto holds = [](int) { return true; };
         float sums[PRODUCTS][TILES][4] = {};
 {PRODUCTS}
         float weights[OUTPUTS][TILES][4];
@@ -354,4 +365,30 @@ COLUMN_BODY = """\
 {MIXED}
         }
     }
+    await_copies<0>();
+"""
+PLACE = """\
+    constexpr int BLOCKS = COLUMNS / 16 / STRIPS;
+    const int group = blockIdx.x / BLOCKS, block = blockIdx.x % BLOCKS;
+"""
+# Blocks that see most begin first.
+HIDDEN_PLACE = """\
+    const int group = blockIdx.x % GROUPS, block = ORDER[blockIdx.x / GROUPS];
+"""
+TURNS = """\
+    // The number of turns is hidden from the compiler: unrolled, the loop needs too many registers.
+    const int turns = UNITS * (int)(blockDim.x / THREADS);
+"""
+HIDDEN_TURNS = """\
+    int turns = COUNTS[block];
+"""
+# Where hidden weights are not zero no unit of rows is left out.
+UNIT_TEST = """\
+    bool adds = false;
+    for (int row = turns * UNIT + threadIdx.x; row < ROWS; row += THREADS) {
+        const int r = find(row / UNIT) * UNIT + row % UNIT;
+{ROW}
+        adds |= {TEST} != 0;
+    }
+    if (sync_any(adds)) turns = UNITS;
 """

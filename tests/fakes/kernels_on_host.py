@@ -44,6 +44,8 @@ struct Dim { int x, y, z; };
 #define KERNEL(...) extern "C" void
 #define CLUSTERED(blocks)
 #define DEVICE static inline
+#define FUNCTION static
+#define TABLE static const
 struct Any { void *address; template <class T> operator T *() const { return (T *)address; } };
 static float literal(unsigned bits) { float a; memcpy(&a, &bits, 4); return a; }
 static float __uint_as_float(unsigned bits) { return literal(bits); }
@@ -76,6 +78,7 @@ template <class Half> static unsigned pack_pair(float low, float high, Half) {
     return narrow(low, Half()).bits | (unsigned)narrow(high, Half()).bits << 16;
 }
 static float exp_fast(float a) { return expf(a); }
+static float invert(float a) { return 1 / a; }
 """
 _FLAGS = [
     "-std=c++20",
@@ -137,6 +140,13 @@ static float shuffle_xor(float value, int mask) {
     return other;
 }
 static void sync_lanes() { sync_warp(threadIdx.x); }
+static bool sync_any(bool is_true) {
+    *find_lane(threadIdx.x) = is_true; sync_block();
+    bool any = false;
+    for (int each = 0; each < blockDim.x; ++each) any |= *find_lane(each) != 0;
+    sync_block();
+    return any;
+}
 static Vector load_rows(const Vector *own) {
     int lane = threadIdx.x, group = lane % 32 / 4, quarter = lane % 4;
     if ((unsigned long)own % 16) abort();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import tracegraph as tg
 from tests.gpu.reference import compute_exactly, jit_untried
 from tests.gpu.test_attention import compare, widen
 from tests.tracegraph.replacements.attention import test_whole_rows as ways
+from tests.tracegraph.replacements.attention.masks import MASKS
 from tests.tracegraph.replacements.attention.ways import draw
 from tracegraph.capturing import fastest_variant
 from tracegraph.replacements import place_errors
@@ -84,6 +86,16 @@ def test_each_tiling_is_as_exact_as_xlas(shape: tuple[int, ...], dtype: Any) -> 
     again = [draw(*shape, dtype=dtype, seed=seed) for seed in range(3, 6)]
     exact = compute_exactly(compute, *widen(again))
     compare_steps(step(*again), jit_untried(compute)(*again), exact)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_each_mask_on_indices_is_as_exact_as_xlas(name: str) -> None:
+    args = [draw(1, 128, 2, 32, seed=seed) for seed in range(3)]
+    compute = ways.differentiate(functools.partial(ways.attend, edit=MASKS[name]))
+    step: Any = tg.capture(compute, numerics="equivalent")
+    ours, theirs = step(*args), jit_untried(compute)(*args)
+    assert "attention over whole rows: used" in step.explain(*args)
+    compare_steps(ours, theirs, compute_exactly(compute, *widen(args)))
 
 
 def test_layers_of_a_loop_train_as_with_jit() -> None:

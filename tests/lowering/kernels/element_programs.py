@@ -29,6 +29,9 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "int_mul": np.multiply,
     "int_rem": np.remainder,
     "le": np.less_equal,
+    "lt": np.less,
+    "and": np.logical_and,
+    "or": np.logical_or,
     "select": np.where,
     "to_float": np.float64,
 }

@@ -270,8 +270,8 @@ FAULTS = {
         "    #pragma unroll\n",
     ),
     "stages have their own place": (ROWS, "scratch + 1 * STRIPS", "scratch + 0 * STRIPS"),
-    "the last columns": (ROWS, "IS_EVEN || begin + tile * 8 < COLUMNS", "true"),
-    "the strip of a warp": (ROWS, "strip * 16, begin", "0, begin"),
+    "the last columns": (ROWS, "|| place(tile) < EVERY", "|| true"),
+    "the strip of a warp": (ROWS, "own = strip * 16;", "own = 0;"),
     "the upper row": (ROWS, "+ own + upper * 8 + lane / 4;", "+ own + lane / 4;"),
     "parts of a result": (ROWS, "sharer < SHARERS; ++sharer) add", "sharer < 1; ++sharer) add"),
     "all have read lines": (ROWS, "    // All have read what was there.\n    sync_block();\n", ""),
@@ -281,8 +281,8 @@ FAULTS = {
     "the rest of weights": (MATRIX, "multiply(mixed[two * 2], rest, low, Half());", ""),
     "lines of a tile": (MATRIX, "low * 8 + line) * LINE", "high * 8 + line) * LINE"),
     "turned lines": (MATRIX, "load_turned(", "load_rows("),
-    "the next rows' place": (COLUMNS, "const int place = unit % 2 * PLACE", "const int place = 0"),
-    "all have read rows": (COLUMNS, "        sync_block();\n        if (unit", "        if (unit"),
+    "the next rows' place": (COLUMNS, "const int place = turn % 2 * PLACE", "const int place = 0"),
+    "all have read rows": (COLUMNS, "        sync_block();\n        if (turn", "        if (turn"),
     "rows are there": (COLUMNS, "        await_copies<0>();\n", ""),
     "row values of a block": (COLUMNS, "index / VALUES * ROWS + row", "index / VALUES * ROWS"),
     "the block's columns": (COLUMNS, "+ (long long)first * ", "+ 0 * "),
@@ -318,20 +318,22 @@ def test_work_is_cut_so_that_all_multiprocessors_have_some() -> None:
         for kind, sizes in (("BF16", (8, 12, 256, 256, 64)), ("F32", (4, 4, 64, 64, 32)))
     )
     shapes = [[(each.shape.grid[0], each.shape.block[0]) for each in two] for two in (large, small)]
-    assert shapes == [[(768, 256), (384, 128)], [(64, 128), (64, 128)]]
-    for kernel in (*large, *small):
+    assert shapes == [[(768, 128), (384, 128)], [(64, 128), (64, 128)]]
+    plain = write_kernels(Case(make_backward(SCALED), "BF16", 8, 12, 256, 256, 64, H100))
+    assert [(each.shape.grid[0], each.shape.block[0]) for each in plain] == [(768, 256), (384, 128)]
+    for kernel in (*large, *small, *plain):
         assert kernel.shape.shared_bytes <= 227 << 10
         assert kernel.early == ()
         begin = kernel.source.partition("KERNEL(THREADS,")[2]
-        assert begin.index("wait();") < begin.index("ask_lines")
+        assert begin.index("wait();") < max(begin.find("ask_lines"), begin.find("attend<"))
     assert large == write_kernels(Case(BACKWARD, "BF16", 8, 12, 256, 256, 64, H100))
 
 
 def test_elements_are_loaded_once_and_not_divided() -> None:
     rows, columns = write_kernels(CASES["half backward"])
     assert [rows.source.count(f"p{each}[") for each in (MASK, BIASES)] == [1, 1]
-    # A row divides one, for a stage and each weight; two weights are functions of their own.
-    assert [each.source.count("literal(0x3f800000u) / ") for each in (rows, columns)] == [2, 2]
+    # One is divided by a row's value, for a stage and the weight; two weights have it in common.
+    assert [each.source.count("= invert(") for each in (rows, columns)] == [2, 1]
     # More than there are sums cannot be kept.
     (score, share) = (build(each) for each in (LOADED, ("tanh", "sum0")))
     assert share_elements([score, share], 1, 0) == ([], [score, share])
