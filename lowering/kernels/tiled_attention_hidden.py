@@ -35,9 +35,9 @@ from tracegraph.lowering.kernels.tiled_attention_elements import Terms
 
 # To look at more elements takes longer than to compile the kernel.
 _MAX_ELEMENTS = 1 << 24
-# Of how many different counts of columns a kernel has code: with more, fetching it takes longer
-# than what is saved.
-_MAX_COUNTS = 4
+# Of how many different counts of columns a kernel has code. In a step other kernels run in between,
+# and code has to be fetched each time: with more, that takes longer than what is saved.
+_MAX_COUNTS = 2
 # A kernel's tables have 64 KiB.
 _MAX_TILES = 1 << 13
 _ZEROS = ("00000000", "80000000")

@@ -29,7 +29,7 @@ def cublas(monkeypatch: Any) -> None:
     compile_region = Compiler.compile
 
     def compile_with_cublas(self: Any, *args: Any, **keywords: Any) -> Any:
-        options = {**keywords.pop("options", {}), "xla_gpu_enable_triton_gemm": False}
+        options = (*keywords.pop("options", ()), ("xla_gpu_enable_triton_gemm", False))
         return compile_region(self, *args, **keywords, options=options)
 
     monkeypatch.setattr(Compiler, "compile", compile_with_cublas)

@@ -52,12 +52,13 @@ def hide(condition: Any, constant: float, score: Any = SCALED) -> Any:
 
 NESTED = ("select", PREFIX, hide(PAST, -1e9), -1e9)
 OWN_WINDOW = ("le", "r", ("int_add", "t", ("int_mul", 16, "g1")))
-SHAPE = ("BF16", 1, 2, 64, 80, 16)
+SHAPE = ("BF16", 1, 2, 64, 128, 16)
 # The score, the shape, and whether anything is left out.
 SCORES: dict[str, tuple[Any, Any, bool]] = {
     "causal": (CAUSAL, SHAPE, True),
+    "causal, square": (CAUSAL, ("BF16", 1, 2, 64, 64, 16), True),
     "causal, more rows": (hide(PAST, -1e9), ("F16", 2, 1, 96, 48, 32), True),
-    "causal, float": (hide(PAST, LOWEST), ("F32", 1, 1, 48, 80, 16), True),
+    "causal, float": (hide(PAST, LOWEST), ("F32", 1, 1, 48, 128, 16), True),
     "causal, long lines": (hide(PAST, -1e9), ("BF16", 1, 1, 32, 48, 128), True),
     "causal, no strip is whole": (CAUSAL, ("BF16", 1, 1, 48, 144, 16), True),
     "window": (hide(WINDOW, -np.inf), SHAPE, True),
@@ -197,10 +198,10 @@ def test_blocks_that_see_most_come_first() -> None:
     assert "ORDER[] = {0, 1}" in columns.write(2)
     # Strips of columns are divided over the warps of a strip of rows.
     assert list_blocks(CAUSAL, sharers=3)[0].counts == (1, 2)
-    # No more than four counts: of eight strips pairs.
-    rows, _ = list_blocks(hide(WINDOW, -1e9), columns=128)
-    assert rows.counts == (2, 4)
-    assert rows.lists[1] == (0, 1, 2, 3, 4, 5, 6, 7)
+    # No more than two counts: half of the six strips, or all.
+    rows, _ = list_blocks(hide(WINDOW, -1e9), columns=96)
+    assert rows.counts == (3, 6)
+    assert rows.lists[1] == (0, 1, 2, 3, 4, 5)
 
 
 def test_what_is_hidden_is_not_read() -> None:
@@ -216,7 +217,7 @@ def test_what_is_hidden_is_not_read() -> None:
         out, _, _ = run_with(case, kernels, arrays)
         assert np.isnan(out.astype(np.float32)).any() == is_read
     assert rows != columns
-    assert problem.columns == 80
+    assert problem.columns == 128
 
 
 def run_with(case: Case, kernels: Any, arrays: Any) -> Any:
@@ -242,7 +243,7 @@ FAULTS = {
         "const int unit = turn",
     ),
     "a block's own list": ("window", "LISTS[block * ", "LISTS[0 * "),
-    "a block's own count": ("causal", "pairs = COUNTS[block]", "pairs = COUNTS[0]"),
+    "a block's own count": ("causal, square", "pairs = COUNTS[block]", "pairs = COUNTS[0]"),
 }
 
 
