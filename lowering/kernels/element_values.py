@@ -150,9 +150,10 @@ def _decide(op: ElementOp, operands: Sequence[Known], ops: Sequence[ElementOp]) 
         else:
             hold, fail = first.may_hold | second.may_hold, first.may_fail & second.may_fail
         return Known(may_hold=hold, may_fail=fail)
-    are_integers = all(ops[each].type == INT for each in op.operands)
-    first, second = (*(each.value for each in operands), None, None)[:2]
-    if op.opcode not in _COMPARISONS or not are_integers or first is None or second is None:
+    if op.opcode not in _COMPARISONS or any(ops[each].type != INT for each in op.operands):
+        return Known()
+    first, second = (each.value for each in operands)
+    if first is None or second is None:
         return Known()
     holds = _COMPARISONS[op.opcode](first, second)
     return Known(may_hold=holds, may_fail=~holds)

@@ -46,6 +46,7 @@ def find_edges(steps: Sequence[Step], addresses: Mapping[str, int]) -> tuple[tup
     edges: set[tuple[int, int]] = set()
     index = -1
 
+    # One function for all steps, which takes the index of the step at hand: called most of all.
     def add_reader(last: LastUses) -> LastUses:
         return last[0], (*last[1], index)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import functools
 import pathlib
 import shutil
@@ -348,3 +349,14 @@ def _compile_scheduler(compiler: str) -> str:
     command = [compiler, *flags, "-c", "-o", str(compiled), str(_SCHEDULER)]
     subprocess.run(command, check=True, timeout=60)
     return str(compiled)
+
+
+def plant_fault(
+    kernels: tuple[OwnKernel, OwnKernel], right: str, wrong: str
+) -> tuple[OwnKernel, OwnKernel]:
+    """Returns two kernels with a fault in the place of what is right, in one of them at least."""
+    assert any(right in each.source for each in kernels)
+    first, second = (
+        dataclasses.replace(each, source=each.source.replace(right, wrong)) for each in kernels
+    )
+    return first, second

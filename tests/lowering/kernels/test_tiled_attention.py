@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.fakes.kernels_on_host import align_array, run_kernel_on_host
+from tests.fakes.kernels_on_host import align_array, plant_fault, run_kernel_on_host
 from tests.lowering.kernels.element_programs import build, evaluate
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.tiled_attention import (
@@ -298,13 +298,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: str) -> None:
     case, right, wrong = FAULTS[fault]
-    kernels = write_kernels(case)
-    assert any(right in each.source for each in kernels)
-    first, second = (
-        dataclasses.replace(each, source=each.source.replace(right, wrong)) for each in kernels
-    )
+    kernels = plant_fault(write_kernels(case), right, wrong)
     with np.errstate(all="ignore"), pytest.raises(AssertionError, match=r"Not equal|are wrong"):
-        check(case, run(case, (first, second)))
+        check(case, run(case, kernels))
 
 
 @pytest.mark.parametrize("case", [ROWS, MATRIX, COLUMNS, SHARED], ids=lambda case: case.kind)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fakes.kernels_on_host import plant_fault
 from tests.lowering.kernels.element_programs import build, evaluate
 from tests.lowering.kernels.test_tiled_attention import (
     BIASES,
@@ -251,22 +252,16 @@ FAULTS = {
 def test_a_fault_is_found(fault: str) -> None:
     name, right, wrong = FAULTS[fault]
     case = make_case(name)
-    kernels = write_kernels(case)
-    assert any(right in each.source for each in kernels)
-    first, second = (
-        dataclasses.replace(each, source=each.source.replace(right, wrong)) for each in kernels
-    )
+    kernels = plant_fault(write_kernels(case), right, wrong)
     with np.errstate(all="ignore"), pytest.raises(AssertionError, match=r"Not equal|not equal"):
-        check(case, run(case, (first, second)))
+        check(case, run(case, kernels))
 
 
 def test_what_a_hidden_row_has_is_joined() -> None:
     case = Case(LARGEST, *SHAPE)
-    first, second = write_kernels(case)
-    source = first.source.replace("if (PAIRS * SHARERS < EVERY) rows", "if (0) rows")
-    assert source != first.source
-    with pytest.raises(AssertionError):
-        check(case, run(case, (dataclasses.replace(first, source=source), second)))
+    kernels = plant_fault(write_kernels(case), "if (PAIRS * SHARERS < EVERY) rows", "if (0) rows")
+    with pytest.raises(AssertionError, match=r"Not equal|not equal"):
+        check(case, run(case, kernels))
 
 
 def test_biases_of_rows_are_a_part_of_what_is_hidden() -> None:
