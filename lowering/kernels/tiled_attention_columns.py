@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 from tracegraph.lowering.kernels.element_functions import ElementFunction
 from tracegraph.lowering.kernels.few_rows_ends import indent
-from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
+from tracegraph.lowering.kernels.own_kernel import OwnKernel, leaves_room, name_kernel
 from tracegraph.lowering.kernels.tiled_attention import (
     SHARED_LIMIT,
     STRIP,
@@ -90,7 +90,9 @@ def write_columns(
     shared = _count_shared(problem, len(arrays), tiling)
     if shared > SHARED_LIMIT:
         raise ValueError(f"{shared} bytes are more than shared memory has")
-    sizes = write_sizes(problem, tiling, {"ARRAYS": len(arrays), "OUTPUTS": len(outputs)})
+    blocks = problem.group_count * (problem.columns // STRIP // tiling.strips)
+    starts = {"STARTS_EARLY": int(leaves_room(blocks, processors))}
+    sizes = write_sizes(problem, tiling, {"ARRAYS": len(arrays), "OUTPUTS": len(outputs)} | starts)
     hidden = find_hidden(problem, (), tuple(weight for weight, _, _ in outputs))
     find = "turn"
     if hidden is not None:
@@ -117,7 +119,6 @@ def write_columns(
     text = f"({', '.join(parameters)}) {{\n{body}}}\n"
     begin = f"{sizes}{FUNCTIONS}KERNEL(THREADS, {neighbours}) "
     symbol = name_kernel("tiled_attention_columns", begin + text)
-    blocks = problem.group_count * (problem.columns // STRIP // tiling.strips)
     shape = LaunchShape((blocks, 1, 1), (tiling.threads, 1, 1), shared_bytes=shared)
     return OwnKernel(symbol, HEAD + begin + symbol + text, shape)
 

@@ -16,7 +16,7 @@ from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 from tracegraph.lowering.kernels.element_functions import ElementFunction
 from tracegraph.lowering.kernels.few_rows_ends import indent
 from tracegraph.lowering.kernels.few_rows_problem import ELEMENT_BYTES
-from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
+from tracegraph.lowering.kernels.own_kernel import OwnKernel, leaves_room, name_kernel
 from tracegraph.lowering.kernels.tiled_attention import (
     SHARED_LIMIT,
     STRIP,
@@ -89,7 +89,9 @@ def write_rows(
     shared = _count_shared(problem, len(arrays), tiling)
     if shared > SHARED_LIMIT:
         raise ValueError(f"{shared} bytes are more than shared memory has")
-    sizes = write_sizes(problem, tiling, _find_places(problem, matrix, tiling))
+    blocks = problem.group_count * (problem.rows // STRIP // tiling.strips)
+    starts = {"STARTS_EARLY": int(leaves_room(blocks, processors))}
+    sizes = write_sizes(problem, tiling, _find_places(problem, matrix, tiling) | starts)
     seen = None
     if hidden is not None:
         seen = list_row_blocks(hidden, problem.columns, tiling.strips, tiling.sharers)
@@ -111,7 +113,6 @@ def write_rows(
     begin = f"{sizes}{FUNCTIONS}{ROW_FUNCTIONS}{head} {{\n{body}}}\n"
     begin += f"KERNEL(THREADS, {neighbours}) "
     symbol = name_kernel("tiled_attention_rows", begin + text)
-    blocks = problem.group_count * (problem.rows // STRIP // tiling.strips)
     shape = LaunchShape((blocks, 1, 1), (tiling.threads, 1, 1), shared_bytes=shared)
     return OwnKernel(symbol, HEAD + begin + symbol + text, shape)
 

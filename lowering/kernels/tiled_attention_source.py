@@ -241,7 +241,7 @@ ROW_BODY = """\
     return false;
 """
 ROW_KERNEL = """\
-    start_dependents();
+    if (STARTS_EARLY) start_dependents();
     wait();
     constexpr int BLOCKS = ROWS / 16 / STRIPS;
     attend<SHARE / 16>(blockIdx.x / BLOCKS, blockIdx.x % BLOCKS, {GIVEN});
@@ -249,7 +249,7 @@ ROW_KERNEL = """\
 # Blocks that see most begin first, so that the last ones end at about the same time. Where hidden
 # weights are not zero all begins again, with all columns.
 HIDDEN_ROW_KERNEL = """\
-    start_dependents();
+    if (STARTS_EARLY) start_dependents();
     wait();
     const int group = blockIdx.x % GROUPS, block = ORDER[blockIdx.x / GROUPS];
     bool again = false;
@@ -303,7 +303,7 @@ KEPT = """\
 """
 
 COLUMN_BODY = """\
-    start_dependents();
+    if (STARTS_EARLY) start_dependents();
     wait();
     constexpr int UNIT = SHARERS * SHARE, UNITS = ROWS / UNIT, TILES = SHARE / 8;
     // In vectors: rows that are copied at once, and the columns behind two of them.

@@ -105,6 +105,11 @@ class FakeDriver(Base):
         check(0 <= nbytes <= MAX_SHARED_BYTES, f"{nbytes} bytes of shared memory")
         self._limits[function] = (nbytes, self._limits[function][1])
 
+    def count_neighbours(self, function: int, threads: int, shared_bytes: int) -> int:
+        self._enter("count_neighbours", function, threads, shared_bytes)
+        self._check_function(function)
+        return min(2048 // threads, self.most_neighbours)
+
     def allow_large_clusters(self, function: int) -> None:
         self._enter("allow_large_clusters", function)
         self._check_function(function)

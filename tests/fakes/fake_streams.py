@@ -54,6 +54,10 @@ class FakeStreams(FakeMemory):
         self._enter("count_resident_threads", needs_context=True)
         return 132 * 2048
 
+    def count_processors(self) -> int:
+        self._enter("count_processors", needs_context=True)
+        return 132
+
     def read_attribute(self, ordinal: int, name: str) -> int:
         self._enter("read_attribute", ordinal, name)
         return {"COMPUTE_CAPABILITY_MAJOR": 9, "WARP_SIZE": 32, "PCI_BUS_ID": 0x65}.get(name, 0)

@@ -68,15 +68,27 @@ class CudaDriver(StreamCalls, MemoryCalls, GraphCalls, CapturedNodes, NodeKinds,
         finally:
             self.set_current(before)
 
+    def count_processors(self) -> int:
+        """Returns how many multiprocessors the GPU of the current context has."""
+        name = self._api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        return int(self._call("cuDeviceGetAttribute", name, self._call("cuCtxGetDevice")))
+
+    def count_neighbours(self, function: int, threads: int, shared_bytes: int) -> int:
+        """Returns how many blocks of a kernel a multiprocessor has registers and memory for.
+
+        Args:
+            function: the kernel.
+            threads: of a block.
+            shared_bytes: of shared memory that a launch gives each block.
+        """
+        name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        return int(self._call(name, function, threads, shared_bytes))
+
     def count_resident_threads(self) -> int:
         """Returns how many threads the GPU of the current context holds at once."""
-        names, device = self._api.CUdevice_attribute, self._call("cuCtxGetDevice")
-        processors = names.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-        threads = names.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR
-        counts = [
-            self._call("cuDeviceGetAttribute", name, device) for name in (processors, threads)
-        ]
-        return int(counts[0]) * int(counts[1])
+        name = self._api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR
+        each = self._call("cuDeviceGetAttribute", name, self._call("cuCtxGetDevice"))
+        return self.count_processors() * int(each)
 
     def synchronize_context(self) -> None:
         """Blocks the host until all work of the current context is done."""

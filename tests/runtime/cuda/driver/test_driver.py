@@ -182,12 +182,15 @@ def test_functions_and_their_attributes(api: FakeBindings) -> None:
     assert driver.get_function(5, "add") == 0x52
     driver.set_shared_bytes(0x52, 100_000)
     driver.allow_large_clusters(0x52)
+    api.results["cuOccupancyMaxActiveBlocksPerMultiprocessor"] = (3,)
+    assert driver.count_neighbours(0x52, 256, 100_000) == 3
     assert api.calls == [
         ("cuLibraryGetKernel", (5, b"add")),
         ("cuKernelGetFunction", (0x51,)),
         ("cuFuncSetAttribute", (0x52, 8, 100_000)),
         ("cuFuncSetCacheConfig", (0x52, 1)),
         ("cuFuncSetAttribute", (0x52, 14, 1)),
+        ("cuOccupancyMaxActiveBlocksPerMultiprocessor", (0x52, 256, 100_000)),
     ]
 
 

@@ -168,19 +168,26 @@ def test_a_wrong_edge_is_refused(
 
 
 @pytest.mark.parametrize("large", [None, 0, 1])
-def test_a_kernel_starts_with_the_one_before_it_where_both_have_room(large: int | None) -> None:
-    """An H200 holds 270,336 threads: two kernels of half of them have room at the same time."""
+@pytest.mark.parametrize("neighbours", [1, 4])
+def test_a_kernel_starts_with_the_one_before_it_where_both_have_room(
+    large: int | None, neighbours: int
+) -> None:
+    """An H200 has 132 multiprocessors; half of the blocks that fit leave room for another half."""
     driver = FakeDriver()
+    driver.most_neighbours = neighbours
     nodes = [kernel("one", "x", "y"), kernel("two", "y", "z")]
     for index, node in enumerate(nodes):
-        blocks = 133 if index == large else 132
-        nodes[index] = dataclasses.replace(node, shape=LaunchShape((blocks, 2, 1), (512, 1, 1)))
+        blocks = 132 * neighbours // 2 + (index == large)
+        nodes[index] = dataclasses.replace(node, shape=LaunchShape((blocks, 1, 1), (512, 1, 1)))
     edge = (0, 1)
     graph = build(driver, Stage(tuple(nodes), (edge,), programmatic=frozenset({edge})))
     port = Port.LAUNCH_ORDER if large is None else Port.PROGRAMMATIC
     assert driver.read_edges(graph.handles[0]) == {(0, 1, port)}
+    asked = driver.count_calls("count_neighbours")
     full = build(driver, Stage(tuple(nodes), (edge,)))
     assert driver.read_edges(full.handles[0]) == {(0, 1, Port.COMPLETE)}
+    # What starts behind others is not asked for.
+    assert driver.count_calls("count_neighbours") == asked == 2
 
 
 def test_a_kernel_with_early_loads_says_itself_when_the_next_may_start() -> None:
