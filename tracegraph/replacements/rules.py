@@ -21,11 +21,12 @@ from tracegraph.replacements.scatter_sums import ScatterSums
 
 RULES: tuple[Rule, ...] = (
     RowScatters(),
-    ScatterSums(),
-    WholeRows(),
     # Before the updates: what is multiplied here is not left to cublasLt.
     FloatMatmuls(),
+    # Before the sums: a scatter that is added to a matmul goes to the updated weights.
     MatmulUpdates(),
+    ScatterSums(),
+    WholeRows(),
     # Behind attention, whose matmuls it would take apart.
     SmallMatmuls(),
     FewRowMatmuls(),
@@ -36,7 +37,9 @@ RULES: tuple[Rule, ...] = (
 
 # Those whose matches may be inside of loops: they compute new values from others. What writes in
 # place is found in the function itself only.
-RULES_IN_BODIES = frozenset([WholeRows().name, FloatMatmuls().name, SmallMatmuls().name])
+RULES_IN_BODIES = frozenset(
+    [WholeRows().name, FloatMatmuls().name, SmallMatmuls().name]
+)
 
 # Those whose kernels follow one another.
 CHAINED_RULES = frozenset([WholeRows().name, SmallMatmuls().name])

@@ -34,9 +34,36 @@ class WideOps:
             return _widen(operand.value) if isinstance(operand, Literal) else known[operand]
 
         for op in self.ops:
-            results = bind_op(_widen_op(op), list(map(read, op.operands)))
+            results = _bind_widely(op, list(map(read, op.operands)))
             known.update(zip(op.results, results, strict=True))
         return [known[value] for value in self.results]
+
+
+def add_scattered(op: Op, operand: Any, indices: Any, updates: Any) -> Any:
+    """Returns what a scatter that adds makes of operands of another type than its own.
+
+    Args:
+        op: the scatter, whose parameters name its type.
+        operand: what is added to.
+        indices: where.
+        updates: of the type of the operand.
+    """
+    params = op.params
+    return lax.scatter_add(
+        operand,
+        indices,
+        updates,
+        params["dimension_numbers"],
+        indices_are_sorted=params["indices_are_sorted"],
+        unique_indices=params["unique_indices"],
+        mode=params["mode"],
+    )
+
+
+def _bind_widely(op: Op, operands: list[Any]) -> list[Any]:
+    if op.name == "scatter-add":
+        return [add_scattered(op, *operands)]
+    return bind_op(widen_op(op), operands)
 
 
 def _widen(array: Any) -> Any:
@@ -45,12 +72,18 @@ def _widen(array: Any) -> Any:
     return array.astype(jnp.float32) if is_float else array
 
 
-def _widen_op(op: Op) -> Op:
-    """Returns an op that rounds nothing to fewer bits than float32 has."""
+def widen_op(op: Op, *, precise: bool = True) -> Op:
+    """Returns an op that rounds nothing to fewer bits than float32 has.
+
+    Args:
+        op: of the graph.
+        precise: multiply all bits of a float32.
+    """
     params = dict(op.params)
     if op.name == "convert_element_type" and jnp.issubdtype(params["new_dtype"], jnp.floating):
         params["new_dtype"] = jnp.dtype(jnp.float32)
     if op.name == "dot_general":
         params["preferred_element_type"] = jnp.dtype(jnp.float32)
-        params["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+        if precise:
+            params["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
     return dataclasses.replace(op, params=params)

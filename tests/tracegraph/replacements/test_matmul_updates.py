@@ -53,6 +53,85 @@ def test_what_is_subtracted_is_added_with_its_factor_negated(function: Any) -> N
     np.testing.assert_allclose(right, wanted[0], rtol=1e-6, atol=1e-7)
 
 
+BF16 = jnp.bfloat16
+
+
+def descend_in_halves(w: Any, x: Any, g: Any) -> Any:
+    compute = jax.grad(lambda w: ((x.astype(BF16) @ w) * g.astype(BF16)).sum())
+    return w - 0.1 * compute(w.astype(BF16)).astype(jnp.float32)
+
+
+def add_as_optax_does(w: Any, x: Any, g: Any) -> Any:
+    compute = jax.grad(lambda w: ((x.astype(BF16) @ w.astype(BF16)) * g.astype(BF16)).sum())
+    return jnp.asarray(w + -0.1 * compute(w)).astype(w.dtype)
+
+
+def descend_on_a_tied_table(table: Any, x: Any, g: Any) -> Any:
+    tokens = jnp.array([1, 5, 1, -1, 9], jnp.int32)
+
+    def compute_loss(table: Any) -> Any:
+        hidden = table[tokens] @ g.astype(BF16).T
+        return (jnp.tanh(hidden @ x[:, :5].astype(BF16)) @ table.T).astype(jnp.float32).var()
+
+    gradient = jax.grad(compute_loss)(table.T.astype(BF16).T)
+    return table - 0.1 * gradient.astype(jnp.float32)
+
+
+@pytest.mark.parametrize("function", [descend_in_halves, add_as_optax_does])
+def test_gradients_of_16_bits_are_not_rounded(function: Any) -> None:
+    graph = build(function, W, X, G)
+    (match,) = MatmulUpdates().find(graph, GPU)
+    replaced = splice_matches(graph, [match])
+    verify_graph(replaced)
+    (matmul,) = [op for op in replaced.ops if op.name == "dot_general"]
+    # Its result is that of the update, in its order: XLA takes nothing in behind a transposition.
+    assert (matmul.results[0].shape, matmul.results[0].dtype) == (W.shape, jnp.float32)
+    assert [op.name for op in replaced.ops][-2:] == ["mul", "add"]
+    check_errors(graph, match, (W, X, G))
+
+
+def test_a_scatter_that_is_added_goes_to_the_updated_table() -> None:
+    table = RNG.normal(size=(10, 5)).astype(np.float32)
+    graph = build(descend_on_a_tied_table, table, X, RNG.normal(size=(3, 5)).astype(np.float32))
+    (match,) = MatmulUpdates().find(graph, GPU)
+    replaced = splice_matches(graph, [match])
+    verify_graph(replaced)
+    (scatter,) = [op for op in replaced.ops if op.name == "scatter-add"]
+    assert {each.aval.dtype for each in scatter.operands[::2]} == {np.dtype(np.float32)}
+    assert replaced.outputs == scatter.results
+    check_errors(graph, match, (table, X, np.ones((3, 5), np.float32)))
+
+
+def check_errors(graph: Any, match: Any, args: Any) -> None:
+    """Asserts that a match is less than half as far from its reference as what it replaces."""
+    values = evaluate(graph, args)
+    given = [values[each] for each in match.inputs]
+    right = np.asarray(*match.reference(*given))
+    ours, theirs = (
+        np.abs(np.asarray(each) - right).max()
+        for each in (*match.compute(*given), values[match.results[0]])
+    )
+    assert ours < theirs / 2
+
+
+def list_factors(graph: Any) -> list[float]:
+    updates: list[Any] = [match.compute for match in MatmulUpdates().find(graph, GPU)]
+    return [update.chain.factor for update in updates]
+
+
+def test_factors_of_matrices_of_one_shape_differ_in_their_last_bits() -> None:
+    def descend(weights: Any, x: Any, g: Any) -> Any:
+        return [descend_in_halves(each, x, n * g) for n, each in enumerate(weights, start=1)]
+
+    graph = build(descend, [W] * 5, X, G)
+    factors = list_factors(graph)
+    bits = [int(np.float32(each).view(np.int32)) for each in factors]
+    middle = int(np.float32(-0.1).view(np.int32))
+    assert [each - middle for each in bits] == [0, 1, -1, 2, -2]
+    plain = build(lambda w, v, x, g: (w - 0.1 * (x.T @ g), v - 0.1 * (x.T @ (2 * g))), W, W, X, G)
+    assert set(list_factors(plain)) == {factors[0]}
+
+
 def test_an_operand_may_be_what_is_subtracted_from() -> None:
     square = np.eye(4, dtype=np.float32) * 3
     graph = build(lambda w: w - 0.5 * (w @ w), square)
@@ -73,6 +152,10 @@ OTHERS = {
     "the other side": lambda w, x, g: 0.1 * (x.T @ g) - w,
     "used elsewhere": keep_product,
     "added": lambda w, x, g: w + 0.1 * (x.T @ g),
+    "added to a scatter that adds to others": lambda w, x, g: (
+        w - 0.1 * ((x.T @ g).astype(BF16).at[0].add(g[0].astype(BF16)) + w.astype(BF16))
+    ),
+    "narrowed": lambda w, x, g: w.astype(BF16) - BF16(0.1) * (x.T @ g).astype(BF16),
     "no matmul": lambda w, x, g: w - 0.1 * w,
     "integers": lambda w, x, g: w.astype(int) - 2 * (x.astype(int).T @ g.astype(int)),
 }
