@@ -27,6 +27,7 @@ _EXPRESSIONS: dict[str, tuple[str | None, str]] = {
     "le": (BOOL, "{0} <= {1}"),
     "gt": (BOOL, "{0} > {1}"),
     "ge": (BOOL, "{0} >= {1}"),
+    "is_finite": (BOOL, "{0} - {0} == 0"),
     "and": (BOOL, "{0} && {1}"),
     "or": (BOOL, "{0} || {1}"),
     "not": (BOOL, "!{0}"),
@@ -34,7 +35,11 @@ _EXPRESSIONS: dict[str, tuple[str | None, str]] = {
     "to_float": (FLOAT, "(float){0}"),
     # By the one instruction that a GPU has for it; its relative error grows with the argument.
     "exp_fast": (FLOAT, "exp_fast({0})"),
+    "tanh_fast": (FLOAT, "tanh_fast({0})"),
+    "logistic_fast": (FLOAT, "logistic_fast({0})"),
     "invert": (FLOAT, "invert({0})"),
+    "round_bfloat16": (FLOAT, "widen(narrow({0}, bfloat16()))"),
+    "round_float16": (FLOAT, "widen(narrow({0}, float16()))"),
 }
 
 

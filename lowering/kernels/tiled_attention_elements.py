@@ -15,6 +15,8 @@ from tracegraph.lowering.kernels.element_functions import (
 
 _ONE = ElementOp("constant", FLOAT, detail="3f800000")
 _SUMS = ("sum0", "sum1")
+# What the GPU has instructions for, that are less exact than functions of libraries.
+FAST = {"exp": "exp_fast"}
 
 
 class Terms:
@@ -76,7 +78,12 @@ class Terms:
         return self.find_dependents({name for name in names if int(name[3:]) >= stages})
 
 
-def open_functions(functions: Sequence[ElementFunction], prefix: str) -> ElementLines:
+def open_functions(
+    functions: Sequence[ElementFunction],
+    prefix: str,
+    elements: Collection[str] = ("t", *_SUMS),
+    fast: Mapping[str, str] = FAST,
+) -> ElementLines:
     """Returns what writes functions of the same elements; what they have in common comes once.
 
     A division takes longer than all else of a softmax: where many elements are divided by a value
@@ -86,13 +93,15 @@ def open_functions(functions: Sequence[ElementFunction], prefix: str) -> Element
     Args:
         functions: what is computed, a result for each.
         prefix: of the names, which no other function in the same place has.
+        elements: the variables that differ from element to element of a row.
+        fast: opcodes that take the place of others.
     """
     terms = Terms()
 
     def write(terms: Terms, op: ElementOp) -> int:
-        if op.opcode == "exp":
-            return terms.add(dataclasses.replace(op, opcode="exp_fast"))
-        varies = terms.find_dependents(("t", *_SUMS))
+        if op.opcode in fast:
+            return terms.add(dataclasses.replace(op, opcode=fast[op.opcode]))
+        varies = terms.find_dependents(elements)
         if op.opcode != "div" or op.operands[0] not in varies or op.operands[1] in varies:
             return terms.add(op)
         if terms.ops[op.operands[1]].opcode == "constant":

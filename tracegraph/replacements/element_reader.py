@@ -47,6 +47,7 @@ _DEAR = frozenset(
     ["pow", "exp", "exp2", "log", "log1p", "expm1", "tanh", "erf", "erfc", "logistic"]
 )
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
+_ONE, _ZERO = "3f800000", "00000000"
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
 
 
@@ -63,7 +64,10 @@ class ElementReader:
 
     Attributes:
         sum: the matmul whose sums the kernel has, and where they are read; for `read` to find.
+        max_ops: what is needed beyond so many ops is loaded.
     """
+
+    max_ops = MAX_OPS
 
     def __init__(self, makers: Mapping[Operand, Op], arrays: dict[Value, int]) -> None:
         self._makers, self._arrays = makers, arrays
@@ -115,7 +119,7 @@ class ElementReader:
 
     def _read(self, value: Value, place: Place) -> Element:
         maker = self._makers.get(value)
-        if maker is None or len(self._ops) > MAX_OPS:
+        if maker is None or len(self._ops) > self.max_ops:
             return self._load(value, place)
         state = self._save()
         try:
@@ -182,9 +186,13 @@ class ElementReader:
     def _read_arithmetic(self, op: Op, opcode: str, operands: Sequence[Element]) -> Element:
         if TYPES[str(op.results[0].dtype)] == INT:
             return self._compute_index(opcode, operands)
-        if opcode in _DEAR and not any(each in self._of_sum for each in operands):
+        if self._is_dear(opcode, operands):
             raise UnreadableError
         return self._emit(opcode, *map(self._emit_element, operands))
+
+    def _is_dear(self, opcode: str, operands: Sequence[Element]) -> bool:
+        """True for what is not computed again for each element."""
+        return opcode in _DEAR and not any(each in self._of_sum for each in operands)
 
     def _compute_index(self, opcode: str, operands: Sequence[Element]) -> Index:
         first, second = (*operands, Index())[:2]
@@ -212,6 +220,9 @@ class ElementReader:
             return value
         if kinds == [INT, FLOAT]:
             return self._emit("to_float", self._emit_element(value))
+        if kinds == [BOOL, FLOAT] and not isinstance(value, Index):
+            one, zero = (self._add(ElementOp("constant", FLOAT, (), b)) for b in (_ONE, _ZERO))
+            return self._emit("select", value, one, zero)
         raise UnreadableError
 
     def _read_power(self, op: Op, place: Place) -> Element:
@@ -222,7 +233,7 @@ class ElementReader:
         found = self._emit("mul", found, value) if abs(power) == 3 else found
         if power > 0:
             return found
-        return self._emit("div", self._add(ElementOp("constant", FLOAT, (), "3f800000")), found)
+        return self._emit("div", self._add(ElementOp("constant", FLOAT, (), _ONE)), found)
 
     def _read_places(self, op: Op, place: Place) -> Element:
         index = place[op.params["dimension"]]
@@ -358,5 +369,5 @@ _READERS: dict[str, Callable[[ElementReader, Op, Place], Element]] = {
     "stack": ElementReader._read_stack,
     "select_n": ElementReader._read_choice,
     **dict.fromkeys(_COMPARISONS, ElementReader._read_comparison),
-    **dict.fromkeys(["and", "or", "not"], ElementReader._read_logic),
+    **dict.fromkeys(["and", "or", "not", "is_finite"], ElementReader._read_logic),
 }

@@ -225,7 +225,24 @@ def flatten_index(index: Sequence[Index], shape: Sequence[int]) -> Index:
     flat = Index()
     for place, size in zip(index, shape, strict=True):
         flat = flat.times(size).add(place)
-    return flat
+    return _join_parts(flat)
+
+
+def _join_parts(index: Index) -> Index:
+    """Returns an index without pairs of a quotient and a remainder that make up what was divided.
+
+    A reshape takes a place apart, the next one puts it together again.
+    """
+    factors = dict(index.terms)
+    for atom, factor in index.terms:
+        if not isinstance(atom, Remainder):
+            continue
+        quotient = Quotient(atom.index, atom.divisor)
+        if factors.get(quotient) == factor * atom.divisor:
+            del factors[atom], factors[quotient]
+            rest = Index(frozenset(factors.items()), index.constant)
+            return _join_parts(rest.add(atom.index.times(factor)))
+    return index
 
 
 def unflatten_index(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:

@@ -16,6 +16,7 @@ from tracegraph.replacements.few_rows.small_matmuls import SmallMatmuls
 from tracegraph.replacements.float_matmuls import FloatMatmuls
 from tracegraph.replacements.match import Body, Machine, Match, Rule
 from tracegraph.replacements.matmul_updates import MatmulUpdates
+from tracegraph.replacements.row_fusions.rule import RowFusions
 from tracegraph.replacements.row_scatters import RowScatters
 from tracegraph.replacements.scatter_sums import ScatterSums
 
@@ -30,6 +31,8 @@ RULES: tuple[Rule, ...] = (
     # Behind attention, whose matmuls it would take apart.
     SmallMatmuls(),
     FewRowMatmuls(),
+    # Behind matmuls that take norms in.
+    RowFusions(),
     # Gains most between kernels of ours: all that it waits for is the queries.
     CachedAttention(),
 )
@@ -38,7 +41,7 @@ RULES: tuple[Rule, ...] = (
 # Those whose matches may be inside of loops: they compute new values from others. What writes in
 # place is found in the function itself only.
 RULES_IN_BODIES = frozenset(
-    [WholeRows().name, FloatMatmuls().name, SmallMatmuls().name]
+    [WholeRows().name, FloatMatmuls().name, SmallMatmuls().name, RowFusions().name]
 )
 
 # Those whose kernels follow one another.

@@ -58,7 +58,11 @@ def build(expression: Any) -> ElementFunction:
 
 def _make_op(each: Any, ops: list[ElementOp], add: Callable[[Any], int]) -> ElementOp:
     if isinstance(each, str):
-        return ElementOp("variable", FLOAT if each[:3] in ("sum", "row") else INT, detail=each)
+        return ElementOp(
+            "variable",
+            FLOAT if each.rstrip("0123456789") in ("sum", "row", "input") else INT,
+            detail=each,
+        )
     if isinstance(each, int):
         return ElementOp("constant", INT, detail=str(each))
     if isinstance(each, float):

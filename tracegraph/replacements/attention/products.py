@@ -22,9 +22,8 @@ from tracegraph.replacements.indices import (
 )
 from tracegraph.replacements.kinds import FLOAT_KINDS
 from tracegraph.replacements.places import Place, move_place
+from tracegraph.replacements.stage_reader import COLUMN, ROW
 
-# The places of rows and of columns of a product.
-ROW, COLUMN = "r", "t"
 _TENSOR_CORES = frozenset(["None", "DEFAULT", "TF32_TF32_F32", "BF16_BF16_F32", "F16_F16_F32"])
 _HALVES = ("bfloat16", "float16")
 # Kernels find lines by numbers of 32 bits.

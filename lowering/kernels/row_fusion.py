@@ -1,0 +1,391 @@
+"""RowFusion: what is computed along the rows of arrays, in one kernel.
+
+Note [Fusions along rows]
+A norm needs the sum of a row before it can compute an element of it, and its derivative needs
+several; the loss over a vocabulary needs the maximum, then a sum of exponentials. XLA reads the
+array again for each of them, or for sums along the columns, as the gradients of gains and biases
+are, in a kernel of its own each. Here a row is copied to shared memory once:
+
+* row values: sums and maxima along the row, those in one pass over the copy that need the same
+  earlier ones;
+* elements: functions of what was copied, of row values, and of vectors that all rows share;
+* sums along the columns: each thread adds up its own columns in registers, over all rows of its
+  block, and the block's threads their rows. The blocks' parts are a result, for XLA to add up.
+
+Nothing here knows a norm. A thread reads what it has copied itself, so that it waits for no other
+one but for row values. Rows of up to 1024 elements have a warp each, longer ones a block.
+
+All is computed in float32, and rounded when it is stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tracegraph.lowering.kernels.device_head import HEAD, TYPES
+from tracegraph.lowering.kernels.element_functions import ElementFunction, ElementLines
+from tracegraph.lowering.kernels.few_rows_ends import indent
+from tracegraph.lowering.kernels.few_rows_problem import ELEMENT_BYTES, VECTOR_BYTES, WARP
+from tracegraph.lowering.kernels.own_kernel import OwnKernel, leaves_room, name_kernel
+from tracegraph.lowering.kernels.row_functions import REDUCTIONS
+from tracegraph.lowering.kernels.row_fusion_source import BODY, FUNCTIONS, JOIN, TOTALS
+from tracegraph.lowering.kernels.tiled_attention import SHARED_LIMIT, Stage
+from tracegraph.lowering.kernels.tiled_attention_elements import FAST, open_functions
+from tracegraph.runtime.nodes import LaunchShape
+
+# Elements that a thread works on at once; rows begin at a multiple of them.
+EIGHT = 8
+# Of a row that a warp works on alone; of any row.
+WARP_COLUMNS, MAX_COLUMNS = 1024, 1 << 16
+# Of an array, which a kernel finds by numbers of 32 bits.
+MAX_ELEMENTS = (1 << 31) - 1
+# Of a block: rows at once where each has a warp, threads where all have one row.
+WARP_ROWS, MAX_THREADS = 8, 512
+# Of a multiprocessor, which has room for the registers of so many.
+BLOCKS = 2
+# In registers of a thread: sums along the columns.
+MAX_TOTALS = 96
+SCRATCH_BYTES = 128
+_FAST = {**FAST, "tanh": "tanh_fast", "logistic": "logistic_fast"}
+# Of shared memory, that a block has for the GPU's own use.
+_BLOCK_BYTES = 1 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class RowInput:
+    """An array, or a part of it, that is read along a row: neighbours lie side by side.
+
+    Attributes:
+        parameter: the number of the kernel's parameter.
+        base: where a row begins, in elements; of ``r``. It is a multiple of `EIGHT`.
+        is_own: True where each row has elements of its own, which are copied ahead.
+    """
+
+    parameter: int
+    base: ElementFunction
+    is_own: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What is stored, of an element or of a row.
+
+    Attributes:
+        function: its value.
+        kind: XLA's name of its type.
+    """
+
+    function: ElementFunction
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFusion:
+    """What a kernel computes along rows, see Note [Fusions along rows].
+
+    More than six fields because these are what tells one kernel from another. Functions have the
+    variables ``r`` of a row, ``t`` of a column, ``input0``, ``input1``, ... and ``row0``, ``row1``,
+    ...
+
+    Attributes:
+        rows: how many.
+        columns: elements of each.
+        kinds: XLA's name of the type of each array that is read, in the order of the parameters.
+        inputs: what is read along a row.
+        stages: the row values, each of ``t``, inputs and earlier ones.
+        elements: what is stored for each element.
+        row_values: what is stored for each row.
+        sums: what is added up along the columns.
+    """
+
+    rows: int
+    columns: int
+    kinds: tuple[str, ...]
+    inputs: tuple[RowInput, ...]
+    stages: tuple[Stage, ...]
+    elements: tuple[Output, ...]
+    row_values: tuple[Output, ...]
+    sums: tuple[ElementFunction, ...]
+
+    @property
+    def readers(self) -> int:
+        """Threads of a row."""
+        if self.columns <= WARP_COLUMNS:
+            return WARP
+        vectors = -(-self.columns // EIGHT)
+        return min(MAX_THREADS, -(-vectors // WARP) * WARP)
+
+    @property
+    def groups(self) -> int:
+        """Rows that a block works on at once."""
+        return WARP_ROWS if self.readers == WARP else 1
+
+    @property
+    def steps(self) -> int:
+        """Vectors of a thread in a row."""
+        return -(-self.columns // (self.readers * EIGHT))
+
+    @property
+    def is_narrow(self) -> bool:
+        """True where all that has rows of its own has 16 bits."""
+        return all(
+            ELEMENT_BYTES[self.kinds[each.parameter]] < 4 for each in self.inputs if each.is_own
+        )
+
+    @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor has at once."""
+        return 1 if self.sums and self.readers == WARP else BLOCKS
+
+    @property
+    def row_bytes(self) -> int:
+        """Of what is copied of a row."""
+        kinds = [self.kinds[given.parameter] for given in self.inputs if given.is_own]
+        return sum(ELEMENT_BYTES[kind] * self.columns for kind in kinds)
+
+
+def find_row_problem(fusion: RowFusion) -> str:
+    """Returns why there is no kernel for it, or an empty text."""
+    if fusion.columns % EIGHT or not 0 < fusion.columns <= MAX_COLUMNS:
+        return f"rows have {fusion.columns} elements"
+    if unknown := {*fusion.kinds, *(each.kind for each in fusion.elements)}.difference(TYPES):
+        return f"arrays are {', '.join(sorted(unknown))}"
+    if not any(given.is_own for given in fusion.inputs):
+        return "no array has rows"
+    if len(fusion.sums) * fusion.steps * EIGHT > MAX_TOTALS:
+        return f"{len(fusion.sums)} sums of {fusion.columns} columns are too many for registers"
+    if _count_shared_bytes(fusion, 1) > SHARED_LIMIT:
+        return f"{fusion.row_bytes} bytes of a row do not fit into shared memory"
+    return ""
+
+
+def count_blocks(fusion: RowFusion, processors: int) -> int:
+    """Returns how many blocks a launch has: the first size of the sums' parts.
+
+    Args:
+        fusion: what is computed.
+        processors: multiprocessors of the GPU.
+    """
+    return min(-(-fusion.rows // fusion.groups), fusion.resident * processors)
+
+
+def write_row_fusion(fusion: RowFusion, processors: int) -> OwnKernel:
+    """Returns the kernel, see Note [Fusions along rows].
+
+    Its parameters are the arrays that are read, the elements and row values that are stored, and
+    where there are sums their parts, of the shape (blocks, sums, columns).
+
+    Args:
+        fusion: without a problem, see `find_row_problem`.
+        processors: multiprocessors of the GPU.
+    """
+    blocks = count_blocks(fusion, processors)
+    room = SHARED_LIMIT // fusion.resident - _BLOCK_BYTES
+    slots = 2 if _count_shared_bytes(fusion, 2) <= room else 1
+    threads = fusion.readers * fusion.groups
+    sizes = {
+        "ROWS": fusion.rows,
+        "COLUMNS": fusion.columns,
+        "VECTOR": EIGHT,
+        "READERS": fusion.readers,
+        "GROUPS": fusion.groups,
+        "THREADS": threads,
+        "STEPS": fusion.steps,
+        "STRIDE": blocks * fusion.groups,
+        "SLOTS": slots,
+        "ROW_BYTES": fusion.row_bytes,
+        "SCRATCH_BYTES": SCRATCH_BYTES,
+        "SUMS": len(fusion.sums),
+        "STARTS_EARLY": int(leaves_room(blocks, processors)),
+        "IS_EVEN": int(fusion.columns == fusion.readers * fusion.steps * EIGHT),
+    }
+    text = "".join(f"constexpr int {name} = {size};\n" for name, size in sizes.items())
+    body = (
+        BODY.replace("{COPIES}\n", indent(_write_copies(fusion), 8))
+        .replace("{TOTALS}\n", TOTALS if fusion.sums else "")
+        .replace("{ROW}\n", indent(_write_row(fusion), 8))
+        .replace("{FINISH}\n", JOIN if fusion.sums else "")
+    )
+    symbol = name_kernel("row_fusion", text + body)
+    signature = ", ".join(_write_parameters(fusion))
+    source = (
+        f"{HEAD}{text}{FUNCTIONS}"
+        f"KERNEL({threads}, {fusion.resident}) {symbol}({signature}) {{\n{body}}}\n"
+    )
+    shape = LaunchShape(
+        (blocks, 1, 1), (threads, 1, 1), shared_bytes=_count_shared_bytes(fusion, slots)
+    )
+    return OwnKernel(symbol, source, shape)
+
+
+def _count_shared_bytes(fusion: RowFusion, slots: int) -> int:
+    joined = fusion.groups * fusion.columns * 4 if fusion.sums else 0
+    return SCRATCH_BYTES + max(slots * fusion.groups * fusion.row_bytes, joined)
+
+
+def _write_parameters(fusion: RowFusion) -> list[str]:
+    given = [f"const {TYPES[kind]} *__restrict__ p{n}" for n, kind in enumerate(fusion.kinds)]
+    stored = [
+        f"{TYPES[each.kind]} *__restrict__ {name}{n}"
+        for name, outputs in (("elements", fusion.elements), ("values", fusion.row_values))
+        for n, each in enumerate(outputs)
+    ]
+    return given + stored + (["float *__restrict__ partial"] if fusion.sums else [])
+
+
+def _write_copies(fusion: RowFusion) -> list[str]:
+    """Returns the statements that ask for one vector of each array with rows of its own."""
+    lines, begin = [], 0
+    for given in fusion.inputs:
+        if not given.is_own:
+            continue
+        size = ELEMENT_BYTES[fusion.kinds[given.parameter]]
+        for part in range(EIGHT * size // VECTOR_BYTES):
+            to = f"(place * ROW_BYTES + {begin} + column * {size}) / {VECTOR_BYTES} + {part}"
+            at = part * VECTOR_BYTES // size
+            lines.append(
+                f"copy_async(slot, {to}, p{given.parameter} + r * COLUMNS + column + {at});"
+            )
+        begin += fusion.columns * size
+    return lines
+
+
+def _write_row(fusion: RowFusion) -> list[str]:
+    """Returns the statements for a row: passes for its values, one for its elements."""
+    lines = []
+    for number, given in enumerate(fusion.inputs):
+        if not given.is_own:
+            opened = ElementLines(given.base, f"b{number}_")
+            lines += opened.write({"r": "r"})
+            lines.append(f"const int base{number} = {opened.name_results()[0]};")
+    for turn, stages in enumerate(_group_stages(fusion)):
+        lines += _write_pass(fusion, stages, turn)
+    lines += _write_elements(fusion)
+    for number, output in enumerate(fusion.row_values):
+        (name,), statements = _open(fusion, [output.function], f"v{number}_", {"r": "r"})
+        stored = f"values{number}[r] = narrow({name}, {TYPES[output.kind]}());"
+        lines += ["{", *statements, f"if (lane == 0) {stored}", "}"]
+    return lines
+
+
+def _group_stages(fusion: RowFusion) -> list[list[int]]:
+    """Returns the numbers of the stages of each pass: those whose row values are known then."""
+    turns: list[int] = []
+    for stage in fusion.stages:
+        needed = [turns[number] for number in _list_numbers(stage.function, "row")]
+        turns.append(1 + max(needed, default=-1))
+    return [
+        [number for number, each in enumerate(turns) if each == turn]
+        for turn in range(1 + max(turns, default=-1))
+    ]
+
+
+def _list_numbers(function: ElementFunction, name: str) -> list[int]:
+    """Returns the numbers of the variables of one name."""
+    found = [op.detail for op in function.ops if op.opcode == "variable"]
+    return sorted({int(each.removeprefix(name)) for each in found if _is_named(each, name)})
+
+
+def _is_named(variable: str, name: str) -> bool:
+    return variable.startswith(name) and variable[len(name) :].isdigit()
+
+
+def _write_pass(fusion: RowFusion, stages: Sequence[int], turn: int) -> list[str]:
+    functions = [fusion.stages[number].function for number in stages]
+    kinds = [REDUCTIONS[f"reduce_{fusion.stages[number].kind}"] for number in stages]
+    names, statements = _open(fusion, functions, f"s{turn}_", {"r": "r", "t": "t"})
+    added = [
+        f"row{number} = {combine.format(f'row{number}', name)};"
+        for number, (_, combine), name in zip(stages, kinds, names, strict=True)
+    ]
+    lines = [
+        f"float row{number} = literal(0x{begin}u);"
+        for number, (begin, _) in zip(stages, kinds, strict=True)
+    ]
+    lines += _write_loop(fusion, functions, [*statements, *added], [], [])
+    for number, (_, combine) in zip(stages, kinds, strict=True):
+        joined = f"[](float a, float b) {{ return {combine.format('a', 'b')}; }}"
+        lines.append(f"row{number} = reduce_row(row{number}, scratch, {joined});")
+    return lines
+
+
+def _write_elements(fusion: RowFusion) -> list[str]:
+    functions = [*(each.function for each in fusion.elements), *fusion.sums]
+    if not functions:
+        return ["if (SLOTS == 1 && r + STRIDE < ROWS) copy_row(r + STRIDE, 0);"]
+    names, statements = _open(fusion, functions, "e", {"r": "r", "t": "t"})
+    opening, closing = [], []
+    for number, (output, name) in enumerate(zip(fusion.elements, names, strict=False)):
+        kind = TYPES[output.kind]
+        opening.append(f"Pack<{kind}> stored{number};")
+        statements.append(f"stored{number}.values[each] = narrow({name}, {kind}());")
+        at = f"elements{number} + r * COLUMNS + column"
+        closing.append(f"*(Pack<{kind}> *)({at}) = stored{number};")
+    for number, name in enumerate(names[len(fusion.elements) :]):
+        statements.append(f"totals[{number}][step][each] += {name};")
+    closing.append("if (SLOTS == 1 && r + STRIDE < ROWS) copy_vectors(r + STRIDE, 0, column);")
+    return _write_loop(fusion, functions, statements, opening, closing)
+
+
+def _write_loop(
+    fusion: RowFusion,
+    functions: Sequence[ElementFunction],
+    statements: Sequence[str],
+    opening: Sequence[str],
+    closing: Sequence[str],
+) -> list[str]:
+    """Returns the loop of a thread through its vectors of a row.
+
+    Args:
+        fusion: what is computed.
+        functions: whose inputs are loaded.
+        statements: for one element.
+        opening: for a vector, in front of its elements.
+        closing: behind them.
+    """
+    loads, begin = [], 0
+    needed = {number for each in functions for number in _list_numbers(each, "input")}
+    for number, given in enumerate(fusion.inputs):
+        kind = fusion.kinds[given.parameter]
+        size = ELEMENT_BYTES[kind]
+        at = f"own + {begin} + column * {size}"
+        if not given.is_own:
+            at = f"p{given.parameter} + base{number} + column"
+        begin += fusion.columns * size if given.is_own else 0
+        if number in needed:
+            pack = f"const Pack<{TYPES[kind]}>"
+            loads.append(f"{pack} vector{number} = *({pack} *)({at});")
+    # Sums are in registers, which have no index.
+    unroll = "#pragma unroll" if fusion.steps <= 4 else "#pragma unroll 2"
+    return [
+        unroll,
+        "for (int step = 0; step < STEPS; ++step) {",
+        "    const int column = (step * READERS + lane) * VECTOR;",
+        "    if (!IS_EVEN && column >= COLUMNS) continue;",
+        *(f"    {line}" for line in (*loads, *opening)),
+        "    #pragma unroll",
+        "    for (int each = 0; each < VECTOR; ++each) {",
+        "        const int t = column + each;",
+        *(
+            f"        const float input{number} = widen(vector{number}.values[each]);"
+            for number in sorted(needed)
+        ),
+        *(f"        {line}" for line in statements),
+        "    }",
+        *(f"    {line}" for line in closing),
+        "}",
+    ]
+
+
+def _open(
+    fusion: RowFusion, functions: Sequence[ElementFunction], prefix: str, given: dict[str, str]
+) -> tuple[list[str], list[str]]:
+    """Returns what the results of functions are called, and the statements that compute them."""
+    inputs = [f"input{number}" for number in range(len(fusion.inputs))]
+    rows = [f"row{number}" for number in range(len(fusion.stages))]
+    # Values of float32 keep all bits.
+    fast = _FAST if fusion.is_narrow else {}
+    opened = open_functions(functions, prefix, ("t", *inputs), fast)
+    statements = opened.write({**given, **{name: name for name in (*inputs, *rows)}})
+    return opened.name_results(), statements

@@ -1,0 +1,1 @@
+"""Fusions along rows: norms, their derivatives, and losses in one kernel each."""
