@@ -145,8 +145,11 @@ def list_variants() -> Iterator[tuple[str, contextlib.AbstractContextManager[Any
         yield WIDE, mock.patch.object(build_graph, "arrange_in_lanes", leave_as_it_is)
 
 
-def leave_as_it_is(times: Sequence[float], edges: tuple[tuple[int, int], ...]) -> Arrangement:
+def leave_as_it_is(
+    times: Sequence[float], edges: tuple[tuple[int, int], ...], *, has_two: bool
+) -> Arrangement:
     """Returns steps as they are, in place of `arrange_in_lanes`."""
+    del has_two
     return Arrangement(tuple(range(len(times))), edges)
 
 

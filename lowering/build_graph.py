@@ -61,12 +61,15 @@ from tracegraph.runtime.graph_nodes import Body, ConditionalNode, GraphNode, Nod
 from tracegraph.runtime.nodes import CallNode, CopyNode, KernelNode
 
 
-def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
+def build_graph(
+    program: DeviceProgram, plan: MemoryPlan, *, has_two_lanes: bool = False
+) -> GraphDefinition:
     """Returns the nodes, edges and buffer offsets of a program.
 
     Args:
         program: the steps, in program order; their declared order is verified, see `verify_order`.
         plan: an offset for each of the program's buffers.
+        has_two_lanes: see Note [Lanes].
 
     Returns:
         One stage per maximal run of captured steps, and one per eager step.
@@ -96,7 +99,7 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
         name=program.name,
         arena_size=plan.arena_size,
         slots=slots,
-        stages=_build_stages(program, plan),
+        stages=_build_stages(program, plan, has_two_lanes=has_two_lanes),
         inputs=tuple(spec.buffer.name for spec in program.inputs),
         outputs=tuple(spec.buffer.name for spec in program.outputs),
     )
@@ -104,7 +107,9 @@ def build_graph(program: DeviceProgram, plan: MemoryPlan) -> GraphDefinition:
     return definition
 
 
-def _build_stages(program: DeviceProgram, plan: MemoryPlan) -> tuple[Stage, ...]:
+def _build_stages(
+    program: DeviceProgram, plan: MemoryPlan, *, has_two_lanes: bool
+) -> tuple[Stage, ...]:
     stages = []
     settled = _find_settled(program, plan)
     # The key changes at every border between two stages.
@@ -116,7 +121,7 @@ def _build_stages(program: DeviceProgram, plan: MemoryPlan) -> tuple[Stage, ...]
     for indices in [[index for index, _ in run] for _, run in keyed]:
         steps = program.steps[indices[0] : indices[-1] + 1]
         edges = _find_stage_edges(program, plan, indices[0], steps)
-        steps, edges = _deal_out(steps, edges)
+        steps, edges = _deal_out(steps, edges, has_two_lanes=has_two_lanes)
         nodes = tuple(_build_node(step, program, plan, settled) for step in steps)
         stages.append(
             Stage(
@@ -148,12 +153,13 @@ def _find_stage_edges(
 
 
 def _deal_out(
-    steps: Sequence[Step], edges: tuple[tuple[int, int], ...]
+    steps: Sequence[Step], edges: tuple[tuple[int, int], ...], *, has_two_lanes: bool
 ) -> tuple[Sequence[Step], tuple[tuple[int, int], ...]]:
     """Returns steps and edges in lanes, or as they are where lanes may not be: Note [Lanes]."""
     if any(_keeps_edges(step) for step in steps):
         return steps, edges
-    order, arranged = arrange_in_lanes([estimate_microseconds(step) for step in steps], edges)
+    times = [estimate_microseconds(step) for step in steps]
+    order, arranged = arrange_in_lanes(times, edges, has_two=has_two_lanes)
     return [steps[index] for index in order], arranged
 
 

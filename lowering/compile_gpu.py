@@ -41,7 +41,7 @@ from tracegraph.lowering.planning.split_temporaries import find_whole_peak
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
-from tracegraph.lowering.tuning import KEEP_SUMS, join_options
+from tracegraph.lowering.tuning import join_options
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.schema import legal_compile_options
 from tracegraph.runtime.code_target import CompileKernel
@@ -295,7 +295,7 @@ def _compile_to_kernels(
     found = compiler.find_compiled(region)
     if found is not None:
         return found.executable, _read(found.executable, region, compiler), found.options
-    wanted = (*FIRST_OPTIONS, KEEP_SUMS) if compiler.tuning.keeps_sums else FIRST_OPTIONS
+    wanted = (*FIRST_OPTIONS, *compiler.tuning.list_options())
     compile_with = functools.partial(
         compiler.compile, region, in_place, count=count, keep_known=keep_legal
     )

@@ -6,7 +6,9 @@ hardly overlaps with the one before: the driver seems to have a queue for each. 
 dealt out to a few lanes, each of which is a chain: a step gets an edge from the one before it in
 its lane. The steps that the most work waits for are dealt out first, each to the lane in which it
 can start earliest: list scheduling, as in R. L. Graham, Bounds on multiprocessing timing anomalies,
-1969. There are twice as many lanes as the steps keep busy on average; more gained nothing.
+1969. There are twice as many lanes as the steps keep busy on average; more gained nothing. Where
+steps fill the device by themselves, two lanes may be better: what runs beside a step takes places
+from it. That depends on what is not known here, so it is tried: `Tuning.has_two_lanes`.
 
 An edge that is added only orders more than before, so the graph computes the same. But where a
 graph waits for an event of the user's, such an edge could close a circle through what records it:
@@ -26,6 +28,7 @@ from tracegraph.runtime.errors import InternalError
 
 # Between 3 and 16, little depends on how many: see docs/design/gpu_replay.md.
 FEWEST, MOST = 4, 16
+TWO = 2
 
 
 class Arrangement(NamedTuple):
@@ -40,12 +43,15 @@ class Arrangement(NamedTuple):
     edges: tuple[tuple[int, int], ...]
 
 
-def arrange_in_lanes(times: Sequence[float], edges: Sequence[tuple[int, int]]) -> Arrangement:
+def arrange_in_lanes(
+    times: Sequence[float], edges: Sequence[tuple[int, int]], *, has_two: bool = False
+) -> Arrangement:
     """Returns steps in lanes, see Note [Lanes]; as they are where that adds no edge.
 
     Args:
         times: of each step, in any unit; none is 0.
         edges: pairs of step indices; the first must finish before the second.
+        has_two: two lanes, not as many as the steps keep busy.
 
     Raises:
         InternalError: an edge goes backwards, or the result orders less than the edges did.
@@ -59,7 +65,7 @@ def arrange_in_lanes(times: Sequence[float], edges: Sequence[tuple[int, int]]) -
     count = len(times)
     before, after = _list_neighbours(count, edges)
     rest = _measure_rest(times, after)
-    lanes = _Lanes(_choose_count(times, rest))
+    lanes = _Lanes(TWO if has_two else _choose_count(times, rest))
     missing = [len(each) for each in before]
     ready = [(-rest[index], index) for index in range(count) if not missing[index]]
     heapq.heapify(ready)

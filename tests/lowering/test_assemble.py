@@ -264,8 +264,8 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
         # The graph has the steps in the order of its lanes.
         dealt: list[Sequence[int]] = []
 
-        def keep_order(times: Any, edges: Any, dealt: Any = dealt) -> Arrangement:
-            arranged = arrange_in_lanes(times, edges)
+        def keep_order(times: Any, edges: Any, *, has_two: bool, dealt: Any = dealt) -> Arrangement:
+            arranged = arrange_in_lanes(times, edges, has_two=has_two)
             dealt.append(arranged.order)
             return arranged
 

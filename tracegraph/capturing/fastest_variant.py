@@ -9,11 +9,13 @@ dropped, with its times. The next rule is tried on the winner. A kernel of ours 
 another one, and asks for its operands meanwhile: so one that lost beside XLA's kernels is tried
 again where later ones are used.
 
-Then XLA may leave the sums of matmuls in one piece: Note [Sums in one piece]. That is an option of
-its own, so the matmuls that it changes are measured in their places as well.
+Then XLA may leave matmuls to cublasLt: Note [Matmuls of the library]. And it may leave their sums
+in one piece: Note [Sums in one piece]. That changes how sums are made, so the matmuls that it
+changes are measured in their places as well.
 
-Last, small kernels are merged: Note [Merged loops]. XLA's programs stay as they are for that, so
-nothing is compiled again, and the merged graph has to give the same bits.
+Last, small kernels are merged: Note [Merged loops]; and steps are dealt out to two lanes:
+Note [Lanes]. XLA's programs stay as they are for that, so nothing is compiled again, and the graph
+has to give the same bits.
 
 The winner is instantiated and verified against XLA's executable of it, as any graph.
 """
@@ -23,24 +25,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import jax
 
 from tracegraph.capturing.function_pool import FunctionPool
-from tracegraph.capturing.lowered_capture import LoweredCapture
+from tracegraph.capturing.variant import (
+    FROM_LIBRARY,
+    KEPT_SUMS,
+    MERGED,
+    TWO_LANES,
+    Chosen,
+    Lower,
+    Variant,
+    find_tuning,
+)
 from tracegraph.ir.origins import locate_origin
 from tracegraph.kernel_caching.cached_choice import add_choice, find_choice
-from tracegraph.kernel_caching.cached_lowering import CachedLowering, CacheSlot
-from tracegraph.lowering.compiled_region import CompiledRegion
-from tracegraph.lowering.tuning import KEEP_SUMS, UNTUNED, Tuning, join_options
+from tracegraph.kernel_caching.cached_lowering import CacheSlot
+from tracegraph.lowering.tuning import KEEP_SUMS, join_options
 from tracegraph.passes.pipeline import PassReport, Rewritten
 from tracegraph.replacements.match import OLDEST, Machine, Match, Rule, find_machine
 from tracegraph.replacements.place_errors import PlaceError, measure_options, measure_places
 from tracegraph.replacements.report import Replacement
 from tracegraph.replacements.rules import CHAINED_RULES, RULES, find_matches, open_graph
 from tracegraph.replacements.splice import splice_matches
-from tracegraph.replacements.split_sums import find_split_sums
+from tracegraph.replacements.split_sums import count_own_matmuls, find_split_sums
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import (
     CudaError,
@@ -55,60 +65,10 @@ from tracegraph.tracing.trace import LostTraceError
 from tracegraph.verification.capture_verification import verify_capture
 from tracegraph.verification.whole_times import time_in_turns
 
-# Two measurements of one thing differ by less.
-MARGIN = 0.98
-MERGED = "small kernels merged"
-KEPT_SUMS = "sums of matmuls in one piece"
+# Two measurements of one thing in turns differ by less.
+MARGIN = 0.99
 NOT_FASTER = "it is not faster here"
 NO_MEMORY = "no memory is left to time it"
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """One program for a call, lowered.
-
-    Attributes:
-        first: what it was lowered from.
-        lowered: the lowering.
-        tuning: that it was lowered with.
-        slot: its place in the kernel cache, if it has one.
-        cached: what was there.
-    """
-
-    first: FirstTrace = dataclasses.field(repr=False)
-    lowered: LoweredCapture
-    tuning: Tuning
-    slot: CacheSlot | None
-    cached: CachedLowering | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-    """What was the fastest in an earlier process.
-
-    Attributes:
-        first: the function, with what was replaced.
-        tuning: how it is lowered.
-        replacements: what became of each rule.
-    """
-
-    first: FirstTrace
-    tuning: Tuning
-    replacements: tuple[Replacement, ...]
-
-
-class Lower(Protocol):
-    """Lowers a variant; regions that were compiled before need not be compiled again."""
-
-    def __call__(
-        self,
-        first: FirstTrace,
-        *,
-        tuning: Tuning = UNTUNED,
-        compiled: Sequence[CompiledRegion] = (),
-    ) -> Variant:
-        """Returns the variant of a function."""
-        ...
 
 
 def takes_replacements(checked: CheckedGraph) -> bool:
@@ -138,12 +98,6 @@ def find_chosen(
     return Chosen(first, find_tuning(choice.replacements), choice.replacements)
 
 
-def find_tuning(replacements: Sequence[Replacement]) -> Tuning:
-    """Returns how a program was made of which these are the replacements."""
-    used = {each.rule for each in replacements if each.is_used}
-    return Tuning(merges=MERGED in used, keeps_sums=KEPT_SUMS in used)
-
-
 def choose_variant(
     prepared: PreparedCall, current: Variant, lower: Lower
 ) -> tuple[Variant, tuple[Replacement, ...]]:
@@ -163,10 +117,14 @@ def choose_variant(
     for rule in _list_late(replacements):
         current, opened, found = _try_rule(prepared, current, opened, rule, lower)
         replacements = [each for each in replacements if each.rule != rule.name] + found
+    current, taken = _try_library(prepared, current, lower)
+    replacements += taken
     current, kept = _try_keeping_sums(prepared, opened, current, lower)
     replacements += kept
     current, merged = _try_merging(prepared, current, lower)
     replacements += merged
+    current, dealt = _try_lanes(prepared, current, lower)
+    replacements += dealt
     if slot is not None and replacements:
         add_choice(slot, replacements)
     return current, tuple(replacements)
@@ -250,6 +208,20 @@ def _measure(
     return exact, dropped
 
 
+def _try_library(
+    prepared: PreparedCall, current: Variant, lower: Lower
+) -> tuple[Variant, list[Replacement]]:
+    """Returns the faster one of a variant and the same with matmuls of cublasLt alone."""
+    count = count_own_matmuls(current.lowered.lowered.definition)
+    if not count:
+        return current, []
+    what = Replacement(FROM_LIBRARY, (), (f"{count} kernels of XLA's",))
+    tuning = dataclasses.replace(current.tuning, uses_library=True)
+    candidate = functools.partial(lower, current.first, tuning=tuning)
+    chosen, what = _choose_faster(prepared, current, candidate, what, is_exact=False)
+    return chosen, [what]
+
+
 def _try_keeping_sums(
     prepared: PreparedCall, opened: FirstTrace, current: Variant, lower: Lower
 ) -> tuple[Variant, list[Replacement]]:
@@ -293,6 +265,23 @@ def _try_merging(
     return chosen, [what]
 
 
+def _try_lanes(
+    prepared: PreparedCall, current: Variant, lower: Lower
+) -> tuple[Variant, list[Replacement]]:
+    """Returns the faster one of a variant and the same with two lanes."""
+    if not current.lowered.device.takes_kernels:
+        return current, []
+    compiled = () if current.cached is not None else current.lowered.lowered.regions
+    tuning = dataclasses.replace(current.tuning, has_two_lanes=True)
+    candidate = lower(current.first, tuning=tuning, compiled=compiled)
+    before, after = (_list_edges(each) for each in (current, candidate))
+    if before == after:
+        return current, []
+    what = Replacement(TWO_LANES, (), (f"{len(before)} edges become {len(after)}",))
+    chosen, what = _choose_faster(prepared, current, lambda: candidate, what, is_exact=True)
+    return chosen, [what]
+
+
 def _list_options(variant: Variant) -> tuple[tuple[str, bool | str], ...]:
     """Returns the options that XLA compiled a variant with."""
     return tuple(each for region in variant.lowered.lowered.regions for each in region.options)
@@ -300,6 +289,11 @@ def _list_options(variant: Variant) -> tuple[tuple[str, bool | str], ...]:
 
 def _count_nodes(variant: Variant) -> int:
     return sum(len(stage.nodes) for stage in variant.lowered.lowered.definition.stages)
+
+
+def _list_edges(variant: Variant) -> list[tuple[int, int]]:
+    stages = variant.lowered.lowered.definition.stages
+    return [edge for stage in stages for edge in stage.edges]
 
 
 def _choose_faster(

@@ -14,7 +14,6 @@ from tracegraph.capturing.capture_lowering import (
     lower_checked,
 )
 from tracegraph.capturing.fastest_variant import (
-    Variant,
     choose_variant,
     find_chosen,
     takes_replacements,
@@ -37,6 +36,7 @@ from tracegraph.capturing.spread_graphs import (
     lower_for_gpus,
     make_lowered,
 )
+from tracegraph.capturing.variant import Variant
 from tracegraph.constraints.meshes import check_context_mesh, check_meshes
 from tracegraph.constraints.spread import Spread
 from tracegraph.constraints.violation import make_capture_error

@@ -217,8 +217,11 @@ def list_replacements(options: Options, replacements: Sequence[Replacement] | No
         return ["replaced: what is faster, timed at the first call"]
     if not replacements:
         return ["replaced: nothing"]
-    lines = [str(each) for each in replacements]
-    return ["replaced:", *limit_lines(lines, MAX_REASONS, "replacement")]
+    others = [each for each in replacements if not each.is_used]
+    left_out = others[MAX_REASONS:]
+    shown = [f"  {each}" for each in replacements if each not in left_out]
+    more = [f"  and {count_noun(len(left_out), 'more replacement')}"] if left_out else []
+    return ["replaced:", *shown, *more]
 
 
 def _and_more(places: Sequence[str]) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracegraph.capturing.capture_lowering import lower_lifted
-from tracegraph.capturing.fastest_variant import find_tuning
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.partition import find_embedded
 from tracegraph.capturing.pipeline import Capture
+from tracegraph.capturing.variant import find_tuning
 from tracegraph.constraints.constants import identify, list_embedded
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.mismatch import print_leaf_type
