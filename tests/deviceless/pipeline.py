@@ -19,6 +19,7 @@ from tracegraph.decorator import capture
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.request import CaptureRequest
+from tracegraph.lowering.tuning import UNTUNED, Tuning
 from tracegraph.replacements.match import Machine, Rule
 from tracegraph.replacements.rules import find_matches
 from tracegraph.runtime.code_target import CompileKernel
@@ -79,7 +80,10 @@ def lower_for_gpu(request: CaptureRequest, device: Any) -> Lowered:
 
 
 def lower_with_own_kernels(
-    request: CaptureRequest, device: Any, compile_kernel: CompileKernel
+    request: CaptureRequest,
+    device: Any,
+    compile_kernel: CompileKernel,
+    tuning: Tuning = UNTUNED,
 ) -> Lowered:
     """Does what `lower_for_gpu` does, and compiles our own kernels.
 
@@ -87,10 +91,11 @@ def lower_with_own_kernels(
         request: with or without kernels of ours.
         device: of a topology.
         compile_kernel: for the architecture of that device.
+        tuning: how the program is made.
     """
     compiler = make_compiler(device, takes_kernels=True)
     target: Any = dataclasses.replace(compiler.target, compile_kernel=compile_kernel)  # pyright: ignore[reportArgumentType]
-    return lower_request(request, Compiler(target, compiler._progress))
+    return lower_request(request, Compiler(target, compiler._progress, tuning=tuning))
 
 
 def compile_whole(program: Program, device: Any) -> bytes:
