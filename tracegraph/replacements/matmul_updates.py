@@ -44,6 +44,8 @@ from tracegraph.replacements.wide_ops import WideOps, add_scattered, widen_op
 
 # The pass over a smaller result is one small kernel.
 MIN_ELEMENTS = 1 << 18
+# Of factors whose last bits may differ.
+_LEAST = 1e-30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +148,12 @@ def _multiply(matmul: Op, sides: list[Any], order: tuple[int, ...]) -> Any:
 
 
 def _move(factor: float, number: int) -> float:
-    """Returns the float32 that is so many places from a factor, on both sides in turn."""
+    """Returns the float32 that is so many places from a factor, on both sides in turn.
+
+    What is zero, or near the ends of float32, stays as it is.
+    """
+    if not _LEAST <= abs(factor) <= 1 / _LEAST:
+        return factor
     places = (number + 1) // 2 * (1 if number % 2 else -1)
     bits = np.float32(factor).view(np.int32) + np.int32(places)
     return float(bits.view(np.float32))

@@ -132,6 +132,12 @@ def test_factors_of_matrices_of_one_shape_differ_in_their_last_bits() -> None:
     assert set(list_factors(plain)) == {factors[0]}
 
 
+@pytest.mark.parametrize("factor", [0.0, -0.0, 1e-38, float("inf"), float("nan")])
+def test_a_factor_at_the_ends_of_its_type_stays(factor: float) -> None:
+    for number in range(4):
+        np.testing.assert_equal(matmul_updates._move(factor, number), factor)
+
+
 def test_an_operand_may_be_what_is_subtracted_from() -> None:
     square = np.eye(4, dtype=np.float32) * 3
     graph = build(lambda w: w - 0.5 * (w @ w), square)
