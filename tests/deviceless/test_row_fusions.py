@@ -12,11 +12,11 @@ import pytest
 from tests.deviceless.pipeline import lower_with_own_kernels, make_replaced_request
 from tests.tracegraph.replacements.row_fusions.ways import norm_by_hand, pick_targets
 from tracegraph.lowering.tuning import Tuning
+from tracegraph.replacements.library_matmuls import count_own_matmuls
 from tracegraph.replacements.match import Machine
 from tracegraph.replacements.matmul_updates import MatmulUpdates
 from tracegraph.replacements.row_fusions.rule import RowFusions
 from tracegraph.replacements.row_scatters import RowScatters
-from tracegraph.replacements.split_sums import count_own_matmuls
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
 from tracegraph.runtime.library_nodes import MatmulNode
 from tracegraph.runtime.nodes import KernelNode

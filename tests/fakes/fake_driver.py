@@ -105,10 +105,10 @@ class FakeDriver(Base):
         check(0 <= nbytes <= MAX_SHARED_BYTES, f"{nbytes} bytes of shared memory")
         self._limits[function] = (nbytes, self._limits[function][1])
 
-    def count_neighbours(self, function: int, threads: int, shared_bytes: int) -> int:
-        self._enter("count_neighbours", function, threads, shared_bytes)
+    def count_resident_blocks(self, function: int, threads: int, shared_bytes: int) -> int:
+        self._enter("count_resident_blocks", function, threads, shared_bytes)
         self._check_function(function)
-        return min(2048 // threads, self.most_neighbours)
+        return min(2048 // threads, self.most_blocks)
 
     def allow_large_clusters(self, function: int) -> None:
         self._enter("allow_large_clusters", function)

@@ -130,7 +130,7 @@ class FakeState:
         self.moves_bytes, self.checks_context = moves_bytes, checks_context
         self.confuses_ports = confuses_ports
         # Blocks of a kernel that a multiprocessor has registers for.
-        self.most_neighbours = 32
+        self.most_blocks = 32
         self.calls: list[FakeCall] = []
         self.graphs: dict[int, dict[int, FakeNode]] = {}
         self.executables: dict[int, FakeExecutable] = {}

@@ -15,8 +15,8 @@ from tracegraph.capturing import fastest_variant
 from tracegraph.capturing.variant import find_tuning
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.tuning import KEEP_SUMS, LIBRARY_ALONE, Tuning
+from tracegraph.replacements.library_matmuls import count_own_matmuls
 from tracegraph.replacements.report import Replacement
-from tracegraph.replacements.split_sums import count_own_matmuls
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.nodes import KernelNode
 

@@ -45,12 +45,13 @@ from tracegraph.kernel_caching.cached_choice import add_choice, find_choice
 from tracegraph.kernel_caching.cached_lowering import CacheSlot
 from tracegraph.lowering.tuning import KEEP_SUMS, join_options
 from tracegraph.passes.pipeline import PassReport, Rewritten
+from tracegraph.replacements.library_matmuls import count_own_matmuls
 from tracegraph.replacements.match import OLDEST, Machine, Match, Rule, find_machine
 from tracegraph.replacements.place_errors import PlaceError, measure_options, measure_places
 from tracegraph.replacements.report import Replacement
 from tracegraph.replacements.rules import CHAINED_RULES, RULES, find_matches, open_graph
 from tracegraph.replacements.splice import splice_matches
-from tracegraph.replacements.split_sums import count_own_matmuls, find_split_sums
+from tracegraph.replacements.split_sums import find_split_sums
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import (
     CudaError,

@@ -73,7 +73,7 @@ class CudaDriver(StreamCalls, MemoryCalls, GraphCalls, CapturedNodes, NodeKinds,
         name = self._api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         return int(self._call("cuDeviceGetAttribute", name, self._call("cuCtxGetDevice")))
 
-    def count_neighbours(self, function: int, threads: int, shared_bytes: int) -> int:
+    def count_resident_blocks(self, function: int, threads: int, shared_bytes: int) -> int:
         """Returns how many blocks of a kernel a multiprocessor has registers and memory for.
 
         Args:

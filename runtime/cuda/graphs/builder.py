@@ -201,7 +201,7 @@ class GraphBuilder:
             with ErrorPlace(label_node(self.name, index, node)):
                 function, shape = self._load(node).function, node.shape
                 threads, blocks = math.prod(shape.block), math.prod(shape.grid)
-                places = self.driver.count_neighbours(function, threads, shape.shared_bytes)
+                places = self.driver.count_resident_blocks(function, threads, shape.shared_bytes)
             if 2 * blocks <= places * self.processors:
                 small.add(index)
         return small

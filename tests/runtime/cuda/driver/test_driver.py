@@ -183,7 +183,7 @@ def test_functions_and_their_attributes(api: FakeBindings) -> None:
     driver.set_shared_bytes(0x52, 100_000)
     driver.allow_large_clusters(0x52)
     api.results["cuOccupancyMaxActiveBlocksPerMultiprocessor"] = (3,)
-    assert driver.count_neighbours(0x52, 256, 100_000) == 3
+    assert driver.count_resident_blocks(0x52, 256, 100_000) == 3
     assert api.calls == [
         ("cuLibraryGetKernel", (5, b"add")),
         ("cuKernelGetFunction", (0x51,)),

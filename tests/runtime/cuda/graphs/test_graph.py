@@ -174,7 +174,7 @@ def test_a_kernel_starts_with_the_one_before_it_where_both_have_room(
 ) -> None:
     """An H200 has 132 multiprocessors; half of the blocks that fit leave room for another half."""
     driver = FakeDriver()
-    driver.most_neighbours = neighbours
+    driver.most_blocks = neighbours
     nodes = [kernel("one", "x", "y"), kernel("two", "y", "z")]
     for index, node in enumerate(nodes):
         blocks = 132 * neighbours // 2 + (index == large)
@@ -183,11 +183,11 @@ def test_a_kernel_starts_with_the_one_before_it_where_both_have_room(
     graph = build(driver, Stage(tuple(nodes), (edge,), programmatic=frozenset({edge})))
     port = Port.LAUNCH_ORDER if large is None else Port.PROGRAMMATIC
     assert driver.read_edges(graph.handles[0]) == {(0, 1, port)}
-    asked = driver.count_calls("count_neighbours")
+    asked = driver.count_calls("count_resident_blocks")
     full = build(driver, Stage(tuple(nodes), (edge,)))
     assert driver.read_edges(full.handles[0]) == {(0, 1, Port.COMPLETE)}
     # What starts behind others is not asked for.
-    assert driver.count_calls("count_neighbours") == asked == 2
+    assert driver.count_calls("count_resident_blocks") == asked == 2
 
 
 def test_a_kernel_with_early_loads_says_itself_when_the_next_may_start() -> None:
