@@ -105,7 +105,12 @@ def test_merged_kernels_give_the_bits_of_xlas_kernels(name: str) -> None:
     assert len(nodes[0]) < len(nodes[1]) / 2
 
 
-def test_casts_in_front_of_matmuls_are_merged_and_give_the_same_bits() -> None:
+def test_casts_in_front_of_matmuls_are_merged_and_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Where cublasLt computes them all, other kernels are left around them.
+    monkeypatch.setattr(fastest_variant, "count_own_matmuls", lambda _: 0)
+
     def compute_loss(weights: Any, x: Any) -> Any:
         for weight in weights:
             # Whatever tiles are chosen: no kernel of a matmul reads the weights as they are.
