@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 import tracegraph as tg
-from tests.fakes.regions_as_kernels import capture_for_gpu
-from tests.oracles.tree_equality import assert_same
+from tests.fakes.trials import give_times, note_tunings, report_trial
 from tracegraph.capturing import fastest_variant
 from tracegraph.capturing.variant import find_tuning
-from tracegraph.lowering.compiler import Compiler
-from tracegraph.lowering.tuning import KEEP_SUMS, LIBRARY_ALONE, Tuning
+from tracegraph.lowering.tuning import KEEP_SUMS, LIBRARY_ALONE, UNTUNED, Tuning
 from tracegraph.replacements.library_matmuls import count_own_matmuls
 from tracegraph.replacements.report import Replacement
 from tracegraph.runtime.graph import GraphDefinition
@@ -30,39 +28,22 @@ def square(x: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found = [20e-6, 10e-6]
-    monkeypatch.setattr(fastest_variant, "time_in_turns", lambda *_: list(found))
     monkeypatch.setattr(fastest_variant, "count_own_matmuls", lambda _: 3)
-    capture_for_gpu(monkeypatch)
-    return found
+    return give_times(monkeypatch)
 
 
 @pytest.fixture
-def tunings(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of all that is compiled: whether matmuls are left to the library."""
-    found: list[bool] = []
-    compile_region = Compiler.compile
-
-    def note(self: Compiler, region: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(self.tuning.uses_library)
-        return compile_region(self, region, *args, **kwargs)
-
-    monkeypatch.setattr(Compiler, "compile", note)
-    return found
+def tunings(monkeypatch: pytest.MonkeyPatch) -> list[Tuning]:
+    return note_tunings(monkeypatch)
 
 
 def call() -> str:
-    """Returns what the report of a captured function says of the library."""
-    captured: Any = tg.capture(square, numerics="equivalent")
-    for _ in range(2):
-        assert_same(captured(X), square(X))
-    lines = [line for line in captured.explain(X).splitlines() if NAME in line]
-    return lines[0].strip() if lines else ""
+    return report_trial(square, X, NAME)
 
 
-def test_a_library_that_is_faster_is_used(tunings: list[bool]) -> None:
+def test_a_library_that_is_faster_is_used(tunings: list[Tuning]) -> None:
     assert call() == f"{NAME}: used; 20 µs without, 10 µs with (3 kernels of XLA's)"
-    assert tunings == [False, True]
+    assert tunings == [UNTUNED, Tuning(uses_library=True)]
 
 
 def test_a_library_that_is_slower_is_not(times: list[float]) -> None:
@@ -71,11 +52,11 @@ def test_a_library_that_is_slower_is_not(times: list[float]) -> None:
 
 
 def test_without_kernels_of_xlas_nothing_is_tried(
-    monkeypatch: pytest.MonkeyPatch, tunings: list[bool]
+    monkeypatch: pytest.MonkeyPatch, tunings: list[Tuning]
 ) -> None:
     monkeypatch.setattr(fastest_variant, "count_own_matmuls", count_own_matmuls)
     assert call() == ""
-    assert tunings == [False]
+    assert tunings == [UNTUNED]
 
 
 def test_what_was_used_is_used_when_the_graph_is_made_again() -> None:

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import tracegraph as tg
-from tests.fakes.regions_as_kernels import capture_for_gpu
-from tests.oracles.tree_equality import assert_same
+from tests.fakes.trials import give_times, report_trial
 from tracegraph.capturing import fastest_variant
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.compiler import Compiler
@@ -53,21 +52,13 @@ def refuse(program: DeviceProgram, compile_kernel: Any) -> DeviceProgram:
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found = [20e-6, 10e-6]
-    monkeypatch.setattr(fastest_variant, "time_in_turns", lambda *_: list(found))
-    capture_for_gpu(monkeypatch)
-    return found
+    return give_times(monkeypatch)
 
 
 def call(monkeypatch: Any, merge: Any) -> str:
     """Returns what the report of a captured function says of merged kernels."""
     monkeypatch.setattr(compile_gpu, "merge_loops", merge)
-    captured: Any = tg.capture(double, numerics="equivalent")
-    for _ in range(2):
-        assert_same(captured(X), double(X))
-    report = captured.explain(X)
-    lines = [line for line in report.splitlines() if "small kernels merged" in line]
-    return lines[0].strip() if lines else ""
+    return report_trial(double, X, "small kernels merged")
 
 
 @pytest.mark.usefixtures("times")

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
-from tests.fakes.regions_as_kernels import capture_for_gpu
+from tests.fakes.trials import give_times, note_tunings, report_trial
 from tests.optimized import compile_as_for_users
 from tests.oracles.tree_equality import assert_same
 from tracegraph.capturing import fastest_variant
 from tracegraph.ir.graph import Graph
-from tracegraph.lowering.compiler import Compiler
-from tracegraph.lowering.tuning import KEEP_SUMS
+from tracegraph.lowering.tuning import KEEP_SUMS, UNTUNED, Tuning
 from tracegraph.replacements import place_errors, split_sums
 
 X = jnp.linspace(0.5, 2.0, 64).reshape(8, 8)
 NAME = "sums of matmuls in one piece"
+KEPT = Tuning(keeps_sums=True)
 
 
 def square(x: Any) -> Any:
@@ -34,39 +34,22 @@ def find_all(graph: Graph, _definition: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found = [20e-6, 10e-6]
-    monkeypatch.setattr(fastest_variant, "time_in_turns", lambda *_: list(found))
     monkeypatch.setattr(fastest_variant, "find_split_sums", find_all)
-    capture_for_gpu(monkeypatch)
-    return found
+    return give_times(monkeypatch)
 
 
 @pytest.fixture
-def tunings(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of all that is compiled: whether sums stay in one piece."""
-    found: list[bool] = []
-    compile_region = Compiler.compile
-
-    def note(self: Compiler, region: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(self.tuning.keeps_sums)
-        return compile_region(self, region, *args, **kwargs)
-
-    monkeypatch.setattr(Compiler, "compile", note)
-    return found
+def tunings(monkeypatch: pytest.MonkeyPatch) -> list[Tuning]:
+    return note_tunings(monkeypatch)
 
 
 def call() -> str:
-    """Returns what the report of a captured function says of sums."""
-    captured: Any = tg.capture(square, numerics="equivalent")
-    for _ in range(2):
-        assert_same(captured(X), square(X))
-    lines = [line for line in captured.explain(X).splitlines() if NAME in line]
-    return lines[0].strip() if lines else ""
+    return report_trial(square, X, NAME)
 
 
-def test_sums_in_one_piece_that_are_faster_are_used(tunings: list[bool]) -> None:
+def test_sums_in_one_piece_that_are_faster_are_used(tunings: list[Tuning]) -> None:
     assert call().startswith(f"{NAME}: used; 20 µs without, 10 µs with (")
-    assert tunings == [False, True]
+    assert tunings == [UNTUNED, KEPT]
 
 
 def test_sums_in_one_piece_that_are_slower_are_not(times: list[float]) -> None:
@@ -74,13 +57,13 @@ def test_sums_in_one_piece_that_are_slower_are_not(times: list[float]) -> None:
     assert "not used: it is not faster here; 10 µs without" in call()
 
 
-def test_without_a_split_sum_nothing_is_tried(monkeypatch: Any, tunings: list[bool]) -> None:
+def test_without_a_split_sum_nothing_is_tried(monkeypatch: Any, tunings: list[Tuning]) -> None:
     monkeypatch.setattr(fastest_variant, "find_split_sums", split_sums.find_split_sums)
     assert call() == ""
-    assert tunings == [False]
+    assert tunings == [UNTUNED]
 
 
-def test_sums_that_are_less_exact_are_never_used(monkeypatch: Any, tunings: list[bool]) -> None:
+def test_sums_that_are_less_exact_are_never_used(monkeypatch: Any, tunings: list[Tuning]) -> None:
     measure = place_errors.measure_places
 
     def measure_badly(graph: Any, matches: Any, arguments: Any, options: Any = ()) -> Any:
@@ -91,11 +74,11 @@ def test_sums_that_are_less_exact_are_never_used(monkeypatch: Any, tunings: list
 
     monkeypatch.setattr(place_errors, "measure_places", measure_badly)
     assert "not used: its error is 0.5, where XLA's is " in call()
-    assert tunings == [False]
+    assert tunings == [UNTUNED]
 
 
 def test_another_process_keeps_sums_without_a_trial(
-    monkeypatch: Any, tmp_path: Any, tunings: list[bool]
+    monkeypatch: Any, tmp_path: Any, tunings: list[Tuning]
 ) -> None:
     monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "1")
     monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE_PATH", str(tmp_path / "kernels"))
@@ -105,7 +88,7 @@ def test_another_process_keeps_sums_without_a_trial(
     assert call() == first
     after = tg.kernel_cache.info()
     assert (after.hits - before.hits, after.misses - before.misses) == (1, 0)
-    assert tunings == [False, True]
+    assert tunings == [UNTUNED, KEPT]
 
 
 def test_parts_between_reads_are_tried_and_listed() -> None:
@@ -121,7 +104,7 @@ def test_parts_between_reads_are_tried_and_listed() -> None:
     assert all(line.startswith(f"{NAME}: used; 20 µs without") for line in lines)
 
 
-def test_a_saved_function_keeps_its_sums(tmp_path: Any, tunings: list[bool]) -> None:
+def test_a_saved_function_keeps_its_sums(tmp_path: Any, tunings: list[Tuning]) -> None:
     weights = np.asarray(X) + 1
     captured: Any = tg.capture(lambda x: jnp.dot(x, x) + weights, numerics="equivalent")
     expected = captured(X)
@@ -129,5 +112,5 @@ def test_a_saved_function_keeps_its_sums(tmp_path: Any, tunings: list[bool]) -> 
     with compile_as_for_users():
         captured.save(tmp_path / "square.tg", constants=False)
     # What is written has no array of the user's, and is compiled for that.
-    assert tunings == [False, True, True]
+    assert tunings == [UNTUNED, KEPT, KEPT]
     assert_same(tg.load(tmp_path / "square.tg", constants=[weights])(X), expected)

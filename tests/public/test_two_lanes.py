@@ -7,13 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-import tracegraph as tg
-from tests.fakes.regions_as_kernels import capture_for_gpu
-from tests.oracles.tree_equality import assert_same
+from tests.fakes.trials import give_times, note_tunings, report_trial
 from tracegraph.capturing import fastest_variant
 from tracegraph.capturing.variant import Variant, find_tuning
 from tracegraph.lowering import build_graph
-from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.tuning import Tuning
 from tracegraph.replacements.report import Replacement
 
@@ -32,10 +29,7 @@ def list_edges(variant: Variant) -> list[tuple[int, int]]:
 
 @pytest.fixture(autouse=True)
 def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found = [20e-6, 10e-6]
-    monkeypatch.setattr(fastest_variant, "time_in_turns", lambda *_: list(found))
-    capture_for_gpu(monkeypatch)
-    return found
+    return give_times(monkeypatch)
 
 
 @pytest.fixture
@@ -53,25 +47,13 @@ def dealt(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def call() -> str:
-    """Returns what the report of a captured function says of lanes."""
-    captured: Any = tg.capture(double, numerics="equivalent")
-    for _ in range(2):
-        assert_same(captured(X), double(X))
-    lines = [line for line in captured.explain(X).splitlines() if NAME in line]
-    return lines[0].strip() if lines else ""
+    return report_trial(double, X, NAME)
 
 
 def test_two_lanes_that_are_faster_are_used(
     monkeypatch: pytest.MonkeyPatch, dealt: list[bool]
 ) -> None:
-    compiled: list[Any] = []
-    compile_region = Compiler.compile
-
-    def note(self: Compiler, region: Any, *args: Any, **kwargs: Any) -> Any:
-        compiled.append(region)
-        return compile_region(self, region, *args, **kwargs)
-
-    monkeypatch.setattr(Compiler, "compile", note)
+    compiled = note_tunings(monkeypatch)
     monkeypatch.setattr(fastest_variant, "_list_edges", list_edges)
     assert call() == f"{NAME}: used; 20 µs without, 10 µs with (5 edges become 3)"
     assert dealt[-1] is True
