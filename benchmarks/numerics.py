@@ -5,7 +5,13 @@
 The three sides of a case take turns in one process; the figures are medians over the rounds, of the
 time per call with the device's work included. Results are compared before anything is timed: those
 of the default bit for bit with XLA's own kernels by its verification, the others with `jax.jit`'s
-as a norm.
+as a norm, see Note [Sensitive steps].
+
+Note [Sensitive steps]
+Where matmuls and convolutions round to TF32, what changes a value by its last bit may change a sum
+by a thousandth, and batch norm and many layers make more of it: gradients of biases of ResNet-18
+move by 8 % when its sums move by 1e-7. So a side may be as far from `jax.jit` as that is from
+itself, twice, when each float32 number of the state is the next one; and `TOLERANCE` in any case.
 """
 
 from __future__ import annotations
@@ -217,12 +223,15 @@ def measure(case: NumericsCase, rounds: int) -> dict[str, Any]:
         AssertionError: the results of a side differ from those of `jax.jit`.
     """
     sides = {name: Side(case, name) for name in SIDES}
+    nudged = Side(dataclasses.replace(case, state=nudge(case.state)), "jax.jit")
     differences: dict[str, float] = {}
-    for name, side in sides.items():
+    for name, side in {**sides, "jax.jit, nudged": nudged}.items():
         side.advance()
         pairs = zip(side.read(), sides["jax.jit"].read(), strict=True)
         differences[name] = max(relate(one, other) for one, other in pairs)
-        assert differences[name] <= TOLERANCE, f"{case.name}, {name}: {differences[name]}"
+    limit = max(TOLERANCE, 2 * differences["jax.jit, nudged"])
+    for name in SIDES:
+        assert differences[name] <= limit, f"{case.name}, {name}: {differences}"
     samples: dict[str, list[float]] = {name: [] for name in SIDES}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -244,6 +253,16 @@ def _take_data(leaf: Any) -> Any:
     """Returns the numbers of a typed key, and any other leaf as it is."""
     is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
+
+
+def nudge(state: Any) -> Any:
+    """Returns a state with each float32 number replaced by the next larger one."""
+
+    def move(leaf: Any) -> Any:
+        is_float32 = isinstance(leaf, np.ndarray | np.float32) and leaf.dtype == np.float32
+        return np.nextafter(leaf, np.float32(np.inf)) if is_float32 else leaf
+
+    return jax.tree.map(move, state)
 
 
 def relate(one: Any, other: Any) -> float:
