@@ -259,7 +259,7 @@ def nudge(state: Any) -> Any:
     """Returns a state with each float32 number replaced by the next larger one."""
 
     def move(leaf: Any) -> Any:
-        is_float32 = isinstance(leaf, np.ndarray | np.float32) and leaf.dtype == np.float32
+        is_float32 = getattr(leaf, "dtype", None) == np.float32
         return np.nextafter(leaf, np.float32(np.inf)) if is_float32 else leaf
 
     return jax.tree.map(move, state)
