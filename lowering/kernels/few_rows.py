@@ -42,9 +42,11 @@ from tracegraph.lowering.kernels.few_rows_problem import (
     THREADS,
     WARPS,
     FewRows,
+    Segment,
     Tiling,
     choose_reading,
     choose_tiling,
+    count_blocks,
     count_group,
     count_line,
     count_norms,
@@ -72,6 +74,7 @@ from tracegraph.lowering.kernels.few_rows_tensor import (
     TENSOR_STEPS,
     TENSOR_TOTALS,
 )
+from tracegraph.lowering.kernels.largest import BEST
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
 from tracegraph.runtime.nodes import LaunchShape
 
@@ -95,7 +98,8 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     body = BODY
     for name, text in parts.items():
         body = body.replace(f"{{{name}}}\n", text)
-    text = f"{_write_sizes(problem, tiling)}{FUNCTIONS}{ADD_PARTIAL}{{\n{body}}}\n"
+    best = BEST if any(segment.chosen for segment in problem.segments) else ""
+    text = f"{_write_sizes(problem, tiling)}{FUNCTIONS}{best}{ADD_PARTIAL}{{\n{body}}}\n"
     symbol = name_kernel("few_rows", text)
     parameters = write_parameters(problem)
     opening = f"KERNEL(THREADS, RESIDENTS){' CLUSTERED(SPLIT)' if tiling.split > 1 else ''}"
@@ -103,6 +107,17 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     blocks = fill_grid(count_tiles(problem, tiling) * tiling.split, tiling.split, processors)
     shape = LaunchShape((blocks, 1, 1), (THREADS, 1, 1), shared_bytes=SHARED_BYTES)
     return OwnKernel(symbol, source, shape, list_early_parameters(problem, tiling))
+
+
+def count_candidates(problem: FewRows, segment: Segment, processors: int) -> int:
+    """Returns how many candidates of a row a segment stores: see Note [Largest of a row].
+
+    Args:
+        problem: whose kernel it is.
+        segment: of the problem.
+        processors: multiprocessors of the GPU.
+    """
+    return count_blocks(segment, choose_tiling(problem, processors))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tracegraph.lowering.kernels.few_rows_problem import (
     Reading,
     Tiling,
     choose_reading,
+    count_blocks,
     count_vectors,
     find_factors,
 )
@@ -59,13 +60,16 @@ def write_ends(problem: FewRows, tiling: Tiling) -> dict[str, str]:
         "HOIST": write_hoisted(problem, tiling),
         "FACTOR": write_factor(problem),
         "FINISH": write_finish(problem),
+        "LARGEST": write_largest_of_turns(problem),
+        "CANDIDATES": write_candidates(problem, tiling),
     }
 
 
 def write_parameters(problem: FewRows) -> str:
-    """Returns a kernel's parameters: what is read, then the results of all segments."""
-    results = (kind for segment in problem.segments for kind in segment.kinds)
-    kinds = enumerate([*problem.kinds, *results])
+    """Returns a kernel's parameters: what is read, results, values and columns of candidates."""
+    results = [kind for segment in problem.segments for kind in segment.kinds]
+    candidates = ["F32", "S32"] * len(_list_chosen(problem))
+    kinds = enumerate([*problem.kinds, *results, *candidates])
     return ", ".join(f"{TYPES[kind]} *p{number}" for number, kind in kinds)
 
 
@@ -296,12 +300,71 @@ def write_finish(problem: FewRows) -> str:
         body = ElementWriter(segment.finish, Place("row", "column", "columns"), known)
         values = list(map(body.write, segment.finish.results))
         lines += [f"if (segment == {number}) {{", *(f"    {line}" for line in body.lines)]
-        for value, kind in zip(values, segment.kinds, strict=True):
+        stored = len(segment.kinds)
+        for value, kind in zip(values[:stored], segment.kinds, strict=True):
             place = f"p{parameter}[row * columns + column]"
             lines.append(f"    {place} = narrow({value}, {TYPES[kind]}());")
             parameter += 1
+        for index, (value, kind) in enumerate(zip(values[stored:], segment.chosen, strict=True)):
+            rounded = f"widen(narrow({value}, {TYPES[kind]}()))"
+            lines.append(f"    best{number}_{index}[turn] = {{{rounded}, column}};")
         lines.append("}")
     return indent(lines, 8)
+
+
+def write_largest_of_turns(problem: FewRows) -> str:
+    """Returns what declares the candidate of each turn of a thread."""
+    lines: list[str] = []
+    for number, index in _list_chosen(problem):
+        lines += [
+            f"Best best{number}_{index}[TURNS];",
+            f"for (Best &best : best{number}_{index}) best = find_none();",
+        ]
+    return indent(lines, 4)
+
+
+def write_candidates(problem: FewRows, tiling: Tiling) -> str:
+    """Returns what chooses among the candidates of a block's threads, and stores one a row."""
+    lines: list[str] = []
+    parameter = len(problem.kinds) + sum(len(segment.kinds) for segment in problem.segments)
+    for number, index in _list_chosen(problem):
+        count = count_blocks(problem.segments[number], tiling)
+        place = f"[row * {count} + first / WIDTH * SPLIT + rank]"
+        lines += [
+            f"if (segment == {number}) {{",
+            f"    Best *bests = (Best *)partial + {index} * ROWS * PARTS;",
+            "    #pragma unroll",
+            "    for (int turn = 0; turn < TURNS; ++turn) {",
+            "        const int place = turn * THREADS + threadIdx.x;",
+            f"        const Best best = choose_of_lanes<SHARERS>(best{number}_{index}[turn]);",
+            "        if (place % SHARERS == 0 && place < ROWS * SHARE)",
+            "            bests[place / SHARERS] = best;",
+            "    }",
+            "    sync_block();",
+            "    for (int row = threadIdx.x; row < ROWS; row += THREADS) {",
+            "        Best best = bests[row * PARTS];",
+            "        for (int part = 1; part < PARTS; ++part)",
+            "            best = choose(best, bests[row * PARTS + part]);",
+            f"        p{parameter}{place} = best.value;",
+            f"        p{parameter + 1}{place} = best.column;",
+            "    }",
+            "}",
+        ]
+        parameter += 2
+    sizes = [
+        "// Lanes that have columns of one row in a turn, and how many such there are for a row.",
+        "constexpr int SHARERS = SHARE < 32 ? SHARE : 32, PARTS = SHARE / SHARERS;",
+    ]
+    return indent([*sizes, *lines] if lines else [], 4)
+
+
+def _list_chosen(problem: FewRows) -> list[tuple[int, int]]:
+    """Returns what the largest is chosen of: the segment's number, and its own in there."""
+    return [
+        (number, index)
+        for number, segment in enumerate(problem.segments)
+        for index in range(len(segment.chosen))
+    ]
 
 
 def indent(lines: Iterable[str], spaces: int) -> str:

@@ -62,13 +62,16 @@ class Segment:
         columns: of each matrix.
         matrices: numbers of the kernel's parameters.
         finish: takes one sum per matrix, and returns the results.
-        kinds: XLA's name of the type of each result.
+        kinds: XLA's name of the type of each result that is stored.
+        chosen: the same of each of the others, which come behind these: of them the largest of each
+            row is stored, one candidate for each block, see Note [Largest of a row].
     """
 
     columns: int
     matrices: tuple[int, ...]
     finish: RowFunction
     kinds: tuple[str, ...]
+    chosen: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +212,11 @@ def choose_tiling(problem: FewRows, processors: int) -> Tiling:
 def count_tiles(problem: FewRows, tiling: Tiling) -> int:
     """Returns how many blocks there are for each part of the depth."""
     return sum(-(-segment.columns // tiling.width) for segment in problem.segments)
+
+
+def count_blocks(segment: Segment, tiling: Tiling) -> int:
+    """Returns how many blocks finish columns of a segment."""
+    return -(-segment.columns // tiling.width) * tiling.split
 
 
 def fill_grid(blocks: int, split: int, processors: int) -> int:

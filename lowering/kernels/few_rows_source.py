@@ -2,7 +2,7 @@
 
 What a problem adds takes the place of names in braces: sizes in front of it, which matrices a block
 has (``CHOOSE``), what computes the rows (``EARLY``, ``START``), and what is done with sums
-(``HOIST``, ``FINISH``).
+(``HOIST``, ``LARGEST``, ``FINISH``, ``CANDIDATES``).
 """
 
 from __future__ import annotations
@@ -251,6 +251,7 @@ BODY = """\
     await_copies<0>();
 {TOTALS}
     sync();
+{LARGEST}
     #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
         const int index = turn * THREADS + threadIdx.x;
@@ -267,4 +268,5 @@ BODY = """\
 {FACTOR}
 {FINISH}
     }
+{CANDIDATES}
 """

@@ -139,6 +139,27 @@ def test_the_machine_code_waits_before_it_loads_anything_else(both: Any) -> None
         assert {LOAD, STORE} <= {*operations}
 
 
+def test_a_greedy_token_needs_no_logits(h200: Any) -> None:
+    def choose(x: Any, gain: Any, head: Any) -> Any:
+        logits = normalise(x, gain) @ head
+        return logits.argmax(-1).astype(jnp.int32), logits.max(-1)
+
+    sizes = (3, WIDTH), (WIDTH,), (WIDTH, VOCABULARY)
+    arguments = [jax.ShapeDtypeStruct(each, jnp.bfloat16) for each in sizes]
+    lowered = lower(make_replaced_request(choose, arguments, [FewRowMatmuls()], H200), h200)
+    (stage,) = lowered.definition.stages
+    head, last = stage.nodes
+    assert isinstance(head, KernelNode)
+    assert isinstance(last, KernelNode)
+    assert last.code.symbol.startswith("largest")
+    # A candidate of eight bytes for each block's columns, a quarter of three rows of logits.
+    written = sum(use.nbytes for use, is_written in head.uses if is_written)
+    assert written == 3 * 2 * VOCABULARY // 4
+    assert stage.programmatic == {(0, 1)}
+    operations = {operation for operation, _ in _read_operations(_find_text(last.code))}
+    assert not {*LOCAL} & operations
+
+
 def test_weights_that_a_step_updates_are_not_loaded_early(h200: Any) -> None:
     def train(weights: Any, x: Any) -> Any:
         return weights * 2, x @ weights

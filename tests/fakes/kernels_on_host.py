@@ -257,15 +257,23 @@ def call_on_host(
     aliases: Mapping[int, int] | None = None,
     run: Callable[..., None] | None = None,
 ) -> list[np.ndarray[Any, Any]]:
-    """Returns what `call_kernel` does on a GPU; results are NaN where a kernel writes nothing."""
+    """Returns what `call_kernel` does on a GPU.
+
+    Results are NaN, or the lowest integer, where a kernel writes nothing.
+    """
     del machine
     arrays = [align_array(np.asarray(each)) for each in operands]
-    stored = [align_array(np.full(each.shape, np.nan, each.dtype)) for each in results]
+    stored = [align_array(np.full(each.shape, _find_poison(each.dtype))) for each in results]
     for operand, result in (aliases or {}).items():
         stored[result] = arrays[operand]
     split = int(kernel.source.partition("SPLIT = ")[2].partition(";")[0] or 1)
     (run or run_kernel_on_host)(kernel, [*arrays, *stored], split)
     return stored
+
+
+def _find_poison(dtype: Any) -> Any:
+    dtype = np.dtype(dtype)
+    return dtype.type(np.iinfo(dtype).min if dtype.kind == "i" else np.nan)
 
 
 def run_on_host(source: str, loops: int, arrays: Sequence[np.ndarray[Any, Any]]) -> None:

@@ -293,6 +293,44 @@ def test_matmuls_of_few_rows_are_as_exact_as_xlas(
     assert len([symbol for symbol in kernels if symbol.startswith("few_rows")]) >= least
 
 
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize(("rows", "dtype"), [(1, jnp.bfloat16), (5, jnp.float16)])
+def test_greedy_tokens_are_as_good_as_xlas(
+    rows: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try_only(monkeypatch, "matmuls of few rows")
+    layers, table = make_layers(dtype, 1)
+
+    def choose(x: Any, layers: Any, table: Any) -> Any:
+        logits = decode(x, layers, table)[1]
+        return logits.argmax(-1), logits.max(-1), logits
+
+    def choose_only(x: Any, layers: Any, table: Any) -> Any:
+        return choose(x, layers, table)[:2]
+
+    step: Any = tg.capture(choose_only, numerics="equivalent")
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (layers, table))
+    plain, rng = jit_untried(choose), np.random.default_rng(1)
+    eps = float(jnp.finfo(dtype).eps)
+    xs = [jnp.asarray(rng.normal(size=(rows, WIDTH)), dtype) for _ in range(20)]
+    for x in xs:
+        ours, theirs = (
+            [np.asarray(each) for each in side(x, layers, table)] for side in (step, plain)
+        )
+        with jax.default_matmul_precision("highest"):
+            exact = np.asarray(plain(x.astype(jnp.float32), *wide)[2])
+        largest = exact.max(-1)
+        error = np.abs(theirs[2].astype(np.float32) - exact).max()
+        bound = 2 * error + 2 * eps * np.abs(exact).max()
+        places = np.arange(rows)
+        assert (largest - exact[places, ours[0]] <= bound).all()
+        assert np.abs(ours[1].astype(np.float32) - largest).max() <= bound
+    nodes = step.get_graph_data(xs[0], layers, table).nodes
+    symbols = [node.kernel.symbol for node in nodes if node.kernel is not None]
+    assert [symbol.startswith("largest") for symbol in symbols].count(True) == 1
+    assert symbols[-1].startswith("largest")
+
+
 def test_kernels_with_early_loads_wait_for_what_the_step_writes() -> None:
     def train(weights: Any, x: Any) -> Any:
         result = x @ weights

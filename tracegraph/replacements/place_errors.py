@@ -8,6 +8,10 @@ it has there, and what is compared is how far both sides are from a reference th
 wider type. That is a program of its own, of which XLA does not time how it is computed fastest:
 for one layer of attention, trying out matmuls of the reference took half a minute. Layers of a
 model share one. Threads compile these programs, beside the one that computes the values.
+
+Where a result is the place of the largest element, what is compared is the element that is found
+there, in the reference, with the largest one. Both may have been rounded before they were compared,
+so each side may be off by a whole unit in the last place.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tracegraph.ir.graph import Graph, Literal, Operand, Value
+from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.ir.interpreter import evaluate_graph
 from tracegraph.passes.dead_code import DeadCode
 from tracegraph.replacements.bodies import enter_body, group_by_body
@@ -96,11 +100,12 @@ def measure_places(
         options: XLA's, over its defaults.
     """
     own = [match for match in matches if not match.path]
+    makers = {value: op for op in graph.ops for value in op.results}
     groups = group_by_body(matches)
     needed = [each for match in own for each in (*match.inputs, *match.results)]
     needed += [operand for body in groups for operand in body.op.operands]
     with ThreadPoolExecutor(MAX_COMPILERS, "tracegraph-errors") as threads:
-        programs = _compile_comparisons(own, threads)
+        programs = _compile_comparisons(own, makers, threads)
         values = _compute_values(graph, needed, arguments, options)
         pairs = zip(own, programs, strict=True)
         errors = iter([PlaceError(*_compare(one, each.result(), values)) for one, each in pairs])
@@ -130,13 +135,13 @@ def _compute_values(
 
 
 def _compile_comparisons(
-    matches: Sequence[Match], threads: ThreadPoolExecutor
+    matches: Sequence[Match], makers: Mapping[Value, Op], threads: ThreadPoolExecutor
 ) -> list[Future[jax.stages.Compiled]]:
     """Returns for each match the program that compares; those of one text are one."""
     found: dict[tuple[int, str], Future[jax.stages.Compiled]] = {}
     programs = []
     for match in matches:
-        lowered = _lower_comparison(match)
+        lowered = _lower_comparison(match, makers)
         key = len(match.inputs), lowered.as_text()
         if key not in found:
             found[key] = threads.submit(carry_settings(functools.partial(lowered.compile, UNTIMED)))
@@ -144,14 +149,15 @@ def _compile_comparisons(
     return programs
 
 
-def _lower_comparison(match: Match) -> jax.stages.Lowered:
+def _lower_comparison(match: Match, makers: Mapping[Value, Op]) -> jax.stages.Lowered:
     """Returns the program of the three numbers of a `PlaceError`."""
+    roundings = [_find_rounding(value, makers, match.terms) for value in match.results]
 
     def compare(given: Sequence[Any], theirs: Sequence[Any]) -> Any:
         sides = match.compute(*given), theirs, match.reference(*given)
         rows = [
-            _find_errors(one, other, right, match.terms)
-            for one, other, right in zip(*sides, strict=True)
+            _find_errors(one, other, right, rounding)
+            for one, other, right, rounding in zip(*sides, roundings, strict=True)
             if right.size and jnp.issubdtype(right.dtype, jnp.floating)
         ]
         return jnp.max(jnp.stack(rows), axis=0) if rows else jnp.zeros(3, jnp.float32)
@@ -176,10 +182,13 @@ def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:
     return jnp.asarray(given, operand.aval.dtype)
 
 
-def _find_errors(ours: Any, theirs: Any, right: Any, terms: int) -> Any:
+def _find_errors(ours: Any, theirs: Any, right: Any, rounding: float) -> Any:
     """Returns the three numbers of one result."""
-    errors = _differ(ours, right), _differ(theirs, right), _round(right, theirs.dtype, terms)
-    return jnp.stack(errors)
+    if jnp.issubdtype(theirs.dtype, jnp.integer):
+        sides = [jnp.take_along_axis(right, each[..., None], -1)[..., 0] for each in (ours, theirs)]
+        (ours, theirs), right = sides, right.max(-1)
+    largest = jnp.max(jnp.where(jnp.isfinite(right), jnp.abs(right), 0)).astype(jnp.float32)
+    return jnp.stack([_differ(ours, right), _differ(theirs, right), largest * rounding])
 
 
 def _differ(one: Any, right: Any) -> Any:
@@ -192,9 +201,13 @@ def _differ(one: Any, right: Any) -> Any:
     return jnp.where(is_alike, distance, jnp.inf)
 
 
-def _round(right: Any, dtype: Any, terms: int) -> Any:
-    """Returns what rounding makes of the largest result: see `PlaceError.rounding`."""
-    largest = jnp.max(jnp.where(jnp.isfinite(right), jnp.abs(right), 0))
+def _find_rounding(value: Value, makers: Mapping[Value, Op], terms: int) -> float:
+    """Returns what rounding makes of a result of one: see `PlaceError.rounding`."""
+    maker, dtype, units = makers.get(value), value.dtype, 0.5
+    if maker is not None and maker.name == "argmax":
+        dtype, units = maker.operands[0].aval.dtype, 1.0
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return 0.0
     # Partial sums are float32, and so is the reference: theirs are no better than that.
-    units = math.sqrt(terms) if jnp.finfo(dtype).bits >= 32 else 1.0
-    return largest.astype(jnp.float32) * float(jnp.finfo(dtype).eps) / 2 * units
+    units *= math.sqrt(terms) if jnp.finfo(dtype).bits >= 32 else 1.0
+    return float(jnp.finfo(dtype).eps) * units

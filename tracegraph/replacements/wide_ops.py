@@ -16,6 +16,9 @@ from tracegraph.jax_internals import bind_op
 class WideOps:
     """Ops of a graph on float32 values, none of them rounded.
 
+    The result of an ``argmax`` is what it chooses from: the distance of two places says nothing,
+    that of what is there does.
+
     Attributes:
         ops: in their order.
         inputs: what they read.
@@ -34,7 +37,8 @@ class WideOps:
             return _widen(operand.value) if isinstance(operand, Literal) else known[operand]
 
         for op in self.ops:
-            results = _bind_widely(op, list(map(read, op.operands)))
+            operands = list(map(read, op.operands))
+            results = operands if op.name == "argmax" else _bind_widely(op, operands)
             known.update(zip(op.results, results, strict=True))
         return [known[value] for value in self.results]
 

@@ -10,6 +10,8 @@ What joins it with a later matmul's result is left to that one's kernel, which m
 A kernel that stores operands goes on to what another matmul reads, and stores that too: an
 activation in front of the next matmul is then computed once for each element, not by each of that
 one's blocks. What else depends on its results is computed from them again where it is needed.
+
+What only the largest of each row is needed of is not stored: see Note [Largest of a row].
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tracegraph.ir.graph import Op, Operand, Value
 from tracegraph.lowering.kernels.row_functions import EXPRESSIONS, Form
+from tracegraph.replacements.few_rows.choices import find_choices
 from tracegraph.replacements.few_rows.row_matmuls import RowMatmul
 from tracegraph.replacements.few_rows.row_reader import RowShape, keeps_elements
 from tracegraph.replacements.graph_view import GraphView
@@ -35,9 +38,11 @@ class Ending:
         matmuls: of the same rows.
         most: how many of them one op may join.
         stores_operands: go on to what another matmul reads, and store it.
+        chooses: make choices of the largest element of each row.
 
     Attributes:
         ops: that are a part of the kernel.
+        choices: for each value of the kernel the ops that take the largest of each of its rows.
         sources: for each value of the kernel the matmuls that it depends on, by their places.
     """
 
@@ -48,6 +53,7 @@ class Ending:
         most: int,
         *,
         stores_operands: bool = False,
+        chooses: bool = False,
     ) -> None:
         self._most = most
         self._makers, self._latest = view.makers, view.latest
@@ -58,6 +64,7 @@ class Ending:
         }
         self.sources = dict(results)
         self.ops = self._find_ops()
+        self.choices = self._find_choices(view) if chooses else {}
         end = self._choose_end()
         behind = self._find_operands(end) if stores_operands else []
         self._before, self._behind = self.ops[:end], behind
@@ -68,10 +75,20 @@ class Ending:
             for value, places in self.sources.items()
             if value in kept or value in results
         }
+        self.choices = {v: ops for v, ops in self.choices.items() if v in self.sources}
 
     def list_stored(self) -> list[Value]:
         """Returns the values that other ops or the graph's results need."""
         return [*self._list_needed(self._before, self.ops), *self._behind]
+
+    def _find_choices(self, view: GraphView) -> dict[Value, list[Op]]:
+        shapes = [RowShape(each.rows, each.columns) for each in self._matmuls]
+        found = {
+            value: find_choices(view, value, shapes[min(places)])
+            for value, places in self.sources.items()
+            if isinstance(value, Value)
+        }
+        return {value: ops for value, ops in found.items() if ops}
 
     def _find_operands(self, end: int) -> list[Value]:
         """Returns what matmuls read of the ops behind an end."""
@@ -140,7 +157,7 @@ class Ending:
         parts = [self.ops[:end] for end in range(len(self.ops) + 1)]
         counts = [len(self._list_needed(part, part)) for part in parts]
         end = max(end for end, count in enumerate(counts) if count == min(counts))
-        while end and self._costs_nothing(self.ops[end - 1]):
+        while end and counts[end - 1] == counts[end] and self._costs_nothing(self.ops[end - 1]):
             end -= 1
         return end
 
@@ -152,6 +169,7 @@ class Ending:
     def _list_needed(self, ops: Sequence[Op], own: Sequence[Op]) -> list[Value]:
         """Returns the results of matmuls and ops that others than the kernel's own ops need."""
         inside = {id(op) for op in own}
+        inside |= {id(op) for ops in self.choices.values() for op in ops}
         values = [each.result for each in self._matmuls] + [op.results[0] for op in ops]
         return [
             value

@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from tracegraph.ir.graph import Op, Operand, Value
 from tracegraph.lowering.kernels.few_rows_problem import FewRows, Segment
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.row_functions import RowFunction
+from tracegraph.replacements.few_rows.choices import Choice, list_chosen, make_choice
 from tracegraph.replacements.few_rows.endings import Ending
 from tracegraph.replacements.few_rows.row_matmuls import RowMatmul
 from tracegraph.replacements.few_rows.row_reader import RowReader, RowShape
@@ -33,8 +35,10 @@ class KernelCall:
         kernel: what is called.
         machine: that it is compiled for.
         stored: type of each of its results.
-        places: for each value that is replaced which result it is.
+        places: for each value that is replaced which result it is: of the kernel, or behind them of
+            the choices.
         shapes: of each value.
+        choices: each of two results of the kernel, by the number of the first.
     """
 
     kernel: OwnKernel
@@ -42,10 +46,13 @@ class KernelCall:
     stored: tuple[Any, ...]
     places: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+    choices: tuple[tuple[Choice, int], ...] = ()
 
     def __call__(self, *operands: Any) -> list[Any]:
         """Returns the values that are replaced."""
         results = call_kernel(self.kernel, self.machine, self.stored, operands)
+        for choice, first in self.choices:
+            results += choice(self.machine, *results[first : first + 2])
         places = zip(self.places, self.shapes, strict=True)
         return [results[place].reshape(shape) for place, shape in places]
 
@@ -60,12 +67,15 @@ class RowKernels:
         count_most: takes the number of rows, and XLA's names of their type and of a matrix's; by
             how many such matrices a block can multiply.
         stores_operands: kernels also store what other matmuls read, see `Ending`.
+        count_candidates: takes a problem, a segment of it, and the number of multiprocessors; how
+            many candidates for its largest element a row has. None: kernels do not choose.
     """
 
     find_problem: Callable[[FewRows], str]
     write: Callable[[FewRows, int], OwnKernel]
     count_most: Callable[[int, str, str], int]
     stores_operands: bool = False
+    count_candidates: Callable[[FewRows, Segment, int], int] | None = None
 
 
 def match_groups(
@@ -106,7 +116,8 @@ def _match_group(
     """Returns the kernels of a group: one, or one for each number of matmuls that end together."""
     kinds = _STORED_KINDS[_name_row_type(matmuls[0])], _STORED_KINDS[str(matmuls[0].matrix.dtype)]
     most = maker.count_most(matmuls[0].rows, *kinds)
-    ending = Ending(view, matmuls, most, stores_operands=maker.stores_operands)
+    chooses = maker.count_candidates is not None
+    ending = Ending(view, matmuls, most, stores_operands=maker.stores_operands, chooses=chooses)
     parts = _part(len(matmuls), ending)
     found = []
     for size in sorted({len(part) for part in parts}):
@@ -170,6 +181,7 @@ class _KernelWriter:
         )
         if self._maker.find_problem(problem):
             return None
+        choices = self._make_choices(problem, parts, stored, places)
         results = tuple(places)
         call = KernelCall(
             self._maker.write(problem, self._machine.processors),
@@ -177,6 +189,7 @@ class _KernelWriter:
             tuple(stored),
             tuple(places.values()),
             tuple(value.shape for value in results),
+            tuple(choices),
         )
         ops = sorted(self._ops.values(), key=lambda op: self._view.order[id(op)])
         inputs = tuple(self._arrays)
@@ -187,6 +200,37 @@ class _KernelWriter:
         shape = RowShape(matmul.rows, matmul.depth)
         reader = RowReader(shape, self._view.makers, self._stops, reads_sums_of_rows=True)
         return self._finish(reader, [reader.read(matmul.op.operands[matmul.side])])
+
+    def _list_chosen(self, part: Sequence[int]) -> list[Value]:
+        """Returns the values of some matmuls whose rows the largest element is taken of."""
+        sources = self._ending.sources
+        return [value for value in self._ending.choices if not sources[value].isdisjoint(part)]
+
+    def _make_choices(
+        self,
+        problem: FewRows,
+        parts: Sequence[Sequence[int]],
+        stored: list[Any],
+        places: dict[Value, int],
+    ) -> list[tuple[Choice, int]]:
+        """Returns the kernels that end the choices of each part; adds what they read and return."""
+        count_candidates = self._maker.count_candidates
+        if count_candidates is None:
+            return []
+        pairs = zip(problem.segments, map(self._list_chosen, parts), strict=True)
+        ends = [(segment, value) for segment, chosen in pairs for value in chosen]
+        found: list[tuple[Choice, int]] = []
+        for segment, value in ends:
+            count = count_candidates(problem, segment, self._machine.processors)
+            found.append((make_choice(problem.rows, count, value.dtype), len(stored)))
+            sizes = problem.rows, count
+            stored += [jax.ShapeDtypeStruct(sizes, kind) for kind in (jnp.float32, jnp.int32)]
+        for index, (_, value) in enumerate(ends):
+            ops = self._ending.choices[value]
+            self._ops |= {id(op): op for op in ops}
+            first = len(stored) + 2 * index
+            places |= {result: first + which for result, which in list_chosen(ops)}
+        return found
 
     def _read_segment(
         self, part: Sequence[int], stored: list[Any], places: dict[Value, int]
@@ -216,11 +260,13 @@ class _KernelWriter:
             self._add_way(each.result, each.op.results[0])
             self._add_way(each.op.operands[each.side], each.rows_of)
             self._ops |= {id(op): op for op in each.way}
-        finish = self._finish(reader, [read for read, _ in known])
+        chosen = self._list_chosen(part)
+        results = [read for read, _ in known] + [reader.read(value) for value in chosen]
+        finish = self._finish(reader, results)
         numbers = tuple(self._arrays.setdefault(m.matrix, len(self._arrays)) for m in matmuls)
-        return Segment(
-            shape.columns, numbers, finish, tuple(FLOAT_KINDS[kind] for _, kind in known)
-        )
+        kinds = tuple(FLOAT_KINDS[kind] for _, kind in known)
+        others = tuple(FLOAT_KINDS[str(value.dtype)] for value in chosen)
+        return Segment(shape.columns, numbers, finish, kinds, others)
 
     def _add_way(self, value: Operand, start: Value) -> None:
         """Adds the reshapes and transpositions that make a value of another."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tracegraph.ir.graph import Graph
-from tracegraph.lowering.kernels.few_rows import write_few_rows
+from tracegraph.lowering.kernels.few_rows import count_candidates, write_few_rows
 from tracegraph.lowering.kernels.few_rows_problem import MAX_SUMS, count_sums, find_problem
 from tracegraph.replacements.few_rows.kernels import RowKernels, match_groups
 from tracegraph.replacements.few_rows.row_matmuls import Sizes, find_row_matmuls, group_matmuls
@@ -20,7 +20,7 @@ def _count_most(rows: int, row_kind: str, matrix_kind: str) -> int:
     return max(1, MAX_SUMS // count_sums(rows, row_kind, matrix_kind))
 
 
-KERNELS = RowKernels(find_problem, write_few_rows, _count_most)
+KERNELS = RowKernels(find_problem, write_few_rows, _count_most, count_candidates=count_candidates)
 
 
 @dataclasses.dataclass(frozen=True)
