@@ -257,6 +257,13 @@ def make_state(shape: Shape, *, is_smooth: bool = False) -> Any:
     return parameters, first, second, jnp.float32(10.0 if is_smooth else 0.0)
 
 
+def make_gpt2_shape(*, is_dry: bool) -> GptShape:
+    """Returns the sizes of GPT-2 small, trained on 8 sequences of 256 tokens."""
+    if is_dry:
+        return GptShape(1, 8, 2, 256, 8, (2, 4))
+    return GptShape(12, 768, 12, 50304, 1024, (8, 256))
+
+
 def make_cases(*, is_dry: bool = False) -> list[Case]:
     """Returns the cases in the order of the tables.
 

@@ -164,9 +164,7 @@ def make_embedding(is_dry: bool) -> NumericsCase:
 
 def make_gpt2(is_dry: bool) -> NumericsCase:
     """Returns a step of GPT-2 small in bfloat16, with master weights in float32."""
-    shape = gpu_models.GptShape(12, 768, 12, 50304, 1024, (8, 256))
-    if is_dry:
-        shape = gpu_models.GptShape(1, 8, 2, 256, 8, (2, 4))
+    shape = gpu_models.make_gpt2_shape(is_dry=is_dry)
     masters = gpu_models.make_parameters(shape)
     (batch,) = gpu_models.make_batches(shape, 1)
 

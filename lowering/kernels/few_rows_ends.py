@@ -60,7 +60,6 @@ def write_ends(problem: FewRows, tiling: Tiling) -> dict[str, str]:
         "HOIST": write_hoisted(problem, tiling),
         "FACTOR": write_factor(problem),
         "FINISH": write_finish(problem),
-        "LARGEST": write_largest_of_turns(problem),
         "CANDIDATES": write_candidates(problem, tiling),
     }
 
@@ -307,24 +306,13 @@ def write_finish(problem: FewRows) -> str:
             parameter += 1
         for index, (value, kind) in enumerate(zip(values[stored:], segment.chosen, strict=True)):
             rounded = f"widen(narrow({value}, {TYPES[kind]}()))"
-            lines.append(f"    best{number}_{index}[turn] = {{{rounded}, column}};")
+            lines.append(f"    chosen[{index} * ROWS * SHARE + index] = {rounded};")
         lines.append("}")
     return indent(lines, 8)
 
 
-def write_largest_of_turns(problem: FewRows) -> str:
-    """Returns what declares the candidate of each turn of a thread."""
-    lines: list[str] = []
-    for number, index in _list_chosen(problem):
-        lines += [
-            f"Best best{number}_{index}[TURNS];",
-            f"for (Best &best : best{number}_{index}) best = find_none();",
-        ]
-    return indent(lines, 4)
-
-
 def write_candidates(problem: FewRows, tiling: Tiling) -> str:
-    """Returns what chooses among the candidates of a block's threads, and stores one a row."""
+    """Returns what chooses among a block's columns: a warp for each row, which stores the best."""
     lines: list[str] = []
     parameter = len(problem.kinds) + sum(len(segment.kinds) for segment in problem.segments)
     for number, index in _list_chosen(problem):
@@ -332,30 +320,23 @@ def write_candidates(problem: FewRows, tiling: Tiling) -> str:
         place = f"[row * {count} + first / WIDTH * SPLIT + rank]"
         lines += [
             f"if (segment == {number}) {{",
-            f"    Best *bests = (Best *)partial + {index} * ROWS * PARTS;",
-            "    #pragma unroll",
-            "    for (int turn = 0; turn < TURNS; ++turn) {",
-            "        const int place = turn * THREADS + threadIdx.x;",
-            f"        const Best best = choose_of_lanes<SHARERS>(best{number}_{index}[turn]);",
-            "        if (place % SHARERS == 0 && place < ROWS * SHARE)",
-            "            bests[place / SHARERS] = best;",
-            "    }",
             "    sync_block();",
-            "    for (int row = threadIdx.x; row < ROWS; row += THREADS) {",
-            "        Best best = bests[row * PARTS];",
-            "        for (int part = 1; part < PARTS; ++part)",
-            "            best = choose(best, bests[row * PARTS + part]);",
+            "    for (int row = threadIdx.x / 32; row < ROWS; row += WARPS) {",
+            f"        const float *own = chosen + ({index} * ROWS + row) * SHARE;",
+            "        Best best = find_none();",
+            "        for (int place = threadIdx.x % 32; place < SHARE; place += 32) {",
+            "            const int column = first + rank * SHARE + place;",
+            "            if (column < columns) best = choose(best, {own[place], column});",
+            "        }",
+            "        best = choose_of_lanes(best);",
+            "        if (threadIdx.x % 32) continue;",
             f"        p{parameter}{place} = best.value;",
             f"        p{parameter + 1}{place} = best.column;",
             "    }",
             "}",
         ]
         parameter += 2
-    sizes = [
-        "// Lanes that have columns of one row in a turn, and how many such there are for a row.",
-        "constexpr int SHARERS = SHARE < 32 ? SHARE : 32, PARTS = SHARE / SHARERS;",
-    ]
-    return indent([*sizes, *lines] if lines else [], 4)
+    return indent(lines, 4)
 
 
 def _list_chosen(problem: FewRows) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 What a problem adds takes the place of names in braces: sizes in front of it, which matrices a block
 has (``CHOOSE``), what computes the rows (``EARLY``, ``START``), and what is done with sums
-(``HOIST``, ``LARGEST``, ``FINISH``, ``CANDIDATES``).
+(``HOIST``, ``FINISH``, ``CANDIDATES``).
 """
 
 from __future__ import annotations
@@ -251,7 +251,8 @@ BODY = """\
     await_copies<0>();
 {TOTALS}
     sync();
-{LARGEST}
+    // Copies and rows are no longer needed, nor are partial sums.
+    float *chosen = partial;
     #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
         const int index = turn * THREADS + threadIdx.x;

@@ -3,9 +3,9 @@
 Note [Largest of a row]
 A greedy decoder needs of its logits the place of the largest one alone. XLA stores all of them,
 reads them again, and needs two kernels for a row of a vocabulary, since one block is not enough. A
-block of our kernel for few rows has its columns in registers when they are finished: it chooses
-among them, over its warps by shuffles, and stores one candidate for each row. A second kernel, of a
-block for each row, chooses among the candidates of all blocks. No logits are stored, unless
+block of our kernel for few rows has its columns in shared memory when they are finished: a warp for
+each row chooses among them, and stores one candidate. A second kernel, of a block for each row,
+chooses among the candidates of all blocks. No logits are stored, unless
 something else needs them.
 
 Of equal elements the first is chosen, and NaN is larger than all others: what `jax.lax.argmax`
@@ -30,10 +30,10 @@ DEVICE Best choose(Best a, Best b) {
     if (!a_is_nan && a.value != b.value) return a.value > b.value ? a : b;
     return a.column < b.column ? a : b;
 }
-// Of so many lanes beside each other.
-template <int lanes> DEVICE Best choose_of_lanes(Best best) {
+// Of all lanes of a warp.
+DEVICE Best choose_of_lanes(Best best) {
     #pragma unroll
-    for (int mask = lanes / 2; mask; mask >>= 1) {
+    for (int mask = 16; mask; mask >>= 1) {
         const float column = shuffle_xor(literal((unsigned)best.column), mask);
         best = choose(best, {shuffle_xor(best.value, mask), (int)read_bits(column)});
     }
@@ -47,7 +47,7 @@ _BODY = """\
     const int first = blockIdx.x * CANDIDATES;
     for (int index = threadIdx.x; index < CANDIDATES; index += THREADS)
         best = choose(best, {p0[first + index], p1[first + index]});
-    best = choose_of_lanes<32>(best);
+    best = choose_of_lanes(best);
     if (threadIdx.x % 32 == 0) bests[threadIdx.x / 32] = best;
     sync_block();
     if (threadIdx.x) return;

@@ -34,6 +34,17 @@ def test_mixed_precision(tmp_path: pathlib.Path) -> None:
             assert "critical path" in profile
 
 
+def test_gpt2(tmp_path: pathlib.Path) -> None:
+    document, printed = run_dry("gpt2", tmp_path)
+    times, trained = document["microseconds"], document["trained"]
+    assert list(times) == list(trained) == ["jax.jit", "xla", "equivalent"]
+    assert trained["xla"] == pytest.approx(trained["jax.jit"], rel=1e-6)
+    assert trained["jax.jit"]["weights have moved"] > 0
+    assert document["equivalent / jax.jit"] == times["equivalent"] / times["jax.jit"]
+    assert "ratio to PyTorch's best" not in document
+    assert all(f"{side} " in printed for side in times)
+
+
 def test_graphed_callables(tmp_path: pathlib.Path) -> None:
     document, _ = run_dry("graphed_callables", tmp_path)
     sides = set(document["microseconds_per_step"])

@@ -67,21 +67,20 @@ def round_to(array: Any, kind: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("problem", "processors"),
+    ("problem", "processors", "stores"),
     [
-        (plain(1, 96, [64]), 1),
-        (plain(1, 640, [1032]), 8),
-        (plain(1, 512, [64]), 8),
-        (plain(3, 200, [264], "F32"), 4),
-        (plain(5, 128, [72, 24]), 2),
-        (plain(16, 64, [520]), 1),
-        (plain(2, 264, [80], is_transposed=True), 1),
-        (plain(1, 1040, [130], is_transposed=True), 8),
-        (plain(3, 136, [65], "F32", is_transposed=True), 2),
-        (plain(1, 264, [128], "S8"), 4),
+        (plain(1, 96, [64]), 1, True),
+        (plain(1, 640, [1032]), 8, False),
+        (plain(1, 512, [64]), 8, True),
+        (plain(3, 200, [264], "F32"), 4, False),
+        (plain(5, 128, [72, 24]), 2, True),
+        (plain(16, 64, [520]), 1, False),
+        (plain(2, 264, [80], is_transposed=True), 1, True),
+        (plain(1, 1040, [130], is_transposed=True), 8, False),
+        (plain(3, 136, [65], "F32", is_transposed=True), 2, True),
+        (plain(1, 264, [128], "S8"), 4, False),
     ],
 )
-@pytest.mark.parametrize("stores", [False, True])
 def test_the_largest_is_that_of_numpy(problem: FewRows, processors: int, *, stores: bool) -> None:
     problem = choosing(problem, "F32", stores=stores)
     operands = make_operands(problem)
@@ -185,13 +184,13 @@ def test_each_segment_has_its_own_choice() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "right", "wrong"),
     [
-        # Only the lanes of one warp, or of the first block, or the last of equal ones.
-        (few_rows_ends, "write_candidates", "part < PARTS", "part < 1"),
+        # Only some columns of a block, or of one lane, or of one block, or the last of equal ones.
+        (few_rows_ends, "write_candidates", "place += 32", "place += 64"),
         (few_rows_ends, "write_candidates", "first / WIDTH * SPLIT + rank", "0"),
-        (few_rows_ends, "write_candidates", "choose_of_lanes<SHARERS>", ""),
+        (few_rows_ends, "write_candidates", "choose_of_lanes(best)", "best"),
         (few_rows, "BEST", "a.column < b.column", "a.column > b.column"),
         # Behind the last column, as if there were more.
-        (few_rows, "BODY", "|| column >= columns) continue", ") continue"),
+        (few_rows_ends, "write_candidates", "column < columns", "true"),
     ],
 )
 def test_a_fault_is_seen(

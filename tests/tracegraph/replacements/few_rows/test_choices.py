@@ -69,8 +69,9 @@ def decode(x: Any, gain: Any, head: Any) -> Any:
     return jnp.argmax(normalise(x, gain) @ head, -1).astype(jnp.int32)
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 1)])
-@pytest.mark.parametrize("dtype", [BF16, jnp.float32])
+@pytest.mark.parametrize(
+    ("lead", "dtype"), [((), BF16), ((1,), jnp.float32), ((3,), jnp.float32), ((2, 1), BF16)]
+)
 def test_a_greedy_token_is_chosen_by_the_head(
     lead: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
