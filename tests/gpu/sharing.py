@@ -16,12 +16,12 @@ import pytest
 # Either says how much of the GPU JAX takes in a process; the second is refused beside the first.
 FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
 # The rest is for the driver's own needs and for programs in processes of their own.
-SHARED = 0.6
+SHARED = 0.72
 LIMIT_S = 600.0
 PAUSE_S = 0.02
 BEGIN_S = 20.0
 # Ten of sixteen cores; programs of their own take memory, too.
-WORKERS, WORKER_BYTES = 10, 9 << 30
+WORKERS, WORKER_BYTES = 10, 7 << 30
 T = TypeVar("T")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -55,8 +56,11 @@ def compare_leaves(ours: Any, theirs: Any, exact: Any) -> None:
             np.testing.assert_allclose(one, right, rtol=4e-3)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-@pytest.mark.parametrize("shape", SHAPES)
+# Values of 16 bits differ in one instruction.
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [*itertools.product(SHAPES, [jnp.bfloat16, jnp.float32]), (SHAPES[0], jnp.float16)],
+)
 def test_norms_and_their_gradients(shape: tuple[int, ...], dtype: Any) -> None:
     width = shape[-1]
     x, added, way = (draw(*shape, dtype=dtype, seed=seed) * shape[0] ** 0.5 for seed in range(3))

@@ -116,7 +116,7 @@ def make_config(*args: pathlib.Path, numprocesses: int | None = None, usepdb: bo
     return types.SimpleNamespace(option=option, args=[str(path) for path in args])
 
 
-@pytest.mark.parametrize(("gpu_bytes", "count"), [(141 << 30, 10), (80 << 30, 8), (1 << 30, 1)])
+@pytest.mark.parametrize(("gpu_bytes", "count"), [(80 << 30, 10), (56 << 30, 8), (1 << 30, 1)])
 def test_a_run_of_the_folder_has_as_many_workers_as_fit(gpu_bytes: int, count: int) -> None:
     config = make_config(ROOT / "tests" / "gpu")
     assert sharing.choose_workers(config, {}, gpu_bytes)
