@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Generator
 from typing import Any
@@ -108,15 +107,16 @@ def alone_on_gpu() -> None:
 
 
 def is_alone(item: pytest.Item | None) -> bool:
-    """True for a test that uses `alone_on_gpu`."""
-    return "alone_on_gpu" in getattr(item, "fixturenames", ())
+    """True for a test that uses `alone_on_gpu`, and is not skipped for want of a second GPU."""
+    names = getattr(item, "fixturenames", ())
+    is_skipped = "two_gpus" in names and len(device_memory.list_total_bytes()) < 2
+    return "alone_on_gpu" in names and not is_skipped
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Where there is a GPU, lets a run of this folder share it among several workers."""
-    if shutil.which("nvidia-smi"):
-        total = device_memory.read_total_bytes()
+    for total in device_memory.list_total_bytes()[:1]:
         config.stash[IS_SHARED] = sharing.choose_workers(config, os.environ, total)
 
 

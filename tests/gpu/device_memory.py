@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import shutil
 import subprocess
 
 import jax
@@ -22,11 +24,14 @@ def measure_limit_bytes() -> int:
     return _read_statistics()["bytes_limit"]
 
 
-def read_total_bytes() -> int:
-    """Returns the bytes of the first GPU, without opening it: no worker has begun."""
+@functools.cache
+def list_total_bytes() -> tuple[int, ...]:
+    """Returns the bytes of each GPU, without opening one: no worker has begun."""
+    if not shutil.which("nvidia-smi"):
+        return ()
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout.splitlines()[0]) << 20
+    return tuple(int(line) << 20 for line in done.stdout.splitlines())
 
 
 def _read_statistics() -> dict[str, int]:

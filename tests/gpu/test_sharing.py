@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import checking_tool, part_times, sharing
+from tests.gpu import checking_tool, conftest, device_memory, part_times, sharing
 from tests.paths import ROOT
 
 COUNT = "PYTEST_XDIST_WORKER_COUNT"
@@ -55,6 +55,24 @@ def test_alone_is_alone(
         assert try_to_hold(tmp_path, alone=second) is is_possible
     # What came too late, or at an end, holds nothing.
     assert try_to_hold(tmp_path, alone=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "gpus", "expected"),
+    [
+        (["gpu", "alone_on_gpu"], 1, True),
+        (["gpu"], 2, False),
+        # Skipped there: the others need not wait for that.
+        (["two_gpus", "alone_on_gpu"], 1, False),
+        (["two_gpus", "alone_on_gpu"], 2, True),
+    ],
+)
+def test_which_tests_are_alone(
+    names: list[str], gpus: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_memory, "list_total_bytes", lambda: (80 << 30,) * gpus)
+    item: Any = types.SimpleNamespace(fixturenames=names)
+    assert conftest.is_alone(item) is expected
 
 
 def test_others_cannot_overtake_a_test_that_waits_to_be_alone(tmp_path: pathlib.Path) -> None:
