@@ -277,13 +277,16 @@ def count_shared_bytes(problem: FewRows, tiling: Tiling) -> int:
     ring = tiling.stages * THREADS * VECTOR_BYTES
     rows = problem.rows * count_stride(problem, tiling)
     rows *= ELEMENT_BYTES[problem.matrix_kind] if problem.is_on_tensor_cores else 4
-    # Sums of all warps, or of those that lie along the depth, are where copies and rows have been.
+    # Sums of all warps, or of those that lie along the depth, are where copies and rows have been,
+    # and later the elements that the largest is chosen of.
     width = _TURNED_WIDTH if problem.is_transposed else _TENSOR_WIDTH
     apart = WARPS * width // tiling.width if problem.is_on_tensor_cores else WARPS
     partial = apart * 4 * problem.count * problem.rows * count_line(problem, tiling)
     is_by_rows = problem.is_transposed and not problem.is_on_tensor_cores
     behind = ring + rows if is_by_rows else max(ring + rows, partial)
-    return totals + count_small_bytes(problem, tiling) + behind
+    choices = max(len(segment.chosen) for segment in problem.segments)
+    chosen = 4 * choices * problem.rows * tiling.width // tiling.split
+    return totals + count_small_bytes(problem, tiling) + max(behind, chosen)
 
 
 def count_line(problem: FewRows, tiling: Tiling) -> int:

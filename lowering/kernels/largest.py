@@ -5,8 +5,7 @@ A greedy decoder needs of its logits the place of the largest one alone. XLA sto
 reads them again, and needs two kernels for a row of a vocabulary, since one block is not enough. A
 block of our kernel for few rows has its columns in shared memory when they are finished: a warp for
 each row chooses among them, and stores one candidate. A second kernel, of a block for each row,
-chooses among the candidates of all blocks. No logits are stored, unless
-something else needs them.
+chooses among the candidates of all blocks. Logits are stored only where something else needs them.
 
 Of equal elements the first is chosen, and NaN is larger than all others: what `jax.lax.argmax`
 does. So the value that is chosen is also the row's maximum. Elements are compared as the program

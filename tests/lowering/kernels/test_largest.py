@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,14 @@ from tests.fakes.kernels_on_host import align_array, run_kernel_on_host
 from tests.lowering.kernels.test_few_rows import DTYPES, PLAIN, SUM, make_operands, plain
 from tracegraph.lowering.kernels import few_rows, few_rows_ends, largest
 from tracegraph.lowering.kernels.few_rows import count_candidates, write_few_rows
-from tracegraph.lowering.kernels.few_rows_problem import FewRows, Segment, choose_tiling
+from tracegraph.lowering.kernels.few_rows_problem import (
+    FewRows,
+    Segment,
+    Tiling,
+    choose_tiling,
+    count_shared_bytes,
+    find_problem,
+)
 from tracegraph.lowering.kernels.largest import write_largest
 from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOp
 
@@ -211,6 +219,19 @@ def test_a_fault_is_seen(
         (place((300, 2)), (300, 2.0)),
     ]
     assert any(run_given(row, "F32") != wanted for row, wanted in rows)
+
+
+def test_elements_to_choose_from_have_places_in_shared_memory() -> None:
+    problem = plain(16, 64, [256], "BF16")
+    (segment,) = problem.segments
+    tiling = Tiling(256, 1, 64)
+    before = count_shared_bytes(problem, tiling)
+    for count, grows in ((1, False), (6, False), (8, True)):
+        many = dataclasses.replace(segment, kinds=(), chosen=("BF16",) * count)
+        found = count_shared_bytes(dataclasses.replace(problem, segments=(many,)), tiling)
+        assert (found > before) == grows
+    many = dataclasses.replace(segment, kinds=(), chosen=("BF16",) * 32)
+    assert find_problem(dataclasses.replace(problem, segments=(many,))) != ""
 
 
 def test_a_kernel_behind_that_reads_too_few_candidates_is_seen(

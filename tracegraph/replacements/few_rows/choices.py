@@ -55,7 +55,7 @@ def make_choice(rows: int, candidates: int, dtype: Any) -> Choice:
 def find_choices(view: GraphView, value: Value, shape: RowShape) -> list[Op]:
     """Returns the ops that read each row of a value for its largest element: its place, its size.
 
-    None where only the size is asked for: then the elements are needed too, or XLA does as well.
+    Nothing where only the size is asked for: as a rule, something needs the elements then.
 
     Args:
         view: of the graph.

@@ -11,7 +11,8 @@ A kernel that stores operands goes on to what another matmul reads, and stores t
 activation in front of the next matmul is then computed once for each element, not by each of that
 one's blocks. What else depends on its results is computed from them again where it is needed.
 
-What only the largest of each row is needed of is not stored: see Note [Largest of a row].
+A value of which only the largest element of each row is read is not stored: see Note [Largest of a
+row].
 """
 
 from __future__ import annotations
