@@ -45,8 +45,11 @@ def main(argv: Sequence[str]) -> None:
     is_dry = options["dry-run"].value
     if not is_dry and jax.default_backend() != "gpu":
         sys.exit(f"JAX computes on {jax.default_backend()}, not on a GPU; try --dry-run")
-    record = numerics.describe_run(is_dry=is_dry) | {"torch": read_version("torch")}
-    record |= measure(1 if is_dry else options.rounds, is_dry=is_dry)
+    record: dict[str, Any] = {
+        **numerics.describe_run(is_dry=is_dry),
+        "torch": read_version("torch"),
+        **measure(1 if is_dry else options.rounds, is_dry=is_dry),
+    }
     for side, microseconds in record["microseconds"].items():
         print(f"{side:<24} {microseconds:10,.1f} us; {record['trained'][side]}")
     for line in record["replaced"]:
