@@ -41,8 +41,11 @@ def test_a_dry_run_times_both_sides_of_each_program(tmp_path: pathlib.Path) -> N
         times = row["microseconds"]
         assert row["equivalent / xla"] == times["equivalent"] / times["xla"]
         assert row["difference"] < 1e-3
+        assert set(row["used"]) <= set(row["found"])
     ratios = {name: row["equivalent / xla"] for name, row in record["programs"].items()}
     assert record["slower"] == {name: ratio for name, ratio in ratios.items() if ratio > 1.05}
+    unused = [name for name, row in record["programs"].items() if not row["used"]]
+    assert (record["nothing used in"], record["replaced something"]) == (unused, 3 - len(unused))
 
 
 # One process for both: importing takes longest. With six arguments `os._exit` raises in the worker,
