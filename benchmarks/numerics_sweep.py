@@ -249,7 +249,7 @@ def main(argv: Sequence[str]) -> None:
         "timed": len(ratios),
         "replaced something": sum(bool(rows[name]["used"]) for name in ratios),
         "slower": {name: ratio for name, ratio in ratios.items() if ratio > LIMIT},
-        # Both sides have the same graph there: what the ratio says is how far one run is off.
+        # The same program is compiled for both sides there: the ratio says how far two of them are apart.
         "nothing used in": [name for name in ratios if not rows[name]["used"]],
         "programs": {name: rows[name] for name in names},
     }
