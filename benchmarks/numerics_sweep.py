@@ -249,7 +249,7 @@ def main(argv: Sequence[str]) -> None:
         "timed": len(ratios),
         "replaced something": sum(bool(rows[name]["used"]) for name in ratios),
         "slower": {name: ratio for name, ratio in ratios.items() if ratio > LIMIT},
-        # The same program is compiled for both sides there: the ratio says how far two of them are apart.
+        # The same program is compiled for both sides there: the ratio is that of two of them.
         "nothing used in": [name for name in ratios if not rows[name]["used"]],
         "programs": {name: rows[name] for name in names},
     }
