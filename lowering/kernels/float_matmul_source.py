@@ -98,6 +98,23 @@ DEVICE void split_pair(float low, float high, unsigned (&parts)[3]) {
 template <bool BY_DEPTH, int LINES> DEVICE constexpr long long find(int line, int depth) {
     return BY_DEPTH ? (long long)line * DEPTH + depth : (long long)depth * LINES + line;
 }
+template <bool BY_DEPTH, int LINES>
+DEVICE bool holds_nan(const float *array, int line, int depth, int end, int step) {
+    bool found = false;
+    if (line < LINES) {
+        #pragma unroll 16
+        for (; depth < end; depth += step) {
+            const float value = array[find<BY_DEPTH, LINES>(line, depth)];
+            found |= value != value;
+        }
+    }
+    return found;
+}
+// The bits that lanes have set whose numbers differ in a mask.
+DEVICE unsigned join_bits(unsigned bits, int from, int to) {
+    for (int mask = from; mask < to; mask *= 2) bits |= read_bits(shuffle_xor(literal(bits), mask));
+    return bits;
+}
 // Where an instruction has depths 2t, 2t + 1, 2t + 8 and 2t + 9 are 4t to 4t + 3, of one thread.
 //
 // Of 16 depths two rows with four values each.
@@ -294,16 +311,32 @@ BODY = """\
             *(Pair *)(to + (long long)row * COLUMNS + column) = {totals[each], totals[each + 1]};
             is_plain &= is_finite(totals[each]) && is_finite(totals[each + 1]);
         }
-        if (is_plain) continue;
+        if (!join_bits(!is_plain, 1, 32)) continue;
+        // A bit for each of a thread's two rows, and one for each of its 32 columns. Four lanes
+        // have the same rows, eight the same columns: each looks through a part.
+        const int start = first.step * STEP;
+        const int end = first.end * STEP < DEPTH ? first.end * STEP : DEPTH;
+        unsigned row_nans = 0, column_nans = 0;
+        for (int upper = 0; upper < 2; ++upper)
+            row_nans |= (unsigned)holds_nan<LEFT_BY_DEPTH, ROWS>(
+                left, first_row + upper * ROW_STEP, start + thread % 4, end, 4) << upper;
+        row_nans = join_bits(row_nans, 1, 4);
+        if (join_bits(row_nans != 3, 4, 32))
+            for (int each = thread / 4 * 2; each < 32; each += each % 2 ? 15 : 1)
+                column_nans |= (unsigned)holds_nan<RIGHT_BY_DEPTH, COLUMNS>(
+                    right, first_column + each / 2 * 8 + each % 2, start, end, 1) << each;
+        column_nans = join_bits(column_nans, 4, 32);
         #pragma unroll 1
         for (int each = 0; each < 64; ++each) {
             const int row = first_row + each / 2 % 2 * ROW_STEP;
             const int column = first_column + each / 4 * 8 + each % 2;
-            if (row >= ROWS || column >= COLUMNS) continue;
+            const bool is_nan = row_nans >> each / 2 % 2 & 1
+                                || column_nans >> (each / 4 * 2 + each % 2) & 1;
+            if (row >= ROWS || column >= COLUMNS || is_nan) continue;
             float *place = to + (long long)row * COLUMNS + column;
             if (is_finite(*place)) continue;
             float sum = 0;
-            for (int depth = first.step * STEP; depth < first.end * STEP && depth < DEPTH; ++depth)
+            for (int depth = start; depth < end; ++depth)
                 sum += left[find<LEFT_BY_DEPTH, ROWS>(row, depth)]
                        * right[find<RIGHT_BY_DEPTH, COLUMNS>(column, depth)];
             *place = sum;

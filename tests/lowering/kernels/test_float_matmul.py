@@ -71,9 +71,9 @@ def test_products_are_those_of_numpy(matmul: FloatMatmul, split: int, processors
 PLAIN = FloatMatmul(64, 64, 64, left_by_depth=True, right_by_depth=False)
 
 
-def test_what_is_not_finite_is_what_float32_gives() -> None:
+def check_what_is_not_finite() -> None:
     left, right = sides = make_sides(PLAIN)
-    left[3, 5], left[20, 7], right[9, 40] = np.inf, np.nan, -np.inf
+    left[3, 5], left[20, 7], right[9, 40], right[33, 2] = np.inf, np.nan, -np.inf, np.nan
     left[17] *= 1e30
     right[60] *= 1e30
     # Rounded to bfloat16 it would be infinite.
@@ -89,6 +89,30 @@ def test_what_is_not_finite_is_what_float32_gives() -> None:
     size = np.abs(left.astype(np.float64)) @ np.abs(right.T.astype(np.float64))
     error = np.abs(result[is_finite] - wanted[is_finite].astype(np.float64))
     assert (error <= 1e-6 * size[is_finite]).all()
+
+
+def test_what_is_not_finite_is_what_float32_gives() -> None:
+    check_what_is_not_finite()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        # A sum of infinite values is computed again.
+        ("found |= value != value;", "found |= !is_finite(value);"),
+        # Each lane has looked through a part of its rows and columns.
+        ("row_nans = join_bits(row_nans, 1, 4);", "row_nans = 3;"),
+        ("column_nans = join_bits(column_nans, 4, 32);", "column_nans = ~0u;"),
+    ],
+)
+def test_a_fault_where_something_is_not_finite_is_seen(
+    right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = (each for each in ("FUNCTIONS", "BODY") if right in getattr(float_matmul, each))
+    text = getattr(float_matmul, name)
+    monkeypatch.setattr(float_matmul, name, text.replace(right, wrong))
+    with pytest.raises(AssertionError):
+        check_what_is_not_finite()
 
 
 @pytest.mark.parametrize(
