@@ -359,7 +359,8 @@ def make_gaussian_process(is_small: bool) -> Setup:
 
     def step(parameters: Any, points: Any, values: Any) -> tuple[Any, Any]:
         loss, gradient = jax.value_and_grad(measure)(parameters, points, values)
-        return jax.tree.map(lambda p, g: p - 1e-4 * g, parameters, gradient), loss
+        # Small steps: once the noise is gone the kernel is singular, and all that follows is NaN.
+        return jax.tree.map(lambda p, g: p - 1e-6 * g, parameters, gradient), loss
 
     start = {"scale": 0.0, "width": 0.0, "noise": -2.0}
     return Setup(step, {k: np.float32(v) for k, v in start.items()}, (points, values))
