@@ -207,6 +207,12 @@ class Side:
         leaves = jax.tree.leaves((self._state, self._result))
         return [np.asarray(_take_data(leaf)).astype(np.float64) for leaf in leaves]
 
+    def is_finite(self) -> bool:
+        """True if the last result, without the state, has no number that is NaN or infinite."""
+        leaves = [np.asarray(_take_data(leaf)) for leaf in jax.tree.leaves(self._result)]
+        floats = (leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact))
+        return all(np.isfinite(leaf.astype(np.complex128)).all() for leaf in floats)
+
     def list_replacements(self) -> list[str]:
         """Returns what the report says of replacements."""
         report = self.call.explain(self._state, *self._batch)

@@ -56,11 +56,13 @@ class Swept:
         case: what is run.
         sides: by name.
         difference: the largest relative distance of their first results.
+        is_finite: those are finite.
     """
 
     case: NumericsCase
     sides: dict[str, Side]
     difference: float
+    is_finite: bool
 
 
 def list_corpus() -> dict[str, Callable[[], NumericsCase]]:
@@ -120,10 +122,11 @@ def capture(case: NumericsCase) -> Swept:
         side.synchronise()
     pairs = zip(*(side.read() for side in sides.values()), strict=True)
     difference = max((numerics.relate(one, other) for other, one in pairs), default=0.0)
+    is_finite = all(side.is_finite() for side in sides.values())
     for side in sides.values():
         # Captured again where a state came back with other types, or with another sharding.
         side.advance()
-    return Swept(case, sides, difference)
+    return Swept(case, sides, difference, is_finite)
 
 
 def measure(swept: Swept, rounds: int) -> dict[str, Any]:
@@ -143,6 +146,8 @@ def measure(swept: Swept, rounds: int) -> dict[str, Any]:
         "microseconds": medians,
         "equivalent / xla": medians["equivalent"] / medians["xla"],
         "difference": swept.difference,
+        # What has become NaN is another program to measure.
+        "diverged": swept.is_finite and not all(s.is_finite() for s in swept.sides.values()),
         "found": found,
         "used": [line for line in found if ": used" in line],
     }
@@ -224,7 +229,9 @@ def format_row(row: dict[str, Any]) -> str:
         return f"not timed: {row['failed']}"
     times = row["microseconds"]
     used = f"; {len(row['used'])} of {len(row['found'])} used" if row["found"] else ""
-    return f"{times['xla']:.1f} {times['equivalent']:.1f} us; {row['equivalent / xla']:.3f}{used}"
+    diverged = "; diverged" if row["diverged"] else ""
+    ratio = f"{row['equivalent / xla']:.3f}"
+    return f"{times['xla']:.1f} {times['equivalent']:.1f} us; {ratio}{used}{diverged}"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -246,7 +253,8 @@ def main(argv: Sequence[str]) -> None:
     names = options.case or choose_names(is_dry=is_dry, count=_CORPUS.value)
     workers = min(_WORKERS.value or min(16, (os.cpu_count() or 2) // 2), len(names))
     rounds = 1 if is_dry else ROUNDS
-    rows = sweep(names, workers, is_dry=is_dry, rounds=rounds)
+    found = sweep(names, workers, is_dry=is_dry, rounds=rounds)
+    rows = {name: found[name] for name in names}
     slower = [name for name, row in rows.items() if row.get("equivalent / xla", 0) > LIMIT]
     for name in [] if is_dry else slower:
         again = [sweep([name], 1, is_dry=is_dry, rounds=rounds)[name] for _ in range(REPEATS)]
@@ -264,7 +272,7 @@ def main(argv: Sequence[str]) -> None:
         "slower": {name: ratio for name, ratio in ratios.items() if ratio > LIMIT},
         # The same program is compiled for both sides there: the ratio is that of two of them.
         "nothing used in": [name for name in ratios if not rows[name]["used"]],
-        "programs": {name: rows[name] for name in names},
+        "programs": rows,
     }
     path = pathlib.Path(options.output) / "numerics_sweep_gpu.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,7 @@ def test_a_dry_run_times_both_sides_of_each_program(tmp_path: pathlib.Path) -> N
         assert row["equivalent / xla"] == times["equivalent"] / times["xla"]
         assert row["difference"] < 1e-3
         assert set(row["used"]) <= set(row["found"])
+        assert row["diverged"] is False
     ratios = {name: row["equivalent / xla"] for name, row in record["programs"].items()}
     assert record["slower"] == {name: ratio for name, ratio in ratios.items() if ratio > 1.05}
     unused = [name for name, row in record["programs"].items() if not row["used"]]
@@ -51,14 +52,19 @@ def test_a_dry_run_times_both_sides_of_each_program(tmp_path: pathlib.Path) -> N
 # One process for both: importing takes longest. With six arguments `os._exit` raises in the worker,
 # which then ends with status 1.
 CHOICE_AND_FAILURES = """
-import json, os, numerics_sweep as sweep
+import json, os, numerics, numpy, numerics_sweep as sweep
+def step(state):
+    return state * 1e30, state + 1
 if __name__ == '__main__':
+    case = numerics.NumericsCase('grows', step, numpy.float32(1), (), 1)
+    diverged = sweep.measure(sweep.capture(case), 1)
     wrong = sweep.sweep(['no such program'], 1, is_dry=True, rounds=1)
     sweep.work = os._exit
     ended = sweep.sweep(['gpt_2x128'], 2, is_dry=True, rounds=1)
     names = sweep.choose_names(is_dry=True, count=80)
     files = {each.partition('.')[0] for each in sweep.list_corpus()}
-    print(json.dumps([[len(set(names)), len(names), sorted(files), names], [wrong, ended]]))
+    choice = [len(set(names)), len(names), sorted(files), names]
+    print(json.dumps([choice, [wrong, ended], sweep.format_row(diverged)]))
 """
 
 
@@ -74,6 +80,10 @@ def test_the_sample_has_every_case_and_programs_of_every_file(choice_and_failure
     assert different == count > 80
     assert {"2000_leaves", "gpt2_small_bf16", "gpt_12x128"} <= {*names}
     assert {*files} <= {each.partition(".")[0] for each in names}
+
+
+def test_what_becomes_infinite_is_named(choice_and_failures: Any) -> None:
+    assert choice_and_failures[2].endswith("; diverged")
 
 
 def test_what_fails_is_a_row(choice_and_failures: Any) -> None:
