@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 Advance = Callable[[], object]
 
@@ -21,16 +22,12 @@ def time_total(advance: Advance, synchronise: Advance, calls: int) -> float:
         synchronise: waits until the device is idle.
         calls: how many.
     """
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         return time_block(advance, synchronise, calls)
-    finally:
-        gc.enable()
 
 
 def time_block(advance: Advance, synchronise: Advance, calls: int) -> float:
-    """Returns what `time_total` does, for a caller that has turned the collector off."""
+    """Returns what `time_total` does, for a caller that is `without_collector`."""
     _warm_up(advance, synchronise)
     start = time.perf_counter_ns()
     for _ in range(calls):
@@ -41,19 +38,26 @@ def time_block(advance: Advance, synchronise: Advance, calls: int) -> float:
 
 def time_each(advance: Advance, synchronise: Advance) -> list[float]:
     """Returns the microseconds that the host spends in each of a few calls, from an idle device."""
-    gc.collect()
-    _warm_up(advance, synchronise)
     samples: list[float] = []
-    gc.disable()
-    try:
+    with without_collector():
+        _warm_up(advance, synchronise)
         for _ in range(HOST_CALLS):
             start = time.perf_counter_ns()
             advance()
             samples.append((time.perf_counter_ns() - start) / 1000)
-    finally:
-        gc.enable()
     synchronise()
     return samples
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Collects once, and not again inside."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _warm_up(advance: Advance, synchronise: Advance) -> None:

@@ -211,7 +211,7 @@ class Side:
         """True if the last result, without the state, has no number that is NaN or infinite."""
         leaves = [np.asarray(_take_data(leaf)) for leaf in jax.tree.leaves(self._result)]
         floats = (leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact))
-        return all(np.isfinite(leaf.astype(np.complex128)).all() for leaf in floats)
+        return all(np.isfinite(leaf).all() for leaf in floats)
 
     def list_replacements(self) -> list[str]:
         """Returns what the report says of replacements."""

@@ -6,14 +6,13 @@ The cases of `numerics.py`, and programs of `tests/ecosystem`, a sample over all
 Worker processes capture them side by side, with a lock around each trial of a replacement; when the
 last capture is made, the replays of both sides are timed in turns, one program at a time. A program
 that seems slower is captured and timed three times more with the machine to itself; the figure is
-the median of these: two graphs of the same kernels may differ by a tenth.
+the median of these.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import json
 import math
 import multiprocessing
@@ -32,7 +31,7 @@ import jax
 import numerics
 import numpy as np
 from absl import app, flags
-from gpu_timing import time_block
+from gpu_timing import time_block, without_collector
 from numerics import NumericsCase, Side
 
 from tests.ecosystem.program import Program, Setup
@@ -124,7 +123,7 @@ def capture(case: NumericsCase) -> Swept:
     difference = max((numerics.relate(one, other) for other, one in pairs), default=0.0)
     is_finite = all(side.is_finite() for side in sides.values())
     for side in sides.values():
-        # Captured again where a state came back with other types, or with another sharding.
+        # Captured again where a state came back with other types.
         side.advance()
     return Swept(case, sides, difference, is_finite)
 
@@ -132,14 +131,12 @@ def capture(case: NumericsCase) -> Swept:
 def measure(swept: Swept, rounds: int) -> dict[str, Any]:
     """Returns medians of both sides in microseconds, their ratio, and what was found and used."""
     samples: dict[str, list[float]] = {name: [] for name in SWEPT_SIDES}
-    gc.collect()
-    gc.disable()
-    for turn in range(rounds):
-        # Each side is the first one as often as the other.
-        for name in SWEPT_SIDES[:: 1 if turn % 2 else -1]:
-            side = swept.sides[name]
-            samples[name].append(time_block(side.advance, side.synchronise, swept.case.calls))
-    gc.enable()
+    with without_collector():
+        for turn in range(rounds):
+            # Each side is the first one as often as the other.
+            for name in SWEPT_SIDES[:: 1 if turn % 2 else -1]:
+                side = swept.sides[name]
+                samples[name].append(time_block(side.advance, side.synchronise, swept.case.calls))
     medians = {name: statistics.median(values) for name, values in samples.items()}
     found = swept.sides["equivalent"].list_replacements()
     return {
@@ -223,6 +220,13 @@ def sweep(names: Sequence[str], workers: int, *, is_dry: bool, rounds: int) -> d
     return rows
 
 
+def repeat_alone(name: str, rounds: int) -> dict[str, Any]:
+    """Captures and times a program by itself; returns the median row, with the ratios of all."""
+    rows = [sweep([name], 1, is_dry=False, rounds=rounds)[name] for _ in range(REPEATS)]
+    rows.sort(key=lambda row: row.get("equivalent / xla", math.inf))
+    return {**rows[REPEATS // 2], "alone": [row.get("equivalent / xla") for row in rows]}
+
+
 def format_row(row: dict[str, Any]) -> str:
     """Returns a row as a line."""
     if "failed" in row:
@@ -257,11 +261,8 @@ def main(argv: Sequence[str]) -> None:
     rows = {name: found[name] for name in names}
     slower = [name for name, row in rows.items() if row.get("equivalent / xla", 0) > LIMIT]
     for name in [] if is_dry else slower:
-        again = [sweep([name], 1, is_dry=is_dry, rounds=rounds)[name] for _ in range(REPEATS)]
-        again.sort(key=lambda row: row.get("equivalent / xla", math.inf))
-        alone = [row.get("equivalent / xla") for row in again]
         with_others = rows[name]["equivalent / xla"]
-        rows[name] = {**again[REPEATS // 2], "alone": alone, "with others": with_others}
+        rows[name] = {**repeat_alone(name, rounds), "with others": with_others}
     ratios = {name: row["equivalent / xla"] for name, row in rows.items() if "failed" not in row}
     record = {
         **numerics.describe_run(is_dry=is_dry),

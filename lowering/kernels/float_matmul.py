@@ -18,7 +18,8 @@ products for one, tensor cores of an H100 reach 165 TFLOPS, its units for float3
   reads the result adds up the parts.
 * Infinite values have no parts: infinity minus infinity is NaN. A result that is not finite is
   computed again, one product after the other, so that it is what float32 gives; unless a value of
-  its row or column is NaN, which is found sooner: training that has diverged is not slowed down.
+  its row or column is NaN, which is found sooner: training that has diverged would take twice as
+  long.
 
 Values below 2^-110 lose bits that bfloat16 has no exponents for.
 

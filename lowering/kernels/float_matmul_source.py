@@ -322,6 +322,7 @@ BODY = """\
                 left, first_row + upper * ROW_STEP, start + thread % 4, end, 4) << upper;
         row_nans = join_bits(row_nans, 1, 4);
         if (join_bits(row_nans != 3, 4, 32))
+            // The two columns of a pair, then those of the pair eight pairs on.
             for (int each = thread / 4 * 2; each < 32; each += each % 2 ? 15 : 1)
                 column_nans |= (unsigned)holds_nan<RIGHT_BY_DEPTH, COLUMNS>(
                     right, first_column + each / 2 * 8 + each % 2, start, end, 1) << each;

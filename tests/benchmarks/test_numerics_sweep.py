@@ -63,8 +63,11 @@ if __name__ == '__main__':
     ended = sweep.sweep(['gpt_2x128'], 2, is_dry=True, rounds=1)
     names = sweep.choose_names(is_dry=True, count=80)
     files = {each.partition('.')[0] for each in sweep.list_corpus()}
+    turns = iter([{'equivalent / xla': 1.2}, {'failed': 'once'}, {'equivalent / xla': 0.9}])
+    sweep.sweep = lambda names, *args, **options: {names[0]: next(turns)}
+    alone = sweep.repeat_alone('one', rounds=1)
     choice = [len(set(names)), len(names), sorted(files), names]
-    print(json.dumps([choice, [wrong, ended], sweep.format_row(diverged)]))
+    print(json.dumps([choice, [wrong, ended], sweep.format_row(diverged), alone]))
 """
 
 
@@ -84,6 +87,10 @@ def test_the_sample_has_every_case_and_programs_of_every_file(choice_and_failure
 
 def test_what_becomes_infinite_is_named(choice_and_failures: Any) -> None:
     assert choice_and_failures[2].endswith("; diverged")
+
+
+def test_the_median_of_three_captures_counts(choice_and_failures: Any) -> None:
+    assert choice_and_failures[3] == {"equivalent / xla": 1.2, "alone": [0.9, 1.2, None]}
 
 
 def test_what_fails_is_a_row(choice_and_failures: Any) -> None:

@@ -100,7 +100,7 @@ def test_what_is_not_finite_is_what_float32_gives() -> None:
     [
         # A sum of infinite values is computed again.
         ("found |= value != value;", "found |= !is_finite(value);"),
-        # Each lane has looked through a part of its rows and columns.
+        # Rows, or columns, without NaN are taken for such as have it.
         ("row_nans = join_bits(row_nans, 1, 4);", "row_nans = 3;"),
         ("column_nans = join_bits(column_nans, 4, 32);", "column_nans = ~0u;"),
     ],
