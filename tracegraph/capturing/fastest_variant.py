@@ -7,7 +7,7 @@ less exact than XLA are left out. Then the function is lowered with the others, 
 in a pool that is dropped afterwards, and their replays are timed in turns. What is not faster is
 dropped, with its times. The next rule is tried on the winner. A kernel of ours starts early behind
 another one, and asks for its operands meanwhile: so one that lost beside XLA's kernels is tried
-again where later ones are used.
+again where a later one is used, ahead of the rules behind that.
 
 Then XLA may leave matmuls to cublasLt: Note [Matmuls of the library]. And it may leave their sums
 in one piece: Note [Sums in one piece]. That changes how sums are made, so the matmuls that it
@@ -115,9 +115,9 @@ def choose_variant(
     for rule in RULES:
         current, opened, found = _try_rule(prepared, current, opened, rule, lower)
         replacements += found or _find_missed(rule, opened, machine)
-    for rule in _list_late(replacements):
-        current, opened, found = _try_rule(prepared, current, opened, rule, lower)
-        replacements = [each for each in replacements if each.rule != rule.name] + found
+        for lost in _list_lost(rule, replacements):
+            current, opened, found = _try_rule(prepared, current, opened, lost, lower)
+            replacements = [each for each in replacements if each.rule != lost.name] + found
     current, taken = _try_library(prepared, current, lower)
     replacements += taken
     current, kept = _try_keeping_sums(prepared, opened, current, lower)
@@ -163,13 +163,12 @@ def _try_rule(
     return current, replaced if what.is_used else opened, [*dropped, what]
 
 
-def _list_late(replacements: Sequence[Replacement]) -> list[Rule]:
-    """Returns the rules that are tried again, see Note [Trials]."""
+def _list_lost(rule: Rule, replacements: Sequence[Replacement]) -> list[Rule]:
+    """Returns the rules that are tried again behind one that is used, see Note [Trials]."""
+    if rule.name not in CHAINED_RULES & {each.rule for each in replacements if each.is_used}:
+        return []
     lost = {each.rule for each in replacements if each.dropped == NOT_FASTER}
-    used = {each.rule for each in replacements if each.is_used}
-    chained = [rule for rule in RULES if rule.name in CHAINED_RULES]
-    places = [place for place, rule in enumerate(chained) if rule.name in used]
-    return [rule for rule in chained[: max(places, default=0)] if rule.name in lost]
+    return [each for each in RULES if each.name in CHAINED_RULES & lost]
 
 
 def _find_missed(rule: Rule, first: FirstTrace, machine: Machine | None) -> list[Replacement]:

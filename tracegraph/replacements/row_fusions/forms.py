@@ -20,6 +20,7 @@ _MOVES = frozenset(["broadcast_in_dim", "reshape", "squeeze", "expand_dims"])
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "is_finite"])
 _OTHERS = frozenset(["add_any", "convert_element_type", "integer_pow", "iota", "select_n"])
 _KNOWN = _OTHERS | _MOVES | _COMPARISONS | {"stop_gradient", "copy"}
+_RENAMING = _MOVES | {"stop_gradient"}
 # On what all rows share.
 _SHARED = _MOVES | {"iota"}
 
@@ -60,6 +61,10 @@ class RowSpace:
         if op.name in REDUCTIONS:
             return _keeps_elements(op) or self.is_along_rows(op)
         return op.name in EXPRESSIONS or op.name in _KNOWN or find_pick(op) is not None
+
+    def is_renaming(self, op: Op) -> bool:
+        """True for an op that gives the same elements another shape."""
+        return op.name in _RENAMING and op.operands[0].aval.size == op.results[0].aval.size
 
     def shares(self, op: Op) -> bool:
         """True for an op on a vector that all rows share: one that moves, counts or rounds it."""

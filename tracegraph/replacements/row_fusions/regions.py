@@ -70,6 +70,7 @@ class RegionFinder:
         self._ops = [op for op in ops if space.takes(op)]
         self._shared = [op for op in ops if space.shares(op)]
         self._along = {id(op) for op in self._ops}
+        self._renaming = self._find_renaming()
         self._sums = [op for op in ops if id(op) not in self._along and space.is_along_columns(op)]
         # The number of the group of each op.
         self._owners: dict[int, int] = {}
@@ -89,6 +90,15 @@ class RegionFinder:
         ]
         made = [*self._shared, *(op for op in self._ops if op.results[0] not in kept)]
         return Regions(tuple(found), {op.results[0]: op for op in made})
+
+    def _find_renaming(self) -> set[int]:
+        """Returns the ops that only give another shape to what no kernel has made."""
+        found: set[int] = set()
+        for op in filter(self._space.is_renaming, self._ops):
+            maker = id(self._view.makers.get(op.operands[0]))
+            if maker in found or maker not in self._along:
+                found.add(id(op))
+        return found
 
     def _find_levels(self) -> dict[Operand, int]:
         """Returns for each value how many ops of other kinds it needs one after the other.
@@ -136,7 +146,7 @@ class RegionFinder:
     def _is_result(self, op: Op) -> bool:
         """True for an op with an element for each place that another group, or none, needs."""
         (result,) = op.results
-        is_full = self._space.find_form(result) is RowForm.FULL
+        is_full = self._space.find_form(result) is RowForm.FULL and id(op) not in self._renaming
         return is_full and (result in self._outputs or self._is_used_elsewhere(op))
 
     def _is_used_elsewhere(self, op: Op) -> bool:
@@ -179,6 +189,8 @@ class RegionFinder:
 
     def _is_stored(self, op: Op, kept: Collection[Value], is_used: Sequence[bool]) -> bool:
         """True for a value that is read, and not computed again, by what needs it."""
+        if id(op) in self._renaming:
+            return False
         if op.results[0] in kept or op.results[0] in self._outputs:
             return True
         others = [each for each in self._list_users(op) if each != self._owners[id(op)]]

@@ -38,7 +38,7 @@ from tracegraph.replacements.wide_ops import WideOps
 # Of what a kernel loads.
 _KINDS = {**FLOAT_KINDS, "int32": "S32", "bool": "PRED"}
 # Fewer elements take no longer than a kernel does, or leave multiprocessors without rows.
-MIN_ELEMENTS, MIN_ROWS, MIN_COLUMNS = 1 << 18, 128, 64
+MIN_ELEMENTS, MIN_ROWS, MIN_COLUMNS = 1 << 12, 128, 64
 
 
 @dataclasses.dataclass(frozen=True)

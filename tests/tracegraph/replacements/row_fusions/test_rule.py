@@ -192,9 +192,27 @@ def test_what_a_later_kernel_computes_again_is_no_kernel() -> None:
     check(graph, [match], args)
 
 
+def test_what_only_gets_another_shape_is_not_stored() -> None:
+    def compute(x: Any) -> Any:
+        y = x.reshape(*ROWS, 64)
+        return jax.nn.softmax(y) + y, y, y.sum((0, 1))
+
+    args = (draw(SEQUENCES * LENGTH, 64),)
+    graph, found = find(compute, *args)
+    assert count_steps(found) == [(1, 1)]
+    check(graph, found, args)
+
+
+def add_up_bias(x: Any) -> Any:
+    """Returns a gradient as the next matmul wants it, and that of a bias."""
+    y = x.reshape(*ROWS, 64)
+    return y, y.sum((0, 1))
+
+
 OTHERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "along a middle axis": (lambda x: jax.nn.softmax(x, 1), (draw(32, 64, 8),)),
     "sums of columns alone": (lambda x: x.sum((0, 1)), (draw(*ROWS, 64),)),
+    "sums of columns of another shape": (add_up_bias, (draw(SEQUENCES * LENGTH, 64),)),
     "rows of an odd length": (jax.nn.softmax, (draw(*ROWS, 68),)),
     "few rows": (jax.nn.softmax, (draw(8, 64),)),
     "short rows": (jax.nn.softmax, (draw(64, 56),)),
