@@ -83,9 +83,10 @@ FIRST_OPTIONS: tuple[tuple[str, bool | str], ...] = (
     ("xla_gpu_enable_dus_accumulator_zero_init_elimination", True),
 )
 
-# How much more memory steps side by side may take than one after another. They are put side by
-# side within the budget; pieces that do not fit together may add a little to that.
-WIDE_BUDGET, WIDE_LIMIT = 1.02, 1.04
+# How much memory steps side by side may take. They are put side by side within a budget, of what
+# steps one after another take; pieces that do not fit together may add to that, and so may bytes
+# that rest. Where that is more than the limit, of what must be held, a smaller budget is tried.
+WIDE_BUDGET, ROOMY_BUDGET, TIGHT_BUDGET, WIDE_LIMIT = 1.02, 1.03, 0.95, 1.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,11 +204,15 @@ def plan_program(
     serial, serial_plan = plan_smallest(regions, order, frame, compile_kernel)
     # The levels replace the order of the streams.
     verify_order(serial)
-    wide = widen(serial, int(WIDE_BUDGET * serial_plan.arena_bytes))
-    wide_plan = plan_memory(frame.name, find_lifetimes(wide))
-    if wide_plan.arena_bytes > WIDE_LIMIT * serial_plan.arena_bytes:
-        return serial, serial_plan
-    return wide, wide_plan
+    roomy_bytes = int(ROOMY_BUDGET * serial_plan.arena_bytes)
+    most_bytes = max(serial_plan.arena_bytes, int(WIDE_LIMIT * serial_plan.peak_bytes))
+    for budget in (WIDE_BUDGET, TIGHT_BUDGET):
+        both = widen(serial, int(budget * serial_plan.arena_bytes))
+        for wide, limit_bytes in ((both.roomy, roomy_bytes), (both.dense, most_bytes)):
+            wide_plan = plan_memory(frame.name, find_lifetimes(wide))
+            if wide_plan.arena_bytes <= limit_bytes:
+                return wide, wide_plan
+    return serial, serial_plan
 
 
 def plan_smallest(

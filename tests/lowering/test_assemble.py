@@ -252,13 +252,13 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
     expected = {(f"#p{i}", b): f"{i}.{b}" for i in range(len(region.inputs)) for b in range(3)}
     run_steps(program.steps, expected, None)
     split, whole = (assemble([compiled], (), into=frame, is_whole=w) for w in (False, True))
-    wide, narrow = (widen(split, budget) for budget in (1 << 20, 0))
+    wide, narrow = widen(split, 1 << 20).roomy, widen(split, 0).dense
     # Bytes are drawn, so that no piece starts at a multiple of the usual alignment.
     with unittest.mock.patch.object(forward_copies_module, "ALIGNMENT", 1):
         forwarded = forward_copies(drop_unread(split))
     plan = plan_memory("f", find_lifetimes(whole))
     assert plan.arena_bytes >= plan.kept_bytes + compile_gpu._find_whole_peak([compiled])
-    for assembled in (split, whole, wide, narrow, forwarded, widen(forwarded, 1 << 20)):
+    for assembled in (split, whole, wide, narrow, forwarded, widen(forwarded, 1 << 20).dense):
         verify_order(assembled)
         plan = plan_memory("f", find_lifetimes(assembled))
         # The graph has the steps in the order of its lanes.

@@ -210,9 +210,10 @@ def test_steps_stand_side_by_side_where_the_memory_allows(
     reader: FakeReader, monkeypatch: pytest.MonkeyPatch
 ):
     compiled = compile_it(make_branches(reader))
-    assert compiled.program.edges == ((0, 2), (1, 2), (2, 3))
-    monkeypatch.setattr(compile_gpu, "WIDE_LIMIT", 0.5)
-    assert compile_it(make_branches(reader)).program.edges == ((0, 1), (1, 2), (2, 3))
+    assert compiled.program.edges == ((0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
+    # No room for bytes that rest.
+    monkeypatch.setattr(compile_gpu, "ROOMY_BUDGET", 0)
+    assert compile_it(make_branches(reader)).program.edges == ((0, 2), (1, 2), (2, 3))
 
 
 def test_an_eager_region_stays_a_call(reader: FakeReader):

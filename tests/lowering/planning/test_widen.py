@@ -53,6 +53,18 @@ TWO_CHAINS = program(
 )
 
 
+# What is made again of ``x`` for each of three stages, as for the layers of a checkpointed model.
+STAGES = program(
+    kernel("a", "x", "a"),
+    kernel("m", "x", "m"),
+    kernel("b", "a m", "b"),
+    kernel("n", "x", "n"),
+    kernel("c", "b n", "c"),
+    kernel("o", "x", "o"),
+    kernel("d", "c o", "y"),
+)
+
+
 def find_depth(wide: DeviceProgram) -> int:
     """Returns how many nodes the longest chain of the planned graph has."""
     (stage,) = build_graph(wide, plan_memory("f", find_lifetimes(wide))).stages
@@ -64,20 +76,59 @@ def find_depth(wide: DeviceProgram) -> int:
 
 def test_reuse_of_memory_makes_the_chain_longer_one_after_another_but_not_in_levels():
     assert find_depth(TWO_CHAINS) > 3
-    wide = widen(TWO_CHAINS, PLENTY)
+    wide = widen(TWO_CHAINS, PLENTY).dense
     assert show(wide) == "ad be cf"
     assert find_depth(wide) == 3
 
 
+def test_what_needs_more_memory_waits_until_it_is_due():
+    # All at once, the four of the first level would be alive together.
+    assert show(widen(STAGES, PLENTY).dense) == "am bn co d"
+
+
+def test_what_needs_no_more_memory_is_due_at_once():
+    # ``s`` ends the life of what it reads; nothing waits for it.
+    steps = [
+        kernel("a", "x", "a e"),
+        kernel("b", "a", "b"),
+        kernel("c", "b", "c"),
+        kernel("d", "c", "y"),
+        kernel("s", "e", "z"),
+    ]
+    assert show(widen(program(*steps, outputs="y z"), PLENTY).dense) == "a bs c d"
+
+
+def test_what_xla_has_ahead_of_the_longest_chain_is_due():
+    # ``s`` adds to the memory, and stands between ``b`` and ``c``.
+    steps = [
+        kernel("a", "x", "a"),
+        kernel("b", "a", "b"),
+        kernel("s", "a", "z"),
+        kernel("c", "a b", "c"),
+        kernel("d", "c", "d"),
+        kernel("e", "a d", "y"),
+    ]
+    assert show(widen(program(*steps, outputs="y z"), PLENTY).dense) == "a b c ds e"
+
+
+def test_bytes_rest_for_a_level_where_there_is_room():
+    wide = widen(STAGES, PLENTY)
+    assert wide.roomy.steps == wide.dense.steps
+    roomy, dense = ({each.name: each.last for each in find_lifetimes(order)} for order in wide)
+    # ``a`` and ``m`` are read in the second level, which ends with step 3, the third one with 5.
+    assert [dense[name] for name in "am"] == [3, 3]
+    assert [roomy[name] for name in "am"] == [5, 5]
+
+
 def test_steps_wait_for_room():
     # The input takes one buffer of 256 bytes, a step what it reads and writes.
-    assert show(widen(TWO_CHAINS, 2 * 256)) == "a b c d e f"
-    assert show(widen(TWO_CHAINS, 3 * 256)) == "ad b c e f"
-    assert show(widen(TWO_CHAINS, 5 * 256)) == "ad be cf"
+    assert show(widen(TWO_CHAINS, 2 * 256).dense) == "a b c d e f"
+    assert show(widen(TWO_CHAINS, 3 * 256).dense) == "ad b c e f"
+    assert show(widen(TWO_CHAINS, 5 * 256).dense) == "ad be cf"
 
 
 def test_without_any_room_the_order_is_xla_s():
-    wide = widen(TWO_CHAINS, 0)
+    wide = widen(TWO_CHAINS, 0).dense
     assert wide.steps == TWO_CHAINS.steps
     assert wide.edges == TWO_CHAINS.edges
 
@@ -85,17 +136,18 @@ def test_without_any_room_the_order_is_xla_s():
 def test_a_level_has_a_greatest_width(monkeypatch: Any):
     monkeypatch.setattr(widen_module, "MAX_WIDTH", 2)
     steps = [kernel(name, "x", name) for name in "abcde"]
-    assert show(widen(program(*steps, outputs="a b c d e"), PLENTY)) == "ab cd e"
+    wide = widen(program(*steps, outputs="a b c d e"), PLENTY)
+    assert show(wide.dense) == "ab cd e"
 
 
 def test_programs_with_calls_stay_as_they_are():
     call = ExecutableCall("e", None, (use("x"),), (use("y"),), is_captured=False)
     eager = program(call, kernel("a", "x", "t"))
-    assert widen(eager, PLENTY) is eager
+    assert widen(eager, PLENTY) == (eager, eager)
 
 
 def test_a_program_without_steps():
-    assert widen(program(outputs=""), PLENTY).steps == ()
+    assert widen(program(outputs=""), PLENTY).roomy.steps == ()
 
 
 @settings(max_examples=60)
@@ -105,9 +157,10 @@ def test_all_steps_stay_in_an_order_that_the_values_allow(drawn: Any, budget_byt
     names = [each.name for each in region.inputs[:donated]]
     frame = make_frame(region.inputs, region.outputs, names)
     serial = assemble([XlaRegion(region, compiled, donated)], (), into=frame)
-    wide = widen(serial, budget_bytes)
+    wide, dense = widen(serial, budget_bytes)
     assert sorted(map(repr, wide.steps)) == sorted(map(repr, serial.steps))
     verify_order(wide)
+    verify_order(dense)
     # Steps that share bytes keep their order.
     position = {id(step): index for index, step in enumerate(wide.steps)}
     for second, after in enumerate(serial.steps):
