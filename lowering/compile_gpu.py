@@ -250,9 +250,8 @@ def plan_smallest(
     whole = _merge(assemble(regions, order, into=frame, is_whole=True), compile_kernel)
     whole = detach_results(whole)
     whole_plan = plan_memory(frame.name, find_lifetimes(whole))
-    # Copies that are forwarded are worth some bytes: XLA's own packing needs all of them.
-    budget = WIDE_BUDGET if len(split.steps) < len(whole.steps) else 1
-    if budget * whole_plan.arena_bytes < split_plan.arena_bytes:
+    # In XLA's own packing a byte holds many values in turn: steps that share it follow one another.
+    if WIDE_BUDGET * whole_plan.arena_bytes < split_plan.arena_bytes:
         return whole, whole_plan
     return split, split_plan
 

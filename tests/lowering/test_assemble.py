@@ -342,6 +342,11 @@ def test_temporaries_stay_whole_where_that_is_smaller(monkeypatch: pytest.Monkey
     assert (plan.arena_bytes, count) == (5 * 256, 2)
 
 
+def test_temporaries_stay_split_for_a_few_bytes(monkeypatch: pytest.MonkeyPatch):
+    temporaries, _, count = plan_both(monkeypatch, waste=25)
+    assert (len(temporaries), count) == (2, 2)
+
+
 def test_whole_temporaries_that_cannot_be_smaller_are_not_planned(monkeypatch: pytest.MonkeyPatch):
     """XLA's allocation has a hole, which the split temporaries do without."""
     far = [kernel("far", "#p", "#t[1024:1088]"), kernel("near", "#t[1024:1088]", "#t")]
