@@ -174,7 +174,7 @@ def write_row_fusion(fusion: RowFusion, processors: int) -> OwnKernel:
     """Returns the kernel, see Note [Fusions along rows].
 
     Its parameters are the arrays that are read, the elements and row values that are stored, and
-    where there are sums their parts, of the shape (blocks, sums, columns).
+    the parts of each sum, of the shape (blocks, columns).
 
     Args:
         fusion: without a problem, see `find_row_problem`.
@@ -206,6 +206,7 @@ def write_row_fusion(fusion: RowFusion, processors: int) -> OwnKernel:
         .replace("{TOTALS}\n", TOTALS if fusion.sums else "")
         .replace("{ROW}\n", indent(_write_row(fusion), 8))
         .replace("{FINISH}\n", JOIN if fusion.sums else "")
+        .replace("{PARTIALS}", ", ".join(_name_partials(fusion)))
     )
     symbol = name_kernel("row_fusion", text + body)
     signature = ", ".join(_write_parameters(fusion))
@@ -231,7 +232,11 @@ def _write_parameters(fusion: RowFusion) -> list[str]:
         for name, outputs in (("elements", fusion.elements), ("values", fusion.row_values))
         for n, each in enumerate(outputs)
     ]
-    return given + stored + (["float *__restrict__ partial"] if fusion.sums else [])
+    return given + stored + [f"float *__restrict__ {name}" for name in _name_partials(fusion)]
+
+
+def _name_partials(fusion: RowFusion) -> list[str]:
+    return [f"partial{number}" for number in range(len(fusion.sums))]
 
 
 def _write_copies(fusion: RowFusion) -> list[str]:

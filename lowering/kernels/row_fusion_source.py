@@ -61,7 +61,7 @@ TOTALS = "    float totals[SUMS][STEPS][VECTOR] = {};\n"
 
 # What all rows of a block have of one sum.
 JOIN = """\
-    float *joined = scratch + SCRATCH_BYTES / 4;
+    float *joined = scratch + SCRATCH_BYTES / 4, *const partials[SUMS] = {{PARTIALS}};
     #pragma unroll
     for (int sum = 0; sum < SUMS; ++sum) {
         sync_block();
@@ -78,7 +78,7 @@ JOIN = """\
             float total = 0;
             #pragma unroll
             for (int each = 0; each < GROUPS; ++each) total += joined[each * COLUMNS + column];
-            partial[(blockIdx.x * SUMS + sum) * COLUMNS + column] = total;
+            partials[sum][blockIdx.x * COLUMNS + column] = total;
         }
     }
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -87,20 +87,24 @@ class FusionCall:
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Returns what is stored, then the sums; arrays behind the kernel's make no difference."""
-        results = list(self.stored)
-        if self.sums:
-            shape = (self.blocks, len(self.sums), math.prod(self.sums[0].shape))
-            results.append(jax.ShapeDtypeStruct(shape, np.float32))
+        shapes = [(self.blocks, math.prod(each.shape)) for each in self.sums]
+        parts = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
         given = arrays[: self.arrays]
-        found = call_kernel(self.kernel, self.machine, results, given)
+        found = call_kernel(self.kernel, self.machine, [*self.stored, *parts], given)
         if not self.sums:
             return found
-        totals = found.pop().sum(0)
+        # By one kernel, which writes each to memory of its own, where a loop may stack it.
+        totals = jax.lax.reduce(found[-len(parts) :], [np.float32(0)] * len(parts), _add_each, [0])
+        del found[-len(parts) :]
         added = [
             total.reshape(each.shape).astype(each.dtype)
             for total, each in zip(totals, self.sums, strict=True)
         ]
         return [*found, *added]
+
+
+def _add_each(some: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    return [one + other for one, other in zip(some, others, strict=True)]
 
 
 def _list_spaces(graph: Graph) -> list[RowSpace]:
