@@ -192,7 +192,9 @@ class RowReader:
         if op.name == "integer_pow":
             return self._read_power(op, form)
         opcode = {"add_any": "add"}.get(op.name, op.name)
-        if opcode not in EXPRESSIONS:
+        # Arrays that are padded to be added up are parts of one, which is smaller than all of them.
+        is_join = any(getattr(self._makers.get(each), "name", "") == "pad" for each in op.operands)
+        if opcode not in EXPRESSIONS or is_join:
             raise UnreadableError
         shapes = [tuple(each.aval.shape) for each in op.operands]
         forms = [self._find_form(shape, form, result.shape) for shape in shapes]

@@ -96,6 +96,13 @@ def attend_split(x: Any, weights: Any) -> Any:
     return attend(query, key, value, hide_future).reshape(BATCH, ROWS, -1)
 
 
+def attend_sliced(x: Any, weights: Any) -> Any:
+    """The gradients are padded with zeros, and added up."""
+    joined = (x @ weights).reshape(BATCH, ROWS, 3, HEADS, WIDTH)
+    query, key, value = (joined[:, :, number] for number in range(3))
+    return attend(query, key, value, hide_future).reshape(BATCH, ROWS, -1)
+
+
 def attend_by_hand(query: Any, key: Any, value: Any) -> Any:
     """A softmax without the maximum, divided at the end of each row."""
     weights = jnp.exp(jnp.einsum("bqhd,bthd->bhqt", query, key) / 8)
@@ -145,6 +152,7 @@ WAYS: dict[str, tuple[Any, Callable[..., list[Any]]]] = {
     "plain": (attend, functools.partial(make, "q", "k", "v")),
     "joined": (attend_joined, make_joined),
     "split": (attend_split, make_joined),
+    "sliced": (attend_sliced, make_joined),
     "by_hand": (attend_by_hand, functools.partial(make, "q", "k", "v")),
     "capped": (attend_capped, functools.partial(make, "q", "k", "v")),
     "dropped": (attend_dropped, functools.partial(make, "q", "k", "v")),
@@ -179,11 +187,26 @@ def test_each_way_and_its_gradients_are_kernels(
     args = make_arguments(dtype=dtype)
     backward, forward = run(differentiate(function, tuple(range(len(args)))), *args)
     # What the three are parts of is written at once.
-    assert len(backward.results) == (1 if way == "split" else 3)
+    is_one = way in ("joined", "split", "sliced")
+    assert len(backward.results) == (1 if is_one else 3)
     assert len(forward.results) == 1
     # What is as large as the scores is neither read nor written, but for what was dropped.
     large = [value for value in backward.inputs if value.aval.shape[2:] == (ROWS, ROWS)]
     assert len(large) == (way == "dropped")
+
+
+@pytest.mark.parametrize("starts", [(0, 1, 3), (0, 1, 1), (1, 2, 3)])
+def test_parts_that_do_not_fill_an_array_are_added_up_by_xla(
+    starts: tuple[int, ...], run: Callable[..., list[Match]]
+) -> None:
+    def attend_parts(x: Any, weights: Any) -> Any:
+        joined = jnp.pad((x @ weights).reshape(BATCH, ROWS, 3, HEADS, WIDTH), ((0, 0),) * 5)
+        wide = jnp.concatenate([joined, joined[:, :, :1] * 2], 2)
+        query, key, value = (wide[:, :, number] for number in starts)
+        return attend(query, key, value, hide_future)
+
+    backward, _ = run(differentiate(attend_parts, (0, 1)), *make_joined())
+    assert len(backward.results) == 3
 
 
 def test_a_bias_is_read(run: Callable[..., list[Match]]) -> None:

@@ -62,6 +62,22 @@ def test_a_layer_is_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe(matches) == ["5 -> 1", "4 -> 1"]
 
 
+def test_parts_that_are_padded_and_added_up_are_read_as_one_array(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compute(one: Any, other: Any, matrix: Any, gain: Any) -> Any:
+        parts = (
+            lax.pad(one, 0.0, [(0, 0, 0), (0, WIDTH, 0)]),
+            lax.pad(other, 0.0, [(0, 0, 0), (WIDTH, 0, 0)]),
+        )
+        return (parts[0] + parts[1]) * gain @ matrix
+
+    args = f32(ROWS, WIDTH), f32(ROWS, WIDTH, seed=1), f32(2 * WIDTH, WIDTH), f32(2 * WIDTH)
+    (match,) = find(monkeypatch, compute, *args)
+    shapes = sorted(value.aval.shape for value in match.inputs)
+    assert shapes == [(ROWS, 2 * WIDTH), (2 * WIDTH,), (2 * WIDTH, WIDTH)]
+
+
 def test_a_step_is_a_kernel_for_each_matmul_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def compute_loss(layers: Any, x: Any) -> Any:
         for layer in layers:
