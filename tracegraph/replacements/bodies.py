@@ -5,24 +5,40 @@ A model whose layers are a `scan` has all of them in the body of one op, and und
 each pass in the body of another. Rules look at one graph at a time: a body is one as any other.
 What they find is measured on the values of the first iteration, and the whole loop is bound again
 with the new body. A loop that XLA unrolls has the replacement in each iteration.
+
+JAX computes outside of a loop what all iterations share, as the mask of causal attention, and hands
+it in as an array. Where it depends on nothing but indices, the body computes it for itself: then a
+kernel sees the condition, and reads no array.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from tracegraph.ir.graph import Graph, Op
+from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.ir.interpreter import evaluate_graph
 from tracegraph.jax_internals import bind_op, fit_jaxpr, measure_scan
+from tracegraph.passes.rewrite import (
+    Replacements,
+    find_replacement,
+    renumber_graph,
+    replace_operands,
+)
 from tracegraph.replacements.match import Body, Match
 from tracegraph.runtime.errors import InternalError
 
 _BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "remat2": "jaxpr"}
+# Of indices and literals, not more of them than a mask takes.
+_INDEX_OPS = frozenset(
+    ["iota", "broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "expand_dims"]
+    + ["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "add", "sub", "mul", "select_n"]
+)
+_MOST_OPS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +63,63 @@ def list_bodies(graph: Graph) -> Iterator[tuple[Op, str, Graph]]:
         # A scan of no iterations has no values.
         if name is not None and op.params.get("length") != 0:
             yield op, name, dict(op.subgraphs)[name]
+
+
+def compute_shared(graph: Graph, op: Op, inner: Graph) -> Graph:
+    """Returns a body that computes for itself what it is given of indices and literals.
+
+    Args:
+        graph: has the op.
+        op: with the body.
+        inner: the body; its inputs stay.
+    """
+    makers: dict[Operand, Op] = {value: each for each in graph.ops for value in each.results}
+    replaced: Replacements = {}
+    known: Replacements = {}
+    copied: list[Op] = []
+    for operand, value in _list_shared(op, inner):
+        needed = _list_index_ops(makers, operand)
+        for each in needed or ():
+            (result,) = each.results
+            if result not in known:
+                known[result] = copy = Value(result.number, result.aval)
+                copied.append(dataclasses.replace(replace_operands(each, known), results=(copy,)))
+        if needed is not None:
+            replaced[value] = find_replacement(operand, known)
+    if not replaced:
+        return inner
+    ops = (*copied, *(replace_operands(each, replaced) for each in inner.ops))
+    outputs = tuple(find_replacement(each, replaced) for each in inner.outputs)
+    return renumber_graph(dataclasses.replace(inner, ops=ops, outputs=outputs))
+
+
+def _list_shared(op: Op, inner: Graph) -> list[tuple[Operand, Value]]:
+    """Returns what all iterations of an op are given alike, each with the body's input."""
+    params = op.params
+    first, count = 0, len(inner.inputs)
+    if op.name == "scan":
+        count, _ = measure_scan(params)
+    if op.name == "while":
+        first, count = params["cond_nconsts"], params["body_nconsts"]
+    return list(zip(op.operands[first:], inner.inputs[:count], strict=False))
+
+
+def _list_index_ops(makers: Mapping[Operand, Op], operand: Operand) -> list[Op] | None:
+    """Returns the ops that compute an operand of indices and literals, or None if others do."""
+    found: dict[int, Op] = {}
+
+    def visit(each: Operand) -> bool:
+        if isinstance(each, Literal):
+            return True
+        maker = makers.get(each)
+        if maker is None or maker.name not in _INDEX_OPS or len(found) >= _MOST_OPS:
+            return False
+        if id(maker) not in found and not all(map(visit, maker.operands)):
+            return False
+        found[id(maker)] = maker
+        return True
+
+    return list(found.values()) if visit(operand) else None
 
 
 def group_by_body(matches: Iterable[Match]) -> dict[Body, list[Match]]:

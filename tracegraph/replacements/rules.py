@@ -10,7 +10,7 @@ from tracegraph.passes.fold_scalars import FoldScalars
 from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.attention.rule import CachedAttention
 from tracegraph.replacements.attention.whole_rows import WholeRows
-from tracegraph.replacements.bodies import list_bodies
+from tracegraph.replacements.bodies import compute_shared, list_bodies
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.few_rows.small_matmuls import SmallMatmuls
 from tracegraph.replacements.float_matmuls import FloatMatmuls
@@ -60,7 +60,7 @@ def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Matc
     if rule.name not in RULES_IN_BODIES:
         return found
     for op, name, inner in list_bodies(graph):
-        body = Body(op, name, open_graph(inner))
+        body = Body(op, name, open_graph(compute_shared(graph, op, inner)))
         # Arrays of functions that are called in a body would have to become operands of its op.
         if body.graph.constants:
             continue

@@ -20,7 +20,7 @@ from tracegraph.ir.graph import Graph
 from tracegraph.ir.interpreter import evaluate_graph
 from tracegraph.ir.verifier import verify_graph
 from tracegraph.replacements import rules
-from tracegraph.replacements.bodies import change_body
+from tracegraph.replacements.bodies import change_body, compute_shared, list_bodies
 from tracegraph.replacements.match import Body, Machine, Match
 from tracegraph.replacements.place_errors import measure_places
 from tracegraph.replacements.rules import find_matches, open_graph
@@ -239,3 +239,49 @@ def test_a_captured_loop_is_replaced_and_says_where(monkeypatch: pytest.MonkeyPa
     report = captured.explain(ours, WEIGHTS)
     assert "sines: used; 20 µs without, 10 µs with (" in report
     assert "cos" in captured.explain(ours, WEIGHTS, show="ir")
+
+
+def mask_in_scan(x: Any) -> Any:
+    mask = jnp.tri(len(x), dtype=bool)
+    return lax.scan(lambda c, w: (jnp.where(mask, c * w, -1e9), None), x, jnp.ones(3))[0]
+
+
+def mask_in_loop(x: Any) -> Any:
+    mask, bound = jnp.tri(len(x), dtype=bool), x.sum()
+    step = lambda c: jnp.where(mask, c + bound, -1e9)  # noqa: E731  as users write it
+    return lax.while_loop(lambda c: c.sum() < bound, step, x)
+
+
+def mask_in_checkpoint(x: Any) -> Any:
+    mask = jnp.tri(len(x), dtype=bool)
+    return jax.checkpoint(lambda c: jnp.where(mask, jnp.sin(c), -1e9))(x)
+
+
+@pytest.mark.parametrize("function", [mask_in_scan, mask_in_loop, mask_in_checkpoint])
+def test_a_body_computes_what_depends_on_indices_alone(function: Any) -> None:
+    square = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
+    graph = open_graph(build(function, square))
+    ((op, _, inner),) = list_bodies(graph)
+    (mask,) = [value for value in inner.inputs if value.dtype == bool]
+    changed = compute_shared(graph, op, open_graph(inner))
+    verify_graph(changed)
+    place = inner.inputs.index(mask)
+    assert [value.aval for value in changed.inputs] == [value.aval for value in inner.inputs]
+    assert all(changed.inputs[place] not in each.operands for each in changed.ops)
+    values = [jnp.full(value.shape, 2, value.dtype) for value in inner.inputs]
+    values[place] = jnp.tri(3, dtype=bool)
+    # The mask that is given makes no difference any more.
+    others = [*values[:place], ~values[place], *values[place + 1 :]]
+    for found in (evaluate_graph(changed, *values), evaluate_graph(changed, *others)):
+        for one, other in zip(found, evaluate_graph(inner, *values), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_what_depends_on_arrays_is_handed_to_a_body() -> None:
+    def compute(x: Any, kept: Any) -> Any:
+        mask = jnp.tri(len(x), dtype=bool) & kept
+        return lax.scan(lambda c, w: (jnp.where(mask, c * w, x), None), x, jnp.ones(3))[0]
+
+    graph = open_graph(build(compute, jnp.ones((3, 3)), jnp.ones((3, 3), bool)))
+    ((op, _, inner),) = list_bodies(graph)
+    assert compute_shared(graph, op, inner) is inner
