@@ -7,7 +7,6 @@ zeros, as the gradient of a slice is. The kernels write into it, each its part.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,7 +41,7 @@ class _Part:
     Attributes:
         op: that puts the parts side by side.
         value: its operand that has this part; of an addition a term of it.
-        place: of an element of the matmul's result in that operand.
+        place: of an element of the matmul's result in the array.
     """
 
     op: Op
@@ -58,49 +57,31 @@ def find_join(view: GraphView, factors: Sequence[Factor]) -> Join | None:
     if len(ops) != 1 or len(found) < len(parts):
         return None
     (op,) = ops.values()
+    needed = op.operands if op.name == "concatenate" else _list_padded(view, op)
     values = [each.value for each in found]
-    starts = _find_starts(view, op)
-    if len(values) != len(starts) or {*values} != {*starts}:
+    if len(values) != len(needed) or {*values} != {*needed}:
         return None
     shape = op.results[0].shape
-    moved = [
-        tuple(index.add(start) for index, start in zip(each.place, starts[each.value], strict=True))
-        for each in found
-    ]
-    return Join(op, tuple(flatten_index(place, shape) for place in moved))
+    return Join(op, tuple(flatten_index(each.place, shape) for each in found))
 
 
-def _find_starts(view: GraphView, op: Op) -> dict[Operand, tuple[int, ...]]:
-    """Returns where each part that an op puts side by side begins; nothing if it does otherwise."""
-    if op.name != "concatenate":
-        return _find_padded(view, op)
-    axis, rank = op.params["dimension"], len(op.results[0].shape)
-    sizes = [each.aval.shape[axis] for each in op.operands]
-    begins = itertools.accumulate(sizes, initial=0)
-    starts = [tuple(begin * (each == axis) for each in range(rank)) for begin in begins]
-    return dict(zip(op.operands, starts, strict=False))
-
-
-def _find_padded(view: GraphView, op: Op) -> dict[Operand, tuple[int, ...]]:
-    """Returns the same of a sum of arrays that are zero but for a part of each."""
-    starts: dict[Operand, tuple[int, ...]] = {}
+def _list_padded(view: GraphView, op: Op) -> list[Operand]:
+    """Returns what an addition adds up, where it is zero but for parts that fill an array."""
+    terms = _list_terms(view, op)
     cuts: list[tuple[int, int, int]] = []
-    for term in _list_terms(view, op):
+    for term in terms:
         pad = view.makers.get(term)
-        axes = [] if pad is None or pad.name != "pad" else _list_padded(pad)
-        if pad is None or len(axes) != 1 or not _is_zero(pad.operands[1]):
-            return {}
-        (axis,) = axes
-        begin, size = pad.params["padding_config"][axis][0], pad.operands[0].aval.shape[axis]
-        cuts.append((begin, begin + size, axis))
-        # The place of an element counts the zeros in front of it already.
-        starts[term] = (0,) * len(op.results[0].shape)
-    ends = [0, *(end for _, end, _ in sorted(cuts))]
-    is_tiled = [begin for begin, _, _ in sorted(cuts)] == ends[:-1]
-    axes = {axis for _, _, axis in cuts}
-    if len(axes) != 1 or not is_tiled or ends[-1] != op.results[0].shape[axes.pop()]:
-        return {}
-    return starts
+        if pad is None or pad.name != "pad" or not _is_zero(pad.operands[1]):
+            return []
+        config = enumerate(pad.params["padding_config"])
+        begins = [(axis, low) for axis, (low, *rest) in config if low or any(rest)]
+        cuts += [(axis, low, low + pad.operands[0].aval.shape[axis]) for axis, low in begins]
+    # Each is cut along the same axis, where the one before it ends.
+    axis = cuts[0][0] if cuts else 0
+    ends = [0, *(end for _, _, end in sorted(cuts))]
+    wanted = [(axis, end) for end in ends[:-1]]
+    is_filled = ends[-1] == op.results[0].shape[axis] and len(cuts) == len(terms)
+    return terms if is_filled and [cut[:2] for cut in sorted(cuts)] == wanted else []
 
 
 def _list_terms(view: GraphView, op: Op) -> list[Operand]:
@@ -116,22 +97,20 @@ def _list_terms(view: GraphView, op: Op) -> list[Operand]:
     return terms
 
 
-def _list_padded(pad: Op) -> list[int]:
-    config = enumerate(pad.params["padding_config"])
-    return [axis for axis, padding in config if any(padding)]
-
-
 def _is_zero(operand: Operand) -> bool:
     return isinstance(operand, Literal) and not np.any(operand.value)
 
 
 def _follow(view: GraphView, factor: Factor) -> _Part | None:
-    """Returns what joins a result, as which operand, and where an element of it is in that one."""
+    """Returns what joins a result, as which operand, and where an element of it is then."""
     value, place = factor.op.results[0], factor.result
     while value not in view.graph.outputs and len(view.uses.get(value, ())) == 1:
         (op,) = view.uses[value]
         if op.name == "concatenate":
-            return _Part(op, value, place)
+            axis = op.params["dimension"]
+            before = op.operands[: op.operands.index(value)]
+            start = sum(other.aval.shape[axis] for other in before)
+            return _Part(op, value, (*place[:axis], place[axis].add(start), *place[axis + 1 :]))
         if op.name in _ADDITIONS:
             return _Part(_climb(view, op), value, place)
         moved = _move_forward(op, place)
