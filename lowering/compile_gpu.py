@@ -209,7 +209,11 @@ def plan_program(
     for budget in (WIDE_BUDGET, TIGHT_BUDGET):
         both = widen(serial, int(budget * serial_plan.arena_bytes))
         for wide, limit_bytes in ((both.roomy, roomy_bytes), (both.dense, most_bytes)):
-            wide_plan = plan_memory(frame.name, find_lifetimes(wide))
+            lifetimes = find_lifetimes(wide)
+            # A plan takes a while: it is made only where it could fit.
+            if find_least_bytes(lifetimes) > limit_bytes:
+                continue
+            wide_plan = plan_memory(frame.name, lifetimes)
             if wide_plan.arena_bytes <= limit_bytes:
                 return wide, wide_plan
     return serial, serial_plan
