@@ -209,14 +209,20 @@ def plan_program(
     for budget in (WIDE_BUDGET, TIGHT_BUDGET):
         both = widen(serial, int(budget * serial_plan.arena_bytes))
         for wide, limit_bytes in ((both.roomy, roomy_bytes), (both.dense, most_bytes)):
-            lifetimes = find_lifetimes(wide)
-            # A plan takes a while: it is made only where it could fit.
-            if find_least_bytes(lifetimes) > limit_bytes:
-                continue
-            wide_plan = plan_memory(frame.name, lifetimes)
-            if wide_plan.arena_bytes <= limit_bytes:
+            wide_plan = _plan_within(wide, limit_bytes)
+            if wide_plan is not None:
                 return wide, wide_plan
     return serial, serial_plan
+
+
+def _plan_within(program: DeviceProgram, limit_bytes: int) -> MemoryPlan | None:
+    """Returns a plan of so many bytes at most, or None where there is none."""
+    lifetimes = find_lifetimes(program)
+    # A plan takes a while: it is made only where it could fit.
+    if find_least_bytes(lifetimes) > limit_bytes:
+        return None
+    plan = plan_memory(program.name, lifetimes)
+    return plan if plan.arena_bytes <= limit_bytes else None
 
 
 def plan_smallest(
