@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
-
-import numpy as np
 
 from tracegraph.lowering.byte_ranges import check_ranges
 from tracegraph.lowering.device_program import (
@@ -28,49 +25,11 @@ from tracegraph.lowering.device_program import (
 from tracegraph.lowering.planning.byte_map import ByteMap
 from tracegraph.lowering.planning.first_reads import find_first_reads
 from tracegraph.lowering.planning.split_temporaries import Part, Split, split_allocations
+from tracegraph.lowering.region_steps import BYTE, PointSteps, RegionSteps, XlaRegion
 from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import InternalError, UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode
-
-BYTE = np.dtype(np.uint8)
-
-
-@dataclasses.dataclass(frozen=True)
-class XlaRegion:
-    """A compiled region.
-
-    Attributes:
-        region: its inputs and outputs are parameters and results of ``program``, by position, with
-            the buffers that hold them.
-        program: what XLA wrote.
-        in_place: how many of the first inputs are donated; ``program`` may write no others.
-        behind: the bytes of the points that come before it, see `PointSteps`.
-    """
-
-    region: Region
-    program: XlaProgram
-    in_place: int = 0
-    behind: tuple[BufferUse, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class PointSteps:
-    """A point between regions: one step that the device orders by a byte of its own.
-
-    Device work is ordered by the bytes that it shares. So the step reads what the regions before it
-    define and writes its byte, which all steps of the regions behind it read.
-
-    Attributes:
-        step: the event's.
-        buffer: of its byte.
-    """
-
-    step: DeviceStep
-    buffer: BufferSpec
-
-
-RegionSteps: TypeAlias = XlaRegion | ExecutableCall | PointSteps
 
 
 def assemble(
@@ -219,15 +178,8 @@ def _move_step(
     region: Region,
 ) -> GraphStep:
     part_of = split.steps[index]
-    moved: dict[BufferUse, BufferUse] = {}
 
     def relocate(use: BufferUse) -> BufferUse:
-        found = moved.get(use)
-        if found is None:
-            found = moved[use] = find_range(use)
-        return found
-
-    def find_range(use: BufferUse) -> BufferUse:
         if use.buffer in fixed:
             return BufferUse(fixed[use.buffer], use.offset, use.nbytes)
         if not use.nbytes:

@@ -99,13 +99,15 @@ class DeviceStep:
         if all(moved[use] == use for use in moved):
             return self
         find = moved.__getitem__
-        return DeviceStep(
+        step = DeviceStep(
             self.node.move(find),
             tuple(map(find, self.reads)),
             tuple(map(find, self.writes)),
             self.stream,
             self.loop,
         )
+        step.__dict__["ranges"] = tuple(dict.fromkeys(moved.values()))
+        return step
 
     def rename(self, name: str) -> DeviceStep:
         """Returns the step with a node of another name, which is not taken for the same loop."""

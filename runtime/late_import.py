@@ -8,14 +8,33 @@ reads the same way to Python, would hide it there.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 
-def import_late(module: str, name: str) -> Callable[..., Any]:
-    """Returns a function that imports a module of ours, once, when it is called.
+class LateFunction:
+    """A function of a module of ours that is imported once, at its first use; see `import_late`."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+        self._module = module
+        self._found: Callable[..., Any] | None = None
+
+    def load(self) -> Callable[..., Any]:
+        """Imports the module, if that was not done, and returns the function."""
+        if self._found is None:
+            self._found = getattr(importlib.import_module(self._module), self.__name__)
+        assert self._found is not None
+        return self._found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        return self.load()(*args, **kwargs)
+
+
+def import_late(module: str, name: str) -> LateFunction:
+    """Returns a function that imports a module of ours, once, when it is called or loaded.
 
     Args:
         module: dotted name, as users import it.
@@ -27,13 +46,4 @@ def import_late(module: str, name: str) -> Callable[..., Any]:
         >>> join("a", "b")
         'a/b'
     """
-
-    @functools.cache
-    def find() -> Callable[..., Any]:
-        return getattr(importlib.import_module(module), name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return find()(*args, **kwargs)
-
-    call.__name__ = call.__qualname__ = name
-    return call
+    return LateFunction(module, name)

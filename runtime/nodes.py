@@ -242,12 +242,12 @@ class KernelNode:
         """Every byte range that it names."""
         return tuple([use for use, _ in self.uses])
 
-    @property
+    @functools.cached_property
     def arguments(self) -> tuple[str, ...]:
         """Names of the buffers that it reads, or may read, each once."""
         return name_buffers(use for use, _ in self.uses)
 
-    @property
+    @functools.cached_property
     def results(self) -> tuple[str, ...]:
         """Names of the buffers that it writes, each once."""
         return name_buffers(use for use, is_written in self.uses if is_written)

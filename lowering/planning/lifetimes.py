@@ -62,7 +62,7 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
     outputs = {spec.buffer.name for spec in program.outputs}
     passing = {spec.buffer.name for spec in (*program.inputs, *program.outputs) if not spec.is_kept}
     _verify_buffers(program, inputs | outputs | uses.keys())
-    ends = _find_ends(find_ancestors(len(program.steps), program.edges))
+    ends = _find_ends(len(program.steps), program.edges)
     final = max(len(program.steps) - 1, 0)
     lifetimes: list[Lifetime] = []
     for buffer in program.buffers:
@@ -106,11 +106,15 @@ def _verify_buffers(program: DeviceProgram, named: set[str]) -> None:
         raise _make_program_error(f"the program does not list the buffers {unknown}", program.name)
 
 
-def _find_ends(ancestors: Sequence[int]) -> list[int]:
+def _find_ends(count: int, edges: Sequence[tuple[int, int]]) -> Sequence[int]:
     """Returns for each step the greatest step that is not ordered after it (or itself)."""
-    ends = [0] * len(ancestors)
-    pending = (1 << len(ancestors)) - 1
-    for step in reversed(range(len(ancestors))):
+    # Most programs are one chain.
+    if {*zip(range(count), range(1, count), strict=False)} <= {*edges}:
+        return range(count)
+    ancestors = find_ancestors(count, edges)
+    ends = [0] * count
+    pending = (1 << count) - 1
+    for step in reversed(range(count)):
         ending = pending & ~ancestors[step]
         pending ^= ending
         while ending:

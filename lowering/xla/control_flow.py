@@ -88,7 +88,9 @@ def _decode_counted(
     thunks, known = list(message.body_thunk_sequence.thunks), dict[int, list[GraphStep]]()
 
     def decode_iteration(index: int, *turn: Any) -> list[GraphStep]:
-        inner = opened.enter_iteration(Iteration(index, *turn))
+        # The first iteration comes first.
+        inner = dataclasses.replace(opened, is_checked=index > 0)
+        inner = inner.enter_iteration(Iteration(index, *turn))
         return rename_steps(decode(thunks, inner, known=known), str(index))
 
     def decode_range(first: int, end: int) -> list[list[GraphStep]]:

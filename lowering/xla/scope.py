@@ -73,6 +73,7 @@ class Scope:
         reads_loops: say of each kernel what it computes for each element, where that is known.
         partitions: how many devices the program is for.
         has_choices: a node may choose among several branches.
+        is_checked: the fields of the thunks were looked at before, in another iteration.
     """
 
     views: tuple[BufferUse | None, ...]
@@ -91,6 +92,7 @@ class Scope:
     reads_loops: bool = False
     partitions: int = 1
     has_choices: bool = True
+    is_checked: bool = False
 
     def open_loop(self, name: str, iteration: Iteration | None) -> Scope:
         """Returns the scope of a sequence of a loop.

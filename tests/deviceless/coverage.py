@@ -15,7 +15,7 @@ import jax
 
 from tests.conformance import harnesses
 from tests.deviceless import pipeline
-from tracegraph.lowering import compile_gpu
+from tracegraph.lowering import read_region
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.schema import load_schema
@@ -172,13 +172,13 @@ def _shorten(figures: Figures) -> str:
 def _recorded_programs() -> Iterator[list[bytes]]:
     """Gives the bytes of every program that lowering reads, the refused ones included."""
     found: list[bytes] = []
-    read_program = compile_gpu.read_program
+    read_program = read_region.read_program
 
     def read(serialized: bytes, *, name: str, **device: Any) -> Any:
         found.append(serialized)
         return read_program(serialized, name=name, **device)
 
-    with mock.patch.object(compile_gpu, "read_program", read):
+    with mock.patch.object(read_region, "read_program", read):
         yield found
 
 

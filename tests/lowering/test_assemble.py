@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests.fakes.gpu_programs import (
     allocation,
-    copy,
     fill,
     kernel,
     list_traces,
@@ -27,17 +26,17 @@ from tests.fakes.gpu_programs import (
     xla_programs,
 )
 from tracegraph.lowering import build_graph as build_graph_module
-from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.assemble import XlaRegion, assemble
 from tracegraph.lowering.build_graph import build_graph
 from tracegraph.lowering.device_program import Copy, DeviceProgram, DeviceStep, ExecutableCall
+from tracegraph.lowering.plan_program import _find_whole_peak
 from tracegraph.lowering.planning import forward_copies as forward_copies_module
 from tracegraph.lowering.planning import lanes
 from tracegraph.lowering.planning.drop_steps import drop_unread
 from tracegraph.lowering.planning.forward_copies import forward_copies
 from tracegraph.lowering.planning.lanes import Arrangement, arrange_in_lanes
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
-from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
+from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, OutputSpec, Place
@@ -257,7 +256,7 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
     with unittest.mock.patch.object(forward_copies_module, "ALIGNMENT", 1):
         forwarded = forward_copies(drop_unread(split))
     plan = plan_memory("f", find_lifetimes(whole))
-    assert plan.arena_bytes >= plan.kept_bytes + compile_gpu._find_whole_peak([compiled])
+    assert plan.arena_bytes >= plan.kept_bytes + _find_whole_peak([compiled])
     for assembled in (split, whole, wide, narrow, forwarded, widen(forwarded, 1 << 20).dense):
         verify_order(assembled)
         plan = plan_memory("f", find_lifetimes(assembled))
@@ -296,65 +295,6 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
             assert found == [f"{i}.{b}" for b in range(3)]
 
 
-CHAIN = [kernel("a", "#p", "#t"), kernel("b", "#t", "#t[256:320]")]
-CHAIN += [kernel("c", "#t #t[256:320]", "#o")]
-
-
-def plan_both(
-    monkeypatch: pytest.MonkeyPatch, waste: int, *steps: DeviceStep
-) -> tuple[list[str], MemoryPlan, int]:
-    """Returns the temporaries of the program taken, its plan, and how many plans were made.
-
-    Args:
-        waste: bytes that the plan of the split temporaries loses.
-        steps: of the program; by default those of `CHAIN`.
-    """
-    outputs = [spec("n")]
-    temporary = allocation("#t", TEMPORARY, 2048)
-    program = XlaProgram(
-        "r", (*P, allocation("#o", OUTPUT), temporary), tuple(steps or CHAIN), ("#o",)
-    )
-    plans: list[MemoryPlan] = []
-
-    def plan(name: str, lifetimes: Any) -> MemoryPlan:
-        lifetimes = list(lifetimes)
-        made = plan_memory(name, lifetimes)
-        lost = waste * (sum(".temp." in each.name for each in lifetimes) > 1)
-        plans.append(dataclasses.replace(made, arena_bytes=made.arena_bytes + lost))
-        return plans[-1]
-
-    monkeypatch.setattr(compile_gpu, "plan_memory", plan)
-    region = XlaRegion(make_region("r", [X, Y], outputs), program)
-    taken, best = compile_gpu.plan_smallest([region], (), make_frame([X, Y], outputs))
-    temporaries = [buffer.name for buffer in taken.buffers if ".temp." in buffer.name]
-    return temporaries, best, len(plans)
-
-
-def test_temporaries_are_split_where_that_is_as_small_as_can_be(monkeypatch: pytest.MonkeyPatch):
-    temporaries, plan, count = plan_both(monkeypatch, waste=0)
-    assert temporaries == ["r.temp.0", "r.temp.1"]
-    assert (plan.arena_bytes, count) == (5 * 256, 1)
-
-
-def test_temporaries_stay_whole_where_that_is_smaller(monkeypatch: pytest.MonkeyPatch):
-    temporaries, plan, count = plan_both(monkeypatch, waste=256)
-    assert temporaries == ["r.temp.0"]
-    assert (plan.arena_bytes, count) == (5 * 256, 2)
-
-
-def test_temporaries_stay_split_for_a_few_bytes(monkeypatch: pytest.MonkeyPatch):
-    temporaries, _, count = plan_both(monkeypatch, waste=25)
-    assert (len(temporaries), count) == (2, 2)
-
-
-def test_whole_temporaries_that_cannot_be_smaller_are_not_planned(monkeypatch: pytest.MonkeyPatch):
-    """XLA's allocation has a hole, which the split temporaries do without."""
-    far = [kernel("far", "#p", "#t[1024:1088]"), kernel("near", "#t[1024:1088]", "#t")]
-    temporaries, plan, count = plan_both(monkeypatch, 256, *far, *CHAIN)
-    assert len(temporaries) == 2
-    assert (plan.arena_bytes, count) == (6 * 256, 1)
-
-
 def test_a_zeroed_result_is_filled_where_the_kernel_adds_to_it():
     steps = [fill("z", "#t"), kernel("z", "#p #t", "#t"), kernel("b", "#t", "#o")]
     program = place(steps, [allocation("#o", OUTPUT), TEMP], [("#o", spec("n"))])
@@ -364,13 +304,3 @@ def test_a_zeroed_result_is_filled_where_the_kernel_adds_to_it():
         "b(r.temp.0) -> n",
     ]
     assert program.outputs == (OutputSpec(spec("n")),)
-
-
-@pytest.mark.parametrize(("waste", "is_split"), [(264, True), (512, False)])
-def test_copies_that_are_forwarded_are_worth_a_few_bytes(
-    waste: int, is_split: bool, monkeypatch: pytest.MonkeyPatch
-):
-    piece = [copy("piece", "#p", "#t[512:576]"), kernel("a", "#t[512:576]", "#t")]
-    temporaries, plan, _ = plan_both(monkeypatch, waste, *piece, *CHAIN[1:])
-    assert temporaries == (["r.temp.1", "r.temp.2"] if is_split else ["r.temp.0"])
-    assert plan.arena_bytes >= 5 * 256

@@ -13,7 +13,7 @@ from tests.deviceless import topology
 from tests.fakes.compilers import NotedPhases, make_compiler
 from tests.fakes.gpu_programs import allocation, kernel
 from tests.optimized import optimized as optimized
-from tracegraph.lowering import compile_gpu
+from tracegraph.lowering import compile_gpu, plan_program, read_region
 from tracegraph.lowering.compile_gpu import compile_for_gpu
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import Copy, DeviceStep, ExecutableCall
@@ -98,7 +98,7 @@ class FakeReader:
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> FakeReader:
     fake = FakeReader()
-    monkeypatch.setattr(compile_gpu, "read_program", fake)
+    monkeypatch.setattr(read_region, "read_program", fake)
     # Here a CPU compiles, which does not know XLA's options of every first compilation.
     legal = frozenset(option for _, (option, _) in compile_gpu.PLAIN_KERNELS)
     monkeypatch.setattr(compile_gpu, "legal_compile_options", lambda: legal)
@@ -212,7 +212,7 @@ def test_steps_stand_side_by_side_where_the_memory_allows(
     compiled = compile_it(make_branches(reader))
     assert compiled.program.edges == ((0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
     # No room for bytes that rest.
-    monkeypatch.setattr(compile_gpu, "ROOMY_BUDGET", 0)
+    monkeypatch.setattr(plan_program, "ROOMY_LIMIT", 0)
     assert compile_it(make_branches(reader)).program.edges == ((0, 2), (1, 2), (2, 3))
 
 

@@ -99,7 +99,7 @@ def test_no_schema_is_loaded_before_xla_has_compiled(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compiler.Compiler, "compile", compile_with)
     monkeypatch.setattr(compile_gpu, "FIRST_OPTIONS", (KNOWN,))
     monkeypatch.setattr(compile_gpu, "legal_compile_options", load)
-    monkeypatch.setattr(compile_gpu, "_read", lambda *_: None)
+    monkeypatch.setattr(compile_gpu, "read_region", lambda *_: None)
     found = compile_gpu._compile_to_kernels(DOUBLE, make_compiler(), in_place=0, count=1)
     assert found[2] == (KNOWN,)
     assert happened == ["compiled", "loaded"]

@@ -11,7 +11,7 @@ import pytest
 import tracegraph as tg
 from tests.fakes.trials import give_times, report_trial
 from tracegraph.capturing import fastest_variant
-from tracegraph.lowering import compile_gpu
+from tracegraph.lowering import plan_program
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.request import BufferSpec
@@ -57,7 +57,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def call(monkeypatch: Any, merge: Any) -> str:
     """Returns what the report of a captured function says of merged kernels."""
-    monkeypatch.setattr(compile_gpu, "merge_loops", merge)
+    monkeypatch.setattr(plan_program, "merge_loops", merge)
     return report_trial(double, X, "small kernels merged")
 
 

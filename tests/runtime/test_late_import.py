@@ -34,3 +34,9 @@ def test_a_missing_name_is_an_error_at_each_call(module: str) -> None:
     for _ in range(2):
         with pytest.raises(AttributeError, match="missing"):
             missing()
+
+
+def test_a_module_is_loaded_ahead_of_the_first_call(module: str) -> None:
+    add = import_late(module, "add")
+    assert add.load() is sys.modules[module].add
+    assert sys.modules[module].calls == []

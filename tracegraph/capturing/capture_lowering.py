@@ -34,6 +34,8 @@ from tracegraph.tracing.prepared_call import PreparedCall
 prepare_reading: Callable[[], None] = import_late(
     "tracegraph.lowering.xla.decode", "prepare_reading"
 )
+read_region = import_late("tracegraph.lowering.read_region", "read_region")
+plan_program = import_late("tracegraph.lowering.plan_program", "plan_program")
 # Heap bytes that reading a program takes, for each op of its graph.
 WARM_BYTES = 16 << 10
 # Compilations that may follow one another before a refused region runs eagerly as a whole.
@@ -186,6 +188,8 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
         return []
     preparations: list[Preparation] = [
         ("lower", prepare_reading),
+        ("lower", read_region.load),
+        ("lower", plan_program.load),
         ("lower", functools.partial(warm_memory, WARM_BYTES * len(graph.ops))),
     ]
     types = [describe_physical(operand.aval) for operand in graph.outputs]

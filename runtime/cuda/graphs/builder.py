@@ -55,7 +55,7 @@ from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
 from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, MatmulNode
-from tracegraph.runtime.nodes import KernelNode, Locate
+from tracegraph.runtime.nodes import KernelNode, LaunchShape, Locate
 
 # What must live as long as a graph.
 Held: TypeAlias = LoadedKernel | Library | Event
@@ -84,6 +84,9 @@ class GraphBuilder:
         # Of the library calls outside of loops and branches, by the handle of the child node.
         self.moves: dict[int, Mapping[str, tuple[Move, ...]]] = {}
         self._movable = frozenset(movable)
+        # Most kernels are launched many times: by identity of the code, which the stage holds.
+        self._kernels: dict[tuple[int, LaunchShape], LoadedKernel] = {}
+        self._places: dict[tuple[int, int, int], int] = {}
 
     def build(self, libraries: Mapping[str, Library]) -> tuple[int, int]:
         """Returns the handles of the graph and of the executable graph."""
@@ -187,8 +190,11 @@ class GraphBuilder:
         return self.driver.add_kernel_node(graph, waits, action), action
 
     def _load(self, node: KernelNode) -> LoadedKernel:
-        kernel = self.kernels.load(node.code, node.shape)
-        self.loaded.append(kernel)
+        key = id(node.code), node.shape
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            kernel = self._kernels[key] = self.kernels.load(node.code, node.shape)
+            self.loaded.append(kernel)
         return kernel
 
     def _find_small(self, part: Stage | Body) -> set[int]:
@@ -198,13 +204,21 @@ class GraphBuilder:
             node = part.nodes[index]
             if not isinstance(node, KernelNode) or node.code.early:
                 continue
-            with ErrorPlace(label_node(self.name, index, node)):
-                function, shape = self._load(node).function, node.shape
-                threads, blocks = math.prod(shape.block), math.prod(shape.grid)
-                places = self.driver.count_resident_blocks(function, threads, shape.shared_bytes)
-            if 2 * blocks <= places * self.processors:
+            places = self._count_places(node, index) * self.processors
+            if 2 * math.prod(node.shape.grid) <= places:
                 small.add(index)
         return small
+
+    def _count_places(self, node: KernelNode, index: int) -> int:
+        """Returns how many blocks of a kernel have places on one multiprocessor."""
+        threads, shared_bytes = math.prod(node.shape.block), node.shape.shared_bytes
+        key = id(node.code), threads, shared_bytes
+        if key not in self._places:
+            with ErrorPlace(label_node(self.name, index, node)):
+                function = self._load(node).function
+                found = self.driver.count_resident_blocks(function, threads, shared_bytes)
+            self._places[key] = found
+        return self._places[key]
 
     def _add_conditional(
         self,

@@ -12,8 +12,8 @@ from tests.fakes.compilers import make_compiler
 from tests.fakes.xla_programs import make_copy, make_kernel, make_program, name_thunk
 from tests.fakes.xla_recordings import read_recording, recorded_schema
 from tests.oracles import error_lines
-from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.device_program import list_device_steps
+from tracegraph.lowering.read_region import read_region
 from tracegraph.lowering.xla import decode
 from tracegraph.lowering.xla.decode import decode_executable, read_program
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
@@ -214,7 +214,7 @@ def test_no_more_workspace_is_planned_than_is_permitted(
     executable = types.SimpleNamespace(runtime_executable=lambda: runtime)
     region: Any = types.SimpleNamespace(name="mm_f64")
     compiler = make_compiler(takes_kernels=True)
-    (step,) = list_device_steps(compile_gpu._read(executable, region, compiler).steps)
+    (step,) = list_device_steps(read_region(executable, region, compiler).steps)
     assert isinstance(step.node, MatmulNode)
     workspace = dict(step.node.operands)["workspace"]
     assert workspace.nbytes > 1 << 20 if nbytes is None else workspace.nbytes == nbytes
