@@ -1,15 +1,19 @@
 """What the first call of a captured function takes beyond that of `jax.jit`.
 
-    PYTHONPATH=. python benchmarks/first_call.py [--output DIR] [--case NAME] [--repeats N]
+    PYTHONPATH=. python benchmarks/first_call.py [--output DIR] [--case NAME] [--side NAME]
+        [--repeats N]
     PYTHONPATH=. python benchmarks/first_call.py --host
 
 Every first call is made in a process of its own, for what XLA, CUDA and tracegraph remember of one
-makes the next one faster. The sides take turns; the figures are medians over the repeats.
+makes the next one faster. The sides take turns; the figures are medians over the repeats. One more
+process goes ahead and is no sample: it reads the files and writes the bytecode that all others use.
+Cases are also the programs of `whole_programs.py`, by their names.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -18,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,12 +30,14 @@ from absl import app, flags
 from gpu_models import Case, GptShape, make_cases, make_gpt_step
 from gpu_report import JIT, MODELS, TRACEGRAPH, format_table
 from gpu_sides import JaxSide, read_capture_seconds
-from machine import read_processor
+from machine import read_driver, read_processor
+from whole_models import PROGRAMS, WholeProgram
 
 import tracegraph as tg
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result files")
 _CASES = flags.DEFINE_multi_string("case", list(MODELS), "these cases")
+_SIDES = flags.DEFINE_multi_enum("side", [JIT, TRACEGRAPH], [JIT, TRACEGRAPH], "these sides")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "processes of each side", 1)
 _HOST = flags.DEFINE_bool("host", False, "on the CPU: a GPT of four layers")
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes on the CPU")
@@ -42,12 +48,17 @@ SHARED_PHASES = ("trace", "compile")
 LIMIT = 0.10
 # On the host device: of the whole first call, relative to that of `jax.jit`.
 HOST_LIMIT = 1.3
+# Of the processes that are measured.
+_ENVIRONMENT = dict(os.environ)
 
 
 def main(argv: Sequence[str]) -> None:
     """Runs the cases; ends with 1 when a limit is missed."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    if not _WORKER.value:
+        # This process leaves the memory to the others.
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     if _DRY_RUN.value or _HOST.value:
         jax.config.update("jax_platforms", "cpu")
     elif jax.default_backend() != "gpu":
@@ -61,6 +72,7 @@ def main(argv: Sequence[str]) -> None:
         (name,) = names
         print(json.dumps(measure_first_call(cases[name], _WORKER.value)))
         return
+    run_worker(names[0], TRACEGRAPH)
     figures = {name: measure_case(name) for name in names}
     document = {"run": describe_run(), "cases": figures}
     page = format_page(document)
@@ -74,48 +86,73 @@ def main(argv: Sequence[str]) -> None:
     key, limit = (
         ("first call / jax.jit", HOST_LIMIT) if _HOST.value else ("beyond / compile", LIMIT)
     )
-    if not _DRY_RUN.value and any(each[key] > limit for each in figures.values()):
+    if not _DRY_RUN.value and any(each.get(key, 0.0) > limit for each in figures.values()):
         sys.exit(1)
 
 
-def list_cases() -> list[Case]:
+def list_cases() -> list[Case | WholeProgram]:
     """Returns the cases of this run."""
     if _HOST.value:
         shape = GptShape(4, 128, 4, 256, 64, (4, 64))
         return [Case("gpt_4x128", shape, make_gpt_step(shape.heads), True, 1, 5e-3)]
-    return make_cases(is_dry=_DRY_RUN.value)
+    return [*make_cases(is_dry=_DRY_RUN.value), *PROGRAMS]
 
 
-def measure_first_call(case: Case, name: str) -> dict[str, float]:
+def measure_first_call(case: Case | WholeProgram, name: str) -> dict[str, float]:
     """Returns the seconds of one first call, and of each phase, where the side has them."""
-    donated = (0,) if case.has_state else ()
     wrap = jax.jit if name == JIT else tg.capture
-    side = JaxSide(case, wrap(case.function, donate_argnums=donated))
+    captured, call_once = make_call(case, wrap)
     # Arguments that are still on their way would be waited for in the call.
     jax.block_until_ready(jax.live_arrays())
     start = time.perf_counter()
-    side.read_results(1)
+    call_once()
     seconds = {"first call": time.perf_counter() - start}
-    return seconds if name == JIT else {**seconds, **read_capture_seconds(side.call)}
+    return seconds if name == JIT else {**seconds, **read_capture_seconds(captured)}
+
+
+def make_call(
+    case: Case | WholeProgram, wrap: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[[], object]]:
+    """Returns the wrapped function, and what calls it and waits for its results."""
+    if isinstance(case, Case):
+        donated = (0,) if case.has_state else ()
+        side = JaxSide(case, wrap(case.function, donate_argnums=donated))
+        return side.call, functools.partial(side.read_results, 1)
+    setup = case.make(_DRY_RUN.value)
+    arguments = jax.device_put((setup.state, *setup.batch))
+    wrapped = wrap(setup.function, donate_argnums=0)
+    return wrapped, lambda: jax.block_until_ready(wrapped(*arguments))
 
 
 def measure_case(name: str) -> dict[str, Any]:
     """Returns the medians of both sides of a case, and what follows from them."""
-    samples: dict[str, list[dict[str, float]]] = {JIT: [], TRACEGRAPH: []}
+    samples: dict[str, list[dict[str, float]]] = {side: [] for side in _SIDES.value}
     for index in range(_REPEATS.value):
         for side in sorted(samples, reverse=bool(index % 2)):
             samples[side].append(run_worker(name, side))
             print(f"[{name}, {side}: {samples[side][-1]['first call']:.2f} s]", file=sys.stderr)
-    (jit, mine) = (take_medians(samples[side]) for side in (JIT, TRACEGRAPH))
-    phases = {phase: value for phase, value in mine.items() if phase != "first call"}
-    beyond = sum(value for phase, value in phases.items() if phase not in SHARED_PHASES)
+    medians = {side: take_medians(each) for side, each in samples.items()}
+    first_calls = {side: each["first call"] for side, each in medians.items()}
+    figures: dict[str, Any] = {"first call": first_calls, "phases": {}, "samples": samples}
+    if TRACEGRAPH in samples:
+        figures |= compute_beyond(samples[TRACEGRAPH], medians[TRACEGRAPH])
+    if len(samples) > 1:
+        figures["first call / jax.jit"] = first_calls[TRACEGRAPH] / first_calls[JIT]
+    return figures
+
+
+def compute_beyond(
+    samples: Sequence[Mapping[str, float]], median: Mapping[str, float]
+) -> dict[str, Any]:
+    """Returns the medians of the phases, and of what a capture takes beyond XLA."""
+    phases = {phase: value for phase, value in median.items() if phase != "first call"}
+    own = [phase for phase in phases if phase not in SHARED_PHASES]
+    ratios = [sum(each[phase] for phase in own) / each["compile"] for each in samples]
     return {
-        "first call": {JIT: jit["first call"], TRACEGRAPH: mine["first call"]},
         "phases": phases,
-        "beyond": beyond,
-        "beyond / compile": beyond / phases["compile"],
-        "first call / jax.jit": mine["first call"] / jit["first call"],
-        "samples": samples,
+        "beyond": statistics.median(sum(each[phase] for phase in own) for each in samples),
+        "beyond / compile": statistics.median(ratios),
+        "range": (min(ratios), max(ratios)),
     }
 
 
@@ -133,7 +170,9 @@ def run_worker(name: str, side: str) -> dict[str, float]:
     command = [sys.executable, __file__, f"--case={name}", f"--worker={side}"]
     command += ["--dry-run"] if _DRY_RUN.value else []
     command += ["--host"] if _HOST.value else []
-    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+    ran = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=600, check=True, env=_ENVIRONMENT
+    )
     return json.loads(ran.stdout.splitlines()[-1])
 
 
@@ -145,6 +184,7 @@ def describe_run() -> dict[str, str]:
         "python": platform.python_version(),
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
+        "driver": read_driver(),
         "processor": f"{read_processor()}, {os.cpu_count()} cores",
         "repeats": str(_REPEATS.value),
     }
@@ -154,14 +194,16 @@ def format_page(document: Mapping[str, Any]) -> str:
     """Returns the document as a Markdown page."""
     cases: Mapping[str, Any] = document["cases"]
     phases = list(dict.fromkeys(phase for each in cases.values() for phase in each["phases"]))
-    header = ["case", *(f"{side} s" for side in (JIT, TRACEGRAPH)), *phases]
-    header += ["beyond s", "beyond / compile", "first call / jax.jit"]
+    header = ["case", *(f"{side} s" for side in _SIDES.value), *phases]
+    header += ["beyond s", "beyond / compile", "least, most", "first call / jax.jit"]
     rows = []
     for name, each in cases.items():
         seconds = [*each["first call"].values(), *(each["phases"].get(s, 0.0) for s in phases)]
-        ratios = (each["beyond / compile"], each["first call / jax.jit"])
-        cells = [f"{value:.2f}" for value in (*seconds, each["beyond"])]
-        rows.append([name, *cells, *(f"{value:.3f}" for value in ratios)])
+        cells = [f"{value:.3f}" for value in (*seconds, each.get("beyond", 0.0))]
+        ratios = [each.get(key) for key in ("beyond / compile", "first call / jax.jit")]
+        shown = ["" if value is None else f"{value:.3f}" for value in ratios]
+        spread = ", ".join(f"{value:.3f}" for value in each.get("range", ()))
+        rows.append([name, *cells, shown[0], spread, shown[1]])
     return (
         "\n\n".join(
             [

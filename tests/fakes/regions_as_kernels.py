@@ -76,6 +76,8 @@ def capture_for_gpu(
     monkeypatch.setattr(compile_gpu, "_compile_to_kernels", compile_to_kernels)
     # No program is read: to look for a plugin that is not there takes long.
     monkeypatch.setattr(capture_lowering, "prepare_reading", lambda: None)
+    # A process of tests has millions of objects.
+    monkeypatch.setattr(capture_lowering, "collect_ahead", lambda: None)
     for door in DOORS:
         monkeypatch.setattr(door, "find_device", lambda is_checking: device)
     return device

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import pathlib
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.fuzz.stepping import step_through
 from tracegraph.lowering import collector
-from tracegraph.lowering.collector import hold_collector
+from tracegraph.lowering.collector import collect_ahead, hold_collector
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +71,37 @@ def test_one_that_an_interrupt_leaves_off_is_found():
     space = {"gc": gc, "look": look}
     exec(compile(f"def hold():\n    {body}", collector.__file__, "exec"), space)
     assert count_left_off(space["hold"]) > 0
+
+
+class Cycle:
+    """An object that only the collector finds."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def has_gone() -> bool:
+    """True where looking ahead finds a dead object of the oldest generation."""
+    cycle = Cycle()
+    gc.collect()
+    found = weakref.ref(cycle)
+    del cycle
+    collect_ahead()
+    return found() is None
+
+
+def test_what_is_old_and_dead_is_found_ahead():
+    assert has_gone()
+
+
+def test_nothing_is_looked_at_ahead_where_that_takes_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collector, "MAX_BLOCKS", 0)
+    assert not has_gone()
+
+
+def test_nothing_is_looked_at_ahead_by_a_collector_that_is_off():
+    gc.disable()
+    try:
+        assert not has_gone()
+    finally:
+        gc.enable()

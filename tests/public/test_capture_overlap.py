@@ -180,6 +180,19 @@ def test_libraries_of_products_are_loaded_while_xla_compiles(
     assert len(loaded) == is_product
 
 
+def test_dead_objects_are_looked_for_while_xla_compiles(monkeypatch: pytest.MonkeyPatch):
+    capture_for_gpu(monkeypatch)
+    has_looked = threading.Event()
+
+    def compile_late(compile_it: Callable[[], Any]) -> Any:
+        assert has_looked.wait(SECONDS)
+        return compile_it()
+
+    replace_compilation(monkeypatch, compile_late)
+    monkeypatch.setattr(capture_lowering, "collect_ahead", has_looked.set)
+    assert np.array_equal(tg.capture(lambda x: x + 1)(X), X + 1)
+
+
 @pytest.mark.parametrize(("outputs", "shapes"), [("fresh", [(4,), ()]), ("static", [])])
 def test_memory_for_new_results_is_prepared_once_per_type(
     monkeypatch: pytest.MonkeyPatch, outputs: Any, shapes: list[tuple[int, ...]]

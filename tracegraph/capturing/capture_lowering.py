@@ -14,7 +14,7 @@ from tracegraph.capturing.unlowered import find_refused, find_unlowered
 from tracegraph.constraints.violation import Violation
 from tracegraph.ir.graph import Graph, Value
 from tracegraph.jax_internals import describe_physical
-from tracegraph.lowering.collector import hold_collector
+from tracegraph.lowering.collector import collect_ahead, hold_collector
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
@@ -201,9 +201,10 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
             for each in dict.fromkeys(fresh)
         ]
     if _has_op(graph, "dot_general"):
-        # Last: the first time in a process it takes longer than XLA for a small program.
+        # Late: the first time in a process it takes longer than XLA for a small program.
         preparations.append(("instantiate", device.preload_libraries))
-    return preparations
+    # Last: all that was made ahead is looked at once.
+    return [*preparations, ("lower", collect_ahead)]
 
 
 def _has_op(graph: Graph, name: str) -> bool:
