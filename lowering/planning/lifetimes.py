@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from tracegraph.lowering.device_program import DeviceProgram
 from tracegraph.lowering.planning.lent_inputs import find_lent
-from tracegraph.lowering.planning.step_order import find_ancestors
+from tracegraph.lowering.planning.step_order import find_ancestors, is_chain
 from tracegraph.runtime.errors import InternalError
 
 
@@ -108,8 +108,7 @@ def _verify_buffers(program: DeviceProgram, named: set[str]) -> None:
 
 def _find_ends(count: int, edges: Sequence[tuple[int, int]]) -> Sequence[int]:
     """Returns for each step the greatest step that is not ordered after it (or itself)."""
-    # Most programs are one chain.
-    if {*zip(range(count), range(1, count), strict=False)} <= {*edges}:
+    if is_chain(count, edges):
         return range(count)
     ancestors = find_ancestors(count, edges)
     ends = [0] * count

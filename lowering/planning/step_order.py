@@ -28,6 +28,20 @@ def find_ancestors(count: int, edges: Iterable[tuple[int, int]]) -> tuple[int, .
     return _join_predecessors(_group_predecessors(count, edges))
 
 
+def is_chain(count: int, edges: Sequence[tuple[int, int]]) -> bool:
+    """True where the edges are those from each step to the next one, which orders all of them.
+
+    Args:
+        count: number of steps.
+        edges: pairs of step indices, sorted.
+
+    Example:
+        >>> is_chain(3, [(0, 1), (1, 2)]), is_chain(3, [(0, 2)])
+        (True, False)
+    """
+    return tuple(edges) == tuple(zip(range(count), range(1, count), strict=False))
+
+
 def find_unordered(count: int, edges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     """Returns for each step the bitset of all steps that are ordered neither before nor after it.
 

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracegraph.lowering.planning.step_order import find_ancestors, find_unordered, reduce_edges
+from tracegraph.lowering.planning.step_order import (
+    find_ancestors,
+    find_unordered,
+    is_chain,
+    reduce_edges,
+)
 from tracegraph.runtime.errors import InternalError
 
 
@@ -41,6 +46,16 @@ def as_pairs(ancestors: tuple[int, ...]) -> set[tuple[int, int]]:
 
 def test_ancestors_of_a_diamond():
     assert find_ancestors(4, [(0, 1), (0, 2), (1, 3), (2, 3)]) == (0, 0b1, 0b1, 0b111)
+
+
+@given(st.integers(0, 9), st.data())
+def test_a_chain_orders_all_steps(count: int, data: st.DataObject):
+    edges = [(first, first + 1) for first in range(count - 1)]
+    assert is_chain(count, edges)
+    assert find_unordered(count, edges) == (0,) * count
+    if edges:
+        edges.remove(data.draw(st.sampled_from(edges)))
+        assert not is_chain(count, edges)
 
 
 def test_no_steps_have_no_order():
