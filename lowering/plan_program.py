@@ -66,7 +66,7 @@ def plan_program(
     whole = _keep_whole(regions, order, frame, compile_kernel, serial_plan)
     if whole is not None:
         serial, serial_plan = whole
-    # In order its pieces fit together no better.
+    # Where the pieces of the serial order fit together no better, a wide order may take as much.
     wide = widen(serial, serial_plan.arena_bytes).dense
     plan = _plan_within(wide, serial_plan.arena_bytes)
     return (serial, serial_plan) if plan is None else (wide, plan)

@@ -89,7 +89,7 @@ def _decode_counted(
 
     def decode_iteration(index: int, *turn: Any) -> list[GraphStep]:
         # The first iteration comes first.
-        inner = dataclasses.replace(opened, is_checked=index > 0)
+        inner = dataclasses.replace(opened, is_checked=opened.is_checked or index > 0)
         inner = inner.enter_iteration(Iteration(index, *turn))
         return rename_steps(decode(thunks, inner, known=known), str(index))
 
