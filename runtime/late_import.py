@@ -23,10 +23,10 @@ class LateFunction:
 
     def load(self) -> Callable[..., Any]:
         """Imports the module, if that was not done, and returns the function."""
-        if self._found is None:
-            self._found = getattr(importlib.import_module(self._module), self.__name__)
-        assert self._found is not None
-        return self._found
+        found = self._found
+        if found is None:
+            found = self._found = getattr(importlib.import_module(self._module), self.__name__)
+        return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""

@@ -50,7 +50,7 @@ def verify_order(program: DeviceProgram) -> None:
             that are missing are named.
         InternalError: the two are on one stream, whose order needs no wait of the user.
     """
-    # So are most programs.
+    # The steps of one stream follow one another: most programs are such a chain.
     if is_chain(len(program.steps), program.edges):
         return
     steps, addresses = program.steps, lay_apart(program.buffers)

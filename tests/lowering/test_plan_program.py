@@ -57,18 +57,11 @@ def test_what_takes_too_much_memory_is_filled_again_with_less(budgets: list[int]
     assert budgets == [102, 95]
 
 
-def test_bytes_may_rest_within_a_limit_of_their_own(
-    budgets: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", ["ROOMY_LIMIT", "WIDE_LIMIT"])
+def test_each_order_has_a_limit_of_what_must_be_held(
+    limit: str, budgets: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "ROOMY_LIMIT", 1.25)
-    assert plan() is APART
-    assert budgets == [102]
-
-
-def test_the_limit_is_of_what_must_be_held(
-    budgets: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planning, "WIDE_LIMIT", 1.25)
+    monkeypatch.setattr(planning, limit, 1.25)
     assert plan() is APART
     assert budgets == [102]
 
