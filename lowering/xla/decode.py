@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 
+# Options of XLA's by which small numbers become zero, or sums are made in another order.
+_INEXACT_SUMS = ("xla_gpu_ftz", "xla_enable_fast_math")
+
+
 def decode_executable(
     executable: Message,
     *,
@@ -166,6 +170,7 @@ def _make_scope(
     module = program.hlo_module_with_config.hlo_module
     # XLA loads constants into the image under their symbols; kernels in it may look there.
     binary = b"" if program.constants else program.binary
+    options = program.hlo_module_with_config.config.debug_options
     computations = index_computations(module)
     instructions = computations.get(module.entry_computation_id, {})
     return Scope(
@@ -176,6 +181,7 @@ def _make_scope(
         check_call=check_call,
         plan_call=plan_call,
         cudnn_graphs=program.dnn_compiled_graphs,
+        has_ieee_sums=not any(getattr(options, name, False) for name in _INEXACT_SUMS),
     )
 
 

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
-from tracegraph.lowering.planning.alternate_iterations import join_ranges
 from tracegraph.lowering.planning.first_reads import ByteSet, find_needed
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
+from tracegraph.lowering.planning.rename_turn import join_ranges
 from tracegraph.runtime.nodes import BufferUse, CopyNode
 
 STATE_BYTES, STATE_PIECES = 1 << 16, 16

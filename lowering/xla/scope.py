@@ -73,6 +73,7 @@ class Scope:
         reads_loops: say of each kernel what it computes for each element, where that is known.
         partitions: how many devices the program is for.
         has_choices: a node may choose among several branches.
+        has_ieee_sums: XLA was asked for no other sums of floats than those of IEEE 754.
         is_checked: the fields of the thunks were looked at before, in another iteration.
     """
 
@@ -92,6 +93,7 @@ class Scope:
     reads_loops: bool = False
     partitions: int = 1
     has_choices: bool = True
+    has_ieee_sums: bool = False
     is_checked: bool = False
 
     def open_loop(self, name: str, iteration: Iteration | None) -> Scope:

@@ -15,12 +15,16 @@ from jax import lax
 from tests.deviceless.building import check_built, find_excess_bytes, find_faults
 from tests.deviceless.test_partial import lower
 from tests.fakes.compilers import Target
+from tests.fakes.gated_scans import differentiate_gates, make_gates
+from tracegraph.lowering import compile_gpu
+from tracegraph.lowering.kernels.piece_loops import SYMBOL
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES
 from tracegraph.reports.explain_gpu import list_turns
 from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.cuda.graphs.builder import check_constructs
 from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
+from tracegraph.runtime.nodes import KernelNode
 
 VECTOR = np.linspace(0, 1, 4096, dtype=np.float32)
 MATRIX = np.eye(64, dtype=np.float32)
@@ -155,3 +159,34 @@ def test_the_text_of_a_graph_shows_what_is_inside(h200: Any) -> None:
     body = text[text.index(head) + len(head) :]
     assert "      body 0:" in body
     assert "        node 0: " in body
+
+
+@pytest.mark.parametrize("length", [6, 300])
+def test_what_an_iteration_adds_to_gradients_is_one_kernel(length: int, h200: Any) -> None:
+    _, lowered = lower(differentiate_gates, make_gates(length), h200, mode="whole")
+    check_built(lowered.definition)
+    (stage,) = lowered.definition.stages
+    loops = [node for node in stage.nodes if isinstance(node, ConditionalNode)]
+    assert len(loops) == (2 if length > 100 else 0)
+    nodes = list(loops[-1].bodies[0].nodes) if loops else list(stage.nodes)
+    turn = loops[-1].turn if loops else None
+    merged = [n for n in nodes if isinstance(n, KernelNode) and n.code.symbol == SYMBOL]
+    assert len(merged) >= (turn.iterations if turn else length - 1)
+    # Four parts of two weights each.
+    assert {node.shape.grid[1] for node in merged} == {8}
+    assert len({id(node.code) for node in merged}) < len(merged)
+    assert all(node.begins_with_wait for node in merged)
+
+
+def test_sums_that_xla_was_told_to_round_otherwise_stay_its_own(
+    h200: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_kernels() -> set[str]:
+        _, lowered = lower(differentiate_gates, make_gates(6), h200, mode="whole")
+        nodes = lowered.definition.stages[0].nodes
+        return {node.code.symbol for node in nodes if isinstance(node, KernelNode)}
+
+    assert SYMBOL in list_kernels()
+    options = (*compile_gpu.FIRST_OPTIONS, ("xla_gpu_ftz", True))
+    monkeypatch.setattr(compile_gpu, "FIRST_OPTIONS", options)
+    assert SYMBOL not in list_kernels()

@@ -11,9 +11,12 @@ import pytest
 from jax import lax
 
 import tracegraph as tg
+from tests.fakes.gated_scans import differentiate_gates, make_gates
 from tests.gpu.reference import find_captured
+from tracegraph.lowering.kernels.piece_loops import SYMBOL
 from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
+from tracegraph.runtime.nodes import KernelNode
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -214,6 +217,24 @@ def test_slices_are_read_where_the_argument_is_at_this_call(count: int):
     for index in range(7):
         weights, x = sets[index % 3], draw(index)
         compare(captured(weights, x), jax.jit(apply_layers)(weights, x))
+    assert captured.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("length", [6, 300])
+def test_gradients_that_one_kernel_adds_to_have_the_bits_of_jit(length: int):
+    captured: Any = tg.capture(differentiate_gates)
+    weights, rows = make_gates(length)
+    nodes = list_nested(captured.lower(weights, rows).lowered.definition.stages[0].nodes)
+    merged = [node for node in nodes if isinstance(node, KernelNode) and node.code.symbol == SYMBOL]
+    assert {node.shape.grid[1] for node in merged} == {8}
+    compiled = jax.jit(differentiate_gates)
+    for seed in range(4):
+        weights, rows = make_gates(length, seed)
+        # Numbers so small that they have no digit to lose, and what is not a number.
+        rows[0, 0, 0] = (1.0, 1e-38, np.inf, np.nan)[seed]
+        found, wanted = captured(weights, rows), compiled(weights, rows)
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
     assert captured.cache_info().misses == 1
 
 

@@ -20,6 +20,7 @@ from tracegraph.lowering.kernels.conditions import (
 )
 from tracegraph.lowering.kernels.counters import COUNT_AHEAD, count_values
 from tracegraph.lowering.kernels.guards import end_turn, keep_state
+from tracegraph.lowering.kernels.piece_loops import Piece, PieceLoop, write_piece_loops
 from tracegraph.lowering.kernels.slices import COPY_SLICE, MovingUse, copy_slice
 from tracegraph.runtime.cuda.comparison import COMPARE_PIECES
 from tracegraph.runtime.cuda.measurement import MEASURE_PIECES
@@ -51,11 +52,16 @@ KEEP = keep_state("keep", KEPT)
 COUNT = count_values("count", COUNTER, BufferUse("values", 0, 516), 1, 1)
 END = end_turn("turn", [FLAG] * 3, [(target, [source] * 2) for source, target in KEPT])
 
+PIECES = (Piece(0, 3, 8, 20), Piece(1, 0, 5, 7), Piece(1, 1, 64, 64))
+PIECE_OPS = (("add", 0, 1), ("subtract", 2, 3), ("multiply", 4, 2))
+PIECE_LOOP = PieceLoop(64, PIECES, PIECE_OPS, ((5, 2),))
+
 TEXTS = {
     "keep_state": read_kernel(KEEP).code.cubin,
     "end_turn": read_kernel(END).code.cubin,
     "conditions": CONDITIONS,
     "counters": COUNT_AHEAD,
+    "pieces": write_piece_loops([PIECE_LOOP] * 2, [(0, 1, 0), (2, 1, 3)]),
     "slices": COPY_SLICE,
     "comparison": COMPARE_PIECES.cubin,
     "measurement": MEASURE_PIECES.cubin,

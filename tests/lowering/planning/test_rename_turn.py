@@ -1,4 +1,4 @@
-"""Alternating iterations: what a second set of temporaries holds, and loops that do the same."""
+"""Values of a turn: what gets a place of its own, what keeps it, and turns that do the same."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 
 from tests.fakes.gpu_programs import allocation, kernel, run_steps, use
 from tracegraph.lowering.device_program import ConditionalStep, GraphStep, list_uses
-from tracegraph.lowering.planning import alternate_iterations as module
-from tracegraph.lowering.planning.alternate_iterations import alternate_iterations, join_ranges
+from tracegraph.lowering.planning import rename_turn as module
 from tracegraph.lowering.planning.byte_edges import find_edges
+from tracegraph.lowering.planning.rename_turn import join_ranges, rename_turn
+from tracegraph.lowering.xla.control_flow import rename_steps
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
 from tracegraph.runtime.graph_nodes import Construct
 from tracegraph.runtime.nodes import BufferUse
@@ -37,31 +38,53 @@ class Temporaries:
         return BufferUse(name, 0, nbytes)
 
 
-def alternate(*iterations: Any) -> tuple[list[GraphStep], list[Allocation]]:
+def repeat(*iterations: Any) -> list[list[GraphStep]]:
+    """Returns iterations whose steps have names of their own, as those of a loop do."""
+    return [rename_steps(steps, str(index)) for index, steps in enumerate(iterations)]
+
+
+def rename(*iterations: Any) -> tuple[list[GraphStep], list[Allocation]]:
     temporaries = Temporaries()
-    return alternate_iterations(iterations, temporaries.add), temporaries.added
+    return rename_turn(repeat(*iterations), temporaries.add), temporaries.added
 
 
 def list_buffers(steps: Any) -> list[set[str]]:
     return [{use.buffer for use in list_uses(step)} for step in steps]
 
 
-def test_every_second_iteration_has_its_own_temporaries() -> None:
-    steps, (added,) = alternate(BODY, BODY, BODY)
-    own, second = list_buffers(BODY), [{"state", "added0"}] * 2 + [{"saved", "added0"}]
-    # The last iteration computes in the places of XLA.
-    assert list_buffers(steps) == [*own, *second, *own]
+def find_places(steps: Any) -> set[tuple[int, int]]:
+    names = sorted({use.buffer for step in steps for use in list_uses(step)})
+    return set(find_edges(steps, {name: 4096 * place for place, name in enumerate(names)}))
+
+
+def test_what_the_next_turn_finds_keeps_its_place() -> None:
+    steps, (added,) = rename(BODY, BODY, BODY)
+    own, renamed = list_buffers(BODY), [{"state", "added0"}] * 2 + [{"saved", "added0"}]
+    assert list_buffers(steps) == [*renamed, *renamed, *own]
     assert added.nbytes == 512
 
 
 def test_the_readers_of_one_iteration_do_not_hold_up_the_next() -> None:
-    def find(steps: Any) -> set[tuple[int, int]]:
-        names = sorted({use.buffer for step in steps for use in list_uses(step)})
-        return set(find_edges(steps, {name: 1024 * place for place, name in enumerate(names)}))
-
     save, first = 2, 3
-    assert (save, first) in find((*BODY, *BODY))
-    assert (save, first) not in find(alternate(BODY, BODY)[0])
+    assert (save, first) in find_places((*BODY, *BODY))
+    assert (save, first) not in find_places(rename(BODY, BODY)[0])
+
+
+def test_values_of_one_iteration_do_not_hold_up_each_other() -> None:
+    body = (
+        kernel("matmul", "x", "t"),
+        kernel("add", "t gradient", "gradient"),
+        kernel("next", "x", "t"),
+        kernel("use", "t x", "x"),
+    )
+    # By XLA's places, the third step waits for the second.
+    assert (1, 2) in find_places((*body, *body))
+    assert (1, 2) not in find_places(rename(body, body)[0])
+
+
+def test_a_place_is_used_again_an_iteration_later() -> None:
+    (added,) = rename(*[BODY] * 9)[1]
+    assert added.nbytes == 512
 
 
 @pytest.mark.parametrize(
@@ -72,34 +95,34 @@ def test_the_readers_of_one_iteration_do_not_hold_up_the_next() -> None:
         # A branch may write nothing, so that the value of an earlier iteration stays.
         (ConditionalStep("if", Construct.IF, ((kernel("k", "x", "t"),),), kernel("s", "x", "")),),
     ],
-    ids=["updated", "passed on", "written by a branch"],
+    ids=["updated", "passed on to the first", "written by a branch"],
 )
-def test_what_passes_from_one_iteration_to_the_next_keeps_its_place(body: Any) -> None:
-    steps, _ = alternate(body, body)
-    assert all("t" in buffers for buffers in list_buffers(steps))
+def test_what_a_turn_finds_keeps_its_place(body: Any) -> None:
+    steps, _ = rename(body, body)
+    assert "t" in list_buffers(steps)[0]
 
 
-def test_what_only_some_iterations_write_keeps_its_place() -> None:
+def test_what_a_turn_leaves_keeps_its_place() -> None:
     one, other = (kernel("k", "x", "t[0:8]"),), (kernel("k", "x", "t[32:40]"),)
-    assert alternate(one, other) == ([*one, *other], [])
+    assert rename(one, other) == ([*repeat(one, other)[0], *repeat(one, other)[1]], [])
 
 
 def test_an_address_keeps_its_remainder() -> None:
     body = (kernel("k", "x", "t[300:308]"), kernel("l", "t[300:308]", "y"))
-    steps, _ = alternate(body, body)
+    steps, _ = rename(body, body)
     (written,) = steps[0].writes
     assert (written.buffer, written.offset % 256) == ("added0", 300 % 256)
 
 
-def test_large_temporaries_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     body = (kernel("k", "x", "t[0:8] u[0:2000]"), kernel("l", "t[0:8] u[0:2000]", "y"))
-    monkeypatch.setattr(module, "SECOND_SET_BYTES", 1024)
-    steps, _ = alternate(body, body)
+    monkeypatch.setattr(module, "RENAMED_BYTES", 1024)
+    steps, _ = rename(body, body)
     assert list_buffers(steps)[0] == {"x", "added0", "u"}
 
 
 def test_one_iteration_is_left_as_it_is() -> None:
-    assert alternate(BODY) == (list(BODY), [])
+    assert rename(BODY) == (*repeat(BODY), [])
 
 
 def test_ranges_are_joined_where_they_share_bytes() -> None:
@@ -131,11 +154,12 @@ def test_random_loops_leave_the_same_bytes() -> None:
     for seed in range(400):
         body = draw_body(random.Random(seed))
         count = 2 + seed % 4
-        steps, added = alternate(*[body] * count)
+        steps, added = rename(*[body] * count)
         moved += bool(added)
         wanted, got = ({(n, i): f"{n}{i}" for n in "xtuv" for i in range(7)} for _ in range(2))
         got |= {(each.name, i): "?" for each in added for i in range(each.nbytes)}
-        run_steps([step for _ in range(count) for step in body], wanted, None)
-        run_steps(steps, got, None)
-        assert {key: got[key] for key in wanted} == wanted, seed
+        for _ in range(2):
+            run_steps([step for steps in repeat(*[body] * count) for step in steps], wanted, None)
+            run_steps(steps, got, None)
+            assert {key: got[key] for key in wanted} == wanted, seed
     assert moved > 50
