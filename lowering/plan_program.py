@@ -81,9 +81,9 @@ def _order_serially(
     """Returns the steps in XLA's order, with copies forwarded unless that takes more memory."""
     assembled = _merge(drop_unread(assemble(regions, order, into=frame)), compile_kernel)
     forwarded = forward_copies(assembled)
-    split = detach_results(forwarded)
+    split = detach_results(forwarded.program)
     lifetimes = find_lifetimes(split)
-    if forwarded is assembled:
+    if not forwarded.may_grow:
         return split, lifetimes
     apart = detach_results(assembled)
     apart_lifetimes = find_lifetimes(apart)

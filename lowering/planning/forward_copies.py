@@ -13,6 +13,10 @@ the last use of the temporary. In arguments and results whose addresses change f
 only kernels are pointed to: a node of a library or inside of a loop could not be given another
 address any more, and the whole array would be copied. A piece starts at a multiple of 256, as
 everything that XLA's kernels are given.
+
+A piece is in a buffer that is there anyway, or in one no larger than the temporary in its place. So
+no more bytes are alive at any step, but for a result that is written in place ahead of what wrote
+to it first: until then, its memory may have served others.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tracegraph.lowering.device_program import (
     Copy,
@@ -35,7 +40,19 @@ from tracegraph.lowering.request import Role
 from tracegraph.runtime.nodes import BufferUse, CopyNode, KernelNode
 
 
-def forward_copies(program: DeviceProgram) -> DeviceProgram:
+class Forwarded(NamedTuple):
+    """A program without copies.
+
+    Attributes:
+        program: the same one where none could be forwarded.
+        may_grow: True if more bytes than before may be alive at one step.
+    """
+
+    program: DeviceProgram
+    may_grow: bool = False
+
+
+def forward_copies(program: DeviceProgram) -> Forwarded:
     """Returns the program without the copies that can be forwarded.
 
     Args:
@@ -43,14 +60,15 @@ def forward_copies(program: DeviceProgram) -> DeviceProgram:
             returned as it is.
     """
     if any(isinstance(step, ExecutableCall) for step in program.steps):
-        return program
+        return Forwarded(program)
     work = _Forwarding(program)
     gone = [index for index in range(len(program.steps)) if work.forward(index)]
     if not gone:
-        return program
+        return Forwarded(program)
     buffers = tuple(spec for spec in program.buffers if spec.name not in work.replaced)
     steps = tuple(work.steps)
-    return drop_steps(dataclasses.replace(program, buffers=buffers, steps=steps), gone)
+    found = drop_steps(dataclasses.replace(program, buffers=buffers, steps=steps), gone)
+    return Forwarded(found, work.may_grow)
 
 
 class _Forwarding:
@@ -62,11 +80,13 @@ class _Forwarding:
     Attributes:
         steps: as they are now.
         replaced: names of the temporaries that no step uses any more.
+        may_grow: True once a result is written ahead of its first write.
     """
 
     def __init__(self, program: DeviceProgram) -> None:
         self.steps: list[Step] = list(program.steps)
         self.replaced: set[str] = set()
+        self.may_grow = False
         self._sizes = {spec.name: spec.nbytes for spec in program.buffers}
         fixed = [spec.buffer.name for spec in (*program.inputs, *program.outputs)]
         fixed += [spec.name for spec in program.buffers if spec.content is not None]
@@ -91,6 +111,8 @@ class _Forwarding:
             self._replace(index, target, source)
             return True
         if self._can_write_in_place(index, source, target):
+            first = min(self._users[source.buffer])
+            self.may_grow |= first < min(self._users[target.buffer])
             self._replace(index, source, target)
             return True
         return False

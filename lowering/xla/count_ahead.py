@@ -60,7 +60,13 @@ def count_ahead(
         return found
     counters = find_counters(found[0], read, fixed)
     for steps in found[1:]:
-        counters = dict(counters.items() & find_counters(steps, read, fixed).items())
+        writing = [step for step in steps if not counters.keys().isdisjoint(step.writes)]
+        own = {step.writes[0]: read(step) for step in writing}
+        counters = {
+            use: number
+            for use, number in counters.items()
+            if own.get(use) == number and _is_counter(use, steps)
+        }
     for counter, number in sorted(counters.items()):
         for first in range(0, len(found) - 1, MOST_VALUES):
             part = slice(first, first + MOST_VALUES)

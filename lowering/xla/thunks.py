@@ -111,7 +111,7 @@ def _decode_thunk(
     thunk: Any, kind: str, name: str, scope: Scope, refused: list[RefusedThunk]
 ) -> Sequence[GraphStep]:
     """Returns the steps of one thunk; a `Refusal` says why there are none."""
-    if kind not in {*_DECODERS, *_NESTED, *_OPENERS, "async_done"}:
+    if kind not in _KNOWN:
         raise Refusal(_REFUSED.get(kind, ""))
     message = getattr(thunk, thunk.WhichOneof("impl"))
     if not scope.is_checked:
@@ -267,3 +267,5 @@ _OPENERS: Mapping[str, Opener] = {
     "conditional": decode_conditional,
     "dynamic_slice_fusion": decode_slice_fusion,
 }
+
+_KNOWN = frozenset([*_DECODERS, *_NESTED, *_OPENERS, "async_done"])

@@ -254,7 +254,7 @@ def test_random_programs_give_the_same_in_every_order_of_the_graph(drawn: Any, s
     wide, narrow = widen(split, 1 << 20).roomy, widen(split, 0).dense
     # Bytes are drawn, so that no piece starts at a multiple of the usual alignment.
     with unittest.mock.patch.object(forward_copies_module, "ALIGNMENT", 1):
-        forwarded = forward_copies(drop_unread(split))
+        forwarded = forward_copies(drop_unread(split)).program
     plan = plan_memory("f", find_lifetimes(whole))
     assert plan.arena_bytes >= plan.kept_bytes + _find_whole_peak([compiled])
     for assembled in (split, whole, wide, narrow, forwarded, widen(forwarded, 1 << 20).dense):

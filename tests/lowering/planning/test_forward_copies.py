@@ -15,7 +15,10 @@ from tests.fakes.gpu_programs import copy, fill, kernel, make_frame, run_steps, 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceProgram, ExecutableCall
 from tracegraph.lowering.planning import forward_copies as forward_copies_module
 from tracegraph.lowering.planning.forward_copies import forward_copies
+from tracegraph.lowering.planning.lifetimes import find_lifetimes
+from tracegraph.lowering.planning.memory_plan import find_least_bytes
 from tracegraph.lowering.planning.stream_order import verify_order
+from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph_nodes import Construct
 
 BIG, SMALL = 1024, 256
@@ -50,25 +53,31 @@ WRITE = (kernel("k", "x[0:256]", T), copy("c", T, PLACE))
 
 
 def test_a_piece_is_read_where_it_is() -> None:
-    found = forward_copies(program(*READ))
+    found = forward_copies(program(*READ)).program
     assert show(found) == ["k: x[256:512] -> z[0:256]"]
     assert "t" not in {spec.name for spec in found.buffers}
 
 
+def test_only_a_result_that_begins_earlier_may_take_more_memory() -> None:
+    assert not forward_copies(program(*READ)).may_grow
+    assert forward_copies(program(*WRITE)).may_grow
+    assert not forward_copies(program(fill("f", "y[0:1024]"), *WRITE)).may_grow
+
+
 def test_a_piece_is_written_where_it_belongs() -> None:
     later = kernel("l", T, Z)
-    found = forward_copies(program(*WRITE, later))
+    found = forward_copies(program(*WRITE, later)).program
     assert show(found) == ["k: x[0:256] -> y[512:768]", "l: y[512:768] -> z[0:256]"]
 
 
 def test_parts_of_a_temporary_move_with_it() -> None:
     steps = (copy("c", PIECE, T), kernel("k", "t[64:128]", Z))
-    assert show(forward_copies(program(*steps))) == ["k: x[320:384] -> z[0:256]"]
+    assert show(forward_copies(program(*steps)).program) == ["k: x[320:384] -> z[0:256]"]
 
 
 def test_copies_of_copies_go_one_after_another() -> None:
     steps = (copy("a", PIECE, T), copy("b", T, "u[0:256]"), kernel("k", "u[0:256]", Z))
-    assert show(forward_copies(program(*steps))) == ["k: x[256:512] -> z[0:256]"]
+    assert show(forward_copies(program(*steps)).program) == ["k: x[256:512] -> z[0:256]"]
 
 
 def test_what_a_copy_ordered_stays_in_order() -> None:
@@ -78,7 +87,7 @@ def test_what_a_copy_ordered_stays_in_order() -> None:
         copy("d", "x[512:768]", "u[0:256]"),
         kernel("last", "u[0:256]", "y[0:256]"),
     )
-    found = forward_copies(program(*steps))
+    found = forward_copies(program(*steps)).program
     assert [step.name for step in found.steps] == ["first", "k", "last"]
     assert found.edges == ((0, 1), (1, 2))
     verify_order(found)
@@ -129,20 +138,20 @@ NOT_KERNELS = {
 @pytest.mark.parametrize("case", NOT_KERNELS)
 def test_only_kernels_use_a_piece_of_what_has_another_address_at_each_call(case: str) -> None:
     steps = program(*NOT_KERNELS[case], donated="")
-    assert forward_copies(steps) is steps
-    (found,) = forward_copies(program(*NOT_KERNELS[case])).steps
+    assert forward_copies(steps).program is steps
+    (found,) = forward_copies(program(*NOT_KERNELS[case])).program.steps
     assert next(each for each in found.reads if each.nbytes == 256) == use(PIECE)
 
 
 @pytest.mark.parametrize("case", STAY)
 def test_a_copy_that_has_to_stay(case: str) -> None:
     steps = program(*STAY[case])
-    assert forward_copies(steps) is steps
+    assert forward_copies(steps).program is steps
 
 
 def test_a_program_that_calls_regions_stays_as_it_is() -> None:
     steps = program(*READ, ExecutableCall("r", print, (), ()))
-    assert forward_copies(steps) is steps
+    assert forward_copies(steps).program is steps
 
 
 def draw_program(seed: int) -> DeviceProgram:
@@ -192,7 +201,7 @@ def find_differing(count: int) -> tuple[int, int]:
     forwarded = differing = 0
     for seed in range(count):
         steps = draw_program(seed)
-        found = forward_copies(steps)
+        found = forward_copies(steps).program
         forwarded += found is not steps
         verify_order(found)
         before, after = run(steps), run(found)
@@ -205,6 +214,28 @@ def test_random_programs_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(forward_copies_module, "ALIGNMENT", 1)
     forwarded, differing = find_differing(2000)
     assert (forwarded > 100, differing) == (True, 0)
+
+
+def test_no_more_is_alive_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_copies_module, "ALIGNMENT", 1)
+    compared = 0
+    for seed in range(2000):
+        steps = draw_program(seed)
+        begun = (fill("t", "t[0:2]"), fill("u", "u[0:2]"), *steps.steps)
+        edges = tuple((i, i + 1) for i in range(len(begun) - 1))
+        steps = dataclasses.replace(steps, steps=begun, edges=edges)
+        try:
+            before = find_least_bytes(find_lifetimes(steps))
+        except InternalError:
+            # It reads what it has not written.
+            continue
+        found = forward_copies(steps)
+        if found.program is steps:
+            continue
+        more = find_least_bytes(find_lifetimes(found.program)) > before
+        assert found.may_grow or not more, seed
+        compared += 1
+    assert compared > 30
 
 
 @pytest.mark.parametrize("check", ["_is_written", "_is_touched"])

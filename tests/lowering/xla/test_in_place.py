@@ -95,7 +95,7 @@ def run_both(made: Instructions, seed: int) -> tuple[list[Any], list[Any]]:
 
     region = XlaRegion(make_region("r", [IN, spec("y", 32)], [OUT]), program)
     frame = make_frame(region.region.inputs, [OUT])
-    planned = forward_copies(drop_unread(assemble([region], (), into=frame)))
+    planned = forward_copies(drop_unread(assemble([region], (), into=frame))).program
     plan = plan_memory("f", find_lifetimes(planned))
     stage = build_graph(planned, plan).stages[0]
     memory: Any = {("arena", i): "poison" for i in range(plan.arena_bytes)}
