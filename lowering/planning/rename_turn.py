@@ -91,11 +91,9 @@ def _find_inner(steps: Sequence[GraphStep], split: Split) -> dict[int, _Value]:
     fixed = {*begin.values(), *split.results.values()}
     found: dict[int, _Value] = {}
     for index, (step, parts) in enumerate(zip(steps, others, strict=True)):
-        # What a node names beside what it reads and writes is no value.
-        is_open = isinstance(step, ConditionalStep) or any(u not in parts for u in list_uses(step))
+        if isinstance(step, ConditionalStep):
+            fixed.update(parts.values())
         for number in parts.values():
-            if is_open:
-                fixed.add(number)
             first = found[number].first if number in found else index
             found[number] = _Value(split.parts[number], first, index)
     return {number: value for number, value in found.items() if number not in fixed}
