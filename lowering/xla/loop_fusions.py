@@ -46,15 +46,26 @@ def read_loop_fusion(
         instruction: of XLA's program, that the kernel computes; None where that is not known.
         computations: the instructions of every computation, by its number.
     """
-    if instruction is None or instruction.opcode != "fusion":
-        return None
-    called = [computations.get(number) for number in instruction.called_computation_ids]
-    if len(called) != 1 or not called[0]:
+    fused = list_fused(instruction, computations)
+    if not fused:
         return None
     try:
-        return _Reader(list(called[0].values())).read()
+        return _Reader(fused).read()
     except (_OtherFormSignal, Refusal):
         return None
+
+
+def list_fused(instruction: Any, computations: Mapping[int, Mapping[str, Any]]) -> list[Any]:
+    """Returns the instructions of a fusion, the root last; none of anything else.
+
+    Args:
+        instruction: of XLA's program, or None.
+        computations: the instructions of every computation, by its number.
+    """
+    if instruction is None or instruction.opcode != "fusion":
+        return []
+    called = [computations.get(number, {}) for number in instruction.called_computation_ids]
+    return list(called[0].values()) if len(called) == 1 else []
 
 
 class _OtherFormSignal(Exception):

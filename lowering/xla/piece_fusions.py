@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from tracegraph.lowering.kernels.piece_loops import OPERATIONS, Piece, PieceLoop
 from tracegraph.lowering.xla.enums import read_name
+from tracegraph.lowering.xla.loop_fusions import list_fused
 
 # They change neither values nor their order, as long as layouts are of rows.
 _VIEWS = frozenset(["bitcast", "reshape", "copy"])
@@ -36,13 +37,11 @@ def read_piece_fusion(
     Returns:
         A loop whose arguments are the fusion's operands, and after them its results.
     """
-    if instruction is None or instruction.opcode != "fusion":
-        return None
-    called = [computations.get(number) for number in instruction.called_computation_ids]
-    if len(called) != 1 or not called[0]:
+    fused = list_fused(instruction, computations)
+    if not fused:
         return None
     try:
-        return _Reader(list(called[0].values())).read()
+        return _Reader(fused).read()
     except _OtherFormSignal:
         return None
 
