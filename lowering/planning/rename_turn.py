@@ -21,20 +21,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep, list_uses
 from tracegraph.lowering.planning.lifetimes import Lifetime
 from tracegraph.lowering.planning.memory_plan import align, plan_memory
-from tracegraph.lowering.planning.split_temporaries import Part, Split, split_allocations
+from tracegraph.lowering.planning.split_temporaries import Split, split_allocations
 from tracegraph.runtime.nodes import BufferUse, FillNode
 
 # Where values of an iteration are larger, kernels take longer than it takes to start the next one.
 RENAMED_BYTES = 4 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class _Value:
-    """A part, and the first and the last step that uses it."""
-
-    part: Part
-    first: int
-    last: int
 
 
 def rename_turn(
@@ -56,13 +47,8 @@ def rename_turn(
     if not values:
         return steps
     slack = max(map(len, iterations))
-    plan = plan_memory(
-        "turn",
-        [
-            Lifetime(str(number), value.part.nbytes, value.first, value.last + slack)
-            for number, value in values.items()
-        ],
-    )
+    later = [dataclasses.replace(each, last=each.last + slack) for each in values.values()]
+    plan = plan_memory("turn", later)
     place = add_temporary(plan.arena_bytes)
 
     def move(step: GraphStep, parts: Mapping[BufferUse, int]) -> GraphStep:
@@ -70,7 +56,7 @@ def rename_turn(
             number = parts.get(use, -1)
             if number not in values:
                 return use
-            start = place.offset + plan.offsets[str(number)] - values[number].part.offset
+            start = place.offset + plan.offsets[str(number)] - split.parts[number].offset
             return BufferUse(place.buffer, start + use.offset, use.nbytes)
 
         return step.move(relocate)
@@ -85,26 +71,26 @@ def _split(steps: Sequence[GraphStep]) -> Split:
     return split_allocations([begin, *steps], {use.buffer for use in touched}, touched)
 
 
-def _find_inner(steps: Sequence[GraphStep], split: Split) -> dict[int, _Value]:
+def _find_inner(steps: Sequence[GraphStep], split: Split) -> dict[int, Lifetime]:
     """Returns the values, by their numbers, that begin and end within a turn of kernels."""
     begin, *others = split.steps
     fixed = {*begin.values(), *split.results.values()}
-    found: dict[int, _Value] = {}
+    found: dict[int, Lifetime] = {}
     for index, (step, parts) in enumerate(zip(steps, others, strict=True)):
         if isinstance(step, ConditionalStep):
             fixed.update(parts.values())
         for number in parts.values():
             first = found[number].first if number in found else index
-            found[number] = _Value(split.parts[number], first, index)
+            found[number] = Lifetime(str(number), split.parts[number].nbytes, first, index)
     return {number: value for number, value in found.items() if number not in fixed}
 
 
-def _choose(values: Mapping[int, _Value], count: int) -> dict[int, _Value]:
+def _choose(values: Mapping[int, Lifetime], count: int) -> dict[int, Lifetime]:
     """Returns as many values as fit into memory, the smallest first."""
-    chosen: dict[int, _Value] = {}
+    chosen: dict[int, Lifetime] = {}
     room = RENAMED_BYTES * count
-    for number, value in sorted(values.items(), key=lambda entry: entry[1].part.nbytes):
-        room -= align(value.part.nbytes)
+    for number, value in sorted(values.items(), key=lambda entry: entry[1].nbytes):
+        room -= align(value.nbytes)
         if room < 0:
             break
         chosen[number] = value

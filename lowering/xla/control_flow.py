@@ -44,7 +44,7 @@ from tracegraph.lowering.kernels.conditions import (
 from tracegraph.lowering.planning.rename_turn import rename_turn
 from tracegraph.lowering.xla.count_ahead import count_ahead, find_counters, read_additions
 from tracegraph.lowering.xla.gather_slices import gather_slices
-from tracegraph.lowering.xla.merge_siblings import merge_siblings, read_siblings
+from tracegraph.lowering.xla.merge_siblings import merge_siblings, read_pieces
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
 from tracegraph.runtime.graph_nodes import Construct, Turn
@@ -100,29 +100,29 @@ def _decode_counted(
         return [decode_iteration(index) for index in range(first, end)]
 
     read = read_additions(opened.instructions, scope.computations)
-    read_pieces = read_siblings(opened.instructions, scope.computations)
+    pieces = read_pieces(opened.instructions, scope.computations)
 
-    def merge(iterations: list[list[GraphStep]]) -> list[list[GraphStep]]:
+    def simplify(iterations: list[list[GraphStep]]) -> list[list[GraphStep]]:
         counted = count_ahead(name, iterations, read, scope.add_temporary)
         if not scope.has_ieee_sums:
             return counted
-        return merge_siblings(counted, read_pieces, scope.intern_code)
+        return merge_siblings(counted, pieces, scope.intern_code)
 
     first = decode_range(0, min(trip_count, 1))
     size = sum(count_nodes(steps) - len(find_counters(steps, read)) for steps in first)
     per_turn = choose_per_turn(trip_count, max(size, 1))
     if per_turn == trip_count:
-        return _join(merge([*first, *decode_range(1, trip_count)]))
+        return _join(simplify([*first, *decode_range(1, trip_count)]))
     turns, rest = divmod(trip_count, per_turn)
     counter = scope.add_temporary(COUNTER_BYTES)
     iterations = [decode_iteration(index, per_turn, counter) for index in range(per_turn)]
     gathered = gather_slices(iterations, turns, scope.add_temporary)
-    body = rename_turn(merge(gathered), scope.add_temporary)
+    body = rename_turn(simplify(gathered), scope.add_temporary)
     body.append(count_turn(f"{name}@turn", counter, turns))
     start = start_turns(f"{name}@start", counter)
     turn = Turn(per_turn)
     loop = ConditionalStep(name, Construct.WHILE, (tuple(body),), start, turn=turn)
-    return [loop, *_join(merge(decode_range(trip_count - rest, trip_count)))]
+    return [loop, *_join(simplify(decode_range(trip_count - rest, trip_count)))]
 
 
 def _join(iterations: Sequence[Sequence[GraphStep]]) -> list[GraphStep]:

@@ -28,6 +28,7 @@ from tracegraph.lowering.kernels.counters import MOST_VALUES, count_values
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.xla.constants import read_literal
 from tracegraph.lowering.xla.enums import read_name
+from tracegraph.lowering.xla.loop_fusions import list_fused
 from tracegraph.runtime.nodes import BufferUse
 
 _INTEGERS = frozenset(["S32", "U32", "S64", "U64"])
@@ -157,14 +158,7 @@ def _read_addition(
 ) -> int | None:
     if not isinstance(step, DeviceStep) or step.reads != step.writes or len(step.writes) != 1:
         return None
-    instruction = instructions.get(step.name.partition("@")[0])
-    if instruction is None or instruction.opcode != "fusion":
-        return None
-    inner: list[Any] = [
-        each
-        for number in instruction.called_computation_ids
-        for each in computations.get(number, {}).values()
-    ]
+    inner = list_fused(instructions.get(step.name.partition("@")[0]), computations)
     by_opcode = {each.opcode: each for each in inner}
     if len(inner) != 3 or {*by_opcode} != {"parameter", "constant", "add"}:
         return None

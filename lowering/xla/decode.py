@@ -170,7 +170,6 @@ def _make_scope(
     module = program.hlo_module_with_config.hlo_module
     # XLA loads constants into the image under their symbols; kernels in it may look there.
     binary = b"" if program.constants else program.binary
-    options = program.hlo_module_with_config.config.debug_options
     computations = index_computations(module)
     instructions = computations.get(module.entry_computation_id, {})
     return Scope(
@@ -181,8 +180,14 @@ def _make_scope(
         check_call=check_call,
         plan_call=plan_call,
         cudnn_graphs=program.dnn_compiled_graphs,
-        has_ieee_sums=not any(getattr(options, name, False) for name in _INEXACT_SUMS),
+        has_ieee_sums=_has_ieee_sums(program.hlo_module_with_config.config.debug_options),
     )
+
+
+def _has_ieee_sums(options: Any) -> bool:
+    """True where XLA knows the options that change sums, and none is set."""
+    known = options.DESCRIPTOR.fields_by_name
+    return all(name in known and not getattr(options, name) for name in _INEXACT_SUMS)
 
 
 def _guard(

@@ -109,7 +109,7 @@ def _merge(parts: Sequence[tuple[GraphStep, PieceLoop]], intern_code: InternCode
     return DeviceStep(node, tuple(reads), tuple(writes))
 
 
-def read_siblings(
+def read_pieces(
     instructions: Mapping[str, Any], computations: Mapping[int, Mapping[str, Any]]
 ) -> ReadPieces:
     """Returns what says of a step which pieces of arrays its kernel adds.
