@@ -25,8 +25,8 @@ from tracegraph.lowering.device_program import (
 from tracegraph.lowering.planning.byte_map import ByteMap
 from tracegraph.lowering.planning.first_reads import find_first_reads
 from tracegraph.lowering.planning.split_temporaries import Part, Split, split_allocations
-from tracegraph.lowering.region_steps import BYTE, PointSteps, RegionSteps, XlaRegion
-from tracegraph.lowering.request import BufferSpec, Region
+from tracegraph.lowering.region_steps import PointSteps, RegionSteps, XlaRegion
+from tracegraph.lowering.request import BYTE, BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.errors import InternalError, UnsupportedError
 from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode

@@ -22,8 +22,8 @@ from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.pack_elements import pack_elements
 from tracegraph.lowering.planning.lent_inputs import SMALLEST_BYTES
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, align
-from tracegraph.lowering.region_steps import BYTE, PointSteps, RegionSteps, XlaRegion
-from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region
+from tracegraph.lowering.region_steps import PointSteps, RegionSteps, XlaRegion
+from tracegraph.lowering.request import BYTE, BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.tuning import join_options
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.event_nodes import EventNode

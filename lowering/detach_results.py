@@ -25,13 +25,14 @@ from tracegraph.lowering.device_program import (
     ExecutableCall,
     Step,
     list_uses,
+    move_step,
 )
 from tracegraph.lowering.kernels.conditions import COUNTER_BYTES
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
 from tracegraph.lowering.request import BufferSpec
 from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import MAX_PATCHED_NODES
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, Relocate
+from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
 
 # So much more memory may always be taken, and this share of what the program keeps anyway.
 DETACHED_BYTES, DETACHED_SHARE = 1 << 16, 64
@@ -93,7 +94,7 @@ def _detach(
         temporary = found.get(use.buffer)
         return use if temporary is None else BufferUse(temporary.name, use.offset, use.nbytes)
 
-    steps = [_move(step, relocate) for step in program.steps]
+    steps = [move_step(step, relocate) for step in program.steps]
     edges = [*program.edges]
     for name, temporary in found.items():
         edges += [(user, len(steps)) for user in users[name]]
@@ -116,11 +117,3 @@ def _make_copy(name: str, source: BufferUse, target: BufferUse) -> DeviceStep | 
     counter = BufferUse(source.buffer, source.offset, COUNTER_BYTES)
     whole = MovingUse(source, source.nbytes, 0), MovingUse(target, target.nbytes, 0)
     return copy_slice(name, *whole, counter)
-
-
-def _move(step: Step, relocate: Relocate) -> Step:
-    if isinstance(step, Copy):
-        source, target = relocate(step.source), relocate(step.target)
-        return dataclasses.replace(step, source=source, target=target)
-    assert not isinstance(step, ExecutableCall)
-    return step.move(relocate)

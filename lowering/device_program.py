@@ -205,6 +205,14 @@ def list_uses(step: Step) -> list[BufferUse]:
     return [use for use in (*step.reads, *step.writes, *named) if use.nbytes]
 
 
+def move_step(step: Step, relocate: Relocate) -> Step:
+    """Returns a step with each of its byte ranges replaced; a call of a region has none to move."""
+    if isinstance(step, Copy):
+        return dataclasses.replace(step, source=relocate(step.source), target=relocate(step.target))
+    assert not isinstance(step, ExecutableCall)
+    return step.move(relocate)
+
+
 def _collect(uses: Iterable[BufferUse]) -> tuple[BufferUse, ...]:
     return tuple(dict.fromkeys(use for use in uses if use.nbytes))
 

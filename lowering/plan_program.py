@@ -20,6 +20,7 @@ from tracegraph.lowering.planning.drop_steps import drop_unread
 from tracegraph.lowering.planning.forward_copies import forward_copies
 from tracegraph.lowering.planning.lifetimes import Lifetime, find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, find_least_bytes, plan_memory
+from tracegraph.lowering.planning.reuse_arguments import reuse_arguments
 from tracegraph.lowering.planning.split_temporaries import find_whole_peak
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
@@ -80,6 +81,7 @@ def _order_serially(
 ) -> tuple[DeviceProgram, Sequence[Lifetime]]:
     """Returns the steps in XLA's order, with copies forwarded unless that takes more memory."""
     assembled = _merge(drop_unread(assemble(regions, order, into=frame)), compile_kernel)
+    assembled = reuse_arguments(assembled)
     forwarded = forward_copies(assembled)
     split = detach_results(forwarded.program)
     lifetimes = find_lifetimes(split)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-
 from tracegraph.lowering.device_program import DeviceStep, ExecutableCall
 from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.runtime.nodes import BufferUse
 
 if TYPE_CHECKING:
     from tracegraph.lowering.xla.program import XlaProgram
-
-BYTE = np.dtype(np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,9 @@ import numpy as np
 
 from tracegraph.runtime.packing import count_packed_bytes
 
+# Of buffers whose elements mean nothing to the lowering.
+BYTE = np.dtype(np.uint8)
+
 
 @dataclasses.dataclass(frozen=True)
 class BufferSpec:

@@ -14,13 +14,9 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 
-import numpy as np
-
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep, Step, list_uses
-from tracegraph.lowering.request import BufferSpec
+from tracegraph.lowering.request import BYTE, BufferSpec
 from tracegraph.runtime.nodes import BufferUse
-
-_BYTE = np.dtype(np.uint8)
 
 
 def rename_passing_values(program: DeviceProgram, limit_bytes: int) -> DeviceProgram:
@@ -46,7 +42,7 @@ def rename_passing_values(program: DeviceProgram, limit_bytes: int) -> DevicePro
                 if not holders:
                     continue
                 new = f"{name}.passing.{first}.{value.offset}"
-                buffers.append(BufferSpec(new, (value.nbytes,), _BYTE))
+                buffers.append(BufferSpec(new, (value.nbytes,), BYTE))
                 for index in holders:
                     steps[index] = _move(steps[index], value, new)
     return dataclasses.replace(program, buffers=tuple(buffers), steps=tuple(steps))

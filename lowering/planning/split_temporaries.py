@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
-from tracegraph.lowering.device_program import GraphStep
+from tracegraph.lowering.device_program import GraphStep, Step
 from tracegraph.lowering.planning.byte_map import ByteMap
 from tracegraph.lowering.planning.lifetimes import Lifetime
 from tracegraph.lowering.planning.memory_plan import find_least_bytes
@@ -61,7 +61,7 @@ class Split:
 
 
 def split_allocations(
-    steps: Sequence[GraphStep],
+    steps: Sequence[Step],
     allocations: Set[str],
     results: Sequence[BufferUse],
     *,
