@@ -18,7 +18,9 @@ changed by Note [Gathered slices] in `lowering/xla/gather_slices.py`, Note [Coun
 `lowering/xla/count_ahead.py`, Note [Merged siblings] in `lowering/xla/merge_siblings.py`, and Note
 [Values of a turn] in `lowering/planning/rename_turn.py`. A loop whose trip count is unknown is
 decoded with one iteration per turn; Note [Guarded iterations] in `lowering/xla/guard_loops.py` says
-when it gets more.
+when it gets more. Of those that it has in any case, see Note [Certain iterations] in
+`lowering/xla/trip_counts.py`, up to `TURN_NODES` nodes come ahead of it: 6 or 7 iterations
+are 6 and a branch.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from tracegraph.lowering.xla.gather_slices import gather_slices
 from tracegraph.lowering.xla.merge_siblings import merge_siblings, read_pieces
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
+from tracegraph.lowering.xla.trip_counts import find_trip_counts
 from tracegraph.runtime.graph_nodes import Construct, Turn
 from tracegraph.runtime.nodes import BufferUse, CopyNode
 
@@ -72,11 +75,19 @@ def decode_while(message: Any, name: str, scope: Scope, decode: DecodeSequence) 
     inner = scope.open_loop(name, None)
     condition = decode(message.condition_thunk_sequence.thunks, inner)
     body = decode(message.body_thunk_sequence.thunks, inner)
-    again = rename_steps(condition, "again")
+    trips = find_trip_counts(name, scope.computations)
+    certain = trips.least if trips.least * count_nodes(body) <= TURN_NODES else 0
+    iterations = [rename_steps(body, str(index)) for index in range(certain)]
+    ahead = _join(_simplify(name, iterations, inner))
+    if trips.most is not None and trips.most == certain:
+        return ahead
     setter = set_flag(f"{name}@condition", flag)
-    bodies = ((*body, *again, setter),)
-    loop = ConditionalStep(name, Construct.WHILE, bodies, setter, turn=Turn(1))
-    return [*condition, loop]
+    if trips.most is not None and trips.most == certain + 1:
+        loop = ConditionalStep(name, Construct.IF, (tuple(body),), setter)
+    else:
+        bodies = ((*body, *rename_steps(condition, "again"), setter),)
+        loop = ConditionalStep(name, Construct.WHILE, bodies, setter, turn=Turn(1))
+    return [*ahead, *condition, loop]
 
 
 def _decode_counted(
@@ -100,29 +111,39 @@ def _decode_counted(
         return [decode_iteration(index) for index in range(first, end)]
 
     read = read_additions(opened.instructions, scope.computations)
-    pieces = read_pieces(opened.instructions, scope.computations)
-
-    def simplify(iterations: list[list[GraphStep]]) -> list[list[GraphStep]]:
-        counted = count_ahead(name, iterations, read, scope.add_temporary)
-        if not scope.has_ieee_sums:
-            return counted
-        return merge_siblings(counted, pieces, scope.intern_code)
-
     first = decode_range(0, min(trip_count, 1))
     size = sum(count_nodes(steps) - len(find_counters(steps, read)) for steps in first)
     per_turn = choose_per_turn(trip_count, max(size, 1))
     if per_turn == trip_count:
-        return _join(simplify([*first, *decode_range(1, trip_count)]))
+        return _join(_simplify(name, [*first, *decode_range(1, trip_count)], opened))
     turns, rest = divmod(trip_count, per_turn)
     counter = scope.add_temporary(COUNTER_BYTES)
     iterations = [decode_iteration(index, per_turn, counter) for index in range(per_turn)]
     gathered = gather_slices(iterations, turns, scope.add_temporary)
-    body = rename_turn(simplify(gathered), scope.add_temporary)
+    body = rename_turn(_simplify(name, gathered, opened), scope.add_temporary)
     body.append(count_turn(f"{name}@turn", counter, turns))
     start = start_turns(f"{name}@start", counter)
     turn = Turn(per_turn)
     loop = ConditionalStep(name, Construct.WHILE, (tuple(body),), start, turn=turn)
-    return [loop, *_join(simplify(decode_range(trip_count - rest, trip_count)))]
+    return [loop, *_join(_simplify(name, decode_range(trip_count - rest, trip_count), opened))]
+
+
+def _simplify(
+    name: str, iterations: Sequence[Sequence[GraphStep]], scope: Scope
+) -> list[list[GraphStep]]:
+    """Returns the iterations of a loop with less to do and less to wait for.
+
+    Args:
+        name: of the loop's instruction.
+        iterations: the steps of each, in program order.
+        scope: of its body.
+    """
+    read = read_additions(scope.instructions, scope.computations)
+    counted = count_ahead(name, iterations, read, scope.add_temporary)
+    if not scope.has_ieee_sums:
+        return counted
+    pieces = read_pieces(scope.instructions, scope.computations)
+    return merge_siblings(counted, pieces, scope.intern_code)
 
 
 def _join(iterations: Sequence[Sequence[GraphStep]]) -> list[GraphStep]:

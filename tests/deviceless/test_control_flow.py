@@ -153,6 +153,28 @@ def test_a_short_loop_of_unknown_length_has_several_iterations_per_turn(
     assert line == f"loops: 1 with {loop.turn}"
 
 
+def run_stages(is_first: Any, x: Any) -> Any:
+    """Counts to the last stage from the first or the second, as solvers do."""
+    first = jnp.where(is_first, 0, 1)
+
+    def goes_on(carry: Any) -> Any:
+        return (carry[0] + first < 4) & (carry[0] < 4)
+
+    return lax.while_loop(goes_on, lambda c: (c[0] + 1, jnp.sin(c[1]) @ jnp.eye(64)), (0, x))[1]
+
+
+def test_the_certain_iterations_of_a_loop_come_ahead_of_a_branch(h200: Any) -> None:
+    _, lowered = lower(run_stages, (np.bool_(True), MATRIX), h200, mode="whole")
+    nodes = list(list_nested(lowered.definition.stages[0].nodes))
+    (rest,) = [node for node in nodes if isinstance(node, ConditionalNode)]
+    assert rest.kind == "if"
+    numbers = {node.name.partition("@")[2] for node in nodes}
+    assert {"0", "1", "2"} <= numbers
+    assert "3" not in numbers
+    assert find_faults(lowered.definition) == []
+    check_built(lowered.definition)
+
+
 def test_the_text_of_a_graph_shows_what_is_inside(h200: Any) -> None:
     text = str(lower_case("a loop of unknown length", h200).definition)
     (head,) = [line for line in text.splitlines() if ": while " in line]

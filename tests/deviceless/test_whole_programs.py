@@ -22,7 +22,7 @@ from tracegraph.runtime.nodes import BufferUse, FillNode, KernelNode
 
 LAYERS, WIDTH, ROWS = 12, 64, 16
 # Nodes of each kind that are inside of loops, too.
-PROGRAMS = {"decode": {"while": 0}, "diffrax": {"while": 2}}
+PROGRAMS = {"decode": {"while": 0}, "diffrax": {"while": 1, "if": 1}}
 
 
 def find_program(name: str) -> Any:

@@ -354,6 +354,30 @@ def test_iterations_after_the_end_of_a_loop_leave_nothing(name: str):
     assert captured.cache_info().misses == 1
 
 
+def several_steps_of_stages(n: Any, x: Any) -> Any:
+    """Each step counts its stages from the first, or from the second where it goes on."""
+
+    def step(i: Any, x: Any) -> Any:
+        first = jnp.where(i == 0, 0, 1)
+        return lax.while_loop(
+            lambda c: (c[0] + first < 4) & (c[0] < 4),
+            lambda c: (c[0] + 1, jnp.sin(c[1] * (c[0] + first + 2))),
+            (0, x),
+        )[1]
+
+    return lax.fori_loop(0, n, step, x)
+
+
+def test_stages_that_are_certain_and_one_that_may_come_equal_jit():
+    captured: Any = tg.capture(several_steps_of_stages)
+    reference, x = jax.jit(several_steps_of_stages), draw(4)
+    # The branch has no turns.
+    assert sum(turn is None for turn in list_turns(captured, jnp.int32(1), x)) == 1
+    for count in (1, 0, 2, 5, 1):
+        compare(captured(jnp.int32(count), x), reference(jnp.int32(count), x))
+    assert captured.cache_info().misses == 1
+
+
 def test_a_donated_carry_keeps_its_value_at_the_end_of_the_loop():
     def step(state: Any, n: Any) -> Any:
         def advance(carry: Any) -> Any:

@@ -15,11 +15,13 @@ from tracegraph.lowering.device_program import (
     list_device_steps,
 )
 from tracegraph.lowering.kernels.slices import MovingUse
+from tracegraph.lowering.xla import control_flow
 from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Iteration
 from tracegraph.lowering.xla.slice_fusion import find_view
+from tracegraph.lowering.xla.trip_counts import TripCounts
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.graph_nodes import Construct
 from tracegraph.runtime.nodes import BufferUse
@@ -107,6 +109,32 @@ def test_a_loop_of_unknown_length_asks_before_and_after_each_turn():
     (body,) = step.bodies
     assert list_names(body) == ["back", "put@again", "while@condition"]
     assert step.setter.reads == body[-1].reads == (BufferUse("#3", 64, 1),)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "construct"),
+    [(2, None, Construct.WHILE), (2, 4, Construct.WHILE), (2, 3, Construct.IF), (2, 2, None)],
+)
+def test_certain_iterations_come_ahead_of_a_loop(
+    least: int, most: int | None, construct: Construct | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(control_flow, "find_trip_counts", lambda *_: TripCounts(least, most))
+    ahead, rest = ["back@0", "back@1"], ["put", "while"]
+    steps = decode(loop(BACK, condition=(COPY,)))
+    assert list_names(steps) == (ahead if construct is None else [*ahead, *rest])
+    if construct is None:
+        return
+    step = read_conditional(steps[-1])
+    assert step.construct is construct
+    assert step.setter.reads == (BufferUse("#3", 64, 1),)
+    after = ["put@again", "while@condition"] if construct is Construct.WHILE else []
+    assert list_names(step.bodies[0]) == ["back", *after]
+
+
+def test_too_many_certain_iterations_stay_in_the_loop(monkeypatch: pytest.MonkeyPatch):
+    trips = TripCounts(TURN_NODES + 1, TURN_NODES + 1)
+    monkeypatch.setattr(control_flow, "find_trip_counts", lambda *_: trips)
+    assert list_names(decode(loop(BACK, condition=(COPY,)))) == ["put", "while"]
 
 
 def test_a_choice_of_two():
