@@ -55,9 +55,11 @@ _ROUNDS = flags.DEFINE_integer("rounds", 9, "blocks of each side", 1)
 _TORCH = flags.DEFINE_bool("torch", True, "run the PyTorch peers")
 _SERIAL = flags.DEFINE_bool("serial", False, "also time graphs whose steps have XLA's own order")
 _WIDE = flags.DEFINE_bool("wide", False, "also time graphs without lanes")
+_EQUIVALENT = flags.DEFINE_bool("equivalent", False, 'also time graphs with numerics="equivalent"')
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "small sizes on any device, few calls, no PyTorch")
 
 SERIAL, WIDE = "tg.capture, XLA's order", "tg.capture, without lanes"
+EQUIVALENT = "tg.capture, equivalent"
 CAPTURE_LIMIT, POOL_LIMIT = 0.10, 1.05
 # What a segment rounds up to says nothing about the plan of a small pool.
 LEAST_POOL_BYTES = 40 << 20
@@ -125,8 +127,8 @@ def measure_program(program: WholeProgram, peers: TorchProcess | None) -> CaseRe
         result.refusal = check_program(program, setup.state, batch, wraps, result)
         if result.refusal:
             return result
-        for name, change in list_variants():
-            wraps[name] = tg.capture(setup.function, donate_argnums=0)
+        for name, change, options in list_variants():
+            wraps[name] = tg.capture(setup.function, donate_argnums=0, **options)
             with change:
                 wraps[name](jax.device_put(setup.state), *batch)
         sides: dict[str, Side] = {
@@ -139,12 +141,16 @@ def measure_program(program: WholeProgram, peers: TorchProcess | None) -> CaseRe
     return result
 
 
-def list_variants() -> Iterator[tuple[str, contextlib.AbstractContextManager[Any]]]:
-    """Yields the names of the graphs that are built in another way, with what makes it so."""
+def list_variants() -> Iterator[
+    tuple[str, contextlib.AbstractContextManager[Any], Mapping[str, Any]]
+]:
+    """Yields the names of further graphs, with what builds them in another way, and options."""
     if _SERIAL.value:
-        yield SERIAL, mock.patch.object(plan_program, "widen", keep_order)
+        yield SERIAL, mock.patch.object(plan_program, "widen", keep_order), {}
     if _WIDE.value:
-        yield WIDE, mock.patch.object(build_graph, "arrange_in_lanes", leave_as_it_is)
+        yield WIDE, mock.patch.object(build_graph, "arrange_in_lanes", leave_as_it_is), {}
+    if _EQUIVALENT.value:
+        yield EQUIVALENT, contextlib.nullcontext(), {"numerics": "equivalent"}
 
 
 def keep_order(program: DeviceProgram, budget_bytes: int) -> Wide:

@@ -52,12 +52,14 @@ def test_dry_run_writes_every_case(tmp_path: pathlib.Path) -> None:
 
 def test_whole_programs_are_compared_and_timed(tmp_path: pathlib.Path) -> None:
     script = str(ROOT / "benchmarks" / "whole_programs.py")
-    ran = _run([script], "--dry-run", "--wide", f"--output={tmp_path}", "--case=decode")
+    variants = ("--wide", "--equivalent")
+    ran = _run([script], "--dry-run", *variants, f"--output={tmp_path}", "--case=decode")
     assert ran.returncode == 0, ran.stderr
     document = json.loads((tmp_path / "whole_programs_dry_run.json").read_text())
     (case,) = document["cases"]
     assert (case["name"], case["refusal"]) == ("decode", None)
-    assert set(case["sides"]) == {"tg.capture", "tg.capture, without lanes", "jax.jit"}
+    captured = {"tg.capture", "tg.capture, without lanes", "tg.capture, equivalent"}
+    assert set(case["sides"]) == {*captured, "jax.jit"}
     assert {"nodes", "kinds", "pool_bytes", "seconds", "temp_bytes"} <= case["capture"].keys()
     assert {"total / jax.jit", "beyond / compile", "pool / needed bytes"} <= case["figures"].keys()
     assert (tmp_path / "whole_programs_dry_run.md").read_text() in ran.stdout
