@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tracegraph.lowering.device_program import (
     DeviceProgram,
@@ -31,7 +32,7 @@ from tracegraph.lowering.device_program import (
     move_step,
 )
 from tracegraph.lowering.planning.lifetimes import Lifetime, find_lifetimes
-from tracegraph.lowering.planning.memory_plan import align, find_least_bytes
+from tracegraph.lowering.planning.memory_plan import align
 from tracegraph.lowering.planning.split_temporaries import Part, Split, split_allocations
 from tracegraph.lowering.planning.step_order import is_chain
 from tracegraph.lowering.request import BYTE, BufferSpec
@@ -76,8 +77,9 @@ def reuse_arguments(program: DeviceProgram) -> DeviceProgram:
     if all(_find_copied(step) not in large for step in program.steps):
         return program
     freed, updates = _free_arguments(program, large)
-    laid = _lay_values(*_delay_copies(freed, updates), least)
-    return laid if _count_least(laid) < _count_least(program) else program
+    found, most_bytes = _lay_values(*_delay_copies(freed, updates), least)
+    before = _count_alive(_list_values(program), len(program.steps))
+    return found if most_bytes < before.max() else program
 
 
 def _list_large(program: DeviceProgram, least: int) -> frozenset[BufferUse]:
@@ -183,57 +185,60 @@ def _delay_copies(
 
 def _lay_values(
     program: DeviceProgram, updates: Mapping[BufferUse, int], least: int
-) -> DeviceProgram:
-    """Returns the program with the largest values in idle arguments, where memory peaks."""
+) -> tuple[DeviceProgram, int]:
+    """Returns the program with large values in idle arguments, and the most bytes of the others."""
     users = _index_users(program.steps)
     gaps: list[_Gap] = []
     for (name, _, nbytes), written in updates.items():
         read = max((each for each in users[name] if each < written), default=-1)
         gaps.append(_Gap(name, nbytes, read + 1, written - 1))
-    values = {each.name: each for each in find_lifetimes(program) if not each.is_kept}
+    values = _list_values(program)
+    alive = _count_alive(values, len(program.steps))
+    large = [each for each in values if each.nbytes > least]
     laid: dict[str, str] = {}
-    while found := _find_fit(values.values(), gaps, least):
+    while found := _find_fit(large, gaps, int(alive.argmax())):
         value, gap = found
         laid[value.name] = gap.argument
-        del values[value.name]
+        alive[value.first : value.last + 1] -= align(value.nbytes)
+        large.remove(value)
         gaps.remove(gap)
         gaps += [gap._replace(last=value.first - 1), gap._replace(first=value.last + 1)]
 
     def relocate(use: BufferUse) -> BufferUse:
-        return use._replace(buffer=laid.get(use.buffer, use.buffer))
+        return use._replace(buffer=laid[use.buffer]) if use.buffer in laid else use
 
+    steps = list(program.steps)
+    for index in {index for name in laid for index in users[name]}:
+        steps[index] = move_step(steps[index], relocate)
     buffers = tuple(spec for spec in program.buffers if spec.name not in laid)
-    steps = tuple(move_step(step, relocate) for step in program.steps)
-    return dataclasses.replace(program, buffers=buffers, steps=steps)
+    found_program = dataclasses.replace(program, buffers=buffers, steps=tuple(steps))
+    return found_program, int(alive.max())
 
 
 def _find_fit(
-    values: Collection[Lifetime], gaps: Sequence[_Gap], least: int
+    large: Sequence[Lifetime], gaps: Sequence[_Gap], peak: int
 ) -> tuple[Lifetime, _Gap] | None:
-    """Returns the largest value at the peak for which an argument is idle, and the tightest gap."""
-    peak = _find_peak_step(values)
-    large = [each for each in values if each.first <= peak <= each.last and each.nbytes > least]
-    fits = [(value, gap) for value in large for gap in gaps if gap.holds(value)]
+    """Returns the largest value at a step for which an argument is idle, and the tightest gap."""
+    there = [each for each in large if each.first <= peak <= each.last]
+    fits = [(value, gap) for value in there for gap in gaps if gap.holds(value)]
     return min(fits, key=lambda fit: (-fit[0].nbytes, *fit[1].size), default=None)
+
+
+def _list_values(program: DeviceProgram) -> list[Lifetime]:
+    return [each for each in find_lifetimes(program) if not each.is_kept]
+
+
+def _count_alive(values: Iterable[Lifetime], count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Returns the bytes that are alive at each of so many steps."""
+    changes = np.zeros(count + 1, np.int64)
+    for each in values:
+        changes[each.first] += align(each.nbytes)
+        changes[each.last + 1] -= align(each.nbytes)
+    return changes.cumsum()[:count]
 
 
 def _writes(step: Step, whole: BufferUse) -> bool:
     return any(use.overlaps(whole) for use in step.writes)
-
-
-def _count_least(program: DeviceProgram) -> int:
-    return find_least_bytes(find_lifetimes(program))
-
-
-def _find_peak_step(lifetimes: Iterable[Lifetime]) -> int:
-    """Returns the first step at which the most bytes are alive."""
-    changes: dict[int, int] = defaultdict(int)
-    for each in lifetimes:
-        changes[each.first] += align(each.nbytes)
-        changes[each.last + 1] -= align(each.nbytes)
-    steps = sorted(changes)
-    alive = list(itertools.accumulate(changes[step] for step in steps))
-    return steps[alive.index(max(alive))] if alive else 0
 
 
 def _index_users(steps: Sequence[Step]) -> dict[str, list[int]]:

@@ -276,6 +276,16 @@ class TestUnknownFields:
         ):
             assert catch_refusal(write_header() + data).where == f"{OPTIONS}.compile_options[0]"
 
+    def test_pieces_of_one_field_are_searched_too(self) -> None:
+        one, other = executable(), executable()
+        one.hlo_module_with_config.hlo_module.name = "step"
+        other.hlo_module_with_config.hlo_module.id = 3
+        module = read_executable(write_program(SCHEMA, [one, other]), SCHEMA)
+        assert module.hlo_module_with_config.hlo_module.name == "step"  # type: ignore[attr-defined]
+        other.hlo_module_with_config.hlo_module.MergeFromString(b"\xf8\x3f\x01")
+        error = catch_refusal(write_program(SCHEMA, [one, other]))
+        assert "field 1023 is not in the schema" in error.what
+
     @pytest.mark.parametrize("name", PROGRAMS)
     def test_recorded_programs_have_none(self, name: str) -> None:
         program = read_executable(read_recording(name), SCHEMA)
