@@ -369,6 +369,7 @@ def _list_messages(descriptor: Any, value: Any) -> Any:
     return value.values() if descriptor.message_type.GetOptions().map_entry else value
 
 
+@functools.lru_cache(maxsize=1)
 def check_schema(schema: Any) -> None:
     """Raises `Refusal` when a field that is read is not in the installed schema.
 

@@ -24,7 +24,8 @@ from tracegraph.lowering.xla.guard_loops import guard_loops
 from tracegraph.lowering.xla.origins import Origins, index_computations, index_origins
 from tracegraph.lowering.xla.program import Allocation, XlaProgram
 from tracegraph.lowering.xla.refusal import Refusal, make_refused_error
-from tracegraph.lowering.xla.schema import load_schema
+from tracegraph.lowering.xla.riegeli import load_cramjam
+from tracegraph.lowering.xla.schema import EXECUTABLE, MANIFEST, OPTIONS, load_schema
 from tracegraph.lowering.xla.scope import PlanCall, Scope
 from tracegraph.lowering.xla.thunks import RefusedThunk, decode_sequence
 from tracegraph.runtime.errors import (
@@ -136,10 +137,18 @@ def read_program(
 
 
 def prepare_reading() -> None:
-    """Loads XLA's schema, half a second once per CUDA plugin, and this module with all readers."""
-    # Without a plugin the capture is refused where one is needed.
-    with contextlib.suppress(UnsupportedError):
-        load_schema()
+    """Does what the first program that is read would wait for.
+
+    Loads XLA's schema, half a second once per CUDA plugin, makes its messages and looks at them,
+    and loads this module with all readers.
+    """
+    load_cramjam()
+    # Without a plugin, or with an unknown one, the capture is refused where one is needed.
+    with contextlib.suppress(UnsupportedError, Refusal):
+        schema = load_schema()
+        for name in (MANIFEST, OPTIONS):
+            schema.message_class(name)
+        check_schema(schema.message_class(EXECUTABLE).DESCRIPTOR)
 
 
 def read_origins(executable: Any) -> Origins:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from tracegraph.lowering.xla.refusal import make_unreadable_error
 from tracegraph.lowering.xla.varint import read_varint
@@ -157,9 +158,7 @@ def _decompress(compression: int, data: bytes, where: str) -> bytes:
     if inner != declared or declared > _SNAPPY_RATIO * len(data):
         problem = f"{len(data)} bytes of snappy claim to be {declared} and {inner} bytes"
         raise make_unreadable_error(problem, where)
-    # Loaded where a program is read, not by `import tracegraph`.
-    import cramjam
-
+    cramjam = load_cramjam()
     try:
         result = bytes(cramjam.snappy.decompress_raw(data[begin:]))
     except cramjam.DecompressionError as error:
@@ -167,3 +166,10 @@ def _decompress(compression: int, data: bytes, where: str) -> bytes:
     if len(result) != declared:
         raise make_unreadable_error(f"snappy gave {len(result)} of {declared} bytes", where)
     return result
+
+
+def load_cramjam() -> Any:
+    """Returns what decompresses: loaded where a program is read, not by `import tracegraph`."""
+    import cramjam
+
+    return cramjam

@@ -12,7 +12,7 @@ from tracegraph.capturing.partition import partition_graph
 from tracegraph.capturing.progress import Progress
 from tracegraph.capturing.unlowered import find_refused, find_unlowered
 from tracegraph.constraints.violation import Violation
-from tracegraph.ir.graph import Graph, Value
+from tracegraph.ir.graph import Graph, Op, Value
 from tracegraph.jax_internals import describe_physical
 from tracegraph.lowering.collector import collect_ahead, hold_collector
 from tracegraph.lowering.compiled_region import CompiledRegion
@@ -38,6 +38,8 @@ read_region = import_late("tracegraph.lowering.read_region", "read_region")
 plan_program = import_late("tracegraph.lowering.plan_program", "plan_program")
 # Heap bytes that reading a program takes, for each op of its graph.
 WARM_BYTES = 16 << 10
+# Ops that a loop counts for at most, unless one iteration has more: a longer one is not unrolled.
+MOST_LOOP_OPS = 1024
 # Compilations that may follow one another before a refused region runs eagerly as a whole.
 MAX_PRECISE_CUTS = 3
 
@@ -190,7 +192,7 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
         ("lower", prepare_reading),
         ("lower", read_region.load),
         ("lower", plan_program.load),
-        ("lower", functools.partial(warm_memory, WARM_BYTES * len(graph.ops))),
+        ("lower", functools.partial(warm_memory, WARM_BYTES * count_ops(graph))),
     ]
     types = [describe_physical(operand.aval) for operand in graph.outputs]
     in_place = {index for index, _ in graph.aliases}
@@ -205,6 +207,21 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
         preparations.append(("instantiate", device.preload_libraries))
     # Last: all that was made ahead is looked at once.
     return [*preparations, ("lower", collect_ahead)]
+
+
+def count_ops(graph: Graph) -> int:
+    """Returns how many ops a graph has once its loops are unrolled, as far as they may be.
+
+    Args:
+        graph: those inside of its ops count, too.
+    """
+    return sum(1 + _count_inner(op) for op in graph.ops)
+
+
+def _count_inner(op: Op) -> int:
+    inner = sum(count_ops(each) for _, each in op.subgraphs)
+    turns = op.params.get("length", 1) if op.name == "scan" else 1
+    return max(inner, min(inner * turns, MOST_LOOP_OPS))
 
 
 def _has_op(graph: Graph, name: str) -> bool:
