@@ -88,6 +88,9 @@ def find_trip_counts(
         _Computation(computations[number].values(), computations)
         for number in loop.called_computation_ids
     )
+    # Where something has effects, what is returned is not the last instruction.
+    if (body.returned, condition.returned) != ("TUPLE", "PRED"):
+        return TripCounts()
     start = _Computation(around.values(), computations)
     try:
         return _follow(_Loop(start, condition, body, loop.operand_ids[0]), most_trips)
@@ -117,6 +120,11 @@ class _Computation:
     def root(self) -> int:
         """The identity of what it returns."""
         return next(reversed(self._by_id))
+
+    @property
+    def returned(self) -> str:
+        """The type of what it returns."""
+        return _read_kind(self._by_id[self.root])
 
     def find(self, identity: int, arguments: _Arguments, element: int = 0) -> _Values:
         """Returns what an integer may be.

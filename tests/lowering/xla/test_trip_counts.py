@@ -165,6 +165,7 @@ UNKNOWN: Mapping[str, Mapping[str, Any]] = {
     "an operation that is not followed": {
         "condition": replace(STAGES, i10=write(10, "divide", COUNT, FIRST))
     },
+    "an effect comes last": {"body": [*NEXT, write(20, "custom-call", DATA, kind="F32")]},
     "an array": {
         "start": replace(
             START, i13=write(13, "select", 10, 11, 12).replace("S32 }", "S32 dimensions: 3 }")
