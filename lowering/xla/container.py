@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tracegraph.lowering.xla.refusal import make_unreadable_error
 from tracegraph.lowering.xla.riegeli import SIGNATURE, read_records
 from tracegraph.lowering.xla.schema import EXECUTABLE, MANIFEST, OPTIONS, Schema
-from tracegraph.lowering.xla.varint import count_varint, read_varint
+from tracegraph.lowering.xla.varint import read_varint
 from tracegraph.runtime.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -167,24 +167,12 @@ def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:
         raise make_unreadable_error(problem, f"{type_name}, record 0 (manifest)")
     pieces = list(zip(manifest.records, records[1:], strict=True))
     message = _join_pieces(type_name, pieces, schema)
+    nbytes = message.ByteSize()
     message.DiscardUnknownFields()
-    # A writer of this schema gives no field fewer bytes than its size here: mostly all is there.
-    if message.ByteSize() != _count_bytes(pieces):
-        whole = _join_pieces(type_name, pieces, schema)
-        if whole.ByteSize() != message.ByteSize():
-            raise _make_unknown_error(whole, type_name)
+    # How the writer wrote it does not matter: both sizes are of our own encoding.
+    if message.ByteSize() != nbytes:
+        raise _make_unknown_error(_join_pieces(type_name, pieces, schema), type_name)
     return message
-
-
-def _count_bytes(pieces: Sequence[tuple[Any, bytes]]) -> int:
-    """Returns the bytes that a message took in these pieces."""
-    nbytes = 0
-    for entry, record in pieces:
-        nbytes += len(record)
-        if record and entry.WhichOneof("record_type") == "field_override_record":
-            (path,) = entry.field_override_record.field_path
-            nbytes += count_varint(path.field_number << 3) + count_varint(len(record))
-    return nbytes
 
 
 def _join_pieces(type_name: str, pieces: Sequence[tuple[Any, bytes]], schema: Schema) -> Message:

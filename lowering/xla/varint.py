@@ -26,13 +26,3 @@ def read_varint(data: bytes | mmap.mmap, offset: int, where: str) -> tuple[int, 
         if byte < 128 and value < 1 << 64:
             return value, offset + index + 1
     raise make_unreadable_error(f"no number ends after byte {offset}", where)
-
-
-def count_varint(value: int) -> int:
-    """Returns how many bytes a number takes.
-
-    Example:
-        >>> count_varint(0), count_varint(127), count_varint(128)
-        (1, 1, 2)
-    """
-    return max(-(-value.bit_length() // 7), 1)
