@@ -79,10 +79,10 @@ def decode_while(message: Any, name: str, scope: Scope, decode: DecodeSequence) 
     certain = trips.least if trips.least * count_nodes(body) <= TURN_NODES else 0
     iterations = [rename_steps(body, str(index)) for index in range(certain)]
     ahead = _join(_simplify(name, iterations, inner))
-    if trips.most is not None and trips.most == certain:
+    if trips.most == certain:
         return ahead
     setter = set_flag(f"{name}@condition", flag)
-    if trips.most is not None and trips.most == certain + 1:
+    if trips.most == certain + 1:
         loop = ConditionalStep(name, Construct.IF, (tuple(body),), setter)
     else:
         bodies = ((*body, *rename_steps(condition, "again"), setter),)

@@ -48,6 +48,8 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "select": lambda condition, one, other: one if condition else other,
     **dict.fromkeys(["bitcast", "convert", "copy", "reshape"], lambda value: value),
 }
+# XLA computes them otherwise for truth values: any number but 0 converts to 1, and 1 + 1 is 1.
+_OF_NUMBERS = frozenset(["add", "subtract", "multiply", "negate", "convert"])
 # What an integer may be.
 _Values: TypeAlias = frozenset[int]
 # Returns what an element of a parameter may be, by the parameter's number.
@@ -165,7 +167,7 @@ class _Computation:
         if opcode == "constant":
             return self._find_constant(instruction, kind)
         compute = _find_operation(instruction)
-        if compute is None:
+        if compute is None or (kind == "PRED" and opcode in _OF_NUMBERS):
             raise _UnknownSignal
         found = [self.find(each, arguments) for each in operands]
         if math.prod(map(len, found)) > MOST_STARTS:

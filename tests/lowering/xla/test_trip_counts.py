@@ -179,6 +179,19 @@ def test_a_loop_of_which_nothing_is_known(case: str) -> None:
     assert find(**UNKNOWN[case]) == (0, None)
 
 
+@pytest.mark.parametrize(("opcode", "operands"), [("convert", (COUNT,)), ("add", (12, 12))])
+def test_truth_values_are_not_computed_as_numbers(opcode: str, operands: tuple[int, ...]) -> None:
+    condition = [
+        *STATE_ELEMENTS,
+        constant(11, 7),
+        compare(12, "LT", COUNT, 11),
+        write(13, opcode, *operands, kind="PRED"),
+        write(14, "or", 12, 13, kind="PRED"),
+    ]
+    # As numbers of one bit, 8 is false, and twice true is false.
+    assert find(condition=condition) == (7, None)
+
+
 def test_what_is_no_loop_has_no_count() -> None:
     assert find_trip_counts("absent", {}) == (0, None)
     lines = " ".join(START)
