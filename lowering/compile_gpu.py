@@ -97,7 +97,7 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
     renamed, copies = place_donated_results(request)
     frame = frame_program(request, renamed, copies)
     # XLA's constants are added to it; mostly they fit into what sizes are rounded to.
-    compiler.target.prepare_arena(ArenaSize(_count_kept(frame), 0))
+    compiler.prepare_arena(ArenaSize(_count_kept(frame), 0))
     compiled: list[CompiledRegion] = []
     pieces: list[RegionSteps] = []
     refusals: list[UnsupportedError] = []

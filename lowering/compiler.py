@@ -48,8 +48,8 @@ class CompileTarget(Protocol):
         """What its code is compiled for."""
         ...
 
-    def prepare_arena(self, size: ArenaSize) -> None:
-        """Is called with the size of the arena as soon as it is known."""
+    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
+        """Is called with the size of the arena: ahead, while XLA compiles, and when it is known."""
         ...
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
@@ -163,6 +163,15 @@ class Compiler:
         compiled = self._overlap.run(compile_program, on_late=self._progress.enter)
         self._progress.enter("lower", detail)
         return compiled
+
+    def prepare_arena(self, size: ArenaSize) -> None:
+        """Lets the device prepare an arena while XLA compiles.
+
+        Args:
+            size: as far as it is known before.
+        """
+        prepare = functools.partial(self.target.prepare_arena, size, is_ahead=True)
+        self._overlap.add(("instantiate", prepare))
 
     def finish_overlap(self) -> None:
         """Does what was to overlap with XLA, unless it was started before."""

@@ -40,6 +40,10 @@ class Overlap:
         """True when the work was started, even if it failed."""
         return self._work is None
 
+    def add(self, preparation: Preparation) -> None:
+        """Adds a preparation, ahead of all that there are."""
+        self._preparations.insert(0, preparation)
+
     def finish(self) -> None:
         """Does the work, unless it was started before."""
         work, self._work = self._work, None

@@ -244,8 +244,14 @@ class Device(ReplayDevice, Protocol):
     # What takes long is started while XLA compiles: any thread may call these three, at any time
     # before `instantiate`, which needs none of them.
 
-    def prepare_arena(self, size: ArenaSize) -> None:
-        """Starts to prepare the allocation of an arena."""
+    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
+        """Prepares the allocation of an arena.
+
+        Args:
+            size: of its parts.
+            is_ahead: True where the caller waits for XLA: all is done when it returns. Else what
+                takes long is only started.
+        """
         ...
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

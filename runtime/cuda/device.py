@@ -33,7 +33,7 @@ from tracegraph.runtime.cuda.libraries.handler_calls import GraphCalls, HandlerC
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
 from tracegraph.runtime.cuda.memory.events import CudaEvents
-from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation, prepare_bytes
+from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation, prepare_segments
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.node_timer import CudaTimer
@@ -295,17 +295,11 @@ class CudaDevice:
         count = count_stock(math.prod(shape) * dtype.itemsize)
         prepare_allocation(shape, dtype, self.jax_device, count)
 
-    def prepare_arena(self, size: ArenaSize) -> None:
-        """Starts to compile the allocation of large parts of an arena, in threads of their own."""
-        if self.allocator.provider.name != "jax":
-            return
-        for nbytes in map(round_exact, filter(None, (size.kept_bytes, size.scratch_bytes))):
-            if prepare_bytes(nbytes, self.jax_device):
-                continue
-            arguments = ((nbytes,), np.dtype(np.uint8), self.jax_device, 1)
-            # Python starts no thread once the main one has ended; then it is done when needed.
-            with contextlib.suppress(RuntimeError):
-                threading.Thread(target=prepare_allocation, args=arguments).start()
+    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
+        """Prepares the allocation of an arena, see `prepare_segments`."""
+        if self.allocator.provider.name == "jax":
+            sizes = map(round_exact, filter(None, (size.kept_bytes, size.scratch_bytes)))
+            prepare_segments(sizes, self.jax_device, is_ahead=is_ahead)
 
 
 class _Memory:

@@ -121,7 +121,7 @@ class HostDevice:
     def find_workspace_bytes(self, node: MatmulNode) -> None:
         """Returns None: there is no cublasLt on the host."""
 
-    def prepare_arena(self, size: ArenaSize) -> None:
+    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
         """Has nothing to prepare: memory comes from the system at once."""
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

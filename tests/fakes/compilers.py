@@ -33,7 +33,7 @@ class Target:
     # Of no driver that is known.
     target = CodeTarget("cuda", "9.0", "described")
 
-    def prepare_arena(self, size: ArenaSize) -> None:
+    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
         self.arenas.append(size)
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:

@@ -18,6 +18,7 @@ from tracegraph.lowering.compile_gpu import compile_for_gpu
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import Copy, DeviceStep, ExecutableCall
 from tracegraph.lowering.lower import lower_request
+from tracegraph.lowering.overlap import Overlap, Preparation
 from tracegraph.lowering.request import (
     BufferSpec,
     CaptureRequest,
@@ -125,21 +126,18 @@ def make(x: Any) -> tuple[Any]:
     return (x * 2,)
 
 
-def test_the_memory_of_inputs_and_results_is_prepared_before_xla_compiles(
+def test_the_memory_of_inputs_and_results_is_prepared_while_xla_compiles(
     reader: FakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    added: list[Preparation] = []
+    monkeypatch.setattr(Overlap, "add", lambda _, preparation: added.append(preparation))
     compiler = make_compiler()
-    arenas: Any = compiler.target
-    prepared: list[int] = []
-    compile_region = Compiler.compile
-
-    def look(self: Compiler, *args: Any, **options: Any) -> Any:
-        prepared.append(len(arenas.arenas))
-        return compile_region(self, *args, **options)
-
-    monkeypatch.setattr(Compiler, "compile", look)
     compiled = compile_for_gpu(request(region("update", update, "x s", "n")), compiler)
-    assert prepared == [1]
+    ((phase, prepare),) = added
+    assert phase == "instantiate"
+    arenas: Any = compiler.target
+    assert not arenas.arenas
+    prepare()
     # The kept part as it is planned, of two inputs: no constant is added.
     (size,) = arenas.arenas
     assert (size.kept_bytes, size.scratch_bytes) == (compiled.plan.kept_bytes, 0) == (512, 0)

@@ -170,6 +170,20 @@ def test_preparations_are_begun_only_while_the_other_compiles():
     assert done == ["work", "first", "second"]
 
 
+def test_what_is_added_later_is_prepared_first():
+    compilation = Compilation()
+    done: list[str] = []
+
+    def end() -> None:
+        done.append("given")
+        compilation.may_end.set()
+
+    overlap = Overlap("trace", lambda: done.append("work"), [("lower", end)])
+    overlap.add(("instantiate", lambda: done.append("added")))
+    assert overlap.run(compilation, ignore) == "program"
+    assert done == ["work", "added", "given"]
+
+
 def test_the_time_of_a_preparation_belongs_to_its_phase():
     entered: list[str] = []
     is_entered = threading.Event()

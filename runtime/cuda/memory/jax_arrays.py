@@ -2,7 +2,11 @@
 
 A compiled program allocates them, one per shape, dtype and count: it runs nothing on the GPU.
 
-Note [Small arenas]. To compile that program takes XLA 20 ms or more, for which a capture would
+Note [Unscheduled]. More than half of the time of such a compilation went to XLA's model of what
+collectives cost, by which it schedules: 31 ms, and 13 without, for a described H200. These programs
+have nothing to schedule.
+
+Note [Small arenas]. To compile that program takes XLA 13 ms or more, for which a capture would
 wait: the size of its scratch is known last of all. On a machine with an H200, 8 MB are copied from
 the host in 2 ms, 24 in 5, 64 in 11, and so a small part of an arena is. The copy waits for JAX's
 work so far, as a capture does anyway. The first results of a graph that was not compiled in this
@@ -12,10 +16,11 @@ other allocation may wait.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +39,8 @@ _is_ready = ArrayImpl.is_ready
 # See Note [Small arenas].
 SMALL_BYTES = 32 << 20
 SMALL_RESULTS_BYTES = 8 << 20
+# See Note [Unscheduled].
+OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": False}
 
 
 def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
@@ -70,11 +77,12 @@ def _compile_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_devi
     # On the default device arrays are uncommitted, as the results of `jax.jit`.
     sharding = None if is_default_device(jax_device) else find_sharding(jax_device)
     with computing(), jax.default_device(jax_device), jax.enable_x64(True):
-        return jax.jit(allocate, out_shardings=sharding).lower().compile()
+        lowered = jax.jit(allocate, out_shardings=sharding).lower()
+        return lowered.compile(compiler_options=dict(OPTIONS))
 
 
 def prepare_allocation(shape: tuple[int, ...], dtype: Any, jax_device: Any, count: int) -> None:
-    """Compiles beforehand what `allocate_arrays` runs: JAX takes 20 ms or more for it, once.
+    """Compiles beforehand what `allocate_arrays` runs: JAX takes 13 ms or more for it, once.
 
     In any thread; `allocate_arrays` of another one waits for it.
     """
@@ -151,14 +159,37 @@ def make_first_arrays(aval: Any, jax_device: Any, count: int) -> list[Any]:
         return []
 
 
+def prepare_segments(sizes: Iterable[int], jax_device: Any, *, is_ahead: bool) -> None:
+    """Prepares one `allocate_bytes` of each size.
+
+    Args:
+        sizes: in bytes.
+        jax_device: the GPU.
+        is_ahead: compile in the calling thread, which has the time. Else only for those that are
+            not small, in threads of their own.
+    """
+    for nbytes in sizes:
+        arguments = ((nbytes,), np.dtype(np.uint8), jax_device, 1)
+        if is_ahead:
+            # What fails, fails again where it is needed, and says so there.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                prepare_allocation(*arguments)
+        elif not prepare_bytes(nbytes, jax_device):
+            # Python starts no thread once the main one has ended; then it is done when needed.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=prepare_allocation, args=arguments).start()
+
+
 def prepare_bytes(nbytes: int, jax_device: Any) -> bool:
     """Prepares the next two `allocate_bytes` of a small size; see Note [Small arenas].
 
-    Both parts of an arena may have it.
+    Both parts of an arena may have it. Where there is a program for the size, that is taken.
 
     Returns:
         False for a size that is not small: that needs `prepare_allocation`.
     """
+    if (_name_bytes(nbytes), jax_device) in _allocators:
+        return True
     if nbytes > SMALL_BYTES:
         return False
     _to_copy[nbytes, jax_device] = 2
@@ -178,13 +209,18 @@ def allocate_bytes(nbytes: int, jax_device: Any) -> Any:
     key = nbytes, jax_device
     left = _to_copy.pop(key, 0)
     if not left:
-        (array,) = allocate_arrays((nbytes,), np.dtype(np.uint8), False, jax_device, 1)
+        (array,) = _allocate(_name_bytes(nbytes), jax_device)
         return array
     if left > 1:
         _to_copy[key] = left - 1
     host = np.empty(nbytes, np.uint8)
     with computing():
         return jax.block_until_ready(jax.device_put(host, jax_device, may_alias=False))
+
+
+def _name_bytes(nbytes: int) -> tuple[tuple[tuple[int, ...], Any], ...]:
+    """Returns the shapes of the program that allocates so many bytes."""
+    return (((nbytes,), np.dtype(np.uint8)),)
 
 
 # By size and GPU, how many times more.

@@ -299,6 +299,36 @@ def test_an_arena_is_prepared_in_threads_and_compiled_once(
     assert sorted(compiled) == [1024, 3072] == sorted(b - a for a, b in list_ends(arena))
 
 
+def test_an_arena_is_prepared_ahead_in_the_calling_thread(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
+    monkeypatch.setattr(jax_arrays, "_allocators", {})
+    monkeypatch.setattr(jax_arrays, "_to_copy", {})
+    monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
+    compiled: list[tuple[int, threading.Thread]] = []
+    compile_allocator = jax_arrays._compile_allocator
+
+    def note(shapes: Any, jax_device: Any) -> Any:
+        compiled.append((shapes[0][0][0], threading.current_thread()))
+        if len(compiled) == 1:
+            raise jax.errors.JaxRuntimeError("INTERNAL: no compilation")
+        return compile_allocator(shapes, jax_device)
+
+    monkeypatch.setattr(jax_arrays, "_compile_allocator", note)
+    device.prepare_arena(ArenaSize(1000, 0), is_ahead=True)
+    # What fails ahead is tried again.
+    device.prepare_arena(ArenaSize(1000, 0), is_ahead=True)
+    assert compiled == [(1024, threading.current_thread())] * 2
+    # A small part for which there is a program is not copied.
+    device.prepare_arena(ArenaSize(1000, 2000))
+    assert [nbytes for nbytes, _ in jax_arrays._to_copy] == [2048]
+    provider = device.allocator.provider
+    for nbytes in (1024, 2048):
+        provider.free(provider.allocate(nbytes))
+    assert len(compiled) == 2
+
+
 def test_a_small_part_of_an_arena_compiles_nothing(
     device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +360,7 @@ def test_a_small_part_of_an_arena_compiles_nothing(
 def test_a_small_part_of_an_arena_for_which_there_is_no_memory(
     device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(jax_arrays, "_allocators", {})
     monkeypatch.setattr(jax_arrays, "_to_copy", {})
     monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
 
