@@ -27,7 +27,6 @@ from tracegraph.lowering.request import BYTE, BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.tuning import join_options
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.event_nodes import EventNode
-from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.nodes import BufferUse
 
@@ -97,7 +96,7 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
     renamed, copies = place_donated_results(request)
     frame = frame_program(request, renamed, copies)
     # XLA's constants are added to it; mostly they fit into what sizes are rounded to.
-    compiler.prepare_arena(ArenaSize(_count_kept(frame), 0))
+    compiler.prepare_arena(_count_kept(frame))
     compiled: list[CompiledRegion] = []
     pieces: list[RegionSteps] = []
     refusals: list[UnsupportedError] = []

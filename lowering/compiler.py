@@ -48,8 +48,12 @@ class CompileTarget(Protocol):
         """What its code is compiled for."""
         ...
 
-    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
-        """Is called with the size of the arena: ahead, while XLA compiles, and when it is known."""
+    def lower_arena(self, kept_bytes: int) -> Callable[[], None] | None:
+        """Lowers what allocates the kept part of an arena; returns what compiles it, or None."""
+        ...
+
+    def prepare_arena(self, size: ArenaSize) -> None:
+        """Is called with the size of the arena as soon as it is known."""
         ...
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
@@ -164,14 +168,15 @@ class Compiler:
         self._progress.enter("lower", detail)
         return compiled
 
-    def prepare_arena(self, size: ArenaSize) -> None:
-        """Lets the device prepare an arena while XLA compiles.
+    def prepare_arena(self, kept_bytes: int) -> None:
+        """Lets the device prepare an arena behind XLA's compilation, see `Overlap.put_behind`.
 
         Args:
-            size: as far as it is known before.
+            kept_bytes: of its kept part, as far as they are known before.
         """
-        prepare = functools.partial(self.target.prepare_arena, size, is_ahead=True)
-        self._overlap.add(("instantiate", prepare))
+        self._overlap.put_behind(
+            "instantiate", functools.partial(self.target.lower_arena, kept_bytes)
+        )
 
     def finish_overlap(self) -> None:
         """Does what was to overlap with XLA, unless it was started before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -241,17 +241,22 @@ class Device(ReplayDevice, Protocol):
         """
         ...
 
-    # What takes long is started while XLA compiles: any thread may call these three, at any time
+    # What takes long is started while XLA compiles: any thread may call these four, at any time
     # before `instantiate`, which needs none of them.
 
-    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
-        """Prepares the allocation of an arena.
+    def lower_arena(self, kept_bytes: int) -> Callable[[], None] | None:
+        """Lowers the program that allocates the kept part of an arena.
 
         Args:
-            size: of its parts.
-            is_ahead: True where the caller waits for XLA: all is done when it returns. Else what
-                takes long is only started.
+            kept_bytes: its size, as far as it is known.
+
+        Returns:
+            What compiles the program, for any thread; None where there is none.
         """
+        ...
+
+    def prepare_arena(self, size: ArenaSize) -> None:
+        """Starts to prepare the allocation of an arena."""
         ...
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

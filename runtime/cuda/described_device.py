@@ -59,7 +59,10 @@ class DescribedGpu:
         """Makes machine code for the GPU, by NVRTC, which needs none."""
         return functools.partial(compile_source, self.target.architecture)
 
-    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
+    def lower_arena(self, kept_bytes: int) -> None:
+        """Lowers nothing: there is no memory to allocate."""
+
+    def prepare_arena(self, size: ArenaSize) -> None:
         """Does nothing: there is no memory to prepare."""
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -31,9 +31,9 @@ from tracegraph.runtime.cuda.libraries.cudnn import Cudnn, GraphCudnn
 from tracegraph.runtime.cuda.libraries.cufft import CuFft, FftCalls
 from tracegraph.runtime.cuda.libraries.handler_calls import GraphCalls, HandlerCalls, LeasedStream
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
+from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
 from tracegraph.runtime.cuda.memory.events import CudaEvents
-from tracegraph.runtime.cuda.memory.jax_arrays import prepare_allocation, prepare_segments
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.node_timer import CudaTimer
@@ -293,13 +293,20 @@ class CudaDevice:
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Compiles the allocation of results of a type, so that no call has to wait for it."""
         count = count_stock(math.prod(shape) * dtype.itemsize)
-        prepare_allocation(shape, dtype, self.jax_device, count)
+        jax_arrays.prepare_allocation(shape, dtype, self.jax_device, count)
 
-    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
+    def lower_arena(self, kept_bytes: int) -> Callable[[], None] | None:
+        """Lowers what allocates the kept part of an arena, see `lower_segment`."""
+        is_own = kept_bytes and self.allocator.provider.name == "jax"
+        return (
+            jax_arrays.lower_segment(round_exact(kept_bytes), self.jax_device) if is_own else None
+        )
+
+    def prepare_arena(self, size: ArenaSize) -> None:
         """Prepares the allocation of an arena, see `prepare_segments`."""
         if self.allocator.provider.name == "jax":
             sizes = map(round_exact, filter(None, (size.kept_bytes, size.scratch_bytes)))
-            prepare_segments(sizes, self.jax_device, is_ahead=is_ahead)
+            jax_arrays.prepare_segments(sizes, self.jax_device)
 
 
 class _Memory:

@@ -121,7 +121,10 @@ class HostDevice:
     def find_workspace_bytes(self, node: MatmulNode) -> None:
         """Returns None: there is no cublasLt on the host."""
 
-    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
+    def lower_arena(self, kept_bytes: int) -> None:
+        """Has nothing to lower: memory comes from the system at once."""
+
+    def prepare_arena(self, size: ArenaSize) -> None:
         """Has nothing to prepare: memory comes from the system at once."""
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

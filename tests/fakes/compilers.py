@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,7 +34,10 @@ class Target:
     # Of no driver that is known.
     target = CodeTarget("cuda", "9.0", "described")
 
-    def prepare_arena(self, size: ArenaSize, *, is_ahead: bool = False) -> None:
+    def lower_arena(self, kept_bytes: int) -> Callable[[], None]:
+        return lambda: self.prepare_arena(ArenaSize(kept_bytes))
+
+    def prepare_arena(self, size: ArenaSize) -> None:
         self.arenas.append(size)
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from tracegraph.lowering.compile_gpu import compile_for_gpu
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import Copy, DeviceStep, ExecutableCall
 from tracegraph.lowering.lower import lower_request
-from tracegraph.lowering.overlap import Overlap, Preparation
+from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import (
     BufferSpec,
     CaptureRequest,
@@ -126,16 +127,17 @@ def make(x: Any) -> tuple[Any]:
     return (x * 2,)
 
 
-def test_the_memory_of_inputs_and_results_is_prepared_while_xla_compiles(
+def test_the_memory_of_inputs_and_results_is_prepared_behind_xla(
     reader: FakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    added: list[Preparation] = []
-    monkeypatch.setattr(Overlap, "add", lambda _, preparation: added.append(preparation))
+    behind: list[tuple[str, Callable[[], Any]]] = []
+    monkeypatch.setattr(Overlap, "put_behind", lambda _, *given: behind.append(given))
     compiler = make_compiler()
     compiled = compile_for_gpu(request(region("update", update, "x s", "n")), compiler)
-    ((phase, prepare),) = added
+    ((phase, lower),) = behind
     assert phase == "instantiate"
     arenas: Any = compiler.target
+    prepare = lower()
     assert not arenas.arenas
     prepare()
     # The kept part as it is planned, of two inputs: no constant is added.

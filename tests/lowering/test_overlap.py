@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -135,14 +136,13 @@ def test_the_time_before_its_end_belongs_to_the_compilation(monkeypatch: pytest.
     entered: list[str] = []
     compilation = Compilation()
 
-    class Thread(threading.Thread):
-        """The thread that compiles: it ends once the other one has nothing left but to wait."""
+    def wait(futures: Any) -> None:
+        """Ends the compilation once the calling thread has nothing left but to wait."""
+        compilation.may_end.set()
+        futures_wait(futures)
 
-        def join(self, timeout: float | None = None) -> None:
-            compilation.may_end.set()
-            super().join(timeout)
-
-    monkeypatch.setattr(overlap_module.threading, "Thread", Thread)
+    futures_wait = overlap_module.wait
+    monkeypatch.setattr(overlap_module, "wait", wait)
     Overlap("trace", lambda: None).run(compilation, entered.append)
     assert entered == []
 
@@ -170,18 +170,54 @@ def test_preparations_are_begun_only_while_the_other_compiles():
     assert done == ["work", "first", "second"]
 
 
-def test_what_is_added_later_is_prepared_first():
+def test_a_small_compilation_follows_in_the_same_thread_and_is_not_waited_for():
     compilation = Compilation()
+    threads: list[threading.Thread] = []
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    def compile_small() -> None:
+        threads.append(threading.current_thread())
+        assert may_end.wait(SECONDS)
+        has_ended.set()
+
+    def lower() -> Callable[[], None]:
+        threads.append(threading.current_thread())
+        return compile_small
+
+    overlap = Overlap("trace", lambda: None, [("lower", compilation.may_end.set)])
+    overlap.put_behind("instantiate", lower)
+    assert overlap.run(compilation, ignore) == "program"
+    assert not has_ended.is_set()
+    may_end.set()
+    assert has_ended.wait(SECONDS)
+    assert threads == [threading.current_thread(), compilation.thread]
+    # Only once.
+    overlap.run(compilation, ignore)
+    assert len(threads) == 2
+
+
+@pytest.mark.parametrize("fails", ["XLA", "a preparation"])
+def test_behind_what_failed_nothing_is_compiled(fails: str):
+    compilation = Compilation(ValueError(fails) if fails == "XLA" else None)
     done: list[str] = []
 
-    def end() -> None:
-        done.append("given")
-        compilation.may_end.set()
+    def prepare() -> None:
+        threading.Timer(0.1, compilation.may_end.set).start()
+        if fails != "XLA":
+            raise ValueError(fails)
 
-    overlap = Overlap("trace", lambda: done.append("work"), [("lower", end)])
-    overlap.add(("instantiate", lambda: done.append("added")))
-    assert overlap.run(compilation, ignore) == "program"
-    assert done == ["work", "added", "given"]
+    def lower() -> Callable[[], None]:
+        done.append("lowered")
+        return lambda: done.append("compiled")
+
+    overlap = Overlap("trace", lambda: None, [("verify", prepare)])
+    overlap.put_behind("instantiate", lower)
+    with pytest.raises(ValueError, match=fails):
+        overlap.run(compilation, ignore)
+    assert compilation.has_ended.is_set()
+    assert compilation.thread is not None
+    compilation.thread.join(SECONDS)
+    assert done == ["lowered"]
 
 
 def test_the_time_of_a_preparation_belongs_to_its_phase():

@@ -70,15 +70,23 @@ _allocators: dict[Any, _Once] = {}
 
 def _compile_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
     """Returns a compiled function that returns fresh arrays with undefined contents."""
+    return _compile_lowered(_lower_allocator(shapes, jax_device))
 
+
+def _compile_lowered(lowered: jax.stages.Lowered) -> Any:
+    return lowered.compile(compiler_options=dict(OPTIONS))
+
+
+def _lower_allocator(
+    shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any
+) -> jax.stages.Lowered:
     def allocate() -> tuple[Any, ...]:
         return tuple(jnp.empty(shape, dtype) for shape, dtype in shapes)
 
     # On the default device arrays are uncommitted, as the results of `jax.jit`.
     sharding = None if is_default_device(jax_device) else find_sharding(jax_device)
     with computing(), jax.default_device(jax_device), jax.enable_x64(True):
-        lowered = jax.jit(allocate, out_shardings=sharding).lower()
-        return lowered.compile(compiler_options=dict(OPTIONS))
+        return jax.jit(allocate, out_shardings=sharding).lower()
 
 
 def prepare_allocation(shape: tuple[int, ...], dtype: Any, jax_device: Any, count: int) -> None:
@@ -159,22 +167,34 @@ def make_first_arrays(aval: Any, jax_device: Any, count: int) -> list[Any]:
         return []
 
 
-def prepare_segments(sizes: Iterable[int], jax_device: Any, *, is_ahead: bool) -> None:
-    """Prepares one `allocate_bytes` of each size.
+def lower_segment(nbytes: int, jax_device: Any) -> Callable[[], None]:
+    """Lowers the program of `allocate_bytes`; returns what compiles it, for any thread.
+
+    Args:
+        nbytes: how many.
+        jax_device: the GPU.
+    """
+    key = _name_bytes(nbytes), jax_device
+    once = _allocators.get(key) or _Once(_compile_lowered, _lower_allocator(*key))
+    return functools.partial(_compile_segment, key, once)
+
+
+def _compile_segment(key: Any, once: _Once) -> None:
+    # What fails, fails again where it is needed, and says so there.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        _allocators.setdefault(key, once).find()
+
+
+def prepare_segments(sizes: Iterable[int], jax_device: Any) -> None:
+    """Prepares one `allocate_bytes` of each size, in threads of their own where it takes long.
 
     Args:
         sizes: in bytes.
         jax_device: the GPU.
-        is_ahead: compile in the calling thread, which has the time. Else only for those that are
-            not small, in threads of their own.
     """
     for nbytes in sizes:
         arguments = ((nbytes,), np.dtype(np.uint8), jax_device, 1)
-        if is_ahead:
-            # What fails, fails again where it is needed, and says so there.
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
-                prepare_allocation(*arguments)
-        elif not prepare_bytes(nbytes, jax_device):
+        if not prepare_bytes(nbytes, jax_device):
             # Python starts no thread once the main one has ended; then it is done when needed.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=prepare_allocation, args=arguments).start()

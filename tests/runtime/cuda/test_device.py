@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
-import threading
 from typing import Any
 
 import jax
@@ -24,20 +22,16 @@ from tests.fakes.cuda_on_host import (
 )
 from tests.fakes.definitions import make_copy, make_definition, make_stage
 from tests.oracles import error_lines
-from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import ArrayState
 from tracegraph.runtime.cuda import device as device_module
 from tracegraph.runtime.cuda.device import find_cuda_device
-from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.errors import ConfigError, CudaError, OutOfMemoryError, TracegraphError
-from tracegraph.runtime.graph import ArenaSize, GraphDefinition, ReplayClock
+from tracegraph.runtime.graph import GraphDefinition, ReplayClock
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.segment import Segment
 
-# The fixture puts another in its place.
-MAKE_ALLOCATOR = jax_arrays._make_allocator
 DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
 
 
@@ -272,129 +266,3 @@ def test_a_copy_node_is_rebound_too(device: CudaOnHost) -> None:
         replay.inputs[0].make_writer()(x := place([value] * 4))
         replay.launch()
         np.testing.assert_array_equal(replay.make_taker(0)(), x)
-
-
-def test_an_arena_is_prepared_in_threads_and_compiled_once(
-    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
-    monkeypatch.setattr(jax_arrays, "_allocators", {})
-    compiled: list[int] = []
-    has_begun, may_end = threading.Event(), threading.Event()
-    compile_allocator = jax_arrays._compile_allocator
-
-    def compile_late(shapes: Any, jax_device: Any) -> Any:
-        compiled.append(shapes[0][0][0])
-        if len(compiled) == 2:
-            has_begun.set()
-        assert may_end.wait(240)
-        return compile_allocator(shapes, jax_device)
-
-    monkeypatch.setattr(jax_arrays, "_compile_allocator", compile_late)
-    device.prepare_arena(ArenaSize(1000, 3000))
-    # Both at the same time, and not in this thread.
-    assert has_begun.wait(240)
-    may_end.set()
-    arena = Arena(PrivatePool(new_pool_id(), device.allocator), ArenaSize(1000, 3000))
-    assert sorted(compiled) == [1024, 3072] == sorted(b - a for a, b in list_ends(arena))
-
-
-def test_an_arena_is_prepared_ahead_in_the_calling_thread(
-    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
-    monkeypatch.setattr(jax_arrays, "_allocators", {})
-    monkeypatch.setattr(jax_arrays, "_to_copy", {})
-    monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
-    compiled: list[tuple[int, threading.Thread]] = []
-    compile_allocator = jax_arrays._compile_allocator
-
-    def note(shapes: Any, jax_device: Any) -> Any:
-        compiled.append((shapes[0][0][0], threading.current_thread()))
-        if len(compiled) == 1:
-            raise jax.errors.JaxRuntimeError("INTERNAL: no compilation")
-        return compile_allocator(shapes, jax_device)
-
-    monkeypatch.setattr(jax_arrays, "_compile_allocator", note)
-    device.prepare_arena(ArenaSize(1000, 0), is_ahead=True)
-    # What fails ahead is tried again.
-    device.prepare_arena(ArenaSize(1000, 0), is_ahead=True)
-    assert compiled == [(1024, threading.current_thread())] * 2
-    # A small part for which there is a program is not copied.
-    device.prepare_arena(ArenaSize(1000, 2000))
-    assert [nbytes for nbytes, _ in jax_arrays._to_copy] == [2048]
-    provider = device.allocator.provider
-    for nbytes in (1024, 2048):
-        provider.free(provider.allocate(nbytes))
-    assert len(compiled) == 2
-
-
-def test_a_small_part_of_an_arena_compiles_nothing(
-    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
-    monkeypatch.setattr(jax_arrays, "_allocators", {})
-    monkeypatch.setattr(jax_arrays, "_to_copy", {})
-    monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
-    compiled: list[int] = []
-    compile_allocator = jax_arrays._compile_allocator
-
-    def note(shapes: Any, jax_device: Any) -> Any:
-        compiled.append(shapes[0][0][0])
-        return compile_allocator(shapes, jax_device)
-
-    monkeypatch.setattr(jax_arrays, "_compile_allocator", note)
-    device.prepare_arena(ArenaSize(1000, 2000))
-    # Only what was prepared, once for each part: others do not wait for JAX's work.
-    sizes = [1024, 2048, 1024, 2048, 1024, 2048, 2048]
-    segments = [device.allocator.provider.allocate(nbytes) for nbytes in sizes]
-    assert compiled == [1024, 2048]
-    # No two share memory, and all of it can be written.
-    for number, segment in enumerate(segments):
-        ctypes.memset(segment.address, number, segment.nbytes)
-    for number, segment in enumerate(segments):
-        assert ctypes.string_at(segment.address, segment.nbytes) == bytes([number]) * segment.nbytes
-        device.allocator.provider.free(segment)
-
-
-def test_a_small_part_of_an_arena_for_which_there_is_no_memory(
-    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jax_arrays, "_allocators", {})
-    monkeypatch.setattr(jax_arrays, "_to_copy", {})
-    monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-
-    device.prepare_arena(ArenaSize(1000, 0))
-    with monkeypatch.context() as patch:
-        patch.setattr(jax, "device_put", refuse)
-        with pytest.raises(OutOfMemoryError, match="cannot reserve 1,024 bytes"):
-            device.allocator.provider.allocate(1024)
-    device.allocator.provider.free(device.allocator.provider.allocate(1024))
-
-
-def list_ends(arena: Arena) -> list[tuple[int, int]]:
-    """Returns start and end of the segments of both parts."""
-    blocks = [arena.find_block(offset) for offset in (0, arena.size.kept_bytes)]
-    return [(block.address, block.address + block.segment.nbytes) for block in blocks]
-
-
-def test_an_allocation_whose_preparation_failed_is_compiled_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(jax_arrays, "_allocators", {})
-    outcomes: list[Any] = [RuntimeError("XLA"), "allocator"]
-
-    def compile_once(shapes: Any, jax_device: Any) -> Any:
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(jax_arrays, "_compile_allocator", compile_once)
-    shapes = (((8,), np.dtype(np.uint8)),)
-    with pytest.raises(RuntimeError, match="XLA"):
-        jax_arrays._make_allocator(shapes, None)
-    assert [jax_arrays._make_allocator(shapes, None) for _ in range(2)] == ["allocator"] * 2
