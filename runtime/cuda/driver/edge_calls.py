@@ -58,14 +58,15 @@ class EdgeCalls(DriverCalls):
 
     def _add_programmatic(self, graph: int, dependencies: Sequence[Dependency], node: int) -> None:
         """Adds the edges with a port: one call per port, see Note [Ports of edges]."""
+        ports = {port for _, port in dependencies}
         for port in (Port.PROGRAMMATIC, Port.LAUNCH_ORDER):
-            firsts = [self._api.CUgraphNode(each) for each, own in dependencies if own is port]
-            if not firsts:
+            if port not in ports:
                 continue
+            firsts = [self._api.CUgraphNode(each) for each, own in dependencies if own is port]
             has_second = hasattr(self._api, "cuGraphAddDependencies_v2")
             name = "cuGraphAddDependencies_v2" if has_second else "cuGraphAddDependencies"
             seconds = [self._api.CUgraphNode(node)] * len(firsts)
-            data = [self._make_data(port) for _ in firsts]
+            data = [self._make_data(port)] * len(firsts)
             self._call(name, graph, firsts, seconds, data, len(firsts))
 
     def _make_data(self, port: Port) -> Any:

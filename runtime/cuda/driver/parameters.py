@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,21 +30,20 @@ class PackedParameters:
     """
 
     def __init__(self, parameters: Sequence[bytes]) -> None:
-        self._sizes = tuple(len(parameter) for parameter in parameters)
-        starts = [0]
-        for size in self._sizes:
-            lines = -(-size // PARAMETER_ALIGNMENT)
-            starts.append(starts[-1] + lines * PARAMETER_ALIGNMENT // WORD_BYTES)
-        self.starts = tuple(starts[:-1])
-        nbytes = starts[-1] * WORD_BYTES
+        self._sizes = tuple(map(len, parameters))
+        lines = [-(-size // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT for size in self._sizes]
+        padded = b"".join(map(bytes.ljust, parameters, lines, itertools.repeat(b"\0")))
+        starts = [0, *itertools.accumulate(lines)]
+        self.starts = tuple(start // WORD_BYTES for start in starts[:-1])
         # Not arrays of ctypes: each has a type of its own, which is a cycle.
-        memory = array.array("Q", bytes(nbytes + PARAMETER_ALIGNMENT))
-        skipped = -memory.buffer_info()[0] % PARAMETER_ALIGNMENT
-        self.words = memoryview(memory).cast("B")[skipped : skipped + nbytes].cast("Q")
-        first = memory.buffer_info()[0] + skipped
-        self._pointers = array.array("Q", [first + WORD_BYTES * start for start in starts])
-        self.address = self._pointers.buffer_info()[0]
-        self.write(parameters)
+        memory = array.array("Q", bytes(len(padded) + PARAMETER_ALIGNMENT))
+        address, _ = memory.buffer_info()
+        skipped = -address % PARAMETER_ALIGNMENT
+        content = memoryview(memory).cast("B")[skipped : skipped + len(padded)]
+        content[:] = padded
+        self.words = content.cast("Q")
+        self._pointers = array.array("Q", [address + skipped + start for start in starts])
+        self.address, _ = self._pointers.buffer_info()
 
     def read(self) -> tuple[bytes, ...]:
         """Returns the current bytes of each parameter."""

@@ -13,13 +13,13 @@ from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph_nodes import ConditionalNode, Node
 from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.nodes import (
+    BufferUse,
     ConditionHandle,
     CopyNode,
     FillNode,
     KernelNode,
     KernelParameter,
     Locate,
-    TensorMap,
 )
 
 # What is captured while a library enqueues it.
@@ -128,6 +128,8 @@ def move_action(node: Node, action: Action, buffer: str, address: int) -> Action
 
 
 def _make_parameter(driver: CudaDriver, parameter: KernelParameter, locate: Locate) -> bytes:
+    if isinstance(parameter, BufferUse):
+        return locate(parameter).to_bytes(8, "little")
     if isinstance(parameter, bytes):
         return parameter
     if isinstance(parameter, ConditionHandle):
@@ -136,9 +138,7 @@ def _make_parameter(driver: CudaDriver, parameter: KernelParameter, locate: Loca
             where="parameters of a kernel",
             why="only a branch or a loop has a condition to set",
         )
-    if isinstance(parameter, TensorMap):
-        return driver.encode_tensor_map(parameter, locate(parameter.use))
-    return locate(parameter).to_bytes(8, "little")
+    return driver.encode_tensor_map(parameter, locate(parameter.use))
 
 
 def _make_copy(node: CopyNode, locate: Locate) -> Action:
