@@ -241,7 +241,7 @@ class Device(ReplayDevice, Protocol):
         """
         ...
 
-    # What takes long is started while XLA compiles: any thread may call these four, at any time
+    # What takes long is started while XLA compiles: any thread may call these five, at any time
     # before `instantiate`, which needs none of them.
 
     def lower_arena(self, kept_bytes: int) -> Callable[[], None] | None:
@@ -261,6 +261,10 @@ class Device(ReplayDevice, Protocol):
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Prepares the allocation of results of a type."""
+        ...
+
+    def prepare_copies(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+        """Prepares the allocation of copies of arguments, of these shapes and dtypes."""
         ...
 
     def preload_libraries(self) -> None:

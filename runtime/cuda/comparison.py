@@ -19,6 +19,7 @@ from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.driver.calls import KernelLaunch
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.cuda.measurement import FORMATS, FOUND, MEASURE_PIECES, join_pieces
+from tracegraph.runtime.cuda.memory.jax_arrays import allocate_together, is_prepared
 from tracegraph.runtime.device import FloatDifference
 from tracegraph.runtime.jax_interop import ArrayImpl
 from tracegraph.runtime.nodes import KernelCode, LaunchShape
@@ -141,20 +142,32 @@ class CudaComparison:
             is_rotated: exchange the two halves of each: other inputs with the same values in them,
                 so that indices stay in range and floats stay finite.
         """
-        copies = jax.block_until_ready(jax.device_put(list(arrays), may_alias=False))
-        if not is_rotated:
+        copies = self._allocate_copies(arrays)
+        is_empty = bool(copies)
+        if not copies:
+            copies = jax.block_until_ready(jax.device_put(list(arrays), may_alias=False))
+        if not (is_rotated or is_empty):
             return copies
         order = self._context.order
         copy, stream = order.driver.copy_async, order.stream
         with order.use_context():
-            for array, rotated in zip(arrays, copies, strict=True):
-                source, target = _get_pointer(array), _get_pointer(rotated)
+            for array, other in zip(arrays, copies, strict=True):
+                source, target = _get_pointer(array), _get_pointer(other)
                 split, rest = _halve(array)
-                if not split:
-                    continue
-                copy(target, source + split, rest, stream)
-                copy(target + rest, source, split, stream)
+                if is_rotated and split:
+                    copy(target, source + split, rest, stream)
+                    copy(target + rest, source, split, stream)
+                elif is_empty and split + rest:
+                    copy(target, source, split + rest, stream)
         return copies
+
+    def _allocate_copies(self, arrays: Sequence[jax.Array]) -> list[Any]:
+        """Returns arrays of the same types without contents; none where no program is prepared.
+
+        To copy an array by JAX takes 0.1 ms, however small: 13 ms for a step of ResNet-18.
+        """
+        avals, jax_device = [array.aval for array in arrays], self._context.jax_device
+        return allocate_together(avals, jax_device) if is_prepared(avals, jax_device) else []
 
     def _run(
         self, kernel: LoadedKernel, table: np.ndarray[Any, Any], nbytes: int

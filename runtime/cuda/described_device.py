@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -66,6 +67,9 @@ class DescribedGpu:
         """Does nothing: there is no memory to prepare."""
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Does nothing: there is no memory to prepare."""
+
+    def prepare_copies(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
         """Does nothing: there is no memory to prepare."""
 
     def preload_libraries(self) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +37,7 @@ from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.node_timer import CudaTimer
 from tracegraph.runtime.cuda.properties import read_target
+from tracegraph.runtime.cuda.rebinding import count_users, find_patchers, list_rebindable
 from tracegraph.runtime.cuda.result_parts import cut_arrays
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
@@ -46,13 +46,11 @@ from tracegraph.runtime.environment import check_dispatch, read_launch_blocking
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
-    MAX_PATCHED_NODES,
     ArenaSize,
     ExecutableGraph,
     GraphDefinition,
     Instance,
     ReplayClock,
-    Stage,
 )
 from tracegraph.runtime.graph_nodes import list_nested
 from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform, TriangularSolve
@@ -68,7 +66,6 @@ from tracegraph.runtime.stream import Stream
 POISON = 0xFF
 # Where no memory is, for the nodes of a lent input before the first call.
 NOWHERE = 1 << 45
-LARGE_BYTES = 1 << 20
 
 
 class CudaDevice:
@@ -176,7 +173,7 @@ class CudaDevice:
             return start + use.offset
 
         driver, order = self.context.driver, self.context.order
-        rebindable = _list_rebindable(definition, reached or ())
+        rebindable = list_rebindable(definition, reached or ())
         movable = {*rebindable, *fresh}.difference(reached or ())
         libraries = {**self._libraries, **self._prepare_calls(definition, buffers, locate)}
         # Nodes are pointed at memory of JAX.
@@ -197,15 +194,15 @@ class CudaDevice:
                 buffers[name].hold_memory()
             if fixed:
                 graphs[index] = build()
-        users = [_count_users(stage) for stage in definition.stages]
-        find_patchers = functools.partial(_find_patchers, users, graphs, is_mixed)
+        users = [count_users(stage) for stage in definition.stages]
+        find_for = functools.partial(find_patchers, users, graphs, is_mixed)
         for name in rebindable:
-            buffers[name].patchers = find_patchers(buffers[name]) or ()
+            buffers[name].patchers = find_for(buffers[name]) or ()
             buffers[name].is_unread = not any(name in counts for counts in users)
         ports: dict[str, ResultPort] = {}
         for name in (each for each in fresh if each not in (reached or ())):
             # Two results that are one value are two arrays: donating one must not delete the other.
-            patchers = find_patchers(buffers[name]) if fresh.count(name) == 1 else None
+            patchers = find_for(buffers[name]) if fresh.count(name) == 1 else None
             if patchers and name not in definition.inputs:
                 ports[name] = ResultPort(buffers[name], patchers)
                 ports[name].take_first()
@@ -295,6 +292,10 @@ class CudaDevice:
         count = count_stock(math.prod(shape) * dtype.itemsize)
         jax_arrays.prepare_allocation(shape, dtype, self.jax_device, count)
 
+    def prepare_copies(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+        """Compiles the allocation of copies of arguments, for a verification."""
+        jax_arrays.prepare_together(types, self.jax_device)
+
     def lower_arena(self, kept_bytes: int) -> Callable[[], None] | None:
         """Lowers what allocates the kept part of an arena, see `lower_segment`."""
         is_own = kept_bytes and self.allocator.provider.name == "jax"
@@ -343,40 +344,6 @@ def _open_allocator(jax_device: Any, order: JaxOrder) -> Allocator:
         read_memory=read_memory,
     )
     return open_allocator(source)
-
-
-def _list_rebindable(definition: GraphDefinition, reached: Collection[str]) -> list[str]:
-    """Returns the inputs that hold nothing from one replay to the next."""
-    kept = {slot.name for slot in definition.slots if slot.is_resident} | set(definition.outputs)
-    return [name for name in definition.inputs if name not in kept and name not in reached]
-
-
-def _count_users(stage: Stage) -> Counter[str]:
-    """Returns how many nodes name each buffer."""
-    return Counter(name for node in stage.nodes for name in {*node.arguments, *node.results})
-
-
-def _find_patchers(
-    users: Sequence[Counter[str]],
-    graphs: Mapping[int, CudaGraph],
-    kernels_only: bool,
-    buffer: CudaBuffer,
-) -> tuple[Callable[[int], None], ...] | None:
-    """Returns what points every graph at another address of a buffer, None if one cannot."""
-    patchers = []
-    count = 0
-    for index, counts in enumerate(users):
-        if buffer.name not in counts:
-            continue
-        if index not in graphs:
-            return None
-        if not graphs[index].can_rebind(buffer.name, kernels_only=kernels_only):
-            return None
-        count += counts[buffer.name]
-        patchers.append(graphs[index].make_patcher(buffer.name))
-    if count > MAX_PATCHED_NODES and buffer.nbytes < LARGE_BYTES:
-        return None
-    return tuple(patchers)
 
 
 _devices: dict[Any, CudaDevice] = {}

@@ -130,6 +130,9 @@ class HostDevice:
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Has nothing to prepare: XLA's calls bring the memory of their results."""
 
+    def prepare_copies(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+        """Has nothing to prepare: no argument is copied by a program."""
+
     def preload_libraries(self) -> None:
         """Has nothing to load: what XLA calls is part of it."""
 

@@ -220,3 +220,44 @@ def test_memory_for_new_results_is_prepared_once_per_type(
     results = captured(jnp.ones((3, 2)), X)
     assert np.array_equal(results[3], X * 3)
     assert prepared == shapes
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_copies_of_many_arguments_are_prepared_for_the_verification(
+    monkeypatch: pytest.MonkeyPatch, verify: bool
+):
+    device = capture_for_gpu(monkeypatch)
+    prepared: list[Any] = []
+    copied: list[Any] = []
+    are_prepared = threading.Event()
+    copy_arrays = device.comparison.copy_arrays
+
+    def compile_late(compile_it: Callable[[], Any]) -> Any:
+        assert are_prepared.wait(SECONDS)
+        return compile_it()
+
+    def prepare(types: Any) -> None:
+        prepared.append(types)
+        are_prepared.set()
+
+    def note(arrays: Any, *, is_rotated: bool) -> list[Any]:
+        copied.append([(array.shape, array.dtype) for array in arrays])
+        return copy_arrays(arrays, is_rotated=is_rotated)
+
+    if not verify:
+        are_prepared.set()
+    replace_compilation(monkeypatch, compile_late)
+    monkeypatch.setattr(device, "prepare_copies", prepare)
+    monkeypatch.setattr(device.comparison, "copy_arrays", note)
+
+    # State and small arguments have memory of the graph's own; a large one is read where it is.
+    def step(state: Any, large: Any, key: Any, x: Any) -> Any:
+        noise = jax.random.uniform(key, x.shape)
+        return [each + x + noise for each in state], large.sum()
+
+    state = [jnp.full(4, i, jnp.float32) for i in range(20)]
+    large = jnp.ones((1 << 18) + 4, jnp.float32)
+    captured = tg.capture(step, donate_argnums=0, verify=verify)
+    captured(state, large, jax.random.key(0), jnp.asarray(X))
+    assert [len(each) for each in prepared] == [22] * verify
+    assert copied == prepared * 2

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+import numpy as np
 
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.capturing.partition import partition_graph
@@ -19,7 +22,7 @@ from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.overlap import Preparation
-from tracegraph.lowering.planning.lent_inputs import lend_arguments
+from tracegraph.lowering.planning.lent_inputs import SMALLEST_BYTES, lend_arguments
 from tracegraph.lowering.request import CaptureRequest, Role
 from tracegraph.lowering.tuning import Tuning
 from tracegraph.lowering.warm_memory import warm_memory
@@ -27,6 +30,7 @@ from tracegraph.options import LIVE_OUTPUTS, Options
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.late_import import import_late
+from tracegraph.runtime.packing import is_packable
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
 
@@ -40,6 +44,8 @@ plan_program = import_late("tracegraph.lowering.plan_program", "plan_program")
 WARM_BYTES = 16 << 10
 # Ops that a loop counts for at most, unless one iteration has more: a longer one is not unrolled.
 MOST_LOOP_OPS = 1024
+# From here on a program for their copies saves more than it costs, see `CudaComparison`.
+MANY_ARGUMENTS = 16
 # Compilations that may follow one another before a refused region runs eagerly as a whole.
 MAX_PRECISE_CUTS = 3
 
@@ -202,11 +208,31 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
             ("verify", functools.partial(device.prepare_result, *each))
             for each in dict.fromkeys(fresh)
         ]
+    own = list_own_arguments(graph)
+    if options.verify and len(own) >= MANY_ARGUMENTS:
+        preparations.append(("verify", functools.partial(device.prepare_copies, own)))
     if _has_op(graph, "dot_general"):
         # Late: the first time in a process it takes longer than XLA for a small program.
         preparations.append(("instantiate", device.preload_libraries))
     # Last: all that was made ahead is looked at once.
     return [*preparations, ("lower", collect_ahead)]
+
+
+def list_own_arguments(graph: Graph) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Returns shape and dtype of each argument that a graph has memory for, in their order.
+
+    Args:
+        graph: what is captured; see Note [Lent inputs] for its large arguments.
+    """
+    state = {index for _, index in graph.aliases}
+    types = [describe_physical(operand.aval) for operand in graph.inputs]
+    return [
+        (shape, dtype)
+        for index, (shape, dtype) in enumerate(types)
+        if index in state
+        or is_packable(dtype)
+        or math.prod(shape) * dtype.itemsize < SMALLEST_BYTES
+    ]
 
 
 def count_ops(graph: Graph) -> int:

@@ -126,9 +126,24 @@ def allocate_together(avals: Sequence[Any], jax_device: Any) -> list[Any]:
     Raises:
         jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
     """
-    arrays = _allocate(tuple((aval.shape, aval.dtype) for aval in avals), jax_device)
+    arrays = _allocate(_name_types(avals), jax_device)
     pairs = zip(arrays, avals, strict=True)
     return [_make_weak(array) if aval.weak_type else array for array, aval in pairs]
+
+
+def prepare_together(types: Iterable[tuple[tuple[int, ...], Any]], jax_device: Any) -> None:
+    """Compiles beforehand what `allocate_together` runs.
+
+    Args:
+        types: shape and dtype of each array.
+        jax_device: the GPU.
+    """
+    _make_allocator(tuple(types), jax_device)
+
+
+def is_prepared(avals: Sequence[Any], jax_device: Any) -> bool:
+    """True where there is a program for what `allocate_together` is asked for."""
+    return (_name_types(avals), jax_device) in _allocators
 
 
 def _allocate(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> list[Any]:
@@ -236,6 +251,10 @@ def allocate_bytes(nbytes: int, jax_device: Any) -> Any:
     host = np.empty(nbytes, np.uint8)
     with computing():
         return jax.block_until_ready(jax.device_put(host, jax_device, may_alias=False))
+
+
+def _name_types(avals: Iterable[Any]) -> tuple[tuple[tuple[int, ...], Any], ...]:
+    return tuple((aval.shape, aval.dtype) for aval in avals)
 
 
 def _name_bytes(nbytes: int) -> tuple[tuple[tuple[int, ...], Any], ...]:

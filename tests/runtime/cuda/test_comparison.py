@@ -12,7 +12,11 @@ import pytest
 
 from tests.fakes.cuda_on_host import CudaOnHost, place
 from tracegraph.runtime.cuda import comparison, measurement
+from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.verification.difference import measure_difference, relate
+
+# The fixture puts another in its place.
+MAKE_ALLOCATOR = jax_arrays._make_allocator
 
 
 def pair(device: CudaOnHost, one: Any, other: Any) -> tuple[int, int, int]:
@@ -76,6 +80,32 @@ def test_copies_and_comparisons_compile_nothing(
         assert "ompil" in caplog.text
     assert len({copy.unsafe_buffer_pointer() for copy in copies}) == len(arrays)
     assert device.comparison.copy_arrays([], is_rotated=True) == []
+
+
+@pytest.mark.parametrize("is_rotated", [False, True])
+def test_many_copies_are_allocated_by_one_program(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch, is_rotated: bool
+) -> None:
+    weak = jax.numpy.asarray(2.0)
+    values = [np.arange(size, dtype=dtype) for size, dtype in ((0, "i4"), (1, "f4"), (5, "i1"))]
+    arrays = [weak, *(place(each, dtype=each.dtype) for each in values)]
+    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
+    monkeypatch.setattr(jax_arrays, "_allocators", {})
+    device.prepare_copies([(array.shape, array.dtype) for array in arrays])
+
+    def refuse(*_: object, **__: object) -> object:
+        raise AssertionError("an array is copied by JAX")
+
+    monkeypatch.setattr(jax, "device_put", refuse)
+    copies = device.comparison.copy_arrays(arrays, is_rotated=is_rotated)
+    assert [copy.aval for copy in copies] == [array.aval for array in arrays]
+    for copy, array in zip(copies, arrays, strict=True):
+        flat = np.asarray(array).ravel()
+        wanted = np.roll(flat, -(flat.size // 2)) if is_rotated else flat
+        np.testing.assert_array_equal(np.asarray(copy).ravel(), wanted)
+    # Other types have no program.
+    with pytest.raises(AssertionError, match="copied by JAX"):
+        device.comparison.copy_arrays(arrays[1:], is_rotated=is_rotated)
 
 
 def test_copies_keep_the_weak_type(device: CudaOnHost) -> None:
