@@ -226,6 +226,9 @@ class _GraphBuilder:
     def __init__(self, capturing_stream: int | None) -> None:
         self._capturing_stream = capturing_stream
         self._built: dict[tuple[int, str, int, int | None, str], Graph] = {}
+        # Of a thousand ops, a hundred come from different lines and scopes.
+        self._sources: dict[Any, str | None] = {}
+        self._scopes: dict[Any, str] = {}
 
     def build(self, closed: Any, name: str, enclosing: Origin) -> Graph:
         key = (id(closed), name, enclosing.stream, enclosing.backward_on, enclosing.source)
@@ -278,15 +281,25 @@ class _GraphBuilder:
         return Graph(name, (*free, *inputs), constants, tuple(ops), outputs)
 
     def _make_origin(self, context: EquationContext, enclosing: Origin) -> Origin:
-        scope = describe_scope(context)
+        scope, source = self._find_scope(context), self._find_source(context)
         # JAX forgets the user's line inside its own functions: the line that calls them is used.
-        source = describe_source(context)
         if not source:
             source, outer = enclosing.source, enclosing.equation_context
             if outer is not None:
                 context = context._replace(traceback=outer.traceback)
         stream, backward_on = self._find_streams(scope, enclosing)
         return Origin(source, scope, stream, context, backward_on)
+
+    def _find_scope(self, context: EquationContext) -> str:
+        found = self._scopes.get(context.name_stack)
+        if found is None:
+            found = self._scopes[context.name_stack] = describe_scope(context)
+        return found
+
+    def _find_source(self, context: EquationContext) -> str | None:
+        if context.traceback not in self._sources:
+            self._sources[context.traceback] = describe_source(context)
+        return self._sources[context.traceback]
 
     def _read_params(self, equation: Any) -> Mapping[str, Any]:
         if equation.primitive.name not in STREAM_MARKS:
