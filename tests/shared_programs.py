@@ -38,8 +38,12 @@ KEEP_ALL = {
 }
 UNOPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 # XLA compiles candidates too for a GPU that is only described, where it can measure none; to make a
-# program in parts, by several threads, costs a tenth more.
-XLA_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_force_compilation_parallelism=1"
+# program in parts, by several threads, costs a tenth more; a model of collectives, by which one
+# scheduler orders steps that a graph orders anew, costs a small program as much again.
+XLA_FLAGS = (
+    "--xla_gpu_autotune_level=0 --xla_gpu_force_compilation_parallelism=1 "
+    "--xla_gpu_enable_latency_hiding_scheduler=false"
+)
 # By fewer passes, in half of the time, and not in parts, which cost more than they save where each
 # worker has one core; later releases end the process at a flag they do not know.
 XLA_FLAGS_OF_JAX_0_10 = (
