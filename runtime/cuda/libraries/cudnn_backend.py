@@ -68,7 +68,16 @@ C_TYPES: Mapping[ValueType, Any] = {
 
 
 class Attribute(enum.Enum):
-    """cudnnBackendAttributeName_t, each with the type of its values."""
+    """cudnnBackendAttributeName_t, each with the type of its values.
+
+    Attributes:
+        number: that of the header.
+        value_type: of each of its values.
+    """
+
+    def __init__(self, number: int, value_type: ValueType) -> None:
+        # A plan sets fifty: what is looked up in an enum takes as long as cuDNN.
+        self.number, self.value_type = number, value_type
 
     POINTWISE_MODE = 0, ValueType.POINTWISE_MODE
     POINTWISE_MATH_PREC = 1, ValueType.DATA_TYPE
@@ -130,16 +139,6 @@ class Attribute(enum.Enum):
     ENGINE_OPERATION_GRAPH = 1300, ValueType.BACKEND_DESCRIPTOR
     ENGINE_GLOBAL_INDEX = 1301, ValueType.INT64
     ENGINE_NUMERICAL_NOTE = 1303, ValueType.NUMERICAL_NOTE
-
-    @property
-    def number(self) -> int:
-        """That of the header."""
-        return self.value[0]
-
-    @property
-    def value_type(self) -> ValueType:
-        """Of each of its values."""
-        return self.value[1]
 
 
 # One value, or several of one attribute; text as bytes. Factors may be of either precision.
@@ -208,18 +207,18 @@ class CudnnBackend:
         Raises:
             CudnnError: cuDNN refuses a value, or the whole.
         """
-        present = [(attribute, value) for attribute, value in values.items() if value is not None]
         with self.open_descriptor(kind) as descriptor:
-            for attribute, value in present:
-                self._set(descriptor, attribute, value)
-            self._call(f"cudnnBackendFinalize({kind.name})", descriptor)
+            for attribute, value in values.items():
+                if value is not None:
+                    self._set(descriptor, attribute, value)
+            self._call("cudnnBackendFinalize", descriptor, shown=kind)
         return descriptor
 
     @contextlib.contextmanager
     def open_descriptor(self, kind: Kind) -> Iterator[int]:
         """Yields an empty descriptor, which is destroyed when the block fails."""
         made = ctypes.c_void_p()
-        self._call("cudnnBackendCreateDescriptor", int(kind), ctypes.byref(made))
+        self._call("cudnnBackendCreateDescriptor", kind, ctypes.byref(made))
         descriptor = made.value or 0
         try:
             yield descriptor
@@ -269,28 +268,25 @@ class CudnnBackend:
         else:
             values = value if isinstance(value, Sequence) else (value,)
             array, count = (_find_c_type(attribute) * len(values))(*values), len(values)
-        self._call(
-            f"cudnnBackendSetAttribute({attribute.name})",
-            *(descriptor, attribute.number, int(value_type), count, array),
-        )
+        arguments = descriptor, attribute.number, value_type, count, array
+        self._call("cudnnBackendSetAttribute", *arguments, shown=attribute)
 
     def _get(self, descriptor: int, attribute: Attribute, limit: int, array: Any) -> int:
         count = ctypes.c_int64()
-        self._call(
-            f"cudnnBackendGetAttribute({attribute.name})",
-            *(descriptor, attribute.number, int(attribute.value_type), limit),
-            *(ctypes.byref(count), array),
-        )
+        arguments = descriptor, attribute.number, attribute.value_type, limit
+        found = ctypes.byref(count), array
+        self._call("cudnnBackendGetAttribute", *arguments, *found, shown=attribute)
         return min(count.value, limit) if limit else count.value
 
-    def _call(self, call: str, *arguments: Any) -> None:
-        """Calls a function; the text up to a bracket is its name."""
-        status = getattr(self._library, call.partition("(")[0])(*arguments)
+    def _call(self, name: str, *arguments: Any, shown: enum.Enum | None = None) -> None:
+        """Calls a function; an error shows what it was called for."""
+        status = getattr(self._library, name)(*arguments)
         if not status:
             return
+        call = name if shown is None else f"{name}({shown.name})"
         reason = " ".join(self._take_messages().split())
-        name = self._library.cudnnGetErrorString(status).decode()
-        raise CudnnError(f"{call} returned {name}" + (f": {reason}" if reason else ""))
+        text = self._library.cudnnGetErrorString(status).decode()
+        raise CudnnError(f"{call} returned {text}" + (f": {reason}" if reason else ""))
 
 
 def _find_c_type(attribute: Attribute) -> Any:
