@@ -146,19 +146,19 @@ class CudaComparison:
         is_empty = bool(copies)
         if not copies:
             copies = jax.block_until_ready(jax.device_put(list(arrays), may_alias=False))
-        if not (is_rotated or is_empty):
-            return copies
+        moves: list[tuple[int, int, int]] = []
+        for array, other in zip(arrays, copies, strict=True):
+            source, target = _get_pointer(array), _get_pointer(other)
+            split, rest = _halve(array)
+            if is_rotated and split:
+                moves += [(target, source + split, rest), (target + rest, source, split)]
+            elif is_empty and split + rest:
+                moves.append((target, source, split + rest))
         order = self._context.order
         copy, stream = order.driver.copy_async, order.stream
         with order.use_context():
-            for array, other in zip(arrays, copies, strict=True):
-                source, target = _get_pointer(array), _get_pointer(other)
-                split, rest = _halve(array)
-                if is_rotated and split:
-                    copy(target, source + split, rest, stream)
-                    copy(target + rest, source, split, stream)
-                elif is_empty and split + rest:
-                    copy(target, source, split + rest, stream)
+            for move in moves:
+                copy(*move, stream)
         return copies
 
     def _allocate_copies(self, arrays: Sequence[jax.Array]) -> list[Any]:

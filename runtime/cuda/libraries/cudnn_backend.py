@@ -207,10 +207,10 @@ class CudnnBackend:
         Raises:
             CudnnError: cuDNN refuses a value, or the whole.
         """
+        present = [(attribute, value) for attribute, value in values.items() if value is not None]
         with self.open_descriptor(kind) as descriptor:
-            for attribute, value in values.items():
-                if value is not None:
-                    self._set(descriptor, attribute, value)
+            for attribute, value in present:
+                self._set(descriptor, attribute, value)
             self._call("cudnnBackendFinalize", descriptor, shown=kind)
         return descriptor
 
