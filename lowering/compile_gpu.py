@@ -20,7 +20,7 @@ from tracegraph.lowering.compiled_region import CompiledRegion, record_region
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.pack_elements import pack_elements
-from tracegraph.lowering.planning.lent_inputs import SMALLEST_BYTES
+from tracegraph.lowering.planning.lent_inputs import is_lendable
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, align
 from tracegraph.lowering.region_steps import PointSteps, RegionSteps, XlaRegion
 from tracegraph.lowering.request import BYTE, BufferSpec, CaptureRequest, Region
@@ -163,7 +163,7 @@ def _count_kept(frame: DeviceProgram) -> int:
     specs = {spec.buffer.name: spec.buffer for spec in (*frame.inputs, *frame.outputs)}
     # Most of these will be lent.
     for spec in frame.inputs:
-        if spec.may_be_lent and spec.buffer.nbytes >= SMALLEST_BYTES:
+        if spec.may_be_lent and is_lendable(spec.buffer):
             specs.pop(spec.buffer.name)
     return sum(align(spec.nbytes) for spec in specs.values())
 

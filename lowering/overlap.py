@@ -4,8 +4,8 @@ XLA holds no lock of Python while it compiles, which is most of the time of a ca
 work stays in the calling thread, which has the streams, JAX's settings and the stack.
 
 Note [Clearing up]. XLA keeps the MLIR contexts in which it fuses, and destroys them when it next
-compiles: behind a step of ResNet-18 an allocation's program took 53 to 98 ms on a machine with an
-H200, and 9 before it. So the thread that has compiled goes on with a small program that the
+compiles: behind a step of ResNet-18 an allocation's program took 52 ms on a machine with an H200,
+and 8 before it. So the thread that has compiled goes on with a small program that the
 capture needs anyway, and clears up while the calling thread reads and plans.
 """
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
-from tracegraph.lowering.request import CaptureRequest, Role
+from tracegraph.lowering.request import BufferSpec, CaptureRequest, Role
 from tracegraph.runtime.library_nodes import CudnnNode, MatmulNode
 from tracegraph.runtime.nodes import KernelNode
 
@@ -34,13 +34,17 @@ def lend_arguments(request: CaptureRequest) -> CaptureRequest:
     return dataclasses.replace(request, inputs=inputs)
 
 
+def is_lendable(buffer: BufferSpec) -> bool:
+    """True for an argument of a size and type that a call may have read where it is."""
+    return not buffer.is_packed and buffer.nbytes >= SMALLEST_BYTES
+
+
 def find_lent(program: DeviceProgram) -> frozenset[str]:
     """Returns the names of the inputs that need no memory, see Note [Lent inputs]."""
     found = {
         spec.buffer.name
         for spec in program.inputs
-        if spec.may_be_lent and spec.is_kept and not spec.buffer.is_packed
-        if spec.buffer.nbytes >= SMALLEST_BYTES
+        if spec.may_be_lent and spec.is_kept and is_lendable(spec.buffer)
     }
     found -= {spec.buffer.name for spec in program.outputs}
     for step in program.steps if found else ():

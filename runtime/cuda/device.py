@@ -290,18 +290,17 @@ class CudaDevice:
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Compiles the allocation of results of a type, so that no call has to wait for it."""
         count = count_stock(math.prod(shape) * dtype.itemsize)
-        jax_arrays.prepare_allocation(shape, dtype, self.jax_device, count)
+        jax_arrays.prepare_together(((shape, dtype),) * count, self.jax_device)
 
     def prepare_copies(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
         """Compiles the allocation of copies of arguments, for a verification."""
-        jax_arrays.prepare_together(types, self.jax_device)
+        jax_arrays.prepare_together(tuple(types), self.jax_device)
 
     def lower_arena(self, kept_bytes: int) -> Callable[[], None] | None:
         """Lowers what allocates the kept part of an arena, see `lower_segment`."""
-        is_own = kept_bytes and self.allocator.provider.name == "jax"
-        return (
-            jax_arrays.lower_segment(round_exact(kept_bytes), self.jax_device) if is_own else None
-        )
+        if not kept_bytes or self.allocator.provider.name != "jax":
+            return None
+        return jax_arrays.lower_segment(round_exact(kept_bytes), self.jax_device)
 
     def prepare_arena(self, size: ArenaSize) -> None:
         """Prepares the allocation of an arena, see `prepare_segments`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tracegraph.lowering.compile_gpu import FIRST_OPTIONS, PLAIN_KERNELS
@@ -17,5 +15,4 @@ NAMES = [*dict(FIRST_OPTIONS), *(name for _, (name, _) in PLAIN_KERNELS), *OPTIO
 @pytest.mark.usefixtures("h200")
 def test_xla_knows_an_option(name: str) -> None:
     # One that it does not know is left out of a capture, and what it was for is lost.
-    known: Any = legal_compile_options()
-    assert name in known
+    assert name in legal_compile_options()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -22,8 +21,8 @@ from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.overlap import Preparation
-from tracegraph.lowering.planning.lent_inputs import SMALLEST_BYTES, lend_arguments
-from tracegraph.lowering.request import CaptureRequest, Role
+from tracegraph.lowering.planning.lent_inputs import is_lendable, lend_arguments
+from tracegraph.lowering.request import BufferSpec, CaptureRequest, Role
 from tracegraph.lowering.tuning import Tuning
 from tracegraph.lowering.warm_memory import warm_memory
 from tracegraph.options import LIVE_OUTPUTS, Options
@@ -227,11 +226,10 @@ def list_own_arguments(graph: Graph) -> list[tuple[tuple[int, ...], np.dtype[Any
     state = {index for _, index in graph.aliases}
     types = [describe_physical(operand.aval) for operand in graph.inputs]
     return [
-        (shape, dtype)
-        for index, (shape, dtype) in enumerate(types)
+        each
+        for index, each in enumerate(types)
         if index in state
-        or is_packable(dtype)
-        or math.prod(shape) * dtype.itemsize < SMALLEST_BYTES
+        or not is_lendable(BufferSpec(f"{index}", *each, is_packed=is_packable(each[1])))
     ]
 
 

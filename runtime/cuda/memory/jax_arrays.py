@@ -6,7 +6,7 @@ Note [Unscheduled]. More than half of the time of such a compilation went to XLA
 collectives cost, by which it schedules: 31 ms, and 13 without, for a described H200. These programs
 have nothing to schedule.
 
-Note [Small arenas]. To compile that program takes XLA 13 ms or more, for which a capture would
+Note [Small arenas]. To compile that program takes XLA 8 ms or more, for which a capture would
 wait: the size of its scratch is known last of all. On a machine with an H200, 8 MB are copied from
 the host in 2 ms, 24 in 5, 64 in 11, and so a small part of an arena is. The copy waits for JAX's
 work so far, as a capture does anyway. The first results of a graph that was not compiled in this
@@ -21,7 +21,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,9 @@ from tracegraph.runtime.jax_interop import (
     to_immutable,
 )
 
+# Shape and dtype of each array.
+Types: TypeAlias = tuple[tuple[tuple[int, ...], Any], ...]
+
 _is_ready = ArrayImpl.is_ready
 # See Note [Small arenas].
 SMALL_BYTES = 32 << 20
@@ -43,7 +46,7 @@ SMALL_RESULTS_BYTES = 8 << 20
 OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": False}
 
 
-def _make_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
+def _make_allocator(shapes: Types, jax_device: Any) -> Any:
     """Returns the result of `_compile_allocator`; waits while another thread compiles it."""
     once = _Once(_compile_allocator, shapes, jax_device)
     return _allocators.setdefault((shapes, jax_device), once).find()
@@ -68,7 +71,7 @@ class _Once:
 _allocators: dict[Any, _Once] = {}
 
 
-def _compile_allocator(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> Any:
+def _compile_allocator(shapes: Types, jax_device: Any) -> Any:
     """Returns a compiled function that returns fresh arrays with undefined contents."""
     return _compile_lowered(_lower_allocator(shapes, jax_device))
 
@@ -77,9 +80,7 @@ def _compile_lowered(lowered: jax.stages.Lowered) -> Any:
     return lowered.compile(compiler_options=dict(OPTIONS))
 
 
-def _lower_allocator(
-    shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any
-) -> jax.stages.Lowered:
+def _lower_allocator(shapes: Types, jax_device: Any) -> jax.stages.Lowered:
     def allocate() -> tuple[Any, ...]:
         return tuple(jnp.empty(shape, dtype) for shape, dtype in shapes)
 
@@ -87,14 +88,6 @@ def _lower_allocator(
     sharding = None if is_default_device(jax_device) else find_sharding(jax_device)
     with computing(), jax.default_device(jax_device), jax.enable_x64(True):
         return jax.jit(allocate, out_shardings=sharding).lower()
-
-
-def prepare_allocation(shape: tuple[int, ...], dtype: Any, jax_device: Any, count: int) -> None:
-    """Compiles beforehand what `allocate_arrays` runs: JAX takes 13 ms or more for it, once.
-
-    In any thread; `allocate_arrays` of another one waits for it.
-    """
-    _make_allocator(((shape, dtype),) * count, jax_device)
 
 
 def allocate_arrays(
@@ -131,14 +124,16 @@ def allocate_together(avals: Sequence[Any], jax_device: Any) -> list[Any]:
     return [_make_weak(array) if aval.weak_type else array for array, aval in pairs]
 
 
-def prepare_together(types: Iterable[tuple[tuple[int, ...], Any]], jax_device: Any) -> None:
-    """Compiles beforehand what `allocate_together` runs.
+def prepare_together(types: Types, jax_device: Any) -> None:
+    """Compiles beforehand what allocates arrays: JAX takes 8 ms or more for it, once.
+
+    In any thread; what allocates them in another one waits for it.
 
     Args:
-        types: shape and dtype of each array.
+        types: of the arrays.
         jax_device: the GPU.
     """
-    _make_allocator(tuple(types), jax_device)
+    _make_allocator(types, jax_device)
 
 
 def is_prepared(avals: Sequence[Any], jax_device: Any) -> bool:
@@ -146,7 +141,7 @@ def is_prepared(avals: Sequence[Any], jax_device: Any) -> bool:
     return (_name_types(avals), jax_device) in _allocators
 
 
-def _allocate(shapes: tuple[tuple[tuple[int, ...], Any], ...], jax_device: Any) -> list[Any]:
+def _allocate(shapes: Types, jax_device: Any) -> list[Any]:
     with computing():
         arrays = list(_make_allocator(shapes, jax_device)())
     for array in arrays:
@@ -208,11 +203,11 @@ def prepare_segments(sizes: Iterable[int], jax_device: Any) -> None:
         jax_device: the GPU.
     """
     for nbytes in sizes:
-        arguments = ((nbytes,), np.dtype(np.uint8), jax_device, 1)
         if not prepare_bytes(nbytes, jax_device):
+            arguments = _name_bytes(nbytes), jax_device
             # Python starts no thread once the main one has ended; then it is done when needed.
             with contextlib.suppress(RuntimeError):
-                threading.Thread(target=prepare_allocation, args=arguments).start()
+                threading.Thread(target=prepare_together, args=arguments).start()
 
 
 def prepare_bytes(nbytes: int, jax_device: Any) -> bool:
@@ -221,7 +216,7 @@ def prepare_bytes(nbytes: int, jax_device: Any) -> bool:
     Both parts of an arena may have it. Where there is a program for the size, that is taken.
 
     Returns:
-        False for a size that is not small: that needs `prepare_allocation`.
+        False for a size that is not small: that needs `prepare_together`.
     """
     if (_name_bytes(nbytes), jax_device) in _allocators:
         return True
@@ -253,11 +248,11 @@ def allocate_bytes(nbytes: int, jax_device: Any) -> Any:
         return jax.block_until_ready(jax.device_put(host, jax_device, may_alias=False))
 
 
-def _name_types(avals: Iterable[Any]) -> tuple[tuple[tuple[int, ...], Any], ...]:
+def _name_types(avals: Iterable[Any]) -> Types:
     return tuple((aval.shape, aval.dtype) for aval in avals)
 
 
-def _name_bytes(nbytes: int) -> tuple[tuple[tuple[int, ...], Any], ...]:
+def _name_bytes(nbytes: int) -> Types:
     """Returns the shapes of the program that allocates so many bytes."""
     return (((nbytes,), np.dtype(np.uint8)),)
 

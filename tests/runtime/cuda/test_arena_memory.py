@@ -47,13 +47,18 @@ def test_an_arena_is_prepared_in_threads_and_compiled_once(
     assert sorted(compiled) == [1024, 3072] == sorted(b - a for a, b in list_ends(arena))
 
 
-def test_an_arena_is_lowered_here_and_compiled_where_its_owner_says(
-    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def copy_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets parts of 2 KiB at most be copied, and forgets what was prepared before."""
     monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
     monkeypatch.setattr(jax_arrays, "_allocators", {})
     monkeypatch.setattr(jax_arrays, "_to_copy", {})
     monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
+
+
+def test_an_arena_is_lowered_here_and_compiled_where_its_owner_says(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_small_parts(monkeypatch)
     done: list[str] = []
     lower_allocator, compile_lowered = jax_arrays._lower_allocator, jax_arrays._compile_lowered
 
@@ -89,10 +94,7 @@ def test_an_arena_is_lowered_here_and_compiled_where_its_owner_says(
 def test_a_small_part_of_an_arena_compiles_nothing(
     device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
-    monkeypatch.setattr(jax_arrays, "_allocators", {})
-    monkeypatch.setattr(jax_arrays, "_to_copy", {})
-    monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
+    copy_small_parts(monkeypatch)
     compiled: list[int] = []
     compile_allocator = jax_arrays._compile_allocator
 
@@ -117,9 +119,7 @@ def test_a_small_part_of_an_arena_compiles_nothing(
 def test_a_small_part_of_an_arena_for_which_there_is_no_memory(
     device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax_arrays, "_allocators", {})
-    monkeypatch.setattr(jax_arrays, "_to_copy", {})
-    monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
+    copy_small_parts(monkeypatch)
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
