@@ -125,13 +125,13 @@ class _Reader:
         opcode, kind = instruction.opcode, self._read_kind(instruction)
         is_single = self._is_single(instruction)
         if opcode == "broadcast":
-            source = self._find_instruction(instruction.operand_ids[0])
+            source = self._find_source(instruction)
             if not self._is_single(source):
                 raise _OtherFormSignal
             return self._find(source.id)
         operands = tuple(self._find(operand) for operand in instruction.operand_ids)
         if opcode in _VIEWS:
-            source = self._find_instruction(instruction.operand_ids[0])
+            source = self._find_source(instruction)
             if is_single != self._is_single(source) or kind != self._read_kind(source):
                 raise _OtherFormSignal
             return operands[0]
@@ -157,7 +157,7 @@ class _Reader:
         if opcode in _LOGIC:
             return kinds == {kind} == {"PRED"}
         if opcode == "select":
-            return self._find_kind(operands[0]) == "PRED"
+            return len(operands) == 3 and self._find_kind(operands[0]) == "PRED"
         if opcode == "compare":
             return kinds <= {"F32", "S32"} and len(kinds) == 1
         return opcode == "convert" and kind in _FLOATS and kinds <= {*_FLOATS, "S32"}
@@ -172,6 +172,12 @@ class _Reader:
             if each.id == identity:
                 return each
         raise _OtherFormSignal
+
+    def _find_source(self, instruction: Any) -> Any:
+        """Returns the operand of an instruction that has one."""
+        if len(instruction.operand_ids) != 1:
+            raise _OtherFormSignal
+        return self._find_instruction(instruction.operand_ids[0])
 
     def _find_kind(self, value: int) -> str:
         count = len(self._operands)

@@ -92,7 +92,7 @@ def _find_text(code: KernelCode) -> bytes:
         size, count, names = struct.unpack_from("<HHH", image, _COUNTS_AT)
         sections = [_SECTION.unpack_from(image, start + size * index) for index in range(count)]
         names_at = sections[names][4]
-    except (struct.error, IndexError):
+    except (struct.error, IndexError, OverflowError):
         return b""
     for section in sections:
         name_at, (begin, nbytes) = names_at + section[0], section[4:6]

@@ -23,6 +23,8 @@ _Rows: TypeAlias = tuple[int, int, int]
 _Value: TypeAlias = tuple[bool, int]
 # Sizes and places are computed in 32 bits.
 _MOST_BYTES = 1 << 31
+# Values are followed by calls within one another, of which Python allows a thousand.
+MAX_OPS = 64
 
 
 def read_piece_fusion(
@@ -54,13 +56,19 @@ class _Reader:
     """Reads the instructions of one fused computation.
 
     Args:
-        instructions: the root last.
+        instructions: each after its operands, the root last.
+
+    Raises:
+        _OtherFormSignal: there are too many.
     """
 
     def __init__(self, instructions: Sequence[Any]) -> None:
         self._root = instructions[-1]
-        self._by_id = {each.id: each for each in instructions}
+        self._places = {each.id: place for place, each in enumerate(instructions)}
+        self._instructions = instructions
         self._parameters = sum(each.opcode == "parameter" for each in instructions)
+        if len(instructions) > MAX_OPS + self._parameters:
+            raise _OtherFormSignal
         self._pieces: list[Piece] = []
         self._ops: list[tuple[str, _Value, _Value]] = []
         self._known: dict[tuple[int, _Rows], _Value] = {}
@@ -103,8 +111,13 @@ class _Reader:
     def _read(self, instruction: Any, rows: _Rows) -> _Value:
         dimensions, opcode = _read_dimensions(instruction), instruction.opcode
         if opcode == "parameter":
-            return False, self._add_piece(Piece(instruction.parameter_number, *rows))
+            number = instruction.parameter_number
+            if not 0 <= number < self._parameters:
+                raise _OtherFormSignal
+            return False, self._add_piece(Piece(number, *rows))
         operands = self._find_operands(instruction)
+        if not operands:
+            raise _OtherFormSignal
         if opcode in _VIEWS:
             if math.prod(_read_dimensions(operands[0])) != math.prod(dimensions):
                 raise _OtherFormSignal
@@ -126,7 +139,11 @@ class _Reader:
         return self._pieces.index(piece)
 
     def _find_operands(self, instruction: Any) -> list[Any]:
-        return [self._by_id[each] for each in instruction.operand_ids]
+        own = self._places[instruction.id]
+        places = [self._places.get(each, own) for each in instruction.operand_ids]
+        if not all(place < own for place in places):
+            raise _OtherFormSignal
+        return [self._instructions[place] for place in places]
 
 
 def _read_dimensions(instruction: Any) -> tuple[int, ...]:

@@ -175,6 +175,18 @@ def test_the_certain_iterations_of_a_loop_come_ahead_of_a_branch(h200: Any) -> N
     check_built(lowered.definition)
 
 
+def test_the_end_of_a_loop_may_be_far_from_the_arguments(h200: Any) -> None:
+    def count(x: Any, n: Any) -> Any:
+        for i in range(100):
+            n = jnp.where((n * 3 + i) & 1, n + 5, (n ^ i) * 7)
+        return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] @ c[1]), (n - 4, x))
+
+    _, lowered = lower(count, (MATRIX, np.int32(3)), h200, mode="whole")
+    (node,) = [n for n in lowered.definition.stages[0].nodes if isinstance(n, ConditionalNode)]
+    assert node.kind == "while"
+    assert find_faults(lowered.definition) == []
+
+
 def test_the_text_of_a_graph_shows_what_is_inside(h200: Any) -> None:
     text = str(lower_case("a loop of unknown length", h200).definition)
     (head,) = [line for line in text.splitlines() if ": while " in line]

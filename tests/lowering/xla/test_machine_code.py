@@ -74,6 +74,13 @@ def test_ptx_is_not_trusted() -> None:
     assert not waits_first(KernelCode("k", text))
 
 
+@pytest.mark.parametrize("at", [0x28, 0x3A, 0x3C, 0x3E])
+def test_sections_that_are_not_there_have_no_instructions(at: int) -> None:
+    changed = IMAGE[:at] + b"\xff" * 8 + IMAGE[at + 8 :]
+    assert waits_first(KernelCode("k", IMAGE))
+    assert not waits_first(KernelCode("k", changed))
+
+
 @given(st.data())
 def test_any_bytes_have_an_answer(data: st.DataObject) -> None:
     changed = bytearray(IMAGE[: data.draw(st.integers(0, len(IMAGE)))])

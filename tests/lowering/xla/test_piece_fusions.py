@@ -134,6 +134,22 @@ def test_other_fusions_are_left(instructions: tuple[str, ...]) -> None:
     assert read(*instructions) is None
 
 
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        (parameter(0, (8,)), array(1, "add", (8,), of(0, 9))),
+        (parameter(0, (8,)), array(1, "add", (8,), of(0, 1))),
+        (parameter(0, (8,)), array(1, "copy", (8,))),
+        (array(0, "parameter", (8,), "parameter_number: -1"), array(1, "add", (8,), of(0, 0))),
+        (array(0, "parameter", (8,), "parameter_number: 1"), array(1, "add", (8,), of(0, 0))),
+        (parameter(0, (8,)), *(array(n, "add", (8,), of(n - 1, 0)) for n in range(1, 900))),
+    ],
+    ids=["absent operand", "own operand", "no operand", "before", "behind", "long"],
+)
+def test_what_contradicts_itself_is_left(instructions: tuple[str, ...]) -> None:
+    assert read(*instructions) is None
+
+
 def test_other_types_layouts_and_instructions_are_left() -> None:
     whole = (*SLICED, array(3, "add", WEIGHTS, of(0, 2)))
     assert read(*(each.replace("F32", "BF16") for each in whole)) is None
