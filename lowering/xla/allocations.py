@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from tracegraph.lowering.xla.computations import Computations
 from tracegraph.lowering.xla.constants import index_literals, read_constant
 from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
@@ -37,12 +38,16 @@ def read_views(messages: Sequence[Any]) -> tuple[BufferUse | None, ...]:
 
 
 def read_allocations(
-    executable: Any, used: Collection[str], outputs: Collection[str]
+    executable: Any,
+    computations: Computations,
+    used: Collection[str],
+    outputs: Collection[str],
 ) -> tuple[Allocation, ...]:
     """Returns what each allocation holds.
 
     Args:
         executable: a ``GpuExecutableProto``.
+        computations: of its module.
         used: names of the allocations that a step reads or writes.
         outputs: names of those that hold a result.
 
@@ -51,7 +56,7 @@ def read_allocations(
     """
     literals: dict[str, list[Any]] = {}
     if executable.constants:
-        literals = index_literals(executable.hlo_module_with_config.hlo_module)
+        literals = index_literals(computations)
     entries: dict[int, list[Any]] = {}
     for entry in executable.constants:
         entries.setdefault(entry.allocation_index, []).append(entry)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.xla.refusal import Refusal
+from tracegraph.lowering.xla.schema import COMPUTATION
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -376,7 +377,8 @@ def check_schema(schema: Any) -> None:
     Args:
         schema: the message descriptor of a program; messages that it cannot hold are not missed.
     """
-    todo, seen = [schema], set()
+    # A program holds its computations as bytes.
+    todo, seen = [schema, schema.file.pool.FindMessageTypeByName(COMPUTATION)], set()
     while todo:
         message = todo.pop()
         if message.full_name in seen:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracegraph.lowering.xla.allow_list import check_listed
+from tracegraph.lowering.xla.computations import Computations
 from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.runtime.packing import pack_bits
@@ -54,18 +55,16 @@ _PACKED: Mapping[str, tuple[str, int]] = {
 }
 
 
-def index_literals(module: Any) -> dict[str, list[Any]]:
+def index_literals(computations: Computations) -> dict[str, list[Any]]:
     """Returns the constant instructions of a program by the symbol that XLA gives them.
 
     Args:
-        module: an ``HloModuleProto``.
+        computations: of the program.
     """
     found: dict[str, list[Any]] = {}
-    for computation in module.computations:
-        for instruction in computation.instructions:
-            if instruction.opcode == "constant":
-                symbol = _PREFIX + re.sub(r"[^0-9A-Za-z_]", "_", instruction.name)
-                found.setdefault(symbol, []).append(instruction)
+    for instruction in computations.list_instructions("constant"):
+        symbol = _PREFIX + re.sub(r"[^0-9A-Za-z_]", "_", instruction.name)
+        found.setdefault(symbol, []).append(instruction)
     return found
 
 

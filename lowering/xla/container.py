@@ -9,7 +9,7 @@ replaces one field.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.xla.refusal import make_unreadable_error
@@ -52,19 +52,48 @@ def read_executable(serialized: bytes, schema: Schema) -> Message:
     return _read_split_proto(executable, EXECUTABLE, schema)
 
 
-def check_known_fields(message: Message, where: str) -> None:
-    """Raises UnsupportedError if a field is set, at any depth, that the schema does not know.
+def read_message(kind: type[Message], encoded: bytes, where: str) -> Message:
+    """Returns a message without unknown fields.
 
     Args:
-        message: any message; it is not changed.
-        where: what the message is, for the error.
+        kind: its type.
+        encoded: as XLA wrote it.
+        where: what the message is, for errors.
+
+    Raises:
+        UnsupportedError: it is none of that type, or a field is set, at any depth, that the schema
+            does not have.
     """
-    known = type(message)()
-    known.CopyFrom(message)
-    known.DiscardUnknownFields()
-    # Sizes are compared because the walk in Python is a hundred times slower.
-    if known.ByteSize() != message.ByteSize():
-        raise _make_unknown_error(message, where)
+
+    return _check_known_fields(lambda: parse_message(kind, encoded, where), where)
+
+
+def parse_message(kind: type[Message], encoded: bytes, where: str) -> Message:
+    """Returns a message that may have fields that the schema does not have.
+
+    Args:
+        kind: as for `read_message`.
+        encoded: as for `read_message`.
+        where: as for `read_message`.
+
+    Raises:
+        UnsupportedError: it is none of that type.
+    """
+    message = kind()
+    _merge(message, encoded, where)
+    return message
+
+
+def _check_known_fields(read: Callable[[], Message], where: str) -> Message:
+    """Returns what was read, if it has no field that the schema does not have."""
+    message = read()
+    nbytes = message.ByteSize()
+    message.DiscardUnknownFields()
+    # How the writer wrote it does not matter: both sizes are of our own encoding. They are compared
+    # because a walk in Python is a hundred times slower.
+    if message.ByteSize() != nbytes:
+        raise _make_unknown_error(read(), where)
+    return message
 
 
 def _make_unknown_error(message: Message, where: str) -> UnsupportedError:
@@ -145,10 +174,8 @@ def _read_options(data: bytes, begin: int, schema: Schema) -> Any:
     """Returns the program with its compile options, which follow the header."""
     if data.startswith(SIGNATURE):
         return _read_split_proto(data, OPTIONS, schema)
-    options = schema.message_class(OPTIONS)()
-    _merge(options, data, f"byte {begin}, behind the {_HEADER}")
-    check_known_fields(options, OPTIONS)
-    return options
+    kind, where = schema.message_class(OPTIONS), f"byte {begin}, behind the {_HEADER}"
+    return _check_known_fields(lambda: parse_message(kind, data, where), OPTIONS)
 
 
 def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:
@@ -156,23 +183,16 @@ def _read_split_proto(file: bytes, type_name: str, schema: Schema) -> Any:
     records = read_records(file, type_name)
     if not records:
         raise make_unreadable_error("there is no manifest", f"{type_name}, record 0")
-    manifest: Any = schema.message_class(MANIFEST)()
-    _merge(manifest, records[0], f"{type_name}, record 0 (manifest)")
-    check_known_fields(manifest, f"{type_name}, manifest")
+    where = f"{type_name}, record 0 (manifest)"
+    manifest: Any = read_message(schema.message_class(MANIFEST), records[0], where)
     if manifest.result_proto_type != type_name:
         problem = f"the manifest is of {manifest.result_proto_type!r}, not {type_name!r}"
-        raise make_unreadable_error(problem, f"{type_name}, record 0 (manifest)")
+        raise make_unreadable_error(problem, where)
     if len(manifest.records) != len(records) - 1:
         problem = f"{len(records) - 1} records where {len(manifest.records)} are declared"
-        raise make_unreadable_error(problem, f"{type_name}, record 0 (manifest)")
+        raise make_unreadable_error(problem, where)
     pieces = list(zip(manifest.records, records[1:], strict=True))
-    message = _join_pieces(type_name, pieces, schema)
-    nbytes = message.ByteSize()
-    message.DiscardUnknownFields()
-    # How the writer wrote it does not matter: both sizes are of our own encoding.
-    if message.ByteSize() != nbytes:
-        raise _make_unknown_error(_join_pieces(type_name, pieces, schema), type_name)
-    return message
+    return _check_known_fields(lambda: _join_pieces(type_name, pieces, schema), type_name)
 
 
 def _join_pieces(type_name: str, pieces: Sequence[tuple[Any, bytes]], schema: Schema) -> Message:

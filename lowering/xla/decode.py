@@ -18,10 +18,11 @@ from tracegraph.lowering.xla.allocations import (
 )
 from tracegraph.lowering.xla.allow_list import check_listed, check_schema
 from tracegraph.lowering.xla.atomics import find_float_atomics
+from tracegraph.lowering.xla.computations import Computations
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.ffi_call import CheckCall
 from tracegraph.lowering.xla.guard_loops import guard_loops
-from tracegraph.lowering.xla.origins import Origins, index_computations, index_origins
+from tracegraph.lowering.xla.origins import Origins, index_origins
 from tracegraph.lowering.xla.program import Allocation, XlaProgram
 from tracegraph.lowering.xla.refusal import Refusal, make_refused_error
 from tracegraph.lowering.xla.riegeli import load_cramjam
@@ -77,17 +78,19 @@ def decode_executable(
         views = read_views(program.buffer_allocations.values)
         outputs = read_outputs(program, views)
         updated = read_updated(program)
-        scope = _make_scope(program, views, check_call, plan_call)
+        computations = Computations(program.hlo_module_with_config.hlo_module)
+        scope = _make_scope(program, computations, views, check_call, plan_call)
         scope = dataclasses.replace(
             scope, reads_loops=reads_loops, partitions=partitions, has_choices=has_choices
         )
         steps = tuple(decode_sequence(program.thunks, scope, refused))
         if not refused:
             steps = add_waits(_guard(steps, outputs, scope))
-            own = read_allocations(program, _list_used(steps), frozenset(outputs))
+            used = _list_used(steps)
+            own = read_allocations(program, computations, used, frozenset(outputs))
             allocations = (*own, *scope.added)
             _check_writes(allocations, steps, updated)
-            atomics = find_float_atomics(program.hlo_module_with_config.hlo_module)
+            atomics = find_float_atomics(computations)
             return XlaProgram(program.module_name, allocations, steps, outputs, atomics)
     except Refusal as refusal:
         raise make_refused_error(
@@ -174,12 +177,15 @@ def _check_program(program: Any, partitions: int) -> None:
 
 
 def _make_scope(
-    program: Any, views: Any, check_call: CheckCall | None, plan_call: PlanCall | None
+    program: Any,
+    computations: Computations,
+    views: Any,
+    check_call: CheckCall | None,
+    plan_call: PlanCall | None,
 ) -> Scope:
     module = program.hlo_module_with_config.hlo_module
     # XLA loads constants into the image under their symbols; kernels in it may look there.
     binary = b"" if program.constants else program.binary
-    computations = index_computations(module)
     instructions = computations.get(module.entry_computation_id, {})
     return Scope(
         views,

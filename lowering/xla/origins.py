@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tracegraph.lowering.xla.computations import Computations
 from tracegraph.runtime.source_lines import Line, locate_lines
 
 # A chain of callers that is longer runs in a circle.
@@ -14,15 +16,21 @@ _DEPTH_LIMIT = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Origins:
-    """The instructions of a compiled program by name.
+    """Where the instructions of a compiled program come from, by their names.
 
     Attributes:
-        module: the ``HloModuleProto``.
-        instructions: those of all computations.
+        stack_frames: the ``StackFrameIndexProto``.
+        computations: the instructions of every computation by name, by its number.
     """
 
-    module: Any = dataclasses.field(repr=False)
-    instructions: dict[str, Any] = dataclasses.field(repr=False)
+    stack_frames: Any = dataclasses.field(repr=False)
+    computations: Mapping[int, Mapping[str, Any]] = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def instructions(self) -> dict[str, Any]:
+        """Those of all computations."""
+        found = self.computations.values()
+        return {name: each for instructions in found for name, each in instructions.items()}
 
     def locate(self, name: str) -> str:
         """Returns where an instruction comes from, as ``train.py:41 in step, jit(step)/sort``.
@@ -63,12 +71,7 @@ class Origins:
         XLA's passes put in instructions of their own, and some of these have no origin.
         """
         inside = next(
-            (
-                computation.instructions
-                for computation in self.module.computations
-                if any(each.name == instruction.name for each in computation.instructions)
-            ),
-            (),
+            found.values() for found in self.computations.values() if instruction.name in found
         )
         # It grows while it is read: the users, then theirs.
         found = {instruction.id}
@@ -82,7 +85,7 @@ class Origins:
 
     def _walk_frames(self, frame_id: int) -> Iterator[Line]:
         """Yields the lines from the innermost frame outwards; ids start at 1."""
-        index = self.module.stack_frame_index
+        index = self.stack_frames
         for _ in range(_DEPTH_LIMIT):
             if not 0 < frame_id <= len(index.stack_frames):
                 return
@@ -99,29 +102,12 @@ class Origins:
 
 
 def index_origins(module: Any) -> Origins:
-    """Returns the instructions of a compiled program by name.
+    """Returns where the instructions of a compiled program come from.
 
     Args:
         module: an ``HloModuleProto``.
     """
-    instructions = {
-        instruction.name: instruction
-        for computation in module.computations
-        for instruction in computation.instructions
-    }
-    return Origins(module, instructions)
-
-
-def index_computations(module: Any) -> dict[int, dict[str, Any]]:
-    """Returns the instructions of each computation by name, by its number.
-
-    Args:
-        module: an ``HloModuleProto``.
-    """
-    return {
-        computation.id: {each.name: each for each in computation.instructions}
-        for computation in module.computations
-    }
+    return Origins(module.stack_frame_index, Computations(module))
 
 
 def _pick(names: Any, number: int) -> str:

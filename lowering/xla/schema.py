@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 EXECUTABLE = "xla.gpu.GpuExecutableProto"
 OPTIONS = "xla.ExecutableAndOptionsProto"
 MANIFEST = "xla.SplitProtoManifest"
+COMPUTATION = "xla.HloComputationProto"
+# Of a computation the number alone; a type of ours.
+COMPUTATION_ID = "xla.TracegraphComputationId"
 _DEBUG_OPTIONS = "xla.DebugOptions"
 ROOTS = (EXECUTABLE, OPTIONS, MANIFEST, _DEBUG_OPTIONS)
 
@@ -60,10 +63,8 @@ class Schema:
         Raises:
             UnsupportedError: this version of XLA has no such type.
         """
-        from google.protobuf.message_factory import GetMessageClass
-
         try:
-            return GetMessageClass(self.pool.FindMessageTypeByName(name))
+            return find_class(self.pool, name)
         except KeyError as error:
             raise make_unreadable_error(
                 f"the CUDA plugin describes no {name}", self.origin
@@ -77,6 +78,17 @@ class Schema:
         """
         fields = self.message_class(name).DESCRIPTOR.fields_by_name
         return cast("dict[str, FieldDescriptor]", dict(fields))
+
+
+def find_class(pool: DescriptorPool, name: str) -> type[Message]:
+    """Returns the class of a message type.
+
+    Raises:
+        KeyError: the pool has no such type.
+    """
+    from google.protobuf.message_factory import GetMessageClass
+
+    return GetMessageClass(pool.FindMessageTypeByName(name))
 
 
 def load_schema() -> Schema:
@@ -105,23 +117,42 @@ def legal_compile_options() -> frozenset[str]:
 def build_schema(files: Iterable[FileDescriptorProto], origin: str) -> Schema:
     """Returns the schema of described files, each after those that it imports.
 
+    The computations of a module are bytes in it, see Note [Computations on demand].
+
     Raises:
-        UnsupportedError: the descriptions do not fit together.
+        UnsupportedError: the descriptions do not fit together, or a message is missing.
     """
     from google.protobuf.descriptor_pool import DescriptorPool
 
     pool = DescriptorPool()
     for file in files:
         try:
-            pool.AddSerializedFile(file.SerializeToString())
+            pool.AddSerializedFile(_defer_computations(file).SerializeToString())
         except TypeError as error:
             raise make_unreadable_error(
                 f"{file.name} of the CUDA plugin does not fit: {error}", origin
             ) from error
     schema = Schema(pool, origin)
-    for root in ROOTS:
-        schema.message_class(root)
+    for name in (*ROOTS, COMPUTATION, COMPUTATION_ID):
+        schema.message_class(name)
     return schema
+
+
+def _defer_computations(file: FileDescriptorProto) -> FileDescriptorProto:
+    """Returns the description with bytes for computations, and with the type of their numbers."""
+    messages = {f"{file.package}.{message.name}": message for message in file.message_type}
+    if COMPUTATION not in messages:
+        return file
+    changed = type(file)()
+    changed.CopyFrom(file)
+    for message in changed.message_type:
+        for field in message.field:
+            if field.type_name == f".{COMPUTATION}":
+                field.type = field.TYPE_BYTES
+                field.ClearField("type_name")
+    number = changed.message_type.add(name=COMPUTATION_ID.removeprefix(f"{file.package}."))
+    number.field.extend(field for field in messages[COMPUTATION].field if field.name == "id")
+    return changed
 
 
 def find_plugin() -> pathlib.Path:

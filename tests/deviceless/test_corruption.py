@@ -16,7 +16,7 @@ from tests.deviceless.programs import PROGRAMS
 from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable, read_program
 from tracegraph.lowering.xla.program import XlaProgram
-from tracegraph.lowering.xla.schema import load_schema
+from tracegraph.lowering.xla.schema import COMPUTATION, load_schema
 from tracegraph.runtime.errors import UnsupportedError
 
 FLIPS = 300
@@ -167,8 +167,12 @@ def test_planted_contradiction_is_refused(plant: Callable[[Any], None], h200: An
 
 def test_constant_without_its_bytes_is_refused(h200: Any) -> None:
     executable: Any = read_executable(compile_program("literals", h200), load_schema())
-    for computation in executable.hlo_module_with_config.hlo_module.computations:
+    computations = executable.hlo_module_with_config.hlo_module.computations
+    kind = load_schema().message_class(COMPUTATION)
+    for place, encoded in enumerate(computations):
+        computation: Any = kind.FromString(encoded)
         for instruction in computation.instructions:
             instruction.ClearField("literal")
+        computations[place] = computation.SerializeToString()
     with pytest.raises(UnsupportedError, match="constant"):
         decode_executable(executable, name="f")

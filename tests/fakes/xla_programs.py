@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from google.protobuf import text_format
+from google.protobuf.message_factory import GetMessageClass
 
-from tests.fakes.xla_recordings import recorded_schema
+from tests.fakes.xla_recordings import described_types, recorded_schema
+from tracegraph.lowering.xla.schema import COMPUTATION, EXECUTABLE
 
 F32X8 = (
     "element_type: F32 dimensions: 8 is_dynamic_dimension: false"
@@ -83,10 +86,28 @@ def message_class(name: str) -> Any:
     return recorded_schema().message_class(name)
 
 
+def merge_text(program: Any, *texts: str) -> None:
+    """Merges texts into a program; computations are messages in them, as XLA describes them."""
+    described = GetMessageClass(described_types().FindMessageTypeByName(EXECUTABLE))
+    merged: Any = described.FromString(program.SerializeToString())
+    for text in texts:
+        text_format.Merge(text, merged)
+    program.ParseFromString(merged.SerializeToString())
+
+
 def read_computation(text: str) -> dict[str, Any]:
     """Returns the instructions of an ``HloComputationProto`` by name."""
-    computation = text_format.Parse(text, message_class("xla.HloComputationProto")())
+    computation = text_format.Parse(text, message_class(COMPUTATION)())
     return {each.name: each for each in computation.instructions}
+
+
+@contextlib.contextmanager
+def edit_computation(program: Any, place: int = 0) -> Iterator[Any]:
+    """Yields a computation of a program, which then has what it was made into."""
+    computations = program.hlo_module_with_config.hlo_module.computations
+    computation = message_class(COMPUTATION).FromString(computations[place])
+    yield computation
+    computations[place] = computation.SerializeToString()
 
 
 def make_program(*thunks: str, text: str = "") -> Any:
@@ -98,10 +119,8 @@ def make_program(*thunks: str, text: str = "") -> Any:
         thunks: the body of each ``ThunkProto``.
         text: merged into the program.
     """
-    program = text_format.Parse(PROGRAM, message_class("xla.gpu.GpuExecutableProto")())
-    text_format.Merge(text, program)
-    for thunk in thunks:
-        text_format.Merge(f"thunks {{ {thunk} }}", program)
+    program = message_class(EXECUTABLE)()
+    merge_text(program, PROGRAM, text, *(f"thunks {{ {thunk} }}" for thunk in thunks))
     return program
 
 

@@ -6,6 +6,7 @@ import functools
 import zlib
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
 
 from tests.paths import DATA
 from tracegraph.lowering.xla.schema import Schema, build_schema
@@ -22,6 +23,15 @@ def read_recording(name: str) -> bytes:
 def read_files() -> FileDescriptorSet:
     """Returns the descriptions of the schema, each file after those that it imports."""
     return FileDescriptorSet.FromString(zlib.decompress((FOLDER / "schema.bin").read_bytes()))
+
+
+@functools.cache
+def described_types() -> DescriptorPool:
+    """Returns the message types of the recorded programs as XLA describes them."""
+    pool = DescriptorPool()
+    for file in read_files().file:
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool
 
 
 @functools.cache

@@ -172,7 +172,8 @@ def insert_unknown(subject: Subject, rng: random.Random) -> bytes:
     def change(message: Message, field: Field) -> None:
         message.insert(rng.randint(0, len(message)), make_unknown(rng))
 
-    return _mutate(subject, rng, change)
+    # In a computation that is not looked into it changes nothing.
+    return _mutate(subject, rng, change, opens_computations=False)
 
 
 def hide_unknown(subject: Subject, rng: random.Random) -> bytes:
@@ -180,7 +181,8 @@ def hide_unknown(subject: Subject, rng: random.Random) -> bytes:
 
     By sizes alone it is not seen: what is read and written again has as many bytes as before.
     """
-    fields = wire.parse(subject.encoded, subject.schema.message_class(EXECUTABLE).DESCRIPTOR)
+    schema = subject.schema.message_class(EXECUTABLE).DESCRIPTOR
+    fields = wire.parse(subject.encoded, schema, opens_computations=False)
     found = list(wire.walk(fields))
     messages = [fields, *(field.value for _, field in found if isinstance(field.value, list))]
     rng.choice(messages).append(make_unknown(rng))
@@ -234,9 +236,12 @@ def _mutate(
     change: Callable[[Message, Field], None],
     count: int = 1,
     is_meant: Callable[[Field], bool] = lambda field: True,
+    *,
+    opens_computations: bool = True,
 ) -> bytes:
     """Returns the program with some of its fields changed, each by itself."""
-    fields = wire.parse(subject.encoded, subject.schema.message_class(EXECUTABLE).DESCRIPTOR)
+    schema = subject.schema.message_class(EXECUTABLE).DESCRIPTOR
+    fields = wire.parse(subject.encoded, schema, opens_computations=opens_computations)
     found = [each for each in wire.walk(fields) if is_meant(each[1])]
     for message, field in rng.sample(found, min(count, len(found))):
         change(message, field)

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from tests.fakes.riegeli_writer import varint
+from tracegraph.lowering.xla.schema import COMPUTATION
 from tracegraph.lowering.xla.varint import read_varint
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_COMPUTATIONS = "xla.HloModuleProto.computations"
 WIDTHS = {FIXED64: 8, FIXED32: 4}
 
 
@@ -40,12 +42,13 @@ class Field:
 Message: TypeAlias = list[Field]
 
 
-def parse(data: bytes, schema: Any) -> Message:
+def parse(data: bytes, schema: Any, *, opens_computations: bool = True) -> Message:
     """Returns the fields of a message in their order.
 
     Args:
         data: a sound message.
         schema: its descriptor.
+        opens_computations: computations are messages, not the bytes as which the schema has them.
     """
     fields: Message = []
     at = 0
@@ -62,8 +65,10 @@ def parse(data: bytes, schema: Any) -> Message:
                 size, at = read_varint(data, at, "length")
             value, at = data[at : at + size], at + size
         inner = None if descriptor is None else descriptor.message_type
+        if opens_computations and descriptor is not None and descriptor.full_name == _COMPUTATIONS:
+            inner = descriptor.file.pool.FindMessageTypeByName(COMPUTATION)
         if wire_type == BYTES and inner is not None and isinstance(value, bytes):
-            value = parse(value, inner)
+            value = parse(value, inner, opens_computations=opens_computations)
         fields.append(Field(number, wire_type, value, descriptor))
     return fields
 

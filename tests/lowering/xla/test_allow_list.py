@@ -105,6 +105,7 @@ def test_a_schema_that_lost_a_field():
     file = descriptor_pb2.FileDescriptorProto(name="a.proto", package="xla", syntax="proto3")
     shape = file.message_type.add(name="ShapeProto")
     layout = file.message_type.add(name="LayoutProto")
+    file.message_type.add(name="HloComputationProto")
     kinds = descriptor_pb2.FieldDescriptorProto
     names = ("element_type", "dimensions", "is_dynamic_dimension", "tuple_shapes")
     for number, name in enumerate((*names, "renamed"), start=1):

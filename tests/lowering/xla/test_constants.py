@@ -13,6 +13,7 @@ from tests.fakes.xla_programs import make_copy, make_kernel, make_program, messa
 from tracegraph.lowering.xla.constants import read_literal
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.refusal import Refusal
+from tracegraph.lowering.xla.schema import COMPUTATION
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.packing import pack_bits
 
@@ -105,8 +106,8 @@ def make_constant_program(*instructions: Any, symbol: str = "buffer_for_c_1", si
       constants {{ symbol_name: "{symbol}" allocation_index: 5 }}"""
     read = make_copy((5, 0, size), (3, 0, size), size)
     program = make_program(make_kernel(), read, text=text)
-    computation = program.hlo_module_with_config.hlo_module.computations.add(id=7)
-    computation.instructions.extend(instructions)
+    computation = message_class(COMPUTATION)(id=7, instructions=instructions)
+    program.hlo_module_with_config.hlo_module.computations.append(computation.SerializeToString())
     return program
 
 

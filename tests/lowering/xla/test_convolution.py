@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 import pytest
+from google.protobuf import text_format
 
-from tests.fakes.xla_programs import make_program, name_thunk, piece
+from tests.fakes.xla_programs import edit_computation, make_program, name_thunk, piece
 from tests.fakes.xla_recordings import read_files
 from tracegraph.lowering.device_program import DeviceStep, list_device_steps
 from tracegraph.lowering.xla.decode import decode_executable
@@ -211,15 +212,13 @@ def test_where_xla_has_measured_no_engine_the_precision_counts(
     precision: str, allows_tf32: bool
 ) -> None:
     instruction = (
-        f'hlo_module_with_config {{ hlo_module {{ computations {{ instructions {{ name: "conv"'
-        f" id: 99 precision_config {{ operand_precision: [DEFAULT, {precision}] }} }} }} }} }}"
+        f'name: "conv" id: 99 precision_config {{ operand_precision: [DEFAULT, {precision}] }}'
     )
     program = make_program(
         make_thunk(config="conv_result_scale: 1 algorithm { algo_id: -1 }"), text=TEXT
     )
-    module = program.hlo_module_with_config.hlo_module
-    added = make_program(text=instruction).hlo_module_with_config.hlo_module.computations[1]
-    module.computations[0].instructions.extend(added.instructions)
+    with edit_computation(program) as computation:
+        text_format.Parse(instruction, computation.instructions.add())
     (step,) = list_device_steps(decode_executable(program, name="step").steps)
     assert isinstance(step.node, CudnnNode)
     assert isinstance(step.node.call, Convolution)

@@ -9,7 +9,14 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.xla_programs import make_copy, make_kernel, make_program, message_class, shaped
+from tests.fakes.xla_programs import (
+    make_copy,
+    make_kernel,
+    make_program,
+    merge_text,
+    message_class,
+    shaped,
+)
 from tests.lowering.xla.test_decode import catch_refusal
 from tests.oracles import error_lines
 from tracegraph.lowering.xla.decode import decode_executable
@@ -27,7 +34,7 @@ def change(path: str, value: Any):
 
 
 def merge(text: str):
-    return lambda program: text_format.Merge(text, program)
+    return lambda program: merge_text(program, text)
 
 
 def make_scatter(opcode: str, element_type: int) -> str:

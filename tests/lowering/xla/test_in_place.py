@@ -14,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.gpu_programs import make_frame, make_region, run_steps, shuffle_order, spec
-from tests.fakes.xla_programs import make_copy, make_kernel, make_program, name_thunk, shaped
+from tests.fakes.xla_programs import (
+    edit_computation,
+    make_copy,
+    make_kernel,
+    make_program,
+    name_thunk,
+    shaped,
+)
 from tracegraph.lowering.assemble import XlaRegion, assemble
 from tracegraph.lowering.build_graph import build_graph
 from tracegraph.lowering.device_program import DeviceStep, Step
@@ -67,15 +74,15 @@ class Instructions:
 
     def decode(self) -> XlaProgram:
         program = make_program(*self.thunks)
-        computation = program.hlo_module_with_config.hlo_module.computations[0]
-        for name in self.names:
-            added = computation.instructions.add()
-            added.CopyFrom(computation.instructions[2])
-            added.name = name
-            del added.operand_ids[1:]
-            if name.startswith("sort"):
-                added.shape.Clear()
-                added.shape.tuple_shapes.extend([computation.instructions[2].shape] * 2)
+        with edit_computation(program) as computation:
+            for name in self.names:
+                added = computation.instructions.add()
+                added.CopyFrom(computation.instructions[2])
+                added.name = name
+                del added.operand_ids[1:]
+                if name.startswith("sort"):
+                    added.shape.Clear()
+                    added.shape.tuple_shapes.extend([computation.instructions[2].shape] * 2)
         return decode_executable(program, name="step")
 
     def correct(self, step: Step) -> Step:

@@ -10,6 +10,7 @@ from google.protobuf import text_format
 from tests.fakes.machine_code import make_waiting_image
 from tests.fakes.xla_programs import make_kernel, make_program, name_thunk, piece
 from tracegraph.lowering.device_program import list_device_steps
+from tracegraph.lowering.xla.computations import Computations
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.kernels import find_overwritten
 from tracegraph.runtime.errors import UnsupportedError
@@ -193,8 +194,7 @@ def test_only_what_is_proven_counts_as_overwritten(
 
 
 def test_results_of_a_tuple_count_one_by_one():
-    program = make_program()
-    instruction = program.hlo_module_with_config.hlo_module.computations[0].instructions[2]
+    instruction = Computations(make_program().hlo_module_with_config.hlo_module)[1]["add"]
     array = type(instruction.shape)()
     array.CopyFrom(instruction.shape)
     instruction.shape.Clear()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.xla_programs import make_program
+from tests.fakes.xla_programs import edit_computation, make_program
 from tests.paths import ROOT
-from tracegraph.lowering.xla.origins import index_computations, index_origins
+from tracegraph.lowering.xla.origins import index_origins
 
 
 def read_module() -> Any:
@@ -32,8 +32,10 @@ def test_frames_of_our_own_are_skipped():
 
 @pytest.mark.parametrize("frame_id", [-1, 0, 5])
 def test_a_frame_that_is_not_there(frame_id: int):
-    module = read_module()
-    module.computations[0].instructions[2].metadata.stack_frame_id = frame_id
+    program = make_program()
+    with edit_computation(program) as computation:
+        computation.instructions[2].metadata.stack_frame_id = frame_id
+    module = program.hlo_module_with_config.hlo_module
     assert index_origins(module).locate("add") == "jit(step)/add, HLO `add`"
 
 
@@ -55,27 +57,20 @@ def test_names_and_places_that_are_not_there():
     assert index_origins(module).locate("add") == "?:99 in sort, jit(step)/add, HLO `add`"
 
 
-def test_computations_are_apart():
-    module = read_module()
-    module.computations.add(id=2).instructions.add(name="inner")
-    computations = index_computations(module)
-    assert set(computations[module.entry_computation_id]) == {"p0", "p1", "add", "square"}
-    assert set(computations[2]) == {"inner"}
-    assert "inner" in index_origins(module).instructions
-
-
 def test_an_instruction_of_xla_s_own_comes_from_where_its_value_is_used():
-    module = read_module()
-    computation = module.computations[0]
-    own = computation.instructions.add(name="custom-call.0", id=70)
-    between = computation.instructions.add(name="tuple", id=71)
-    between.operand_ids.extend([own.id, own.id])
-    (add,) = [each for each in computation.instructions if each.name == "add"]
-    add.operand_ids.append(between.id)
-    origins = index_origins(module)
+    program = make_program()
+    module = program.hlo_module_with_config.hlo_module
+    with edit_computation(program) as computation:
+        own = computation.instructions.add(name="custom-call.0", id=70)
+        between = computation.instructions.add(name="tuple", id=71)
+        between.operand_ids.extend([own.id, own.id])
+        (add,) = [each for each in computation.instructions if each.name == "add"]
+        add.operand_ids.append(between.id)
     line = "/home/me/train.py:7 in step, jit(step)/add"
-    assert origins.locate("custom-call.0") == f"{line}, HLO `custom-call.0`"
+    assert index_origins(module).locate("custom-call.0") == f"{line}, HLO `custom-call.0`"
     # A value that circles among instructions without an origin has none.
-    del add.operand_ids[-1]
-    own.operand_ids.append(between.id)
-    assert origins.locate("custom-call.0") == "HLO `custom-call.0`"
+    with edit_computation(program) as computation:
+        (add, own) = (computation.instructions[index] for index in (2, 4))
+        del add.operand_ids[-1]
+        own.operand_ids.append(71)
+    assert index_origins(module).locate("custom-call.0") == "HLO `custom-call.0`"
