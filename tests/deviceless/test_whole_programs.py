@@ -18,7 +18,7 @@ from tests.deviceless.pipeline import lower_for_gpu, make_capture_request
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.lower import Lowered
 from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.nodes import BufferUse, FillNode, KernelNode
+from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
 
 LAYERS, WIDTH, ROWS = 12, 64, 16
 # Nodes of each kind that are inside of loops, too.
@@ -69,12 +69,13 @@ def test_a_scan_over_layers_copies_no_weights(is_donated: bool, h200: Any) -> No
     x = np.ones((ROWS, WIDTH), np.float32)
     request = make_capture_request(train, (state, x), (0,) if is_donated else ())
     lowered = lower_for_gpu(request, h200)
-    kinds = count_kinds(lowered)
-    assert kinds["while"] == 0
-    assert kinds["memcpy"] < LAYERS
+    assert count_kinds(lowered)["while"] == 0
     assert find_excess_bytes(lowered) <= 1.05
-    # Kernels read each layer's weights in the state itself.
     (stage,) = lowered.definition.stages
+    copies = [node for node in stage.nodes if isinstance(node, CopyNode)]
+    # XLA of JAX 0.11 stacks by memcpys what each layer saves, which is smaller.
+    assert sum(node.target.nbytes >= 4 * WIDTH * WIDTH for node in copies) <= 1
+    # Kernels read each layer's weights in the state itself.
     kernels = [node for node in stage.nodes if isinstance(node, KernelNode)]
     uses = [use for node in kernels for use in node.parameters if isinstance(use, BufferUse)]
     names = Counter(use.buffer for use in uses if use.nbytes == 4 * WIDTH * WIDTH)
