@@ -38,7 +38,8 @@ def read_executable(serialized: bytes, schema: Schema) -> Message:
         schema: the message types of the XLA that wrote it.
 
     Returns:
-        A complete ``xla.gpu.GpuExecutableProto`` without unknown fields.
+        A complete ``xla.gpu.GpuExecutableProto`` without unknown fields; what its computations
+        hold is looked at where `Computations` reads them.
 
     Raises:
         UnsupportedError: the bytes are not exactly that; it names the layer, byte and record.
@@ -64,7 +65,6 @@ def read_message(kind: type[Message], encoded: bytes, where: str) -> Message:
         UnsupportedError: it is none of that type, or a field is set, at any depth, that the schema
             does not have.
     """
-
     return _check_known_fields(lambda: parse_message(kind, encoded, where), where)
 
 
