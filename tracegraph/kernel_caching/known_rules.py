@@ -18,6 +18,8 @@ from tracegraph.jax_internals import list_lowering_rules
 
 _JAX, _OURS = ("jax", "jaxlib"), ("tracegraph",)
 _PLAIN = (bool, int, float, str, bytes)
+# Globals of JAX's modules, of the kinds that were asked for, by identity.
+_globals_of_jax: dict[int, Any] = {}
 
 
 def describe_rules(primitive: Any) -> str | None:
@@ -50,8 +52,13 @@ def is_defined_by_jax(value: Any) -> bool:
     Args:
         value: is hashable.
     """
-    modules = [each for name, each in list(sys.modules.items()) if name.partition(".")[0] in _JAX]
-    return any(value is each for module in modules for each in list(vars(module).values()))
+    if id(value) not in _globals_of_jax:
+        # The first of its kind, or of a module that was imported since, or not JAX's.
+        found = sys.modules.items()
+        modules = [each for name, each in list(found) if name.partition(".")[0] in _JAX]
+        values = (each for module in modules for each in list(vars(module).values()))
+        _globals_of_jax.update((id(each), each) for each in values if type(each) is type(value))
+    return id(value) in _globals_of_jax
 
 
 def _list_parts(value: Any, seen: set[int]) -> Iterator[Any]:

@@ -75,18 +75,27 @@ def make_key(graph: Graph, embedded: Mapping[Value, Any], surroundings: Mapping[
     for name in sorted(surroundings):
         writer.write(name, surroundings[name])
     writer.write_graph(graph, embedded)
-    return writer.digest.hexdigest()
+    return writer.make_digest()
 
 
 class _Writer:
     """Writes values into a digest, each with its kind and its length."""
 
     def __init__(self) -> None:
-        self.digest = hashlib.sha256()
+        self._digest = hashlib.sha256()
+        # Added to the digest together: a call for each of thousands would take as long again.
+        self._texts: list[str] = []
+        self._types: dict[Any, str] = {}
         self._numbers: dict[tuple[str, Any], int] = {}
         self._values: dict[Value, int] = {}
         self._value_numbers = itertools.count()
         self._known: set[Any] = set()
+
+    def make_digest(self) -> str:
+        """Returns the digest of all that was written."""
+        self._digest.update("".join(self._texts).encode())
+        self._texts.clear()
+        return self._digest.hexdigest()
 
     def write_graph(self, graph: Graph, embedded: Mapping[Value, Any]) -> None:
         """Writes a graph; values are numbered in their order, whatever the trace called them."""
@@ -160,11 +169,10 @@ class _Writer:
         self._write_type(value.aval)
 
     def _write_type(self, aval: Any) -> None:
-        implementation = find_key_implementation(aval)
-        if implementation is not None and not is_defined_by_jax(implementation):
-            raise NoKey(f"{aval} are random keys of an implementation that is not JAX's")
-        weak = bool(getattr(aval, "weak_type", False))
-        self._add("aval", f"{aval.str_short()} {weak} {getattr(aval, 'sharding', None)}")
+        text = self._types.get(aval)
+        if text is None:
+            text = self._types[aval] = _describe_type(aval)
+        self._add("aval", text)
 
     def _number(self, kind: str, value: Any) -> int:
         return self._numbers.setdefault((kind, value), len(self._numbers) + 1)
@@ -181,7 +189,8 @@ class _Writer:
         elif isinstance(value, np.generic | np.ndarray | jax.Array):
             found = np.ascontiguousarray(read_array(value))
             self._add(name, f"array {found.dtype} {found.shape}")
-            self.digest.update(found.reshape(-1).view(np.uint8).data)
+            self.make_digest()
+            self._digest.update(found.reshape(-1).view(np.uint8).data)
         elif isinstance(value, np.dtype):
             self._add(name, f"dtype {value}")
         elif isinstance(value, type):
@@ -227,9 +236,15 @@ class _Writer:
         self._add(name, f"{kind.__qualname__} {text}")
 
     def _add(self, name: str, text: str) -> None:
-        encoded = text.encode()
-        self.digest.update(f"\n{name} {len(encoded)} ".encode())
-        self.digest.update(encoded)
+        self._texts.append(f"\n{name} {len(text)} {text}")
+
+
+def _describe_type(aval: Any) -> str:
+    implementation = find_key_implementation(aval)
+    if implementation is not None and not is_defined_by_jax(implementation):
+        raise NoKey(f"{aval} are random keys of an implementation that is not JAX's")
+    weak = bool(getattr(aval, "weak_type", False))
+    return f"{aval.str_short()} {weak} {getattr(aval, 'sharding', None)}"
 
 
 def _is_named_by_jax(function: types.FunctionType) -> bool:

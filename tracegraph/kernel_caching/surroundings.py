@@ -10,6 +10,7 @@ import pathlib
 import platform
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -174,10 +175,11 @@ def _find_system_libraries() -> dict[str, str]:
     found: dict[str, set[str]] = {library: set() for library in missing}
     folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_SYSTEM_FOLDERS]
     for folder in filter(os.path.isdir, folders):
-        for path in pathlib.Path(folder).iterdir():
-            library, is_shared, _ = path.name.partition(".so")
+        # Not by `pathlib`, which makes an object for each of a thousand files; nor below.
+        for entry in os.scandir(folder):
+            library, is_shared, _ = entry.name.partition(".so")
             if is_shared and library in missing:
-                found[library].add(str(path.resolve()))
+                found[library].add(str(pathlib.Path(entry.path).resolve()))
     return {library: " ".join(sorted(paths)) for library, paths in found.items()}
 
 
@@ -190,11 +192,21 @@ def find_own_version() -> str | None:
     """
     digest, latest = hashlib.sha256(), 0.0
     for folder in sorted(OWN_FOLDERS):
-        for path in sorted(pathlib.Path(folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-            # Not the time of modification: installers give a new file that of an older one.
-            latest = max(latest, path.stat().st_ctime)
+        for path in sorted(_list_sources(folder)):
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+                digest.update(file.read())
+                # Not the time of modification: installers give a new file that of an older one.
+                latest = max(latest, os.fstat(file.fileno()).st_ctime)
     return digest.hexdigest() if latest < _IMPORTED else None
+
+
+def _list_sources(folder: str) -> Iterator[str]:
+    """Yields the files of Python in a folder and the folders in it."""
+    for entry in os.scandir(folder):
+        if entry.is_dir():
+            yield from _list_sources(entry.path)
+        elif entry.name.endswith(".py"):
+            yield entry.path
 
 
 def _read_jax_settings() -> dict[str, str]:
