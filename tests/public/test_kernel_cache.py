@@ -15,6 +15,7 @@ import pytest
 import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.processes import run_copy, run_python
+from tracegraph.kernel_caching.storing import wait_for_stores
 from tracegraph.lowering.compiler import Compiler
 
 X = jnp.linspace(-1, 1, 32).reshape(4, 8)
@@ -228,6 +229,7 @@ def test_a_damaged_file_is_a_miss(
     caplog: pytest.LogCaptureFixture,
 ):
     expected = train(make_step())
+    wait_for_stores()
     (path,) = folder.iterdir()
     data = bytearray(path.read_bytes())
     data[int(len(data) * place)] ^= 1
@@ -245,6 +247,7 @@ def test_a_file_with_another_content_is_a_miss(
 ):
     train(make_step())
     tg.capture(lambda x: x + 1, name="other")(X)
+    wait_for_stores()
     first, second = sorted(folder.iterdir(), key=lambda path: path.stat().st_size)
     # A right file in the place of another one: graphs are checked, and so are their arguments.
     second.write_bytes(first.read_bytes())

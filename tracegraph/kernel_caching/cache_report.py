@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 
 from tracegraph.kernel_caching.cached_lowering import find_store, read_counts
+from tracegraph.kernel_caching.storing import wait_for_stores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,5 +62,6 @@ def clear() -> int:
     Raises:
         ConfigError: an environment variable has a value that is not allowed.
     """
+    wait_for_stores()
     store = find_store()
     return 0 if store is None else store.clear()

@@ -25,6 +25,7 @@ from typing import Any
 
 from tracegraph.ir.graph import Graph, Value
 from tracegraph.kernel_caching.program_key import NoKey, make_key
+from tracegraph.kernel_caching.storing import store_behind, wait_for_store, wait_for_stores
 from tracegraph.kernel_caching.surroundings import describe_surroundings, find_own_version
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.late_executable import LateExecutable, LateRegions
@@ -93,6 +94,7 @@ def _make_store(path: pathlib.Path, limit: int) -> KernelStore:
 
 def read_counts() -> dict[str, int]:
     """Returns how often this process found a program, did not, and stored one."""
+    wait_for_stores()
     with _lock:
         return {name: _counts[name] for name in ("hits", "misses", "stores")}
 
@@ -157,6 +159,7 @@ class CacheSlot:
             device: that it is lowered for.
             compile_regions: compiles the regions where a file has no executables.
         """
+        wait_for_store(self.store.path, self.key)
         file = self.store.find(self.key)
         found = None
         if file is not None:
@@ -168,14 +171,17 @@ class CacheSlot:
         return found
 
     def add(self, lowered: Lowered, verification: VerificationReport) -> None:
-        """Stores a lowering whose graph was compared with XLA's executable.
+        """Stores a lowering whose graph was compared with XLA's executable: Note [Stored behind].
 
         Args:
             lowered: the lowering.
             verification: what the comparison found.
         """
-        if verification.skipped:
-            return
+        if not verification.skipped:
+            store = functools.partial(self._store, lowered, verification)
+            store_behind(self.store.path, self.key, store)
+
+    def _store(self, lowered: Lowered, verification: VerificationReport) -> None:
         try:
             encoded = encode_lowered(lowered)
         except SaveProblem as problem:

@@ -9,6 +9,7 @@ import os
 import pathlib
 import platform
 import re
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -56,22 +57,24 @@ _LIBRARIES = {
 _SYSTEM_FOLDERS = ("/usr/local/cuda/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu")
 _SYSTEM_FOLDERS += ("/usr/lib/aarch64-linux-gnu",)
 # Whose versions matter on a GPU: they compile, or their calls are in the graph.
-_PACKAGES = (
-    *(f"jax-cuda{cuda}-{part}" for cuda in (12, 13) for part in ("pjrt", "plugin")),
-    *(
-        f"nvidia-{library}{suffix}"
-        for library in (
-            "cublas",
-            "cudnn",
-            "cufft",
-            "cusolver",
-            "cusparse",
-            "cuda-nvcc",
-            "cuda-nvrtc",
-            "nvjitlink",
-        )
-        for suffix in _SUFFIXES
-    ),
+_PACKAGES = frozenset(
+    [
+        *(f"jax-cuda{cuda}-{part}" for cuda in (12, 13) for part in ("pjrt", "plugin")),
+        *(
+            f"nvidia-{library}{suffix}"
+            for library in (
+                "cublas",
+                "cudnn",
+                "cufft",
+                "cusolver",
+                "cusparse",
+                "cuda-nvcc",
+                "cuda-nvrtc",
+                "nvjitlink",
+            )
+            for suffix in _SUFFIXES
+        ),
+    ]
 )
 
 
@@ -149,12 +152,18 @@ def _read_jaxlib_version() -> str:
 
 @functools.cache
 def _read_package_versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    """Returns the versions of NVIDIA's and JAX's packages, by the names of their folders.
+
+    `importlib.metadata` would read and parse a file of each.
+    """
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        for entry in _list_folder(folder or os.curdir):
+            name, _, version = entry.name.removesuffix(".dist-info").partition("-")
+            package = name.replace("_", "-").lower()
+            if package in _PACKAGES and entry.name.endswith(".dist-info"):
+                # As for an import, the first folder counts.
+                found.setdefault(package, version)
     return found
 
 
@@ -174,9 +183,8 @@ def _find_system_libraries() -> dict[str, str]:
         return {}
     found: dict[str, set[str]] = {library: set() for library in missing}
     folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_SYSTEM_FOLDERS]
-    for folder in filter(os.path.isdir, folders):
-        # Not by `pathlib`, which makes an object for each of a thousand files; nor below.
-        for entry in os.scandir(folder):
+    for folder in folders:
+        for entry in _list_folder(folder):
             library, is_shared, _ = entry.name.partition(".so")
             if is_shared and library in missing:
                 found[library].add(str(pathlib.Path(entry.path).resolve()))
@@ -202,11 +210,23 @@ def find_own_version() -> str | None:
 
 def _list_sources(folder: str) -> Iterator[str]:
     """Yields the files of Python in a folder and the folders in it."""
-    for entry in os.scandir(folder):
+    for entry in _list_folder(folder):
         if entry.is_dir():
             yield from _list_sources(entry.path)
         elif entry.name.endswith(".py"):
             yield entry.path
+
+
+def _list_folder(folder: str) -> list[os.DirEntry[str]]:
+    """Returns what is in a folder, nothing where there is none or it can't be read.
+
+    Not as `pathlib.Path`: an object for each of a thousand files takes longer than reading them.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
 
 
 def _read_jax_settings() -> dict[str, str]:

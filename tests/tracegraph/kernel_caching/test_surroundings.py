@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import pathlib
+import sys
 import time
 from typing import Any
 
@@ -168,3 +170,28 @@ def test_the_libraries_of_an_installed_cuda_count(
     packages["nvidia-cublas-cu12"] = "12.9"
     assert "libcublasLt" not in find()
     surroundings._find_system_libraries.cache_clear()
+
+
+def test_versions_of_packages_are_those_that_python_finds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
+    read = surroundings._read_package_versions.__wrapped__
+    for place, name in (
+        ("first", "nvidia_cublas_cu12-12.9.1.4"),
+        ("second", "nvidia_cublas_cu12-13.0"),
+        ("second", "jax_cuda13_pjrt-0.12.0.1"),
+        ("second", "unrelated-1.0"),
+    ):
+        folder = tmp_path / place / f"{name}.dist-info"
+        folder.mkdir(parents=True)
+        package, _, version = name.partition("-")
+        (folder / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+    (tmp_path / "file").write_text("")
+    places = ("absent", "file", "first", "second")
+    monkeypatch.setattr(sys, "path", [*(str(tmp_path / each) for each in places), *sys.path])
+    found = read()
+    assert found["nvidia-cublas-cu12"] == "12.9.1.4"
+    assert found["jax-cuda13-pjrt"] == "0.12.0.1"
+    known = {each.name.lower() for each in importlib.metadata.distributions()}
+    wanted = surroundings._PACKAGES & {name.replace("_", "-") for name in known}
+    assert found == {name: importlib.metadata.version(name) for name in wanted}
