@@ -91,6 +91,18 @@ class KernelStore:
             os.utime(path)
         return file
 
+    def holds(self, beginning: str) -> bool:
+        """True where there is a file whose key begins so.
+
+        Args:
+            beginning: letters and digits.
+        """
+        try:
+            with os.scandir(self.path) as entries:
+                return any(entry.name.startswith(beginning) for entry in entries)
+        except OSError:
+            return False
+
     def drop(self, key: str, why: str) -> None:
         """Removes the file of a key, with a line in the log.
 

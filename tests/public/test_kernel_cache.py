@@ -15,6 +15,7 @@ import pytest
 import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.processes import run_copy, run_python
+from tracegraph.kernel_caching import cached_lowering
 from tracegraph.kernel_caching.storing import wait_for_stores
 from tracegraph.lowering.compiler import Compiler
 
@@ -88,6 +89,25 @@ def test_the_next_function_with_the_same_program_compiles_nothing(compiled: list
     report = step.explain(make_state(), X)
     assert "compared when it was stored in the kernel cache" in report
     assert "compile" not in step.timings()
+
+
+def test_the_key_of_a_first_capture_is_made_while_xla_compiles(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    write_key = cached_lowering.make_key
+
+    def note(*args: Any) -> str:
+        compiled.append("key")
+        return write_key(*args)
+
+    monkeypatch.setattr(cached_lowering, "make_key", note)
+    make_step()(make_state(), X)
+    assert compiled == ["region0", "key"]
+    # A file begins as this key does: it may be that of the program.
+    make_step(0.2)(make_state(), X)
+    assert compiled[2:] == ["key", "region0"]
+    make_step(0.2)(make_state(), X)
+    assert compiled[4:] == ["key"]
 
 
 TRAIN = """

@@ -275,6 +275,8 @@ class CapturePipeline:
             lowered = self._make_lowered(first.checked, cached.lowered)
             return Variant(first, lowered, tuning, slot, cached)
         preparations = list_preparations(self._device, self._prepared.options, first.checked.graph)
+        if slot is not None:
+            preparations.insert(0, ("lower", slot.note_miss))
         overlap = Overlap("check", finish, preparations)
         compiler = Compiler(self._device, self._progress, overlap, tuning=tuning, compiled=compiled)
         self._progress.enter("lower")
@@ -290,6 +292,8 @@ class CapturePipeline:
                 raise
             raise translated from error
         compiler.finish_overlap()
+        if slot is not None:
+            slot.note_miss()
         return Variant(first, self._make_lowered(checked, lowered), tuning, slot, None)
 
     def _make_lowered(self, checked: CheckedGraph, lowered: Lowered) -> LoweredCapture:

@@ -36,8 +36,8 @@ def find_choice(slot: CacheSlot) -> Choice | None:
         slot: of the program without replacements.
     """
     key = _derive_key(slot)
-    file = slot.store.find(key)
-    if file is None:
+    file = None if key is None else slot.store.find(key)
+    if key is None or file is None:
         return None
     try:
         if not isinstance(file.content, dict) or file.content.keys() != {"key", "choice"}:
@@ -58,9 +58,12 @@ def add_choice(slot: CacheSlot, replacements: Sequence[Replacement]) -> None:
         replacements: what became of each rule.
     """
     key = _derive_key(slot)
-    encoded = _codec.encode(Choice(tuple(replacements)))
-    slot.store.add(key, {"key": key, "choice": encoded.tree}, encoded.blobs)
+    if key is not None:
+        encoded = _codec.encode(Choice(tuple(replacements)))
+        slot.store.add(key, {"key": key, "choice": encoded.tree}, encoded.blobs)
 
 
-def _derive_key(slot: CacheSlot) -> str:
+def _derive_key(slot: CacheSlot) -> str | None:
+    if slot.key is None:
+        return None
     return hashlib.sha256(f"choice of replacements, {slot.key}".encode()).hexdigest()

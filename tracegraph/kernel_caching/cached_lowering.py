@@ -9,6 +9,11 @@ same, hit or miss.
 
 On a GPU the executables of XLA are not stored. Who asks for one, as `cost_analysis` does, compiles
 the program then.
+
+Note [Sketches]
+A key is written in 20 to 50 ms, which a first capture would wait for to learn that its program is
+not there. So keys begin with a sketch of the program: what a function is called and how many inputs
+and ops it has. Where no file begins so, XLA starts at once, and the key is made while it compiles.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import collections
 import dataclasses
 import datetime
 import functools
+import hashlib
 import logging
 import pathlib
 import threading
@@ -25,7 +31,7 @@ from typing import Any
 
 from tracegraph.ir.graph import Graph, Value
 from tracegraph.kernel_caching.program_key import NoKey, make_key
-from tracegraph.kernel_caching.storing import store_behind, wait_for_store, wait_for_stores
+from tracegraph.kernel_caching.storing import store_behind, wait_for_stores
 from tracegraph.kernel_caching.surroundings import describe_surroundings, find_own_version
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.late_executable import LateExecutable, LateRegions
@@ -46,6 +52,8 @@ from tracegraph.verification.report import VerificationReport
 LOGGER = logging.getLogger("tracegraph")
 # More than a program has; a file that claims more is damaged.
 MAX_REGIONS = 1 << 16
+# See Note [Sketches].
+SKETCH_DIGITS = 16
 
 _codec = RecordCodec([VerificationReport])
 _lock = threading.Lock()
@@ -113,7 +121,7 @@ def find_slot(
     shares_arguments: bool,
     tuning: Tuning,
 ) -> CacheSlot | None:
-    """Returns the place of a program in the cache; None where it has none, or the cache is off.
+    """Returns the place of a program in the cache; None where the cache is off.
 
     In checking mode it is off: what that mode is to find would be found once, and not again.
 
@@ -125,50 +133,92 @@ def find_slot(
         shares_arguments: see `share_arguments`.
         tuning: how it is lowered.
     """
-    store = find_usable_store()
+    store = find_store()
     if store is None or not prepared.options.verify or read_check_replay():
         return None
-    surroundings = describe_surroundings(
-        prepared, device, shares_arguments=shares_arguments, tuning=tuning
-    )
-    try:
-        return CacheSlot(store, make_key(graph, embedded, surroundings))
-    except NoKey as problem:
-        LOGGER.debug("`%s` is not in the kernel cache: %s", prepared.options.name, problem)
-        return None
+
+    def write_key() -> str:
+        if find_usable_store() is None:
+            raise NoKey("files of tracegraph have changed since it was imported")
+        surroundings = describe_surroundings(
+            prepared, device, shares_arguments=shares_arguments, tuning=tuning
+        )
+        return make_key(graph, embedded, surroundings)
+
+    return CacheSlot(store, prepared.options.name, make_sketch(graph), write_key)
 
 
-@dataclasses.dataclass(frozen=True)
+def make_sketch(graph: Graph) -> str:
+    """Returns the beginning of a program's key, see Note [Sketches].
+
+    Args:
+        graph: checked and optimised.
+    """
+    counts = map(len, (graph.inputs, graph.constants, graph.ops, graph.outputs))
+    text = " ".join([graph.name, *map(str, counts)])
+    return hashlib.sha256(text.encode()).hexdigest()[:SKETCH_DIGITS]
+
+
 class CacheSlot:
     """The place of one program in the cache.
 
-    Attributes:
+    Args:
         store: the files.
-        key: of the program.
+        name: of the function, for the log.
+        sketch: of the program.
+        write_key: returns the rest of its key, or raises `NoKey`; called once at most.
+
+    Attributes:
+        store: the same.
     """
 
-    store: KernelStore
-    key: str
+    def __init__(
+        self, store: KernelStore, name: str, sketch: str, write_key: Callable[[], str]
+    ) -> None:
+        self.store, self._name, self._sketch = store, name, sketch
+        # It holds the arguments of the call.
+        self._write_key: Callable[[], str] | None = write_key
+        self._key: str | None = None
+        self._is_counted = False
+
+    @property
+    def key(self) -> str | None:
+        """The key of the program, made when it is first asked for; None where it has none."""
+        write, self._write_key = self._write_key, None
+        if write is not None:
+            try:
+                self._key = f"{self._sketch}{write()}"
+            except NoKey as problem:
+                LOGGER.debug("`%s` is not in the kernel cache: %s", self._name, problem)
+        return self._key
 
     def find(
         self, device: Device, compile_regions: Callable[[], tuple[CompiledRegion, ...]]
     ) -> CachedLowering | None:
-        """Returns what is stored, or None.
+        """Returns what is stored, or None; then `note_miss` is to be called.
 
         Args:
             device: that it is lowered for.
             compile_regions: compiles the regions where a file has no executables.
         """
-        wait_for_store(self.store.path, self.key)
-        file = self.store.find(self.key)
-        found = None
-        if file is not None:
-            try:
-                found = _decode(self.key, file.content, file.blobs, device, compile_regions)
-            except ContentProblem as problem:
-                self.store.drop(self.key, str(problem))
-        _count("misses" if found is None else "hits")
+        wait_for_stores(self.store.path, self._sketch)
+        key = self.key if self.store.holds(self._sketch) else None
+        file = None if key is None else self.store.find(key)
+        if key is None or file is None:
+            return None
+        try:
+            found = _decode(key, file.content, file.blobs, device, compile_regions)
+        except ContentProblem as problem:
+            self.store.drop(key, str(problem))
+            return None
+        _count("hits")
         return found
+
+    def note_miss(self) -> None:
+        """Makes the key, and counts that the program was not found; once."""
+        is_counted, self._is_counted = self._is_counted, True
+        if not is_counted and self.key is not None:
+            _count("misses")
 
     def add(self, lowered: Lowered, verification: VerificationReport) -> None:
         """Stores a lowering whose graph was compared with XLA's executable: Note [Stored behind].
@@ -177,26 +227,30 @@ class CacheSlot:
             lowered: the lowering.
             verification: what the comparison found.
         """
-        if not verification.skipped:
-            store = functools.partial(self._store, lowered, verification)
-            store_behind(self.store.path, self.key, store)
+        key = self.key
+        if key is not None and not verification.skipped:
+            store = functools.partial(_store, self.store, key, lowered, verification)
+            store_behind(self.store.path, key, store)
 
-    def _store(self, lowered: Lowered, verification: VerificationReport) -> None:
-        try:
-            encoded = encode_lowered(lowered)
-        except SaveProblem as problem:
-            LOGGER.debug("not in the kernel cache: %s", problem)
-            return
-        report = _codec.encode(verification, blobs=encoded.blobs)
-        content = {
-            "key": self.key,
-            "lowering": encoded.tree,
-            "regions": len(lowered.regions),
-            "stored": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
-            "verification": report.tree,
-        }
-        if self.store.add(self.key, content, report.blobs):
-            _count("stores")
+
+def _store(
+    store: KernelStore, key: str, lowered: Lowered, verification: VerificationReport
+) -> None:
+    try:
+        encoded = encode_lowered(lowered)
+    except SaveProblem as problem:
+        LOGGER.debug("not in the kernel cache: %s", problem)
+        return
+    report = _codec.encode(verification, blobs=encoded.blobs)
+    content = {
+        "key": key,
+        "lowering": encoded.tree,
+        "regions": len(lowered.regions),
+        "stored": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
+        "verification": report.tree,
+    }
+    if store.add(key, content, report.blobs):
+        _count("stores")
 
 
 def _decode(

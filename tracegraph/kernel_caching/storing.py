@@ -13,8 +13,37 @@ import pathlib
 import threading
 from collections.abc import Callable
 
+# Behind a capture the call that made it still replays once: two threads of Python that share its
+# lock take 5 ms for each piece of work of the driver.
+DELAY_S = 0.05
 # By the folder of the store and the key. One operation of a dict each: a fork needs no lock.
-_underway: dict[tuple[pathlib.Path, str], threading.Thread] = {}
+_underway: dict[tuple[pathlib.Path, str], _Storing] = {}
+
+
+class _Storing(threading.Thread):
+    """Stores one file, once it is asked for or the call that captured it has ended."""
+
+    def __init__(self, store: Callable[[], None], place: tuple[pathlib.Path, str]) -> None:
+        super().__init__(name="tracegraph-store")
+        self._store, self._place = store, place
+        self._is_asked_for = threading.Event()
+
+    def run(self) -> None:
+        self._is_asked_for.wait(DELAY_S)
+        try:
+            self._store()
+        finally:
+            _underway.pop(self._place, None)
+
+    def ask(self) -> None:
+        """Ends the delay."""
+        self._is_asked_for.set()
+
+    def wait(self) -> None:
+        """Waits for the file; not before the thread has started, nor in the thread itself."""
+        self.ask()
+        if self.is_alive() and self is not threading.current_thread():
+            self.join()
 
 
 def store_behind(folder: pathlib.Path, key: str, store: Callable[[], None]) -> None:
@@ -27,36 +56,25 @@ def store_behind(folder: pathlib.Path, key: str, store: Callable[[], None]) -> N
 
     Example:
         >>> store_behind(pathlib.Path("kernels"), "abc", lambda: print("written"))
-        ... wait_for_stores()
+        >>> wait_for_stores()
         written
     """
-
-    def run() -> None:
-        try:
-            store()
-        finally:
-            _underway.pop((folder, key), None)
-
-    wait_for_store(folder, key)
-    thread = _underway[folder, key] = threading.Thread(target=run, name="tracegraph-store")
+    wait_for_stores(folder, key)
+    storing = _underway[folder, key] = _Storing(store, (folder, key))
     try:
-        thread.start()
+        storing.start()
     except RuntimeError:
-        run()
+        storing.ask()
+        storing.run()
 
 
-def wait_for_store(folder: pathlib.Path, key: str) -> None:
-    """Waits for a file that is being written."""
-    _wait(_underway.get((folder, key)))
+def wait_for_stores(folder: pathlib.Path | None = None, beginning: str = "") -> None:
+    """Waits for files that are being written.
 
-
-def wait_for_stores() -> None:
-    """Waits for all files that are being written."""
-    for thread in list(_underway.values()):
-        _wait(thread)
-
-
-def _wait(thread: threading.Thread | None) -> None:
-    # One that was just made is not alive before it is started; the interpreter waits for it.
-    if thread is not None and thread is not threading.current_thread() and thread.is_alive():
-        thread.join()
+    Args:
+        folder: of their store; None for those of all.
+        beginning: of their keys.
+    """
+    for (place, key), storing in list(_underway.items()):
+        if folder in (None, place) and key.startswith(beginning):
+            storing.wait()

@@ -43,6 +43,13 @@ def test_what_is_stored_is_found(store: KernelStore):
     assert info.nbytes == (store.path / "a.tgk").stat().st_size
 
 
+def test_keys_are_known_by_how_they_begin(store: KernelStore):
+    assert not store.holds("a")
+    store.add("abc", {}, [])
+    assert [store.holds(each) for each in ("a", "abc", "b", "abcd")] == [True, True, False, False]
+    assert not KernelStore(store.path / "abc.tgk", 64 * KIB).holds("a")
+
+
 def test_files_are_private(store: KernelStore):
     store.add("a", {}, [])
     assert store.path.stat().st_mode & 0o777 == 0o700

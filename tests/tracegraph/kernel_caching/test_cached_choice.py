@@ -21,7 +21,11 @@ CHOSEN = (
 
 @pytest.fixture
 def slot(tmp_path: pathlib.Path) -> CacheSlot:
-    return CacheSlot(KernelStore(tmp_path / "kernels", 1 << 20), "abc")
+    return make_slot(KernelStore(tmp_path / "kernels", 1 << 20), "abc")
+
+
+def make_slot(store: KernelStore, key: str) -> CacheSlot:
+    return CacheSlot(store, "step", "", lambda: key)
 
 
 def read_file(slot: CacheSlot) -> tuple[str, Any]:
@@ -35,7 +39,7 @@ def test_what_was_stored_is_found_under_the_same_key_only(slot: CacheSlot) -> No
     assert find_choice(slot) is None
     add_choice(slot, CHOSEN)
     assert find_choice(slot) == Choice(CHOSEN)
-    assert find_choice(CacheSlot(slot.store, "abd")) is None
+    assert find_choice(make_slot(slot.store, "abd")) is None
     # The program itself is in another file.
     assert slot.store.find("abc") is None
 

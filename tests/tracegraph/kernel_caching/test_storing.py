@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.processes import run_python
-from tracegraph.kernel_caching.storing import store_behind, wait_for_store, wait_for_stores
+from tracegraph.kernel_caching.storing import store_behind, wait_for_stores
 
 FOLDER = pathlib.Path("kernels")
 
@@ -21,11 +21,11 @@ def test_a_key_is_waited_for_and_no_other():
         done.append("abc")
 
     store_behind(FOLDER, "abc", store)
-    wait_for_store(FOLDER, "abd")
-    wait_for_store(FOLDER.parent, "abc")
+    wait_for_stores(FOLDER, "abd")
+    wait_for_stores(FOLDER.parent, "abc")
     assert not done
     threading.Timer(0.05, may_end.set).start()
-    wait_for_store(FOLDER, "abc")
+    wait_for_stores(FOLDER, "abc")
     assert done == ["abc"]
 
 
