@@ -267,8 +267,12 @@ class Device(ReplayDevice, Protocol):
         """Prepares the allocation of copies of arguments, of these shapes and dtypes."""
         ...
 
-    def preload_libraries(self) -> None:
-        """Loads the libraries that graphs may call."""
+    def preload_matmuls(self) -> None:
+        """Loads the libraries of matmuls that graphs may call."""
+        ...
+
+    def preload_convolutions(self) -> None:
+        """Opens the library of convolutions that graphs may call."""
         ...
 
     def open_timer(self, graph: TimedGraph) -> contextlib.AbstractContextManager[NodeTimer]:

@@ -72,7 +72,10 @@ class DescribedGpu:
     def prepare_copies(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
         """Does nothing: there is no memory to prepare."""
 
-    def preload_libraries(self) -> None:
+    def preload_matmuls(self) -> None:
+        """Does nothing: what is compiled here is not run here."""
+
+    def preload_convolutions(self) -> None:
         """Does nothing: what is compiled here is not run here."""
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:

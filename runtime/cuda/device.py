@@ -283,9 +283,13 @@ class CudaDevice:
         with contextlib.suppress(UnsupportedError), self.context.order.use_context():
             return self._libraries[MatmulNode.kind].find_workspace_bytes(node)
 
-    def preload_libraries(self) -> None:
+    def preload_matmuls(self) -> None:
         """Loads what matmuls may need, so that no graph has to wait for it."""
         self._libraries[MatmulNode.kind].preload()
+
+    def preload_convolutions(self) -> None:
+        """Opens cuDNN, so that no graph has to wait for it."""
+        self._cudnn.preload()
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Compiles the allocation of results of a type, so that no call has to wait for it."""

@@ -133,7 +133,10 @@ class HostDevice:
     def prepare_copies(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
         """Has nothing to prepare: no argument is copied by a program."""
 
-    def preload_libraries(self) -> None:
+    def preload_matmuls(self) -> None:
+        """Has nothing to load: what XLA calls is part of it."""
+
+    def preload_convolutions(self) -> None:
         """Has nothing to load: what XLA calls is part of it."""
 
     def bind_buffers(

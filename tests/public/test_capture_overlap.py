@@ -172,12 +172,33 @@ def test_libraries_of_products_are_loaded_while_xla_compiles(
         return compile_it()
 
     replace_compilation(monkeypatch, compile_late)
-    monkeypatch.setattr(device, "preload_libraries", lambda: loaded.append(is_read.set()))
+    monkeypatch.setattr(device, "preload_matmuls", lambda: loaded.append(is_read.set()))
     if not is_product:
         monkeypatch.setattr(capture_lowering, "prepare_reading", is_read.set)
     captured = tg.capture(jax.jit(lambda x: x @ x if is_product else x * x))
     assert np.array_equal(captured(X), X @ X if is_product else X * X)
     assert len(loaded) == is_product
+
+
+@pytest.mark.parametrize("has_convolution", [False, True])
+def test_the_library_of_convolutions_is_opened_while_xla_compiles(
+    monkeypatch: pytest.MonkeyPatch, has_convolution: bool
+):
+    device = capture_for_gpu(monkeypatch)
+    opened, is_read = [], threading.Event()
+
+    def compile_late(compile_it: Callable[[], Any]) -> Any:
+        assert is_read.wait(SECONDS)
+        return compile_it()
+
+    def smooth(x: Any) -> Any:
+        return jnp.convolve(x, x) if has_convolution else x + x
+
+    replace_compilation(monkeypatch, compile_late)
+    monkeypatch.setattr(device, "preload_convolutions", lambda: opened.append(1))
+    monkeypatch.setattr(capture_lowering, "collect_ahead", is_read.set)
+    assert np.array_equal(tg.capture(smooth)(X), jax.jit(smooth)(X))
+    assert len(opened) == has_convolution
 
 
 def test_dead_objects_are_looked_for_while_xla_compiles(monkeypatch: pytest.MonkeyPatch):

@@ -210,9 +210,11 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
     own = list_own_arguments(graph)
     if options.verify and len(own) >= MANY_ARGUMENTS:
         preparations.append(("verify", functools.partial(device.prepare_copies, own)))
+    if _has_op(graph, "conv_general_dilated"):
+        preparations.append(("lower", device.preload_convolutions))
     if _has_op(graph, "dot_general"):
         # Late: the first time in a process it takes longer than XLA for a small program.
-        preparations.append(("instantiate", device.preload_libraries))
+        preparations.append(("instantiate", device.preload_matmuls))
     # Last: all that was made ahead is looked at once.
     return [*preparations, ("lower", collect_ahead)]
 

@@ -36,7 +36,7 @@ from tracegraph.runtime.cuda.libraries.nvidia_bindings import (
     read_memory_map,
 )
 from tracegraph.runtime.cudnn_calls import CompiledGraph, CudnnCall
-from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.errors import CudaError, UnsupportedError
 from tracegraph.runtime.library_nodes import CudnnNode
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.nodes import BufferUse, Locate
@@ -79,6 +79,15 @@ def load_cudnn(read_maps: Callable[[], str] = read_memory_map) -> CudnnBackend:
     return CudnnBackend(library)
 
 
+def is_cudnn_loaded(read_maps: Callable[[], str] = read_memory_map) -> bool:
+    """True where XLA, or another package, has loaded cuDNN.
+
+    Args:
+        read_maps: as for `load_cudnn`.
+    """
+    return bool(find_loaded_libraries(NAME, read_maps()))
+
+
 class Plan:
     """A plan of cuDNN, destroyed when the last graph that holds it is gone.
 
@@ -104,6 +113,7 @@ class Cudnn:
         order: of JAX's work on it and ours.
         open_allocator: returns its allocator, when it is first needed.
         load: returns the library's functions.
+        is_loaded: says whether the library is loaded already.
     """
 
     def __init__(
@@ -111,14 +121,23 @@ class Cudnn:
         order: JaxOrder,
         open_allocator: Callable[[], Allocator],
         load: Callable[[], CudnnBackend] = load_cudnn,
+        is_loaded: Callable[[], bool] = is_cudnn_loaded,
     ) -> None:
-        self._order, self._open_allocator, self._load = order, open_allocator, load
+        self._order, self._open_allocator = order, open_allocator
+        self._load, self._is_loaded = load, is_loaded
         # cuDNN's handles are for one thread at a time.
         self._lock = threading.RLock()
         self._backend: CudnnBackend | None = None
         self._handle = 0
         self._plans: weakref.WeakValueDictionary[CudnnCall, Plan] = weakref.WeakValueDictionary()
         self._recent: collections.OrderedDict[CudnnCall, Plan] = collections.OrderedDict()
+
+    def preload(self) -> None:
+        """Opens the library, if it is loaded: XLA may still load another one than we would."""
+        # What fails, fails again where it is needed, and says so there.
+        with self._lock, contextlib.suppress(UnsupportedError, CudaError):
+            if self._is_loaded():
+                self._open()
 
     def find_problem(self, call: CudnnCall) -> str:
         """Returns why a call cannot be in a graph, or an empty text; reads on after ``it``.

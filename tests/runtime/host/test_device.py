@@ -29,7 +29,8 @@ def test_nothing_is_prepared() -> None:
     before = provider.reserved_bytes
     device.prepare_arena(ArenaSize(1 << 30, 1 << 30))
     device.prepare_result((1 << 20,), np.dtype(np.float32))
-    device.preload_libraries()
+    device.preload_matmuls()
+    device.preload_convolutions()
     assert provider.reserved_bytes == before
 
 

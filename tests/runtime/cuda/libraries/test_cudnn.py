@@ -191,6 +191,34 @@ def test_a_library_that_cannot_be_initialized_is_an_error(
     assert len(library.handles) == 1
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_only_a_library_that_is_loaded_is_opened_ahead(
+    device: CudaOnHost, library: FakeCudnn, is_loaded: bool
+) -> None:
+    device._cudnn._is_loaded = lambda: is_loaded
+    device.preload_convolutions()
+    assert len(library.handles) == is_loaded
+    device.find_call_problem(CONVOLUTION)
+    device.preload_convolutions()
+    assert len(library.handles) == 1
+
+
+def test_what_fails_ahead_fails_where_it_is_needed(device: CudaOnHost, library: FakeCudnn) -> None:
+    device._cudnn._is_loaded = lambda: True
+    library.fail_at = ("cudnnCreate", 1)
+    device.preload_convolutions()
+    assert library.calls["cudnnCreate"] == 1
+    assert not library.handles
+    library.fail_at = ("cudnnCreate", 2)
+    with pytest.raises(CudaError, match="cuDNN could not be initialized"):
+        device.find_call_problem(CONVOLUTION)
+
+
+def test_a_library_is_loaded_where_its_file_is_mapped() -> None:
+    assert cudnn.is_cudnn_loaded(lambda: "7f00-7f10 r-xp 0 08:01 42   /opt/libcudnn.so.9")
+    assert not cudnn.is_cudnn_loaded(lambda: "7f00-7f10 r-xp 0 08:01 42   /opt/libcublas.so.13")
+
+
 def test_a_missing_library_is_named_with_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
