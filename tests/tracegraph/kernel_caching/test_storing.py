@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tests.processes import run_python
+from tests.processes import run_copy
 from tracegraph.kernel_caching.storing import store_behind, wait_for_stores
 
 FOLDER = pathlib.Path("kernels")
@@ -63,4 +63,4 @@ print("ends")
 
 
 def test_the_interpreter_waits_when_it_ends():
-    assert run_python(["-c", PROGRAM]).stdout == "ends\nstored\n"
+    assert run_copy(["-c", PROGRAM]).stdout == "ends\nstored\n"
