@@ -28,7 +28,9 @@ from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import ArenaSize
 
 ALIGNMENT = 256
+# Of more buffers only one order is tried, and so where an arena takes hardly more than its bound.
 MANY_BUFFERS = 1000
+NEARLY_LEAST = 1.01
 NAME_COLUMNS = 48
 TABLE_ROWS = 40
 REPORTED_PROBLEMS = 5
@@ -101,7 +103,7 @@ def plan_memory(name: str, lifetimes: Iterable[Lifetime]) -> MemoryPlan:
     first, *others = PLACEMENT_ORDERS
     best = _place(sorted(searched, key=first), base)
     for key in others if len(searched) <= MANY_BUFFERS else ():
-        if best[1] > peak_bytes:
+        if best[1] > NEARLY_LEAST * peak_bytes:
             found = _place(sorted(searched, key=key), base, limit_bytes=best[1])
             best = min(best, found, key=operator.itemgetter(1))
     offsets, arena_bytes = best

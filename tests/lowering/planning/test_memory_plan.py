@@ -14,6 +14,7 @@ from tests.paths import GOLDEN
 from tracegraph.lowering.planning.lifetimes import Lifetime
 from tracegraph.lowering.planning.memory_plan import (
     ALIGNMENT,
+    NEARLY_LEAST,
     PLACEMENT_ORDERS,
     MemoryPlan,
     align,
@@ -109,7 +110,7 @@ def place_slowly(lifetimes: list[Lifetime]) -> dict[str, int]:
 
 @settings(max_examples=150)
 @given(lifetime_lists())
-def test_the_first_of_the_smallest_of_all_orders_is_taken(lifetimes: list[Lifetime]):
+def test_orders_are_tried_until_one_is_nearly_the_least(lifetimes: list[Lifetime]):
     # What lives during all steps is placed before any order.
     final = max((lifetime.last for lifetime in lifetimes), default=0)
     some = [
@@ -122,12 +123,33 @@ def test_the_first_of_the_smallest_of_all_orders_is_taken(lifetimes: list[Lifeti
     plan = plan_memory("f", [*some, Lifetime("whole", 1, 0, final)])
     placed = [place_slowly(sorted(some, key=key)) for key in PLACEMENT_ORDERS]
     ends = [max(offsets[lt.name] + align(lt.nbytes) for lt in some) for offsets in placed]
-    expected = placed[ends.index(min(ends))]
+    best = 0
+    for number in (1, 2):
+        is_near = ends[best] + ALIGNMENT <= NEARLY_LEAST * plan.peak_bytes
+        best = number if not is_near and ends[number] < ends[best] else best
+    expected = placed[best]
     assert {name: offset - ALIGNMENT for name, offset in plan.offsets.items()} == {
         **expected,
         "whole": -ALIGNMENT,
     }
-    assert plan.arena_bytes == min(ends) + ALIGNMENT
+    assert plan.arena_bytes == ends[best] + ALIGNMENT
+
+
+# Placed by size they take one block of 256 bytes more than lives at one step, and none more in the
+# order of their steps.
+BY_STEPS = (
+    Lifetime("a", 3 * ALIGNMENT, 1, 1),
+    Lifetime("b", 3 * ALIGNMENT, 1, 3),
+    Lifetime("c", 4 * ALIGNMENT, 3, 5),
+    Lifetime("d", 2 * ALIGNMENT, 0, 1),
+)
+
+
+@pytest.mark.parametrize(("whole_blocks", "excess_blocks"), [(91, 0), (92, 1), (1000, 1)])
+def test_a_hundredth_is_not_searched_for(whole_blocks: int, excess_blocks: int):
+    plan = plan_memory("f", [*BY_STEPS, Lifetime("whole", whole_blocks * ALIGNMENT, 0, 5)])
+    assert plan.peak_bytes == (whole_blocks + 8) * ALIGNMENT
+    assert plan.arena_bytes == plan.peak_bytes + excess_blocks * ALIGNMENT
 
 
 @settings(max_examples=150)
