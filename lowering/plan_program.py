@@ -99,7 +99,7 @@ def _plan_within(program: DeviceProgram, limit_bytes: int) -> MemoryPlan | None:
     lifetimes = find_lifetimes(program)
     if find_least_bytes(lifetimes) > limit_bytes:
         return None
-    plan = plan_memory(program.name, lifetimes)
+    plan = plan_memory(program.name, lifetimes, wanted_bytes=limit_bytes)
     return plan if plan.arena_bytes <= limit_bytes else None
 
 

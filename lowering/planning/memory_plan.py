@@ -78,7 +78,9 @@ class MemoryPlan:
         return format_plan(self)
 
 
-def plan_memory(name: str, lifetimes: Iterable[Lifetime]) -> MemoryPlan:
+def plan_memory(
+    name: str, lifetimes: Iterable[Lifetime], *, wanted_bytes: int = sys.maxsize
+) -> MemoryPlan:
     """Chooses an offset for every buffer such that buffers alive at one step do not overlap.
 
     The same lifetimes always give the same plan.
@@ -86,6 +88,7 @@ def plan_memory(name: str, lifetimes: Iterable[Lifetime]) -> MemoryPlan:
     Args:
         name: the captured function's name.
         lifetimes: every buffer with its size in bytes and its lifetime in steps.
+        wanted_bytes: what the arena should take at most, if there is a way.
 
     Returns:
         A verified plan; every offset is a multiple of ``ALIGNMENT``.
@@ -100,10 +103,11 @@ def plan_memory(name: str, lifetimes: Iterable[Lifetime]) -> MemoryPlan:
     stacked, kept_bytes = _stack_kept(lifetimes)
     placed, base, searched = _stack(scratch, kept_bytes)
     peak_bytes = kept_bytes + _find_peak(scratch)
+    enough_bytes = max(peak_bytes, min(int(NEARLY_LEAST * peak_bytes), wanted_bytes))
     first, *others = PLACEMENT_ORDERS
     best = _place(sorted(searched, key=first), base)
     for key in others if len(searched) <= MANY_BUFFERS else ():
-        if best[1] > NEARLY_LEAST * peak_bytes:
+        if best[1] > enough_bytes:
             found = _place(sorted(searched, key=key), base, limit_bytes=best[1])
             best = min(best, found, key=operator.itemgetter(1))
     offsets, arena_bytes = best

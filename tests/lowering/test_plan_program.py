@@ -77,8 +77,8 @@ def test_what_takes_no_more_than_the_serial_plan_is_accepted(
 ) -> None:
     """Pieces may fit together no better in XLA's own order."""
 
-    def plan_badly(name: str, lifetimes: Any) -> MemoryPlan:
-        made = plan_memory(name, lifetimes)
+    def plan_badly(name: str, lifetimes: Any, **wanted: int) -> MemoryPlan:
+        made = plan_memory(name, lifetimes, **wanted)
         return dataclasses.replace(made, arena_bytes=1280)
 
     monkeypatch.setattr(planning, "plan_memory", plan_badly)
@@ -111,9 +111,9 @@ def plan_both(
     program = XlaProgram("r", allocations, steps or tuple(STEPS), ("#o",))
     whole: list[str] = []
 
-    def plan(name: str, lifetimes: Any) -> MemoryPlan:
+    def plan(name: str, lifetimes: Any, **wanted: int) -> MemoryPlan:
         lifetimes = list(lifetimes)
-        made = plan_memory(name, lifetimes)
+        made = plan_memory(name, lifetimes, **wanted)
         is_split = sum(".temp." in each.name for each in lifetimes) > 1
         whole.extend([name] * (not is_split))
         return dataclasses.replace(made, arena_bytes=made.arena_bytes + waste * is_split)

@@ -152,6 +152,13 @@ def test_a_hundredth_is_not_searched_for(whole_blocks: int, excess_blocks: int):
     assert plan.arena_bytes == plan.peak_bytes + excess_blocks * ALIGNMENT
 
 
+def test_a_hundredth_is_searched_for_where_it_is_wanted():
+    lifetimes = [*BY_STEPS, Lifetime("whole", 1000 * ALIGNMENT, 0, 5)]
+    for wanted, found in ((1009, 1009), (1008, 1008), (1007, 1008)):
+        plan = plan_memory("f", lifetimes, wanted_bytes=wanted * ALIGNMENT)
+        assert plan.arena_bytes == found * ALIGNMENT
+
+
 @settings(max_examples=150)
 @given(lifetime_lists(), st.data())
 def test_the_verifier_agrees_with_marking_bytes_on_random_offsets(
