@@ -22,8 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tracegraph.lowering.planning.lifetimes import Lifetime
-from tracegraph.lowering.planning.plan_text import align_columns, count_noun, draw_bar
-from tracegraph.lowering.planning.short_names import shorten_names
+from tracegraph.lowering.planning.plan_text import count_noun, format_lifetimes
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import ArenaSize
 
@@ -31,8 +30,6 @@ ALIGNMENT = 256
 # Of more buffers only one order is tried, and so where an arena takes hardly more than its bound.
 MANY_BUFFERS = 1000
 NEARLY_LEAST = 1.01
-NAME_COLUMNS = 48
-TABLE_ROWS = 40
 REPORTED_PROBLEMS = 5
 
 
@@ -151,8 +148,7 @@ def find_plan_problems(plan: MemoryPlan) -> list[str]:
 def format_plan(plan: MemoryPlan) -> str:
     """Returns the plan as a table: offset, bytes and lifetime of each buffer, in arena order.
 
-    Lifetimes are bars over the steps, one column per step, scaled to ``BAR_COLUMNS`` beyond that.
-    Of more than ``TABLE_ROWS`` buffers the largest are shown; the last line is the summary.
+    The rows are those of `format_lifetimes`; the last line is the summary.
 
     Args:
         plan: the plan to print.
@@ -165,32 +161,9 @@ def format_plan(plan: MemoryPlan) -> str:
           arena 512 bytes, kept 0, sum 512, peak 512, saved 0.0 %
     """
     step_count = max((lifetime.last + 1 for lifetime in plan.lifetimes), default=0)
-    by_size = sorted(plan.lifetimes, key=lambda lifetime: (-lifetime.nbytes, lifetime.name))
-    shown = sorted(
-        by_size[:TABLE_ROWS],
-        key=lambda lifetime: (plan.offsets[lifetime.name], lifetime.first, lifetime.name),
-    )
-    names = shorten_names((lifetime.name for lifetime in shown), NAME_COLUMNS)
-    cells = [("buffer", "offset", "bytes", "steps", "lifetime")] if shown else []
-    cells += [
-        (
-            names[lifetime.name],
-            "lent" if lifetime.is_lent else f"{plan.offsets[lifetime.name]:,}",
-            f"{lifetime.nbytes:,}",
-            f"{lifetime.first}..{lifetime.last}",
-            draw_bar(lifetime, step_count),
-        )
-        for lifetime in shown
-    ]
     title = f"memory plan of `{plan.name}`: "
     title += f"{count_noun(len(plan.lifetimes), 'buffer')}, {count_noun(step_count, 'step')}"
-    lines = [title, *align_columns(cells)]
-    left_out = by_size[TABLE_ROWS:]
-    if left_out:
-        left_out_bytes = sum(lifetime.nbytes for lifetime in left_out)
-        lines.append(
-            f"  {count_noun(len(left_out), 'smaller buffer')} left out, {left_out_bytes:,} bytes"
-        )
+    lines = [title, *format_lifetimes(plan.lifetimes, plan.offsets, step_count)]
     sum_bytes = plan.sum_bytes
     saved = 100 * (1 - plan.arena_bytes / sum_bytes) if sum_bytes else 0.0
     lent = f", lent {plan.lent_bytes:,}" if plan.lent_bytes else ""

@@ -2,11 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tracegraph.lowering.planning.lifetimes import Lifetime
+from tracegraph.lowering.planning.short_names import shorten_names
 
 BAR_COLUMNS = 60
+NAME_COLUMNS = 48
+TABLE_ROWS = 40
+
+
+def format_lifetimes(
+    lifetimes: Sequence[Lifetime], offsets: Mapping[str, int], step_count: int
+) -> list[str]:
+    """Returns a line for each buffer, in the order of the arena, and one of those left out.
+
+    Lifetimes are bars over the steps, one column per step, scaled to ``BAR_COLUMNS`` beyond that.
+    Of more than ``TABLE_ROWS`` buffers the largest are shown.
+
+    Args:
+        lifetimes: of the buffers.
+        offsets: of each, by name.
+        step_count: of the program.
+
+    Example:
+        >>> format_lifetimes([Lifetime("a", 512, 0, 0)], {"a": 256}, 2)[1:]
+        ['  a          256    512   0..0  █·']
+    """
+    by_size = sorted(lifetimes, key=lambda lifetime: (-lifetime.nbytes, lifetime.name))
+    shown = sorted(
+        by_size[:TABLE_ROWS],
+        key=lambda lifetime: (offsets[lifetime.name], lifetime.first, lifetime.name),
+    )
+    names = shorten_names((lifetime.name for lifetime in shown), NAME_COLUMNS)
+    cells = [("buffer", "offset", "bytes", "steps", "lifetime")] if shown else []
+    cells += [
+        (
+            names[lifetime.name],
+            "lent" if lifetime.is_lent else f"{offsets[lifetime.name]:,}",
+            f"{lifetime.nbytes:,}",
+            f"{lifetime.first}..{lifetime.last}",
+            draw_bar(lifetime, step_count),
+        )
+        for lifetime in shown
+    ]
+    lines = align_columns(cells)
+    left_out = by_size[TABLE_ROWS:]
+    if left_out:
+        left_out_bytes = sum(lifetime.nbytes for lifetime in left_out)
+        lines.append(
+            f"  {count_noun(len(left_out), 'smaller buffer')} left out, {left_out_bytes:,} bytes"
+        )
+    return lines
 
 
 def draw_bar(lifetime: Lifetime, step_count: int) -> str:
