@@ -101,6 +101,8 @@ def test_the_error_of_the_work_comes_first_and_waits_for_the_compilation(
     assert caught.value.__context__ is None
     assert compilation.has_ended.is_set()
     assert compilation.thread is not None
+    # It has compiled; the thread itself ends a moment later.
+    compilation.thread.join(SECONDS)
     assert not compilation.thread.is_alive()
 
 
