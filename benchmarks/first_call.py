@@ -77,11 +77,12 @@ def main(argv: Sequence[str]) -> None:
         return
     run_worker(names[0], TRACEGRAPH)
     figures: dict[str, Any] = {}
+    page = ""
     for name in names:
         figures[name] = measure_case(name)
         # After each case: a run that is cut off keeps what it has measured.
-        write_results(figures)
-    print(write_results(figures))
+        page = write_results(figures)
+    print(page)
     # Tiny sizes on a CPU have no limit.
     key, limit = (
         ("first call / jax.jit", HOST_LIMIT) if _HOST.value else ("beyond / compile", LIMIT)

@@ -27,7 +27,8 @@ from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.graph import ArenaSize
 
 ALIGNMENT = 256
-# Of more buffers only one order is tried, and so where an arena takes hardly more than its bound.
+# Other orders than the first are tried for so many buffers at most, and only where the arena takes
+# more than this share of what lives at one step.
 MANY_BUFFERS = 1000
 NEARLY_LEAST = 1.01
 REPORTED_PROBLEMS = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -159,46 +160,33 @@ def test_phases_add_up_to_the_time_that_passed(target: str):
     assert sum(captured.timings().values()) <= time.perf_counter() - start
 
 
-@pytest.mark.parametrize("is_product", [False, True])
-def test_libraries_of_products_are_loaded_while_xla_compiles(
-    monkeypatch: pytest.MonkeyPatch, is_product: bool
+USERS_OF_LIBRARIES: dict[str, Callable[[Any], Any]] = {
+    "": lambda x: x * x,
+    "preload_matmuls": lambda x: x @ x,
+    "preload_convolutions": lambda x: jnp.convolve(x, x),
+}
+
+
+@pytest.mark.parametrize("library", USERS_OF_LIBRARIES)
+def test_libraries_are_loaded_while_xla_compiles_what_may_call_them(
+    monkeypatch: pytest.MonkeyPatch, library: str
 ):
     device = capture_for_gpu(monkeypatch)
-    loaded, is_read = [], threading.Event()
+    loaded, is_prepared = [], threading.Event()
 
     def compile_late(compile_it: Callable[[], Any]) -> Any:
         # The last preparation runs as long as this one waits for it.
-        assert is_read.wait(SECONDS)
+        assert is_prepared.wait(SECONDS)
         return compile_it()
 
     replace_compilation(monkeypatch, compile_late)
-    monkeypatch.setattr(device, "preload_matmuls", lambda: loaded.append(is_read.set()))
-    if not is_product:
-        monkeypatch.setattr(capture_lowering, "prepare_reading", is_read.set)
-    captured = tg.capture(jax.jit(lambda x: x @ x if is_product else x * x))
-    assert np.array_equal(captured(X), X @ X if is_product else X * X)
-    assert len(loaded) == is_product
-
-
-@pytest.mark.parametrize("has_convolution", [False, True])
-def test_the_library_of_convolutions_is_opened_while_xla_compiles(
-    monkeypatch: pytest.MonkeyPatch, has_convolution: bool
-):
-    device = capture_for_gpu(monkeypatch)
-    opened, is_read = [], threading.Event()
-
-    def compile_late(compile_it: Callable[[], Any]) -> Any:
-        assert is_read.wait(SECONDS)
-        return compile_it()
-
-    def smooth(x: Any) -> Any:
-        return jnp.convolve(x, x) if has_convolution else x + x
-
-    replace_compilation(monkeypatch, compile_late)
-    monkeypatch.setattr(device, "preload_convolutions", lambda: opened.append(1))
-    monkeypatch.setattr(capture_lowering, "collect_ahead", is_read.set)
-    assert np.array_equal(tg.capture(smooth)(X), jax.jit(smooth)(X))
-    assert len(opened) == has_convolution
+    for name in filter(None, USERS_OF_LIBRARIES):
+        monkeypatch.setattr(device, name, functools.partial(loaded.append, name))
+    monkeypatch.setattr(capture_lowering, "collect_ahead", is_prepared.set)
+    function = USERS_OF_LIBRARIES[library]
+    # Calls inside of it are looked into.
+    assert np.array_equal(tg.capture(jax.jit(function))(X), jax.jit(function)(X))
+    assert loaded == [library] * bool(library)
 
 
 def test_dead_objects_are_looked_for_while_xla_compiles(monkeypatch: pytest.MonkeyPatch):

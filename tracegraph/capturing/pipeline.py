@@ -276,7 +276,7 @@ class CapturePipeline:
             return Variant(first, lowered, tuning, slot, cached)
         preparations = list_preparations(self._device, self._prepared.options, first.checked.graph)
         if slot is not None:
-            preparations.insert(0, ("lower", slot.note_miss))
+            preparations.insert(0, ("lower", slot.find_key))
         overlap = Overlap("check", finish, preparations)
         compiler = Compiler(self._device, self._progress, overlap, tuning=tuning, compiled=compiled)
         self._progress.enter("lower")

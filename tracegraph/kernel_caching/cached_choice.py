@@ -64,6 +64,7 @@ def add_choice(slot: CacheSlot, replacements: Sequence[Replacement]) -> None:
 
 
 def _derive_key(slot: CacheSlot) -> str | None:
-    if slot.key is None:
+    key = slot.find_key()
+    if key is None:
         return None
-    return hashlib.sha256(f"choice of replacements, {slot.key}".encode()).hexdigest()
+    return hashlib.sha256(f"choice of replacements, {key}".encode()).hexdigest()

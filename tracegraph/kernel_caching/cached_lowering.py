@@ -179,11 +179,9 @@ class CacheSlot:
         # It holds the arguments of the call.
         self._write_key: Callable[[], str] | None = write_key
         self._key: str | None = None
-        self._is_counted = False
 
-    @property
-    def key(self) -> str | None:
-        """The key of the program, made when it is first asked for; None where it has none."""
+    def find_key(self) -> str | None:
+        """Returns the key of the program, made the first time; None where it has none."""
         write, self._write_key = self._write_key, None
         if write is not None:
             try:
@@ -202,7 +200,7 @@ class CacheSlot:
             compile_regions: compiles the regions where a file has no executables.
         """
         wait_for_stores(self.store.path, self._sketch)
-        key = self.key if self.store.holds(self._sketch) else None
+        key = self.find_key() if self.store.holds(self._sketch) else None
         file = None if key is None else self.store.find(key)
         if key is None or file is None:
             return None
@@ -215,9 +213,8 @@ class CacheSlot:
         return found
 
     def note_miss(self) -> None:
-        """Makes the key, and counts that the program was not found; once."""
-        is_counted, self._is_counted = self._is_counted, True
-        if not is_counted and self.key is not None:
+        """Counts that the program was not found, unless it has no key."""
+        if self.find_key() is not None:
             _count("misses")
 
     def add(self, lowered: Lowered, verification: VerificationReport) -> None:
@@ -227,7 +224,7 @@ class CacheSlot:
             lowered: the lowering.
             verification: what the comparison found.
         """
-        key = self.key
+        key = self.find_key()
         if key is not None and not verification.skipped:
             store = functools.partial(_store, self.store, key, lowered, verification)
             store_behind(self.store.path, key, store)

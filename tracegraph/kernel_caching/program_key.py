@@ -93,8 +93,7 @@ class _Writer:
 
     def make_digest(self) -> str:
         """Returns the digest of all that was written."""
-        self._digest.update("".join(self._texts).encode())
-        self._texts.clear()
+        self._flush()
         return self._digest.hexdigest()
 
     def write_graph(self, graph: Graph, embedded: Mapping[Value, Any]) -> None:
@@ -189,7 +188,7 @@ class _Writer:
         elif isinstance(value, np.generic | np.ndarray | jax.Array):
             found = np.ascontiguousarray(read_array(value))
             self._add(name, f"array {found.dtype} {found.shape}")
-            self.make_digest()
+            self._flush()
             self._digest.update(found.reshape(-1).view(np.uint8).data)
         elif isinstance(value, np.dtype):
             self._add(name, f"dtype {value}")
@@ -237,6 +236,10 @@ class _Writer:
 
     def _add(self, name: str, text: str) -> None:
         self._texts.append(f"\n{name} {len(text)} {text}")
+
+    def _flush(self) -> None:
+        self._digest.update("".join(self._texts).encode())
+        self._texts.clear()
 
 
 def _describe_type(aval: Any) -> str:

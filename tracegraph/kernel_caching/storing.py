@@ -13,8 +13,8 @@ import pathlib
 import threading
 from collections.abc import Callable
 
-# Behind a capture the call that made it still replays once: two threads of Python that share its
-# lock take 5 ms for each piece of work of the driver.
+# The call that captured still replays once. Beside another thread of Python, each of its calls of
+# the driver would wait up to 5 ms for Python's lock.
 DELAY_S = 0.05
 # By the folder of the store and the key. One operation of a dict each: a fork needs no lock.
 _underway: dict[tuple[pathlib.Path, str], _Storing] = {}

@@ -211,7 +211,7 @@ def find_own_version() -> str | None:
 def _list_sources(folder: str) -> Iterator[str]:
     """Yields the files of Python in a folder and the folders in it."""
     for entry in _list_folder(folder):
-        if entry.is_dir():
+        if entry.is_dir(follow_symlinks=False):
             yield from _list_sources(entry.path)
         elif entry.name.endswith(".py"):
             yield entry.path
@@ -220,7 +220,7 @@ def _list_sources(folder: str) -> Iterator[str]:
 def _list_folder(folder: str) -> list[os.DirEntry[str]]:
     """Returns what is in a folder, nothing where there is none or it can't be read.
 
-    Not as `pathlib.Path`: an object for each of a thousand files takes longer than reading them.
+    Not as `pathlib.Path`: to make one for each of a thousand files takes as long as reading them.
     """
     try:
         with os.scandir(folder) as entries:

@@ -195,3 +195,15 @@ def test_versions_of_packages_are_those_that_python_finds(
     known = {each.name.lower() for each in importlib.metadata.distributions()}
     wanted = surroundings._PACKAGES & {name.replace("_", "-") for name in known}
     assert found == {name: importlib.metadata.version(name) for name in wanted}
+
+
+def test_links_in_our_own_folders_are_not_followed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
+    (tmp_path / "rule.py").write_text("FACTOR = 2")
+    monkeypatch.setattr(surroundings, "OWN_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(surroundings, "_IMPORTED", time.time() + 1)
+    read = surroundings.find_own_version.__wrapped__
+    before = read()
+    (tmp_path / "again").symlink_to(tmp_path)
+    assert read() == before is not None
