@@ -190,6 +190,20 @@ def test_an_interruption_leaves_everything_usable(error):
     assert_same(captured(state, 2.0), jax.jit(step)({"w": jnp.ones(3)}, 2.0))
 
 
+def test_an_interrupt_is_raised_where_jax_is_left_tracing(monkeypatch):
+    """One between two steps of JAX may leave its state so; JAX then refuses to name its mesh."""
+
+    def refuse():
+        raise ValueError("`get_mesh` can only be used outside of `jax.jit`")
+
+    def function(x):
+        monkeypatch.setattr(jax.sharding, "get_mesh", refuse)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tg.capture(function)(X)
+
+
 def test_out_of_memory_in_the_plan(monkeypatch):
     captured = tg.capture(step, donate_argnums=0)
     state = {"w": jnp.ones(3)}

@@ -149,7 +149,7 @@ class CapturePipeline:
         try:
             lowered = self.run_to_lowered()
         except BaseException as error:
-            agreement = self._agreement or self._make_agreement(find_call_spread(self._prepared))
+            agreement = self._agreement or self._make_agreement(self._spread)
             if agreement is not None:
                 agreement.withdraw(error)
             raise
@@ -200,7 +200,10 @@ class CapturePipeline:
     def trace(self) -> JaxTrace:
         """Lets JAX run the function once on abstract values."""
         self._progress.enter("trace")
-        if not self.takes_spread or find_call_spread(self._prepared) is None:
+        if self.takes_spread:
+            # Once the function is traced, an interrupt may leave JAX in a state that refuses this.
+            self._spread = find_call_spread(self._prepared)
+        if self._spread is None:
             check_context_mesh(self._prepared.options.name, self._device.jax_device)
         self._outer = read_outer_values(self._prepared.function)
         trace = trace_call(self._prepared)
