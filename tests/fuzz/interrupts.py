@@ -64,10 +64,12 @@ def attempt(action: Callable[[], Any], delay: float, counts: Counts) -> None:
     Raises:
         WatchdogError: it does not end.
     """
+    # Python keeps a thread for ever that was interrupted before it ran; not what is tested with it.
+    actions = [action]
 
     def run() -> None:
         try:
-            action()
+            actions[0]()
         except KeyboardInterrupt:
             counts.interrupted += 1
         except Exception as error:  # noqa: BLE001, shown by the caller
@@ -86,6 +88,7 @@ def attempt(action: Callable[[], Any], delay: float, counts: Counts) -> None:
     thread.join(WATCHDOG_SECONDS)
     if thread.is_alive():
         raise WatchdogError(_describe_waiting(thread))
+    actions.clear()
 
 
 def _interrupt(identity: int) -> None:

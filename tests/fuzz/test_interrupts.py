@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import threading
 import time
 import types
+import weakref
 
 import pytest
 
@@ -96,6 +98,19 @@ def test_a_lock_of_a_thread_that_ended_is_found(
     thread.join()
     with pytest.raises(interrupts.WatchdogError, match="lock of mix is held"):
         interrupts.check_locks(subjects.list_locks())
+
+
+def test_what_is_interrupted_goes_though_python_keeps_its_thread(monkeypatch: pytest.MonkeyPatch):
+    """One that was interrupted before it ran stays in `threading._limbo` for ever."""
+    kept = list[threading.Thread]()
+    monkeypatch.setattr(threading.Thread, "run", lambda thread: kept.append(thread))
+    subject = threading.Event()
+    left = weakref.ref(subject)
+    interrupts.attempt(functools.partial(repr, subject), 0.0, Counts())
+    del subject
+    gc.collect()
+    assert len(kept) == 1
+    assert left() is None
 
 
 def test_an_error_in_a_finaliser_is_found():
