@@ -12,7 +12,7 @@ import pytest
 import tracegraph as tg
 from tests.gpu.reference import assert_replayed, find_captured
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 REPLAYS = 100
 
 

@@ -9,7 +9,7 @@ import tracegraph as tg
 from tests.deviceless.programs import PROGRAMS
 from tests.gpu.reference import assert_replayed, copy_arguments, find_captured, run_reference
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 STEPS = {"donated_update": 100, "mlp": 100, "gpt_2x128": 100, "gpt_12x128": 10}
 
 

@@ -20,7 +20,7 @@ from tracegraph.memory import caching_allocator_alloc, caching_allocator_delete
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.default_device import find_any_device
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 MIB = 1 << 20
 # Large, because the driver takes about a thousand copies before the host has to wait.
 SIDE_BYTES = 2048 * MIB

@@ -18,7 +18,7 @@ from tests.gpu.subprocesses import run_python
 from tracegraph.runtime.memory.private_pool import find_pool
 from tracegraph.runtime.memory.sizes import round_exact
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 CHUNK = 1 << 30
 # JAX hands memory out in multiples of this.
 ORDERS = tuple(

@@ -16,7 +16,7 @@ from tracegraph.runtime.memory.snapshots.snapshot import (
 )
 from tracegraph.runtime.memory.snapshots.summary import format_summary
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "untried")
 MIB = 1 << 20
 
 

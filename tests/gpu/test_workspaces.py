@@ -48,7 +48,7 @@ def test_the_workspace_is_part_of_the_pool():
     assert captured(*make_operands()).shape == (1024, 64)
 
 
-@pytest.mark.usefixtures("alone_on_gpu")
+@pytest.mark.usefixtures("alone_on_gpu", "untried")
 def test_repeat_graph_capture_cublas_workspace_memory():
     """As PyTorch tests it: a hundred captures of a matmul, each in a graph of its own."""
     operands = make_operands()
