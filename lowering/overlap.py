@@ -12,13 +12,27 @@ capture needs anyway, and clears up while the calling thread reads and plans.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
-Preparation: TypeAlias = tuple[str, Callable[[], object]]
 LowerBehind: TypeAlias = Callable[[], Callable[[], object] | None]
+
+
+class Preparation(NamedTuple):
+    """What a later phase of a capture would do otherwise.
+
+    Attributes:
+        phase: that would do it.
+        prepare: does it.
+        after_seconds: how long XLA must have compiled before, so that it is worth its time.
+    """
+
+    phase: str
+    prepare: Callable[[], object]
+    after_seconds: float = 0.0
 
 
 class Overlap:
@@ -27,8 +41,7 @@ class Overlap:
     Args:
         phase: that the time counts to which the work takes after the compilation has ended.
         work: what it raises comes before what the compilation raises. None: there is no work.
-        preparations: what later phases would do otherwise, each with its phase; started only while
-            XLA compiles.
+        preparations: one after another; each started only while XLA compiles.
     """
 
     def __init__(
@@ -109,9 +122,10 @@ class Overlap:
         except RuntimeError:
             # Some releases of Python 3.12 start no thread by then; the work is left to the caller.
             return compile_program()
+        begin = time.monotonic()
         try:
             self.finish()
-            self._prepare(until=compiled.done)
+            self._prepare(compiled, begin)
         except BaseException:
             self._behind = None
             raise
@@ -122,11 +136,16 @@ class Overlap:
             wait([compiled])
         return compiled.result()
 
-    def _prepare(self, until: Callable[[], bool]) -> None:
-        """Makes the preparations one after another, until a condition holds."""
-        if self._lower_behind is not None and not until():
+    def _prepare(self, compiled: Future[T], begin: float) -> None:
+        """Makes the preparations one after another, until the compilation has ended."""
+        if self._lower_behind is not None and not compiled.done():
             self.phase, lower = self._lower_behind
             self._behind = lower()
-        while self._preparations and not until():
-            self.phase, prepare = self._preparations.pop(0)
+        while self._preparations and not compiled.done():
+            each = self._preparations[0]
+            early_seconds = begin + each.after_seconds - time.monotonic()
+            if early_seconds > 0:
+                wait([compiled], early_seconds)
+                continue
+            self.phase, prepare, _ = self._preparations.pop(0)
             prepare()

@@ -52,10 +52,12 @@ class Schema:
     Attributes:
         pool: the types.
         origin: where they come from, for errors.
+        classes: of all types of a program. Protobuf makes a class again where nobody holds it.
     """
 
     pool: DescriptorPool
     origin: str
+    classes: tuple[type[Message], ...] = dataclasses.field(default=(), repr=False)
 
     def message_class(self, name: str) -> type[Message]:
         """Returns the class of a message type, such as ``xla.gpu.ThunkProto``.
@@ -133,9 +135,21 @@ def build_schema(files: Iterable[FileDescriptorProto], origin: str) -> Schema:
                 f"{file.name} of the CUDA plugin does not fit: {error}", origin
             ) from error
     schema = Schema(pool, origin)
-    for name in (*ROOTS, COMPUTATION, COMPUTATION_ID):
-        schema.message_class(name)
-    return schema
+    return dataclasses.replace(schema, classes=_list_classes(schema))
+
+
+def _list_classes(schema: Schema) -> tuple[type[Message], ...]:
+    """Returns the classes of all types of a program."""
+    found: dict[str, type[Message]] = {}
+    waiting = [*ROOTS, COMPUTATION, COMPUTATION_ID]
+    while waiting:
+        name = waiting.pop(0)
+        if name in found:
+            continue
+        found[name] = schema.message_class(name)
+        types = [field.message_type for field in found[name].DESCRIPTOR.fields]
+        waiting += [each.full_name for each in types if each is not None]
+    return tuple(found.values())
 
 
 def _defer_computations(file: FileDescriptorProto) -> FileDescriptorProto:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fuzz.stepping import step_through
 from tracegraph.lowering import collector
-from tracegraph.lowering.collector import collect_ahead, hold_collector
+from tracegraph.lowering.collector import collect_ahead, find_patience, hold_collector
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,13 @@ def test_what_is_old_and_dead_is_found_ahead():
 def test_nothing_is_looked_at_ahead_where_that_takes_long(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(collector, "MAX_BLOCKS", 0)
     assert not has_gone()
+
+
+def test_a_look_waits_longer_where_there_is_more_to_look_at():
+    before = find_patience()
+    more = [[] for _ in range(100_000)]
+    assert find_patience() > before > 0
+    del more
 
 
 def test_nothing_is_looked_at_ahead_by_a_collector_that_is_off():

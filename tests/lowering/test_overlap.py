@@ -10,7 +10,7 @@ import pytest
 
 from tests.processes import run_program
 from tracegraph.lowering import overlap as overlap_module
-from tracegraph.lowering.overlap import Overlap
+from tracegraph.lowering.overlap import Overlap, Preparation
 
 SECONDS = 240.0
 
@@ -163,13 +163,30 @@ def test_preparations_are_begun_only_while_the_other_compiles():
         "trace",
         lambda: done.append("work"),
         [
-            ("lower", lambda: done.append("first")),
-            ("lower", end),
-            ("verify", lambda: done.append("third")),
+            Preparation("lower", lambda: done.append("first")),
+            Preparation("lower", end),
+            Preparation("verify", lambda: done.append("third")),
         ],
     )
     assert overlap.run(compilation, ignore) == "program"
     assert done == ["work", "first", "second"]
+
+
+@pytest.mark.parametrize(("seconds", "is_begun"), [(0.01, True), (SECONDS, False)])
+def test_a_preparation_is_begun_once_the_other_has_compiled_for_so_long(
+    seconds: float, is_begun: bool
+):
+    compilation, has_begun = Compilation(), threading.Event()
+
+    def prepare() -> None:
+        has_begun.set()
+        compilation.may_end.set()
+
+    overlap = Overlap("trace", lambda: None, [Preparation("lower", prepare, seconds)])
+    if not is_begun:
+        threading.Timer(0.1, compilation.may_end.set).start()
+    assert overlap.run(compilation, ignore) == "program"
+    assert has_begun.is_set() is is_begun
 
 
 def test_a_small_compilation_follows_in_the_same_thread_and_is_not_waited_for():
@@ -186,7 +203,7 @@ def test_a_small_compilation_follows_in_the_same_thread_and_is_not_waited_for():
         threads.append(threading.current_thread())
         return compile_small
 
-    overlap = Overlap("trace", lambda: None, [("lower", compilation.may_end.set)])
+    overlap = Overlap("trace", lambda: None, [Preparation("lower", compilation.may_end.set)])
     overlap.put_behind("instantiate", lower)
     assert overlap.run(compilation, ignore) == "program"
     assert not has_ended.is_set()
@@ -212,7 +229,7 @@ def test_behind_what_failed_nothing_is_compiled(fails: str):
         done.append("lowered")
         return lambda: done.append("compiled")
 
-    overlap = Overlap("trace", lambda: None, [("verify", prepare)])
+    overlap = Overlap("trace", lambda: None, [Preparation("verify", prepare)])
     overlap.put_behind("instantiate", lower)
     with pytest.raises(ValueError, match=fails):
         overlap.run(compilation, ignore)
@@ -235,14 +252,14 @@ def test_the_time_of_a_preparation_belongs_to_its_phase():
         compilation.may_end.set()
         _await(is_entered)
 
-    Overlap("trace", lambda: None, [("verify", prepare)]).run(compilation, enter)
+    Overlap("trace", lambda: None, [Preparation("verify", prepare)]).run(compilation, enter)
     assert entered == ["verify"]
 
 
 def test_a_thread_that_outlives_the_main_one_may_compile():
     text = """
 import threading
-from tracegraph.lowering.overlap import Overlap
+from tracegraph.lowering.overlap import Overlap, Preparation
 
 def compile_late():
     threading.main_thread().join()

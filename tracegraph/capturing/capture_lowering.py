@@ -16,7 +16,7 @@ from tracegraph.capturing.unlowered import find_refused, find_unlowered
 from tracegraph.constraints.violation import Violation
 from tracegraph.ir.graph import Graph, Op, Value
 from tracegraph.jax_internals import describe_physical
-from tracegraph.lowering.collector import collect_ahead, hold_collector
+from tracegraph.lowering.collector import collect_ahead, find_patience, hold_collector
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
@@ -189,34 +189,35 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
         graph: what is captured.
 
     Returns:
-        Functions, each with the phase that would do it otherwise.
+        In the order in which they are made.
     """
     if not device.takes_kernels:
         return []
-    preparations: list[Preparation] = [
-        ("lower", prepare_reading),
-        ("lower", read_region.load),
-        ("lower", plan_program.load),
-        ("lower", functools.partial(warm_memory, WARM_BYTES * count_ops(graph))),
+    preparations = [
+        Preparation("lower", prepare_reading),
+        Preparation("lower", read_region.load),
+        Preparation("lower", plan_program.load),
+        Preparation("lower", functools.partial(warm_memory, WARM_BYTES * count_ops(graph))),
     ]
     types = [describe_physical(operand.aval) for operand in graph.outputs]
     in_place = {index for index, _ in graph.aliases}
     fresh = [each for index, each in enumerate(types) if index not in in_place]
     if options.outputs == "fresh":
         preparations += [
-            ("verify", functools.partial(device.prepare_result, *each))
+            Preparation("verify", functools.partial(device.prepare_result, *each))
             for each in dict.fromkeys(fresh)
         ]
     own = list_own_arguments(graph)
     if options.verify and len(own) >= MANY_ARGUMENTS:
-        preparations.append(("verify", functools.partial(device.prepare_copies, own)))
+        prepare = functools.partial(device.prepare_copies, own)
+        preparations.append(Preparation("verify", prepare))
     if _has_op(graph, "conv_general_dilated"):
-        preparations.append(("lower", device.preload_convolutions))
+        preparations.append(Preparation("lower", device.preload_convolutions))
     if _has_op(graph, "dot_general"):
         # Late: the first time in a process it takes longer than XLA for a small program.
-        preparations.append(("instantiate", device.preload_matmuls))
+        preparations.append(Preparation("instantiate", device.preload_matmuls))
     # Last: all that was made ahead is looked at once.
-    return [*preparations, ("lower", collect_ahead)]
+    return [*preparations, Preparation("lower", collect_ahead, find_patience())]
 
 
 def list_own_arguments(graph: Graph) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:

@@ -45,7 +45,7 @@ from tracegraph.lowering.compile_spread import agree_alone
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered
-from tracegraph.lowering.overlap import Overlap
+from tracegraph.lowering.overlap import Overlap, Preparation
 from tracegraph.lowering.tuning import UNTUNED, Tuning
 from tracegraph.replacements.match import find_machine
 from tracegraph.replacements.report import Replacement
@@ -279,7 +279,7 @@ class CapturePipeline:
             return Variant(first, lowered, tuning, slot, cached)
         preparations = list_preparations(self._device, self._prepared.options, first.checked.graph)
         if slot is not None:
-            preparations.insert(0, ("lower", slot.find_key))
+            preparations.insert(0, Preparation("lower", slot.find_key))
         overlap = Overlap("check", finish, preparations)
         compiler = Compiler(self._device, self._progress, overlap, tuning=tuning, compiled=compiled)
         self._progress.enter("lower")

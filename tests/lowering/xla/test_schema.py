@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pathlib
 import sys
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -121,6 +123,16 @@ class TestSchema:
         schema = recorded_schema()
         assert schema.message_class(EXECUTABLE).DESCRIPTOR.full_name == EXECUTABLE
         assert schema.fields_of("xla.gpu.ThunkProto")["custom_kernel_thunk"].number == 36
+
+    def test_classes_stay_between_two_programs(self) -> None:
+        """Protobuf's own tables hold none of them."""
+        schema = build_schema(read_files().file, "a copy")
+        first = weakref.ref(schema.message_class("xla.gpu.ThunkProto"))
+        gc.collect()
+        assert first() is schema.message_class("xla.gpu.ThunkProto")
+        del schema
+        gc.collect()
+        assert first() is None
 
     def test_an_unknown_type_is_refused(self) -> None:
         for find in (recorded_schema().message_class, recorded_schema().fields_of):
