@@ -13,25 +13,22 @@ from tests.deviceless import building, coverage
 from tests.deviceless.coverage import Figures, Outcome
 from tests.fakes.xla_programs import make_copy, make_kernel, make_program
 
-COMPILED_PER_SHARD = 50
+BUILT_PER_SHARD = 50
 
 
 @pytest.mark.parametrize("shard", range(coverage.SHARDS))
-def test_sample_is_built_or_refused_for_a_known_reason(shard: int, h200: Any) -> None:
-    results = []
+def test_the_sample_is_built(shard: int, h200: Any) -> None:
+    built = 0
     for case in coverage.draw_cases(shard):
         figures, lowered = coverage.measure(case.name, case.function, case.make_arguments(0), h200)
-        results.append(figures)
         assert coverage.is_expected(figures), figures
         if lowered is not None:
+            built += 1
             assert building.find_faults(lowered.definition) == [], case.name
             building.check_built(lowered.definition)
     jax.clear_caches()
-    compiled = [f for f in results if f.outcome in (Outcome.BUILT, Outcome.REFUSED)]
-    built = [f for f in compiled if f.outcome is Outcome.BUILT]
     # Together at least 400 programs.
-    assert len(compiled) >= COMPILED_PER_SHARD >= 400 / coverage.SHARDS
-    assert len(built) >= 0.9 * len(compiled), coverage.format_table(results)
+    assert built >= BUILT_PER_SHARD >= 400 / coverage.SHARDS
 
 
 def test_shards_are_the_sample() -> None:
@@ -90,18 +87,16 @@ def test_table_counts_programs_and_thunks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "is_expected"),
+    ("outcome", "is_expected"),
     [
-        (Figures("a", Outcome.BUILT), True),
-        (Figures("a", Outcome.REFUSED, "UnsupportedError: x", {"custom_kernel": 1}), False),
-        (Figures("a", Outcome.REFUSED, "UnsupportedError: x", {"rng_seed": 1}), True),
-        (Figures("a", Outcome.REFUSED, "UnsupportedError: x", {"custom_call potrf": 1}), True),
-        (Figures("a", Outcome.NOT_CAPTURED, "CaptureError: `f` reads a value"), False),
-        (Figures("a", Outcome.NOT_COMPILED, "XLA refuses"), True),
+        (Outcome.BUILT, True),
+        (Outcome.REFUSED, False),
+        (Outcome.NOT_CAPTURED, False),
+        (Outcome.NOT_COMPILED, True),
     ],
 )
-def test_refusals_are_told_apart(figures: Figures, is_expected: bool) -> None:
-    assert coverage.is_expected(figures) is is_expected
+def test_a_refusal_is_a_fault(outcome: Outcome, is_expected: bool) -> None:
+    assert coverage.is_expected(Figures("a", outcome, "reason")) is is_expected
 
 
 def test_figures_replace_those_in_the_document() -> None:
