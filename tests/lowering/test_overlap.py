@@ -259,7 +259,7 @@ def test_the_time_of_a_preparation_belongs_to_its_phase():
 def test_a_thread_that_outlives_the_main_one_may_compile():
     text = """
 import threading
-from tracegraph.lowering.overlap import Overlap, Preparation
+from tracegraph.lowering.overlap import Overlap
 
 def compile_late():
     threading.main_thread().join()
