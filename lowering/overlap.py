@@ -39,7 +39,8 @@ class Overlap:
     """Work that may go on while XLA compiles, and is done once.
 
     Args:
-        phase: that the time counts to which the work takes after the compilation has ended.
+        phase: that the time counts to which the work takes after the compilation has ended; empty
+            while it waits.
         work: what it raises comes before what the compilation raises. None: there is no work.
         preparations: one after another; each started only while XLA compiles.
     """
@@ -108,7 +109,7 @@ class Overlap:
             else:
                 compiled.set_result(program)
             with lock:
-                if is_working:
+                if is_working and self.phase:
                     on_late(self.phase)
             behind, self._behind = self._behind, None
             if behind is not None:
@@ -145,6 +146,7 @@ class Overlap:
             each = self._preparations[0]
             early_seconds = begin + each.after_seconds - time.monotonic()
             if early_seconds > 0:
+                self.phase = ""
                 wait([compiled], early_seconds)
                 continue
             self.phase, prepare, _ = self._preparations.pop(0)
