@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
@@ -27,6 +28,28 @@ if importlib.util.find_spec("hypothesis"):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/*.txt anew")
+    parser.addoption(
+        "--kernel-cache", action="store_true", help="as users have it, in a folder for each test"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Turns the kernel cache on where the command says so.
+
+    A file of another test may name kernels that only its fake of a driver knew.
+    """
+    if not item.config.getoption("--kernel-cache"):
+        return (yield)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACEGRAPH_KERNEL_CACHE", "1")
+        patch.setenv("TRACEGRAPH_KERNEL_CACHE_PATH", folder)
+        try:
+            return (yield)
+        finally:
+            # Files are written in a thread behind the call.
+            if (storing := sys.modules.get("tracegraph.kernel_caching.storing")) is not None:
+                storing.wait_for_stores()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -93,6 +93,7 @@ def test_what_was_found_is_kept_for_the_next_process(
     monkeypatch: pytest.MonkeyPatch,
 ):
     path = save_unverified(tmp_path / "step.tg")
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "0")
     run(tg.load(path))
     run(tg.load(path))
     assert len(proven) == 2, "without a cache each process verifies"
