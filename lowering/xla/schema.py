@@ -52,7 +52,7 @@ class Schema:
     Attributes:
         pool: the types.
         origin: where they come from, for errors.
-        classes: of all types of a program. Protobuf makes a class again where nobody holds it.
+        classes: of all message types of a program, kept here because protobuf's pool does not.
     """
 
     pool: DescriptorPool

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fuzz.stepping import step_through
 from tracegraph.lowering import collector
-from tracegraph.lowering.collector import collect_ahead, find_patience, hold_collector
+from tracegraph.lowering.collector import collect_ahead, find_wait_seconds, hold_collector
 
 
 @pytest.fixture(autouse=True)
@@ -100,9 +100,9 @@ def test_nothing_is_looked_at_ahead_where_that_takes_long(monkeypatch: pytest.Mo
 
 
 def test_a_look_waits_longer_where_there_is_more_to_look_at():
-    before = find_patience()
+    before = find_wait_seconds()
     more = [[] for _ in range(100_000)]
-    assert find_patience() > before > 0
+    assert find_wait_seconds() > before > 0
     del more
 
 

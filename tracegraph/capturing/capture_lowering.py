@@ -16,7 +16,7 @@ from tracegraph.capturing.unlowered import find_refused, find_unlowered
 from tracegraph.constraints.violation import Violation
 from tracegraph.ir.graph import Graph, Op, Value
 from tracegraph.jax_internals import describe_physical
-from tracegraph.lowering.collector import collect_ahead, find_patience, hold_collector
+from tracegraph.lowering.collector import collect_ahead, find_wait_seconds, hold_collector
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import Lowered, lower_request
@@ -217,7 +217,7 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
         # Late: the first time in a process it takes longer than XLA for a small program.
         preparations.append(Preparation("instantiate", device.preload_matmuls))
     # Last: all that was made ahead is looked at once.
-    return [*preparations, Preparation("lower", collect_ahead, find_patience())]
+    return [*preparations, Preparation("lower", collect_ahead, find_wait_seconds())]
 
 
 def list_own_arguments(graph: Graph) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
