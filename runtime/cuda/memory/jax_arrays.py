@@ -8,10 +8,11 @@ have nothing to schedule.
 
 Note [Small arenas]. To compile that program takes XLA 8 ms or more, for which a capture would
 wait: the size of its scratch is known last of all. On a machine with an H200, 8 MB are copied from
-the host in 2 ms, 24 in 5, 64 in 11, and so a small part of an arena is. The copy waits for JAX's
-work so far, as a capture does anyway. The first results of a graph that was not compiled in this
-process are made so, too, when it is instantiated: 64 graphs of a file have 64 shapes of results. No
-other allocation may wait.
+the host in 2 ms, 24 in 5, 64 in 11, and so a small part of an arena is: its scratch, and its kept
+part while the program for it is still being compiled. The copy waits for JAX's work so far, as a
+capture does anyway. The first results of a graph that was not compiled in this process are made so,
+too, when it is instantiated: 64 graphs of a file have 64 shapes of results. No other allocation may
+wait.
 """
 
 from __future__ import annotations
@@ -53,18 +54,27 @@ def _make_allocator(shapes: Types, jax_device: Any) -> Any:
 
 
 class _Once:
-    """The result of a call that is made when it is first asked for, and again if it failed."""
+    """The result of a call that is made when it is first asked for, and again if it failed.
+
+    Attributes:
+        is_running: True while a thread makes the call.
+    """
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self._call = functools.partial(function, *arguments)
         # Re-entrant: a finaliser may run inside of the call.
         self._lock = threading.RLock()
         self._result: Any = None
+        self.is_running = False
 
     def find(self) -> Any:
         with self._lock:
             if self._result is None:
-                self._result = self._call()
+                self.is_running = True
+                try:
+                    self._result = self._call()
+                finally:
+                    self.is_running = False
             return self._result
 
 
@@ -236,16 +246,21 @@ def allocate_bytes(nbytes: int, jax_device: Any) -> Any:
     Raises:
         jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
     """
-    key = nbytes, jax_device
-    left = _to_copy.pop(key, 0)
-    if not left:
+    if not _is_copied(nbytes, jax_device):
         (array,) = _allocate(_name_bytes(nbytes), jax_device)
         return array
-    if left > 1:
-        _to_copy[key] = left - 1
     host = np.empty(nbytes, np.uint8)
     with computing():
         return jax.block_until_ready(jax.device_put(host, jax_device, may_alias=False))
+
+
+def _is_copied(nbytes: int, jax_device: Any) -> bool:
+    """Returns whether the next allocation is a copy from the host; see Note [Small arenas]."""
+    left = _to_copy.pop((nbytes, jax_device), 0)
+    if left > 1:
+        _to_copy[nbytes, jax_device] = left - 1
+    once = _allocators.get((_name_bytes(nbytes), jax_device))
+    return left > 0 or (once is not None and once.is_running and nbytes <= SMALL_BYTES)
 
 
 def _name_types(avals: Iterable[Any]) -> Types:

@@ -138,6 +138,38 @@ def list_ends(arena: Arena) -> list[tuple[int, int]]:
     return [(block.address, block.address + block.segment.nbytes) for block in blocks]
 
 
+def test_a_small_part_does_not_wait_for_its_program(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_small_parts(monkeypatch)
+    has_begun, may_end = threading.Event(), threading.Event()
+    compile_lowered = jax_arrays._compile_lowered
+
+    def compile_late(lowered: Any) -> Any:
+        has_begun.set()
+        assert may_end.wait(240)
+        return compile_lowered(lowered)
+
+    monkeypatch.setattr(jax_arrays, "_compile_lowered", compile_late)
+    compile_arena = device.lower_arena(2000)
+    assert compile_arena is not None
+    behind = threading.Thread(target=compile_arena)
+    behind.start()
+    try:
+        assert has_begun.wait(240)
+        device.allocator.provider.free(device.allocator.provider.allocate(2048))
+        (once,) = jax_arrays._allocators.values()
+        assert once.is_running
+    finally:
+        may_end.set()
+        behind.join()
+    assert not once.is_running
+    with monkeypatch.context() as patch:
+        # From now on the program allocates, which waits for nothing.
+        patch.delattr(jax, "device_put")
+        device.allocator.provider.free(device.allocator.provider.allocate(2048))
+
+
 def test_an_allocation_whose_preparation_failed_is_compiled_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,4 +186,5 @@ def test_an_allocation_whose_preparation_failed_is_compiled_again(
     shapes = (((8,), np.dtype(np.uint8)),)
     with pytest.raises(RuntimeError, match="XLA"):
         jax_arrays._make_allocator(shapes, None)
+    assert not jax_arrays._is_copied(8, None)
     assert [jax_arrays._make_allocator(shapes, None) for _ in range(2)] == ["allocator"] * 2
