@@ -6,7 +6,8 @@ nodes that touch the result are given another address, half a microsecond each. 
 and those inside of branches and loops cannot be given one, and of many nodes it costs too much.
 Then the replay would copy the old value away first, by a call of XLA: 47 microseconds on the host.
 So such a result is computed in a temporary, and the graph's last step copies it to where the user
-gets it: one node, which takes about a microsecond and can be given another address.
+gets it: one node, which takes about a microsecond and can be given another address. Where XLA's
+kernels wait it does, too, and starts early: Note [Kernels that wait].
 
 A large result is not detached, unless the arguments and results are larger by far: it would take
 its memory twice.
@@ -29,6 +30,7 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.kernels.conditions import COUNTER_BYTES
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
+from tracegraph.lowering.kernels.waits import add_waits
 from tracegraph.lowering.request import BufferSpec
 from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import MAX_PATCHED_NODES
@@ -104,7 +106,7 @@ def _detach(
     return dataclasses.replace(
         program,
         buffers=(*program.buffers, *found.values()),
-        steps=tuple(steps),
+        steps=add_waits(steps),
         edges=tuple(sorted(edges)),
     )
 

@@ -26,6 +26,7 @@ from tracegraph.runtime.live_buffers import InputWriter
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.node_timer import NodeTimer, TimedGraph
+from tracegraph.runtime.nodes import KernelCode
 from tracegraph.runtime.static_buffer import StaticBuffer
 from tracegraph.runtime.stream import Stream
 
@@ -241,7 +242,7 @@ class Device(ReplayDevice, Protocol):
         """
         ...
 
-    # What takes long is started while XLA compiles: any thread may call these five, at any time
+    # What takes long is started while XLA compiles: any thread may call these seven, at any time
     # before `instantiate`, which needs none of them.
 
     def lower_arena(self, kept_bytes: int) -> Callable[[], None] | None:
@@ -273,6 +274,14 @@ class Device(ReplayDevice, Protocol):
 
     def preload_convolutions(self) -> None:
         """Opens the library of convolutions that graphs may call."""
+        ...
+
+    def preload_comparison(self) -> None:
+        """Loads what compares results when a graph is verified."""
+        ...
+
+    def preload_kernels(self, codes: Sequence[KernelCode]) -> None:
+        """Loads kernels of ours that graphs may launch."""
         ...
 
     def open_timer(self, graph: TimedGraph) -> contextlib.AbstractContextManager[NodeTimer]:

@@ -6,6 +6,9 @@ graph may start them early: Note [Programmatic edges] in `lowering/build_graph.p
 between them would be started only when those before it have completed, which a turn of a loop pays
 at its end and at each slice. So in a program with such kernels ours wait, too. Where XLA's do not,
 the GPU may have no such instruction, and the text stays one that every GPU takes.
+
+What sets a condition waits as well, although nothing starts it early: the driver compiles each
+text, and so a program needs one of each of our kernels, and not two.
 """
 
 from __future__ import annotations
@@ -14,21 +17,24 @@ import dataclasses
 import functools
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 from tracegraph.lowering.device_program import (
     ConditionalStep,
     DeviceStep,
-    GraphStep,
+    Step,
     list_device_steps,
 )
 from tracegraph.lowering.kernels.conditions import FIRST_LINES
 from tracegraph.runtime.nodes import KernelCode, KernelNode
 
+StepT = TypeVar("StepT", bound=Step)
+
 _WAITING_LINES = b".version 7.8\n.target sm_90\n"
 _ENTRY = re.compile(rb"\.visible \.entry \w+\([^)]*\)\s*\{")
 
 
-def add_waits(steps: Sequence[GraphStep]) -> tuple[GraphStep, ...]:
+def add_waits(steps: Sequence[StepT]) -> tuple[StepT, ...]:
     """Returns the steps, those of our own kernels with a wait if XLA's kernels have one.
 
     See Note [Kernels that wait].
@@ -36,7 +42,8 @@ def add_waits(steps: Sequence[GraphStep]) -> tuple[GraphStep, ...]:
     Args:
         steps: of a program, in any order.
     """
-    if not any(_waits(step) for step in list_device_steps(steps)):
+    own = [step for step in steps if isinstance(step, DeviceStep | ConditionalStep)]
+    if not any(_waits(step) for step in list_device_steps(own)):
         return tuple(steps)
     return tuple(_add_wait(step) for step in steps)
 
@@ -45,19 +52,21 @@ def _waits(step: DeviceStep) -> bool:
     return isinstance(step.node, KernelNode) and step.node.begins_with_wait
 
 
-def _add_wait(step: GraphStep) -> GraphStep:
+def _add_wait(step: StepT) -> StepT:
     if isinstance(step, ConditionalStep):
         bodies = tuple(tuple(_add_wait(each) for each in body) for body in step.bodies)
-        return dataclasses.replace(step, bodies=bodies)
+        return dataclasses.replace(step, bodies=bodies, setter=_add_wait(step.setter))
+    if not isinstance(step, DeviceStep):
+        return step
     node = step.node
     if not isinstance(node, KernelNode) or not node.code.cubin.startswith(FIRST_LINES):
         return step
-    waiting = dataclasses.replace(node, code=_write_wait(node.code), begins_with_wait=True)
+    waiting = dataclasses.replace(node, code=write_wait(node.code), begins_with_wait=True)
     return dataclasses.replace(step, node=waiting)
 
 
 @functools.lru_cache(maxsize=64)
-def _write_wait(code: KernelCode) -> KernelCode:
+def write_wait(code: KernelCode) -> KernelCode:
     """Returns a kernel of ours with a wait as its first instruction."""
     text = _WAITING_LINES + code.cubin.removeprefix(FIRST_LINES)
     return KernelCode(code.symbol, _ENTRY.sub(rb"\g<0>\n    griddepcontrol.wait;", text))

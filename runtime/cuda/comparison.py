@@ -88,6 +88,10 @@ class CudaComparison:
     def __init__(self, context: CudaContext, kernels: KernelLoader) -> None:
         self._context, self._kernels = context, kernels
 
+    def preload(self) -> None:
+        """Loads its kernels, see `KernelLoader.keep`."""
+        self._kernels.keep((COMPARE_PIECES, MEASURE_PIECES))
+
     def find_unequal(self, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
         """Returns which pairs differ in any bit; the host waits once.
 

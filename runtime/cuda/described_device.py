@@ -27,6 +27,7 @@ from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.library_calls import LibraryCall, Transform
 from tracegraph.runtime.library_nodes import MatmulNode
+from tracegraph.runtime.nodes import KernelCode
 
 # JAX takes the text of a target since then.
 OLDEST_JAX = (0, 11)
@@ -76,6 +77,12 @@ class DescribedGpu:
         """Does nothing: what is compiled here is not run here."""
 
     def preload_convolutions(self) -> None:
+        """Does nothing: what is compiled here is not run here."""
+
+    def preload_comparison(self) -> None:
+        """Does nothing: what is compiled here is not run here."""
+
+    def preload_kernels(self, codes: Sequence[KernelCode]) -> None:
         """Does nothing: what is compiled here is not run here."""
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:

@@ -59,7 +59,7 @@ from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.sizes import round_exact
 from tracegraph.runtime.node_timer import TimedGraph
-from tracegraph.runtime.nodes import BufferUse, Locate
+from tracegraph.runtime.nodes import BufferUse, KernelCode, Locate
 from tracegraph.runtime.plan_cache import find_fft_plans
 from tracegraph.runtime.stream import Stream
 
@@ -290,6 +290,14 @@ class CudaDevice:
     def preload_convolutions(self) -> None:
         """Opens cuDNN, so that no graph has to wait for it."""
         self._cudnn.preload()
+
+    def preload_comparison(self) -> None:
+        """Loads the kernels that compare results, so that no verification has to wait for it."""
+        self.comparison.preload()
+
+    def preload_kernels(self, codes: Sequence[KernelCode]) -> None:
+        """Loads kernels that graphs may launch, see `KernelLoader.keep`."""
+        self._kernels.keep(codes)
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Compiles the allocation of results of a type, so that no call has to wait for it."""

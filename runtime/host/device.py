@@ -43,6 +43,7 @@ from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider
 from tracegraph.runtime.memory.providers.provider import NoEvents
 from tracegraph.runtime.node_timer import TimedGraph
+from tracegraph.runtime.nodes import KernelCode
 from tracegraph.runtime.stream import Stream, default_stream
 
 
@@ -138,6 +139,12 @@ class HostDevice:
 
     def preload_convolutions(self) -> None:
         """Has nothing to load: what XLA calls is part of it."""
+
+    def preload_comparison(self) -> None:
+        """Has nothing to load: NumPy compares what the host holds."""
+
+    def preload_kernels(self, codes: Sequence[KernelCode]) -> None:
+        """Has nothing to load: its kernels are a part of XLA's executables."""
 
     def bind_buffers(
         self, definition: GraphDefinition, arena: Arena, clock: ReplayClock

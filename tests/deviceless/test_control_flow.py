@@ -17,6 +17,7 @@ from tests.deviceless.test_partial import lower
 from tests.fakes.compilers import Target
 from tests.fakes.gated_scans import differentiate_gates, make_gates
 from tracegraph.lowering import compile_gpu
+from tracegraph.lowering.kernels.loop_kernels import list_loop_kernels
 from tracegraph.lowering.kernels.piece_loops import SYMBOL
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES
@@ -24,7 +25,7 @@ from tracegraph.reports.explain_gpu import list_turns
 from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.cuda.graphs.builder import check_constructs
 from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.nodes import KernelCode, KernelNode
 
 VECTOR = np.linspace(0, 1, 4096, dtype=np.float32)
 MATRIX = np.eye(64, dtype=np.float32)
@@ -62,6 +63,8 @@ def nest(x: Any) -> Any:
 
     return lax.scan(turn, x, None, 500)
 
+
+ELF = b"\x7fELF"
 
 # How many nodes of each kind, those inside of others included.
 # Below this, rounding and copies of small results are most of the arena.
@@ -101,6 +104,24 @@ def test_control_flow_becomes_conditional_nodes(case: str, h200: Any) -> None:
     check_built(definition)
     assert find_excess_bytes(lowered) <= 1.05 or definition.arena_bytes < LARGE_BYTES
     assert sum(1 for _ in list_nested(stage.nodes)) <= UNROLLED_NODES + 2 * TURN_NODES
+
+
+# A graph of an unrolled loop has no kernel of ours, but for counters.
+ON_DEVICE = [case for case in CASES if case != "an unrolled scan"]
+
+
+@pytest.mark.parametrize("case", ON_DEVICE)
+def test_the_kernels_of_loops_and_branches_are_loaded_ahead(case: str, h200: Any) -> None:
+    (stage,) = lower_case(case, h200).definition.stages
+    codes = [node.code for node in list_nested(stage.nodes) if isinstance(node, KernelNode)]
+    # The text of a guard depends on its loop.
+    texts = {c.cubin for c in codes if not c.cubin.startswith(ELF) and not is_guard(c)}
+    assert texts
+    assert texts <= {code.cubin for code in list_loop_kernels(h200.compute_capability)}
+
+
+def is_guard(code: KernelCode) -> bool:
+    return code.symbol.startswith(("keep_state", "end_turn_of"))
 
 
 def test_a_loop_needs_no_memset_of_what_it_writes_first(h200: Any) -> None:

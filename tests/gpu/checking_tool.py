@@ -21,6 +21,8 @@ from tests.processes import start_python
 
 FOUND_FAULTS = 86
 LIMIT_S = "150"
+# What `timeout` ends with, by itself and where it has to kill.
+NOT_ENDED = (124, 137)
 # Of each tool; racecheck takes ten times as long.
 CASES = {"memcheck": None, "racecheck": ("softmax", "state", "streams")}
 # One allocation of the driver per array: then an access behind an array's end shows.
@@ -88,13 +90,19 @@ def read_report(tool: str) -> dict[str, object] | None:
 
 
 def main(folder: str) -> None:
-    """Runs all tools alone on the GPU, and leaves a report of each."""
+    """Runs all tools alone on the GPU, and leaves a report of each.
+
+    Where the first does not end, neither would the next one: it has the report of the first.
+    """
     path = find_tool()
     assert path is not None
+    found: dict[str, object] | None = None
     with hold_gpu(pathlib.Path(folder), alone=True):
         for tool in CASES:
+            if found is None or found["status"] not in NOT_ENDED:
+                found = run_tool(path, tool)
             report = pathlib.Path(folder, f"{tool}.part")
-            report.write_text(json.dumps(run_tool(path, tool)))
+            report.write_text(json.dumps(found))
             report.rename(report.with_suffix(".json"))
 
 

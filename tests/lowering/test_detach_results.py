@@ -22,7 +22,7 @@ from tracegraph.runtime.graph import MAX_PATCHED_NODES
 from tracegraph.runtime.graph_nodes import Construct
 from tracegraph.runtime.library_calls import Scale
 from tracegraph.runtime.library_nodes import LibraryCallNode
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.nodes import BufferUse, KernelNode
 
 BRANCH = ConditionalStep(
     "branch", Construct.IF, ((kernel("then", "x", "y"),),), kernel("set", "x", "")
@@ -57,6 +57,18 @@ def test_a_result_that_cannot_move_is_copied_by_the_last_step(step: Any) -> None
     verify_order(found)
     assert [each.name for each in found.buffers] == ["x", "y", "y.detached"]
     assert found.outputs == program().outputs
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_copy_waits_where_the_kernels_of_the_program_do(waits: bool) -> None:
+    first = kernel("before", "x", "y")
+    assert isinstance(first.node, KernelNode)
+    node = dataclasses.replace(first.node, begins_with_wait=waits)
+    steps = dataclasses.replace(first, node=node), make_scale()
+    last = detach_results(program(*steps)).steps[-1]
+    assert isinstance(last, DeviceStep)
+    assert isinstance(last.node, KernelNode)
+    assert last.node.begins_with_wait == waits == (b"griddepcontrol.wait" in last.node.code.cubin)
 
 
 def test_the_value_is_that_of_the_program() -> None:

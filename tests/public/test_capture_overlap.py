@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.capturing import capture_lowering
 from tracegraph.lowering import compiler
+from tracegraph.lowering.kernels.loop_kernels import list_loop_kernels
+from tracegraph.runtime.nodes import KernelCode
 
 SECONDS = 240.0
 X = np.arange(4, dtype=np.float32)
@@ -160,19 +162,28 @@ def test_phases_add_up_to_the_time_that_passed(target: str):
     assert sum(captured.timings().values()) <= time.perf_counter() - start
 
 
-USERS_OF_LIBRARIES: dict[str, Callable[[Any], Any]] = {
+# What loads something, and what needs it; what is verified is compared.
+USERS: dict[str, Callable[[Any], Any]] = {
     "": lambda x: x * x,
     "preload_matmuls": lambda x: x @ x,
     "preload_convolutions": lambda x: jnp.convolve(x, x),
+    "preload_kernels": lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y + 1, x),
 }
 
 
-@pytest.mark.parametrize("library", USERS_OF_LIBRARIES)
-def test_libraries_are_loaded_while_xla_compiles_what_may_call_them(
-    monkeypatch: pytest.MonkeyPatch, library: str
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("verify", [True, False])
+def test_what_a_graph_may_need_is_loaded_while_xla_compiles(
+    monkeypatch: pytest.MonkeyPatch, user: str, verify: bool
 ):
     device = capture_for_gpu(monkeypatch)
-    loaded, is_prepared = [], threading.Event()
+    loaded: list[str] = []
+    kernels: list[KernelCode] = []
+    is_prepared = threading.Event()
+
+    def preload_kernels(codes: Sequence[KernelCode]) -> None:
+        loaded.append("preload_kernels")
+        kernels.extend(codes)
 
     def compile_late(compile_it: Callable[[], Any]) -> Any:
         # The last preparation runs as long as this one waits for it.
@@ -180,13 +191,17 @@ def test_libraries_are_loaded_while_xla_compiles_what_may_call_them(
         return compile_it()
 
     replace_compilation(monkeypatch, compile_late)
-    for name in filter(None, USERS_OF_LIBRARIES):
+    for name in ("preload_comparison", "preload_matmuls", "preload_convolutions"):
         monkeypatch.setattr(device, name, functools.partial(loaded.append, name))
+    monkeypatch.setattr(device, "preload_kernels", preload_kernels)
     monkeypatch.setattr(capture_lowering, "collect_ahead", is_prepared.set)
-    function = USERS_OF_LIBRARIES[library]
+    function = USERS[user]
     # Calls inside of it are looked into.
-    assert np.array_equal(tg.capture(jax.jit(function))(X), jax.jit(function)(X))
-    assert loaded == [library] * bool(library)
+    captured = tg.capture(jax.jit(function), verify=verify)
+    assert np.array_equal(captured(X), jax.jit(function)(X))
+    assert loaded == ["preload_comparison"] * verify + [user] * bool(user)
+    assert kernels == (list_loop_kernels(device.target.architecture) if kernels else [])
+    assert bool(kernels) == (user == "preload_kernels")
 
 
 def test_dead_objects_are_looked_for_while_xla_compiles(monkeypatch: pytest.MonkeyPatch):

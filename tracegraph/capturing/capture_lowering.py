@@ -29,6 +29,7 @@ from tracegraph.options import LIVE_OUTPUTS, Options
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.late_import import import_late
+from tracegraph.runtime.nodes import KernelCode
 from tracegraph.runtime.packing import is_packable
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -37,12 +38,17 @@ from tracegraph.tracing.prepared_call import PreparedCall
 prepare_reading: Callable[[], None] = import_late(
     "tracegraph.lowering.xla.decode", "prepare_reading"
 )
+list_loop_kernels: Callable[[str], list[KernelCode]] = import_late(
+    "tracegraph.lowering.kernels.loop_kernels", "list_loop_kernels"
+)
 read_region = import_late("tracegraph.lowering.read_region", "read_region")
 plan_program = import_late("tracegraph.lowering.plan_program", "plan_program")
 # Heap bytes that reading a program takes, for each op of its graph.
 WARM_BYTES = 16 << 10
 # Ops that a loop counts for at most, unless one iteration has more: a longer one is not unrolled.
 MOST_LOOP_OPS = 1024
+# By the names of their primitives.
+LOOPS = ("scan", "while", "cond")
 # From here on a program for their copies saves more than it costs, see `CudaComparison`.
 MANY_ARGUMENTS = 16
 # Compilations that may follow one another before a refused region runs eagerly as a whole.
@@ -211,6 +217,11 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
     if options.verify and len(own) >= MANY_ARGUMENTS:
         prepare = functools.partial(device.prepare_copies, own)
         preparations.append(Preparation("verify", prepare))
+    if options.verify:
+        preparations.append(Preparation("verify", device.preload_comparison))
+    if any(_has_op(graph, name) for name in LOOPS):
+        prepare = functools.partial(_preload_loop_kernels, device)
+        preparations.append(Preparation("instantiate", prepare))
     if _has_op(graph, "conv_general_dilated"):
         preparations.append(Preparation("lower", device.preload_convolutions))
     if _has_op(graph, "dot_general"):
@@ -218,6 +229,10 @@ def list_preparations(device: Device, options: Options, graph: Graph) -> list[Pr
         preparations.append(Preparation("instantiate", device.preload_matmuls))
     # Last: all that was made ahead is looked at once.
     return [*preparations, Preparation("lower", collect_ahead, find_wait_seconds())]
+
+
+def _preload_loop_kernels(device: Device) -> None:
+    device.preload_kernels(list_loop_kernels(device.target.architecture))
 
 
 def list_own_arguments(graph: Graph) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:

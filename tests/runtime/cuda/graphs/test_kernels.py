@@ -87,6 +87,29 @@ def test_a_failure_leaves_nothing(name: str) -> None:
     assert driver.calls[-2].arguments == (kernel.function, 100)
 
 
+def test_what_is_kept_outlives_the_graphs_that_use_it() -> None:
+    driver, loader = make_loader()
+    loader.keep((ADD, MUL, OTHER))
+    loader.keep((MUL,))
+    loader.load(ADD, shape())
+    gc.collect()
+    assert (loader.library_count, driver.count_calls("load_library")) == (2, 2)
+    del loader
+    gc.collect()
+    assert list(driver.live_handles().values()) == ["context"]
+
+
+def test_what_the_driver_refuses_to_keep_is_an_error_of_the_graph_that_needs_it() -> None:
+    driver, loader = make_loader()
+    driver.fail_on = "load_library"
+    loader.keep((ADD, OTHER))
+    # The fault is in one call only.
+    assert loader.library_count == 1
+    driver.fail_on = "load_library"
+    with pytest.raises(CudaError, match="load_library"):
+        loader.load(ADD, shape())
+
+
 def test_threads_load_one_library() -> None:
     driver, loader = make_loader()
     start = threading.Barrier(8)
