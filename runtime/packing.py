@@ -23,7 +23,8 @@ def is_packable(dtype: np.dtype[Any]) -> bool:
         >>> is_packable(np.dtype(jnp.int4)), is_packable(np.dtype(jnp.int8))
         (True, False)
     """
-    return dtype.name in PACKED_BITS
+    # The size first: NumPy makes the name of a dtype anew each time.
+    return dtype.itemsize == 1 and dtype.name in PACKED_BITS
 
 
 def count_packed_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
@@ -33,7 +34,7 @@ def count_packed_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
         >>> count_packed_bytes((3, 5), np.dtype(jnp.int4)), count_packed_bytes((3,), np.dtype("f4"))
         (8, 12)
     """
-    bits = PACKED_BITS.get(dtype.name, 8 * dtype.itemsize)
+    bits = PACKED_BITS[dtype.name] if is_packable(dtype) else 8 * dtype.itemsize
     return -(-math.prod(shape) * bits // 8)
 
 
