@@ -281,7 +281,7 @@ class Device(ReplayDevice, Protocol):
         ...
 
     def preload_kernels(self, codes: Sequence[KernelCode]) -> None:
-        """Loads kernels of ours that graphs may launch."""
+        """Loads kernels of ours that graphs may launch, and keeps them."""
         ...
 
     def open_timer(self, graph: TimedGraph) -> contextlib.AbstractContextManager[NodeTimer]:
