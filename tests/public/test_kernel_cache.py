@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pathlib
+import threading
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from tests.processes import run_copy, run_python
 from tracegraph.kernel_caching import cached_lowering
 from tracegraph.kernel_caching.storing import wait_for_stores
 from tracegraph.lowering.compiler import Compiler
+from tracegraph.runtime.saving.kernel_store import KernelStore
 
 X = jnp.linspace(-1, 1, 32).reshape(4, 8)
 
@@ -227,6 +229,24 @@ def test_off_it_reads_and_writes_nothing(
     assert (info.path, info.entries) == (folder, 1)
     assert f"1 programs, {info.nbytes:,} of" in str(info)
     assert tg.kernel_cache.clear() == 1
+
+
+def test_another_shape_does_not_wait_for_the_file_of_the_last(
+    folder: pathlib.Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    may_store, add = threading.Event(), KernelStore.add
+    monkeypatch.setattr(KernelStore, "add", lambda *args: may_store.wait(60) and add(*args))
+    step = tg.capture(lambda x: x * 2)
+    for x in (X, X[:2]):
+        np.testing.assert_array_equal(step(x), x * 2)
+    assert len(compiled) == 2
+    assert not folder.exists()
+    may_store.set()
+    wait_for_stores()
+    assert len(list(folder.iterdir())) == 2
+    # The same program in another function has waited for its file.
+    np.testing.assert_array_equal(tg.capture(lambda x: x * 2)(X), X * 2)
+    assert len(compiled) == 2
 
 
 def test_callbacks_and_parts_that_run_as_python_are_not_stored(compiled: list[str]):

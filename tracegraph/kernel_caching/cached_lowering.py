@@ -12,8 +12,9 @@ the program then.
 
 Note [Sketches]
 A key is written in 20 to 50 ms, which a first capture would wait for to learn that its program is
-not there. So keys begin with a sketch of the program: what a function is called and how many inputs
-and ops it has. Where no file begins so, XLA starts at once, and the key is made while it compiles.
+not there. So keys begin with a sketch of the program: what a function is called, the shapes of its
+inputs, and how many ops it has. Where no file begins so, XLA starts at once, and the key is made
+while it compiles. Without the shapes, each new shape of a function waited for the file of the last.
 """
 
 from __future__ import annotations
@@ -154,8 +155,8 @@ def make_sketch(graph: Graph) -> str:
     Args:
         graph: checked and optimised.
     """
-    counts = map(len, (graph.inputs, graph.constants, graph.ops, graph.outputs))
-    text = " ".join([graph.name, *map(str, counts)])
+    counts = [*map(len, (graph.constants, graph.ops, graph.outputs))]
+    text = f"{graph.name} {[each.aval.shape for each in graph.inputs]} {counts}"
     return hashlib.sha256(text.encode()).hexdigest()[:SKETCH_DIGITS]
 
 
