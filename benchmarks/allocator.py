@@ -9,7 +9,6 @@ figures are medians. Without a GPU only our side runs, over ordinary memory: the
 
 from __future__ import annotations
 
-import datetime
 import gc
 import importlib
 import importlib.metadata
@@ -17,7 +16,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import platform
 import random
 import statistics
 import sys
@@ -27,7 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 from absl import app, flags, logging
-from machine import read_processor
+from machine import describe_start, read_processor
 
 import tracegraph as tg
 from tracegraph.runtime.default_device import find_any_device
@@ -219,9 +217,7 @@ def describe_run(sides: Sequence[str]) -> dict[str, Any]:
     """Returns date, versions and machine, without which a figure means nothing."""
     names = ("jax", "jaxlib", *(name for name in PEERS if name in sides))
     return {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", "benchmarks/allocator.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
+        **describe_start(__file__, ()),
         **{name: read_version(name) for name in names},
         "device": jax.devices()[0].device_kind,
         "processor": read_processor(),

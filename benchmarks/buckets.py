@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-import json
 import os
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 from bucket_decoder import Weights, decode, make_arguments, make_weights
-from machine import read_driver, read_processor, read_version
+from machine import read_driver, read_processor, read_version, write_files
 from peer_process import answer_requests, start_peer
 
 import tracegraph as tg
@@ -115,10 +113,7 @@ def main(argv: Sequence[str]) -> None:
         "layers": _LAYERS.value,
         **figures,
     }
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    name = "buckets_dry_run" if is_dry else "buckets"
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_files(_OUTPUT.value, "buckets_dry_run" if is_dry else "buckets", document)
 
 
 def measure_sizes(step: Any, weights: Weights, sizes: range, repeats: int) -> list[dict[str, Any]]:

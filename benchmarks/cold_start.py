@@ -11,8 +11,6 @@ figures are medians over the repeats. This process leaves the device alone.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -26,7 +24,7 @@ from typing import Any
 from absl import app, flags
 from cold_start_process import CASES, DECODE, FIRST, GPT, HIT, LOAD, SIDES, WARM_JIT
 from gpu_report import format_table
-from machine import read_driver, read_processor
+from machine import describe_start, read_driver, read_processor, write_files
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result files")
 _CASES = flags.DEFINE_multi_enum("case", list(CASES), list(CASES), "these cases")
@@ -81,10 +79,7 @@ def main(argv: Sequence[str]) -> None:
     document = {"run": describe_run(cases), "cases": cases, "checks": checks}
     page = format_page(document)
     suffix = "_dry_run" if _DRY_RUN.value else "_host" if _HOST.value else ""
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"cold_start{suffix}.json").write_text(json.dumps(document, indent=2) + "\n")
-    (folder / f"cold_start{suffix}.md").write_text(page)
+    write_files(_OUTPUT.value, f"cold_start{suffix}", document, page)
     print(page)
     if not all(check["met"] for check in checks):
         sys.exit(1)
@@ -234,10 +229,7 @@ def describe_run(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Returns date, versions and devices, without which a figure means nothing."""
     found = next(iter(cases.values()))["samples"][FIRST][0]
     return {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", "benchmarks/cold_start.py", *sys.argv[1:]]),
-        "python": found["python"],
-        "jax": importlib.metadata.version("jax"),
+        **describe_start(__file__, ["jax"]),
         "device": found["device"],
         "driver": read_driver(),
         "processor": f"{read_processor()}, {os.cpu_count()} cores",

@@ -18,7 +18,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -119,7 +118,7 @@ def run_start(side: str, program: Program, file: str | None) -> dict[str, Any]:
     found = {"seconds": seconds, "replay us": replay, "device": jax.devices()[0].device_kind}
     # Of a train step the loss: XLA adds its gradients of the embedding in no fixed order.
     firsts = [result[1:] for result in results] if program.donated else results
-    found |= {"digest": read_digest(firsts), "python": platform.python_version()}
+    found |= {"digest": read_digest(firsts)}
     found["trace seconds"] = timer.seconds
     if side in (JIT, WARM_JIT):
         return found

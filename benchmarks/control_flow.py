@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
-import pathlib
 import platform
 import statistics
 import sys
@@ -24,7 +22,7 @@ import numpy as np
 from absl import app, flags
 from gpu_timing import time_total
 from jax import lax
-from machine import read_processor
+from machine import read_processor, write_files
 
 import tracegraph as tg
 
@@ -156,9 +154,7 @@ def main(argv: Sequence[str]) -> None:
         "jax": jax.__version__,
         "cases": found,
     }
-    path = pathlib.Path(_OUTPUT.value) / "control_flow_gpu.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write_files(_OUTPUT.value, "control_flow_gpu", record)
 
 
 if __name__ == "__main__":

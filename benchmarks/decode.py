@@ -20,8 +20,6 @@ import datetime
 import functools
 import gc
 import importlib
-import json
-import pathlib
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -31,7 +29,7 @@ import numpy as np
 from absl import app, flags
 from decode_models import SHAPES, Shape, Weights
 from gpu_timing import time_total
-from machine import read_driver, read_processor, read_version
+from machine import read_driver, read_processor, read_version, write_files
 from peer_process import answer_requests, start_peer
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result file")
@@ -298,10 +296,7 @@ def main(argv: Sequence[str]) -> None:
             for batch in _BATCHES.value
         },
     }
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    name = "decode_dry_run" if is_dry else "decode"
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_files(_OUTPUT.value, "decode_dry_run" if is_dry else "decode", document)
 
 
 def measure(model: str, batch: int, *, is_dry: bool) -> dict[str, list[float]]:

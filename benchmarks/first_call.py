@@ -14,12 +14,9 @@ Cases are also the programs of `whole_programs.py`, by their names.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import os
-import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -33,7 +30,7 @@ from absl import app, flags
 from gpu_models import Case, GptShape, make_cases, make_gpt_step
 from gpu_report import JIT, MODELS, TRACEGRAPH, format_table
 from gpu_sides import JaxSide, read_capture_seconds
-from machine import read_driver, read_processor
+from machine import describe_start, read_driver, read_processor, write_files
 from whole_models import PROGRAMS, WholeProgram
 
 import tracegraph as tg
@@ -99,10 +96,7 @@ def write_results(figures: Mapping[str, Any]) -> str:
     document = {"run": describe_run(), "cases": figures}
     page = format_page(document)
     suffix = "_dry_run" if _DRY_RUN.value else "_host" if _HOST.value else ""
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"first_call{suffix}.json").write_text(json.dumps(document, indent=2) + "\n")
-    (folder / f"first_call{suffix}.md").write_text(page)
+    write_files(_OUTPUT.value, f"first_call{suffix}", document, page)
     return page
 
 
@@ -198,10 +192,7 @@ def run_worker(name: str, side: str) -> dict[str, float]:
 def describe_run() -> dict[str, str]:
     """Returns date, versions and devices, without which a figure means nothing."""
     return {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", "benchmarks/first_call.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
+        **describe_start(__file__, ["jax"]),
         "device": jax.devices()[0].device_kind,
         "driver": read_driver(),
         "processor": f"{read_processor()}, {os.cpu_count()} cores",

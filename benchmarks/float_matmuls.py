@@ -13,8 +13,6 @@ import dataclasses
 import datetime
 import functools
 import importlib
-import json
-import pathlib
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 from gpu_timing import time_total
-from machine import read_driver, read_processor, read_version
+from machine import read_driver, read_processor, read_version, write_files
 from peer_process import answer_requests, start_peer
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result file")
@@ -211,10 +209,8 @@ def write(found: dict[str, Any]) -> None:
         "versions": {name: read_version(name) for name in ("jax", "jaxlib", "torch")},
         "shapes, rows by depth by columns": found,
     }
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    name = "float_matmuls_dry_run.json" if _DRY_RUN.value else "float_matmuls.json"
-    (folder / name).write_text(json.dumps(document, indent=1) + "\n")
+    name = "float_matmuls_dry_run" if _DRY_RUN.value else "float_matmuls"
+    write_files(_OUTPUT.value, name, document)
 
 
 if __name__ == "__main__":

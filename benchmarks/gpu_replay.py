@@ -9,11 +9,7 @@ figures are medians over the rounds. A case is timed only if its results agree.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
 import os
-import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -47,7 +43,7 @@ from gpu_sides import (
     read_sizes,
     run_once,
 )
-from machine import read_driver, read_version
+from machine import describe_start, read_driver, write_files
 
 import tracegraph as tg
 
@@ -241,10 +237,7 @@ def count_rounds() -> int:
 def describe_run(peers: TorchProcess | None) -> dict[str, str]:
     """Returns date, versions, devices and command, without which a figure means nothing."""
     run = {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", "benchmarks/gpu_replay.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        **{name: read_version(name) for name in PACKAGES},
+        **describe_start(__file__, PACKAGES),
         "device": jax.devices()[0].device_kind,
         "driver": read_driver(),
         "cores": str(os.cpu_count()),
@@ -262,12 +255,9 @@ def write_results(
     run: Mapping[str, Any], results: Sequence[CaseResult], limits: Sequence[Limit]
 ) -> None:
     """Writes what is known so far as JSON and as Markdown."""
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
     name = "gpu_replay_dry_run" if _DRY_RUN.value else "gpu_replay"
-    document = json.dumps(to_document(run, results, limits), indent=1)
-    (folder / f"{name}.json").write_text(document + "\n")
-    (folder / f"{name}.md").write_text(format_report(run, results, limits))
+    page = format_report(run, results, limits)
+    write_files(_OUTPUT.value, name, to_document(run, results, limits), page)
 
 
 def report_progress(text: str) -> None:

@@ -16,9 +16,7 @@ import datetime
 import functools
 import gc
 import importlib
-import json
 import multiprocessing
-import pathlib
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -27,7 +25,7 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 from gpu_timing import time_total
-from machine import read_driver, read_processor, read_version
+from machine import read_driver, read_processor, read_version, write_files
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result file")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "turns of each side", 1)
@@ -243,9 +241,7 @@ def main(argv: Sequence[str]) -> None:
         "losses": losses,
     }
     name = "graphed_callables_dry_run" if is_dry else "graphed_callables"
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_files(_OUTPUT.value, name, document)
     for side, median in medians.items():
         print(f"{side:<32} {median:9.1f} us per step")
     for side in (CAPTURED, EQUIVALENT, GRAPHED):

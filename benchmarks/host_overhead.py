@@ -9,14 +9,11 @@ sides alternate, so that a busy machine hits both; the figures are medians over 
 
 from __future__ import annotations
 
-import datetime
 import functools
 import gc
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -28,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 from call_profile import Counts, count_calls
-from machine import read_processor
+from machine import describe_start, read_processor
 
 import tracegraph as tg
 
@@ -218,10 +215,7 @@ def describe_run() -> dict[str, Any]:
     """Returns date, versions and machine, without which a figure means nothing."""
     names = ("jax", "jaxlib", "numpy")
     return {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", "benchmarks/host_overhead.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in names},
+        **describe_start(__file__, names),
         "device": jax.devices()[0].device_kind,
         "processor": read_processor(),
         "cores": os.cpu_count(),

@@ -12,8 +12,6 @@ from __future__ import annotations
 import datetime
 import functools
 import importlib
-import json
-import pathlib
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +20,7 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 from gpu_timing import time_total
-from machine import read_driver, read_processor, read_version
+from machine import read_driver, read_processor, read_version, write_files
 from peer_process import answer_requests, start_peer
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result file")
@@ -115,9 +113,7 @@ def run(peers: dict[str, Callable[..., Any]], repeats: int) -> None:
         "versions": {name: read_version(name) for name in ("jax", "jaxlib", "torch")},
         "microseconds_per_step": times,
     }
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "host_reads.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_files(_OUTPUT.value, "host_reads", document)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,7 @@ take turns; PyTorch has a process of its own. Figures are medians over the round
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
 import os
-import pathlib
-import platform
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +22,7 @@ from absl import app, flags, logging
 from gpu_sides import PeerError, TorchProcess, TorchSide, find_captured
 from gpu_timing import time_each, time_total
 from jax import lax
-from machine import read_driver, read_version
+from machine import describe_start, read_driver, write_files
 from recording import format_recording, list_figures, measure_recording
 
 import tracegraph as tg
@@ -216,10 +212,7 @@ def format_report(run: Mapping[str, Any], cases: Sequence[Any], recording: str) 
 def describe_run(rounds: int) -> dict[str, Any]:
     """Returns date, versions, devices and command, without which a figure means nothing."""
     return {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", "benchmarks/raw_graph.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        **{name: read_version(name) for name in PACKAGES},
+        **describe_start(__file__, PACKAGES),
         "device": jax.devices()[0].device_kind,
         "driver": read_driver(),
         "cores": os.cpu_count(),
@@ -249,12 +242,9 @@ def main(argv: Sequence[str]) -> None:
     rows = measure_recording(DRY_OPS if _DRY_RUN.value else 500, rounds)
     report = format_report(run, cases, format_recording(rows))
     print(report)
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
     name = "raw_graph_dry_run" if _DRY_RUN.value else "raw_graph"
     document = {"run": run, "cases": cases, "limit": LIMIT, "recording": list_figures(rows)}
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    (folder / f"{name}.md").write_text(report)
+    write_files(_OUTPUT.value, name, document, report)
 
 
 if __name__ == "__main__":

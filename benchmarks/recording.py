@@ -9,14 +9,11 @@ figures are medians. What follows is the same for both, and not timed: checks, X
 
 from __future__ import annotations
 
-import datetime
 import gc
 import json
 import os
 import pathlib
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags, logging
 from jax import lax
-from machine import read_processor, read_version
+from machine import describe_start, read_processor
 
 import tracegraph as tg
 from tracegraph.recording.recording import Recording
@@ -158,10 +155,7 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
     logging.set_verbosity(logging.WARNING)
     run = {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", "benchmarks/recording.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        **{name: read_version(name) for name in ("jax", "jaxlib")},
+        **describe_start(__file__, ("jax", "jaxlib")),
         "device": jax.devices()[0].device_kind,
         "processor": read_processor(),
         "cores": os.cpu_count(),

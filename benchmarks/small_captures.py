@@ -13,12 +13,9 @@ first ones, in milliseconds. Results are compared with those of `jax.jit`.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import os
-import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -33,7 +30,7 @@ import numpy as np
 from absl import app, flags
 from gpu_report import JIT, TRACEGRAPH, format_table
 from gpu_sides import find_difference, name_leaves
-from machine import read_driver, read_processor
+from machine import describe_start, read_driver, read_processor, write_files
 
 import tracegraph as tg
 from tracegraph.kernel_caching.storing import wait_for_stores
@@ -117,10 +114,7 @@ def main(argv: Sequence[str]) -> None:
     document = {"run": describe_run(), "cases": cases}
     page = format_page(document)
     name = "small_captures_dry_run" if _DRY_RUN.value else "small_captures"
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    (folder / f"{name}.md").write_text(page)
+    write_files(_OUTPUT.value, name, document, page)
     print(page)
 
 
@@ -227,10 +221,7 @@ def take_medians(samples: Sequence[Sample]) -> dict[str, float]:
 def describe_run() -> dict[str, str]:
     """Returns date, versions and devices, without which a figure means nothing."""
     return {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", "benchmarks/small_captures.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
+        **describe_start(__file__, ["jax"]),
         "device": jax.devices()[0].device_kind,
         "driver": read_driver(),
         "processor": f"{read_processor()}, {os.cpu_count()} cores",

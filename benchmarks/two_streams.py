@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import json
-import pathlib
 import platform
 import statistics
 import sys
@@ -25,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 from gpu_timing import time_total
-from machine import read_processor
+from machine import read_processor, write_files
 
 import tracegraph as tg
 
@@ -256,10 +254,8 @@ def main(argv: Sequence[str]) -> None:
         "ratios": compute_ratios(medians),
     }
     stem = f"two_streams_{'dry_run' if _DRY_RUN.value else 'gpu'}"
-    folder, page = pathlib.Path(_OUTPUT.value), format_report(record)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
-    (folder / f"{stem}.md").write_text(page)
+    page = format_report(record)
+    write_files(_OUTPUT.value, stem, record, page)
     print(page, end="")
 
 

@@ -12,11 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import datetime
-import json
 import os
-import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -40,7 +36,7 @@ from gpu_sides import (
     read_sizes,
 )
 from gpu_timing import time_each, time_total
-from machine import read_driver, read_processor, read_version
+from machine import describe_start, read_driver, read_processor, write_files
 from whole_models import PROGRAMS, WholeProgram
 
 import tracegraph as tg
@@ -242,14 +238,10 @@ def list_limits(results: Sequence[CaseResult]) -> list[Limit]:
 
 def write_results(run: Mapping[str, Any], results: Sequence[CaseResult]) -> str:
     """Writes what is known so far as JSON and as Markdown, and returns the page."""
-    folder = pathlib.Path(_OUTPUT.value)
-    folder.mkdir(parents=True, exist_ok=True)
     name = "whole_programs_dry_run" if _DRY_RUN.value else "whole_programs"
     limits = () if _DRY_RUN.value else list_limits(results)
     page = format_report(run, results, limits, title="Whole programs as one graph")
-    document = json.dumps(to_document(run, results, limits), indent=1)
-    (folder / f"{name}.json").write_text(document + "\n")
-    (folder / f"{name}.md").write_text(page)
+    write_files(_OUTPUT.value, name, to_document(run, results, limits), page)
     return page
 
 
@@ -271,10 +263,7 @@ def main(argv: Sequence[str]) -> None:
     has_peers = has_peers and any(each.name in TORCH_SHAPES for each in chosen)
     peers = TorchProcess() if has_peers else None
     run = {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", "benchmarks/whole_programs.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        **{name: read_version(name) for name in PACKAGES},
+        **describe_start(__file__, PACKAGES),
         "device": jax.devices()[0].device_kind,
         "driver": read_driver(),
         "processor": read_processor(),

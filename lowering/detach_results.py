@@ -16,7 +16,7 @@ its memory twice.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tracegraph.lowering.device_program import (
@@ -25,7 +25,7 @@ from tracegraph.lowering.device_program import (
     DeviceStep,
     ExecutableCall,
     Step,
-    list_uses,
+    index_users,
     move_step,
 )
 from tracegraph.lowering.kernels.conditions import COUNTER_BYTES
@@ -49,7 +49,7 @@ def detach_results(program: DeviceProgram) -> DeviceProgram:
     """
     if any(isinstance(step, ExecutableCall) for step in program.steps):
         return program
-    users = _index_users(program)
+    users = index_users(program.steps)
     counts = Counter(output.buffer.name for output in program.outputs)
     inputs = {spec.buffer.name for spec in program.inputs}
     kept = {spec.buffer for spec in (*program.inputs, *program.outputs)}
@@ -66,16 +66,6 @@ def detach_results(program: DeviceProgram) -> DeviceProgram:
         and not _can_be_patched([program.steps[each] for each in users[name]])
     }
     return _detach(program, found, users) if found else program
-
-
-def _index_users(program: DeviceProgram) -> Mapping[str, Sequence[int]]:
-    """Returns the steps that name the buffer of each result, in order."""
-    users: dict[str, list[int]] = defaultdict(list)
-    results = {output.buffer.name for output in program.outputs}
-    for index, step in enumerate(program.steps):
-        for name in {use.buffer for use in list_uses(step)} & results:
-            users[name].append(index)
-    return users
 
 
 def _can_be_patched(users: Sequence[Step]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -203,6 +204,19 @@ def list_uses(step: Step) -> list[BufferUse]:
         return [use for use in step.ranges if use.nbytes]
     named = step.ranges if isinstance(step, ConditionalStep) else ()
     return [use for use in (*step.reads, *step.writes, *named) if use.nbytes]
+
+
+def index_users(steps: Iterable[Step]) -> defaultdict[str, list[int]]:
+    """Returns the indices of the steps that name each buffer, in order.
+
+    Args:
+        steps: of a program; branches and loops name what is named inside of them.
+    """
+    users: defaultdict[str, list[int]] = defaultdict(list)
+    for index, step in enumerate(steps):
+        for name in {use.buffer for use in list_uses(step)}:
+            users[name].append(index)
+    return users
 
 
 def move_step(step: Step, relocate: Relocate) -> Step:

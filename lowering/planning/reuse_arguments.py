@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from tracegraph.lowering.device_program import (
     DeviceStep,
     ExecutableCall,
     Step,
+    index_users,
     list_uses,
     move_step,
 )
@@ -107,7 +107,7 @@ def _free_arguments(
         no step needs the old one.
     """
     steps, buffers = list(program.steps), list(program.buffers)
-    users = _index_users(steps)
+    users = index_users(steps)
     updates: dict[BufferUse, int] = {}
     for whole in sorted(large):
         indices = users[whole.buffer]
@@ -162,7 +162,7 @@ def _delay_copies(
     """Returns the program with copies of arguments right before the first steps that need them."""
     sizes = {spec.name: spec.nbytes for spec in program.buffers}
     kept = {spec.buffer.name for spec in (*program.inputs, *program.outputs)}
-    users = _index_users(program.steps)
+    users = index_users(program.steps)
     places = list(range(len(program.steps)))
     for index, step in enumerate(program.steps):
         source = _find_copied(step)
@@ -187,7 +187,7 @@ def _lay_values(
     program: DeviceProgram, updates: Mapping[BufferUse, int], least: int
 ) -> tuple[DeviceProgram, int]:
     """Returns the program with large values in idle arguments, and the most bytes of the others."""
-    users = _index_users(program.steps)
+    users = index_users(program.steps)
     gaps: list[_Gap] = []
     for (name, _, nbytes), written in updates.items():
         read = max((each for each in users[name] if each < written), default=-1)
@@ -239,12 +239,3 @@ def _count_alive(values: Iterable[Lifetime], count: int) -> np.ndarray[Any, np.d
 
 def _writes(step: Step, whole: BufferUse) -> bool:
     return any(use.overlaps(whole) for use in step.writes)
-
-
-def _index_users(steps: Sequence[Step]) -> dict[str, list[int]]:
-    """Returns the steps that name each buffer, in order."""
-    users: dict[str, list[int]] = defaultdict(list)
-    for index, step in enumerate(steps):
-        for name in {use.buffer for use in list_uses(step)}:
-            users[name].append(index)
-    return users
