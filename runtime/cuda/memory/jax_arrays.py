@@ -246,7 +246,10 @@ def allocate_bytes(nbytes: int, jax_device: Any) -> Any:
     Raises:
         jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
     """
-    if not _is_copied(nbytes, jax_device):
+    left = _to_copy.pop((nbytes, jax_device), 0)
+    if left > 1:
+        _to_copy[nbytes, jax_device] = left - 1
+    if not left and not _is_late(nbytes, jax_device):
         (array,) = _allocate(_name_bytes(nbytes), jax_device)
         return array
     host = np.empty(nbytes, np.uint8)
@@ -254,13 +257,10 @@ def allocate_bytes(nbytes: int, jax_device: Any) -> Any:
         return jax.block_until_ready(jax.device_put(host, jax_device, may_alias=False))
 
 
-def _is_copied(nbytes: int, jax_device: Any) -> bool:
-    """Returns whether the next allocation is a copy from the host; see Note [Small arenas]."""
-    left = _to_copy.pop((nbytes, jax_device), 0)
-    if left > 1:
-        _to_copy[nbytes, jax_device] = left - 1
+def _is_late(nbytes: int, jax_device: Any) -> bool:
+    """True where the program for a small size is still being compiled; see Note [Small arenas]."""
     once = _allocators.get((_name_bytes(nbytes), jax_device))
-    return left > 0 or (once is not None and once.is_running and nbytes <= SMALL_BYTES)
+    return once is not None and once.is_running and nbytes <= SMALL_BYTES
 
 
 def _name_types(avals: Iterable[Any]) -> Types:

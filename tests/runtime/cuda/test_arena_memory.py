@@ -186,5 +186,5 @@ def test_an_allocation_whose_preparation_failed_is_compiled_again(
     shapes = (((8,), np.dtype(np.uint8)),)
     with pytest.raises(RuntimeError, match="XLA"):
         jax_arrays._make_allocator(shapes, None)
-    assert not jax_arrays._is_copied(8, None)
+    assert not jax_arrays._is_late(8, None)
     assert [jax_arrays._make_allocator(shapes, None) for _ in range(2)] == ["allocator"] * 2
