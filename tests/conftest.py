@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib.util
+import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 
 from tests.gpu.sharing import share_memory
 from tests.paths import GOLDEN
 from tests.shared_programs import finish_run, share_contexts, share_programs
+
+HANG_S, WATCH_AGAIN_S = 600.0, 60.0
+STANDARD_ERROR = pytest.StashKey[int]()
+WATCHED_SINCE = pytest.StashKey[float]()
 
 # Before anything imports JAX, or asks it for its devices.
 share_programs(os.environ)
@@ -33,12 +41,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Opens the standard error as it was before pytest began to capture it."""
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        config.stash[STANDARD_ERROR] = os.dup(2)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    faulthandler.cancel_dump_traceback_later()
+    os.close(config.stash[STANDARD_ERROR])
+
+
+def watch_for_hangs(config: pytest.Config) -> None:
+    """Ends a run in which a test hangs for `HANG_S`, with what each thread was doing.
+
+    Called before each test. pytest's own watch starts a thread for each of them: 0.8 ms.
+    """
+    now = time.monotonic()
+    if now - config.stash.get(WATCHED_SINCE, -math.inf) > WATCH_AGAIN_S:
+        config.stash[WATCHED_SINCE] = now
+        faulthandler.dump_traceback_later(HANG_S, exit=True, file=config.stash[STANDARD_ERROR])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Turns the kernel cache on where the command says so.
+    """Watches for hangs, and turns the kernel cache on where the command says so.
 
     A file of another test may name kernels that only its fake of a driver knew.
     """
+    watch_for_hangs(item.config)
     if not item.config.getoption("--kernel-cache"):
         return (yield)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
