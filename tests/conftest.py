@@ -54,9 +54,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def watch_for_hangs(config: pytest.Config) -> None:
-    """Ends a run in which a test hangs for `HANG_S`, with what each thread was doing.
+    """Ends a run that a test holds up for `HANG_S`, with what each thread was doing.
 
-    Called before each test. pytest's own watch starts a thread for each of them: 0.8 ms.
+    Called before each test. It starts a watch once in `WATCH_AGAIN_S`, so a test has that much less
+    than `HANG_S`; pytest's own watch starts a thread for each test.
     """
     now = time.monotonic()
     if now - config.stash.get(WATCHED_SINCE, -math.inf) > WATCH_AGAIN_S:

@@ -66,10 +66,10 @@ def nest(x: Any) -> Any:
 
 ELF = b"\x7fELF"
 
-# How many nodes of each kind, those inside of others included.
 # Below this, rounding and copies of small results are most of the arena.
 LARGE_BYTES = 1 << 18
 
+# How many nodes of each kind, those inside of others included.
 CASES = {
     "an unrolled scan": (scan(5), (VECTOR,), {}),
     "a long scan": (scan(2000), (VECTOR,), {"while": 1}),

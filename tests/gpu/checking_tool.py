@@ -92,7 +92,7 @@ def read_report(tool: str) -> dict[str, object] | None:
 def main(folder: str) -> None:
     """Runs all tools alone on the GPU, and leaves a report of each.
 
-    Where the first does not end, neither would the next one: it has the report of the first.
+    After one that does not end the next is not tried, and has the same report.
     """
     path = find_tool()
     assert path is not None
