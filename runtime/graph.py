@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node
 from tracegraph.runtime.memory.sizes import round_exact
-from tracegraph.runtime.nodes import CopyNode, FillNode, KernelNode
+from tracegraph.runtime.nodes import CallNode, CopyNode, FillNode, KernelNode
 from tracegraph.runtime.packing import count_packed_bytes
 
 # A changed parameter costs half a microsecond, a copy of a small array as much as nine of them.
@@ -74,6 +76,18 @@ class Stage:
     edges: tuple[tuple[int, int], ...]
     is_captured: bool = True
     programmatic: frozenset[tuple[int, int]] = frozenset()
+
+    @functools.cached_property
+    def users(self) -> Mapping[str, Sequence[int]]:
+        """The indices of the nodes that name each buffer, in order."""
+        users: defaultdict[str, list[int]] = defaultdict(list)
+        for index, node in enumerate(self.nodes):
+            # A call takes whole buffers, and names no ranges of them.
+            is_call = isinstance(node, CallNode)
+            names = (*node.arguments, *node.results) if is_call else [u.buffer for u in node.ranges]
+            for name in dict.fromkeys(names):
+                users[name].append(index)
+        return dict(users)
 
 
 @dataclasses.dataclass(frozen=True)

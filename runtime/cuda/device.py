@@ -37,7 +37,7 @@ from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.node_timer import CudaTimer
 from tracegraph.runtime.cuda.properties import read_target
-from tracegraph.runtime.cuda.rebinding import count_users, find_patchers, list_rebindable
+from tracegraph.runtime.cuda.rebinding import find_patchers, list_rebindable
 from tracegraph.runtime.cuda.result_parts import cut_arrays
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
@@ -194,11 +194,11 @@ class CudaDevice:
                 buffers[name].hold_memory()
             if fixed:
                 graphs[index] = build()
-        users = [count_users(stage) for stage in definition.stages]
+        users = [stage.users for stage in definition.stages]
         find_for = functools.partial(find_patchers, users, graphs, is_mixed)
         for name in rebindable:
             buffers[name].patchers = find_for(buffers[name]) or ()
-            buffers[name].is_unread = not any(name in counts for counts in users)
+            buffers[name].is_unread = not any(name in each for each in users)
         ports: dict[str, ResultPort] = {}
         for name in (each for each in fresh if each not in (reached or ())):
             # Two results that are one value are two arrays: donating one must not delete the other.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tracegraph.runtime.cuda.buffer import CudaBuffer
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
-from tracegraph.runtime.graph import MAX_PATCHED_NODES, GraphDefinition, Stage
+from tracegraph.runtime.graph import MAX_PATCHED_NODES, GraphDefinition
 
 # A buffer of this size is worth any number of patched nodes.
 LARGE_BYTES = 1 << 20
@@ -24,13 +23,8 @@ def list_rebindable(definition: GraphDefinition, reached: Collection[str]) -> li
     return [name for name in definition.inputs if name not in kept and name not in reached]
 
 
-def count_users(stage: Stage) -> Counter[str]:
-    """Returns how many nodes name each buffer."""
-    return Counter(name for node in stage.nodes for name in {*node.arguments, *node.results})
-
-
 def find_patchers(
-    users: Sequence[Counter[str]],
+    users: Sequence[Mapping[str, Sequence[int]]],
     graphs: Mapping[int, CudaGraph],
     kernels_only: bool,
     buffer: CudaBuffer,
@@ -38,21 +32,21 @@ def find_patchers(
     """Returns what points every graph at another address of a buffer, None if one cannot.
 
     Args:
-        users: of each stage, how many nodes name each buffer.
+        users: of each stage, see `Stage.users`.
         graphs: by the index of their stage.
         kernels_only: see `CudaGraph.can_rebind`.
         buffer: the buffer.
     """
     patchers = []
     count = 0
-    for index, counts in enumerate(users):
-        if buffer.name not in counts:
+    for index, nodes in enumerate(users):
+        if buffer.name not in nodes:
             continue
         if index not in graphs:
             return None
         if not graphs[index].can_rebind(buffer.name, kernels_only=kernels_only):
             return None
-        count += counts[buffer.name]
+        count += len(nodes[buffer.name])
         patchers.append(graphs[index].make_patcher(buffer.name))
     if count > MAX_PATCHED_NODES and buffer.nbytes < LARGE_BYTES:
         return None

@@ -12,7 +12,7 @@ import dataclasses
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from tests.fakes.fake_state import (
@@ -29,7 +29,6 @@ from tracegraph.runtime.cuda.driver.calls import (
     Condition,
     CopyRange,
     CopyRows,
-    Dependency,
     FillRange,
     KernelLaunch,
 )
@@ -135,33 +134,27 @@ class FakeDriver(Base):
         self._drop_graph(graph)
         self._destroy("graph", "destroy_graph", graph)
 
-    def add_kernel_node(
-        self, graph: int, dependencies: Sequence[Dependency], launch: KernelLaunch
-    ) -> int:
-        self._enter("add_kernel_node", graph, dependencies, launch)
+    def add_kernel_node(self, graph: int, launch: KernelLaunch) -> int:
+        self._enter("add_kernel_node", graph, launch)
         self._check_launch(launch)
-        return self._add_node(graph, "kernel", launch, dependencies)
+        return self._add_node(graph, "kernel", launch)
 
-    def add_copy_node(
-        self, graph: int, dependencies: Sequence[Dependency], copy: CopyRange, context: int
-    ) -> int:
-        self._enter("add_copy_node", graph, dependencies, copy, context)
+    def add_copy_node(self, graph: int, copy: CopyRange, context: int) -> int:
+        self._enter("add_copy_node", graph, copy, context)
         self._check_live("context", context)
         check(copy.nbytes > 0, "a copy of no bytes")
-        return self._add_node(graph, "copy", copy, dependencies)
+        return self._add_node(graph, "copy", copy)
 
-    def add_fill_node(
-        self, graph: int, dependencies: Sequence[Dependency], fill: FillRange, context: int
-    ) -> int:
-        self._enter("add_fill_node", graph, dependencies, fill, context)
+    def add_fill_node(self, graph: int, fill: FillRange, context: int) -> int:
+        self._enter("add_fill_node", graph, fill, context)
         self._check_live("context", context)
         check_fill(fill)
-        return self._add_node(graph, "fill", fill, dependencies)
+        return self._add_node(graph, "fill", fill)
 
-    def add_child_node(self, graph: int, dependencies: Sequence[Dependency], child: int) -> int:
-        self._enter("add_child_node", graph, dependencies, child)
+    def add_child_node(self, graph: int, child: int) -> int:
+        self._enter("add_child_node", graph, child)
         self._check_live("graph", child)
-        return self._add_node(graph, "child", tuple(self.graphs[child].values()), dependencies)
+        return self._add_node(graph, "child", tuple(self.graphs[child].values()))
 
     def find_child(self, node: int) -> int:
         self._enter("find_child", node)
@@ -185,23 +178,19 @@ class FakeDriver(Base):
             found.append(CapturedNode(handle, kind, known))
         return found
 
-    def add_event_record_node(
-        self, graph: int, dependencies: Sequence[Dependency], event: int
-    ) -> int:
-        self._enter("add_event_record_node", graph, dependencies, event)
+    def add_event_record_node(self, graph: int, event: int) -> int:
+        self._enter("add_event_record_node", graph, event)
         self._check_live("event", event)
-        return self._add_node(graph, "event", FakePass(event, False), dependencies)
+        return self._add_node(graph, "event", FakePass(event, False))
 
-    def add_event_wait_node(
-        self, graph: int, dependencies: Sequence[Dependency], event: int
-    ) -> int:
-        self._enter("add_event_wait_node", graph, dependencies, event)
+    def add_event_wait_node(self, graph: int, event: int) -> int:
+        self._enter("add_event_wait_node", graph, event)
         self._check_live("event", event)
-        return self._add_node(graph, "event", FakePass(event, True), dependencies)
+        return self._add_node(graph, "event", FakePass(event, True))
 
-    def add_empty_node(self, graph: int, dependencies: Sequence[Dependency]) -> int:
-        self._enter("add_empty_node", graph, dependencies)
-        return self._add_node(graph, "empty", None, dependencies)
+    def add_empty_node(self, graph: int) -> int:
+        self._enter("add_empty_node", graph)
+        return self._add_node(graph, "empty", None)
 
     def create_condition(self, graph: int, context: int) -> int:
         self._enter("create_condition", graph, context)
@@ -210,9 +199,9 @@ class FakeDriver(Base):
         return next(self._numbers)
 
     def add_conditional_node(
-        self, graph: int, dependencies: Sequence[Dependency], condition: Condition, context: int
+        self, graph: int, condition: Condition, context: int
     ) -> tuple[int, tuple[int, ...]]:
-        self._enter("add_conditional_node", graph, dependencies, condition, context)
+        self._enter("add_conditional_node", graph, condition, context)
         self._check_live("context", context)
         check(condition.handle not in self.values, "a handle of two conditional nodes")
         most = {Construct.IF: 2, Construct.WHILE: 1}.get(condition.construct, sys.maxsize)
@@ -223,7 +212,7 @@ class FakeDriver(Base):
         for each in inner:
             self.graphs[each], self._inner_graphs[each] = {}, graph
         action = FakeConditional(condition, tuple(self.graphs[each] for each in inner))
-        return self._add_node(graph, "conditional", action, dependencies), inner
+        return self._add_node(graph, "conditional", action), inner
 
     def _drop_graph(self, graph: int) -> None:
         self.graphs.pop(graph, None)
@@ -236,6 +225,11 @@ class FakeDriver(Base):
         self._check_live("graph", graph)
         return len(self.graphs[graph])
 
+    def add_edges(self, graph: int, edges: Collection[Edge]) -> None:
+        self._enter("add_edges", graph, edges)
+        for edge in edges:
+            self._add_edge(graph, edge)
+
     def list_edges(self, graph: int, room: int) -> frozenset[Edge]:
         self._enter("list_edges", graph, room)
         edges = []
@@ -244,7 +238,7 @@ class FakeDriver(Base):
             for first, port in node.dependencies:
                 # The defect of Note [Ports of edges], as if one call had added all of them.
                 given = early[0] if port and self.confuses_ports else port
-                edges.append(make_edge((first, given), handle))
+                edges.append(make_edge(first, handle, given))
         return frozenset(edges[:room])
 
     def list_node_kinds(self, graph: int) -> frozenset[str]:

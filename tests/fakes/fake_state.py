@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tests.fakes.condition_kernels import make_kernels
@@ -15,12 +15,12 @@ from tracegraph.runtime.cuda.driver.calls import (
     Condition,
     CopyRange,
     CopyRows,
-    Dependency,
     FillRange,
     KernelLaunch,
     Port,
     make_call_error,
 )
+from tracegraph.runtime.cuda.driver.edge_calls import Edge
 from tracegraph.runtime.graph_nodes import Construct
 
 # The legacy and the per-thread default stream, as the driver's macros have them.
@@ -54,7 +54,7 @@ class FakeNode:
 
     kind: str
     action: Any
-    dependencies: tuple[Dependency, ...]
+    dependencies: tuple[tuple[int, Port], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,24 +255,28 @@ class FakeState:
             if not is_loop:
                 return
 
-    def _add_node(
-        self, graph: int, kind: str, action: Any, dependencies: Sequence[Dependency]
-    ) -> int:
+    def _add_node(self, graph: int, kind: str, action: Any) -> int:
         if graph not in self._inner_graphs:
             self._check_live("graph", graph)
-        nodes = self.graphs[graph]
-        for before, port in dependencies:
-            check(before in nodes, f"a dependency on {before:#x}, which is no node of the graph")
-            kinds = {nodes[before].kind, kind}
-            check(
-                not port or kinds == {"kernel"},
-                f"a programmatic edge from a {nodes[before].kind} to a {kind}",
-            )
-        waits = [before for before, _ in dependencies]
-        check(len(waits) == len(set(waits)), "two edges between the same two nodes")
         node = next(self._numbers)
-        nodes[node] = FakeNode(kind, action, tuple(dependencies))
+        self.graphs[graph][node] = FakeNode(kind, action, ())
         return node
+
+    def _add_edge(self, graph: int, edge: Edge) -> None:
+        nodes = self.graphs[graph]
+        for each in (edge.first, edge.second):
+            check(each in nodes, f"an edge of {each:#x}, which is no node of the graph")
+        first, second = nodes[edge.first], nodes[edge.second]
+        check(
+            not edge.port or {first.kind, second.kind} == {"kernel"},
+            f"a programmatic edge from a {first.kind} to a {second.kind}",
+        )
+        # Nodes are run in the order in which they were added.
+        check(edge.first < edge.second, "an edge to an earlier node")
+        waits = [before for before, _ in second.dependencies]
+        check(edge.first not in waits, "two edges between the same two nodes")
+        dependencies = (*second.dependencies, (edge.first, Port(edge.port)))
+        nodes[edge.second] = dataclasses.replace(second, dependencies=dependencies)
 
     def _set(self, executable: int, node: int, kind: str, action: Any) -> None:
         self._check_live("executable", executable)

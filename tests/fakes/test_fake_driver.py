@@ -11,6 +11,7 @@ import pytest
 from tests.fakes.fake_driver import FakeDriver
 from tests.fakes.fake_state import MisuseError
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch, Port
+from tracegraph.runtime.cuda.driver.edge_calls import make_edge
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
 from tracegraph.runtime.nodes import BufferUse, LaunchShape, TensorMap
 
@@ -30,10 +31,9 @@ class Session:
         self.library = driver.load_library(b"image")
         self.function = driver.get_function(self.library, "add")
         self.graph = driver.create_graph()
-        self.kernel = driver.add_kernel_node(self.graph, [], self.launch())
-        self.copy = driver.add_copy_node(
-            self.graph, [(self.kernel, Port.COMPLETE)], COPY, self.context
-        )
+        self.kernel = driver.add_kernel_node(self.graph, self.launch())
+        self.copy = driver.add_copy_node(self.graph, COPY, self.context)
+        self.join(self.kernel, self.copy, Port.COMPLETE)
         self.executable = driver.instantiate(self.graph, {})
 
     def launch(
@@ -48,10 +48,10 @@ class Session:
         return KernelLaunch(self.function, shape, parameters)
 
     def add(self, launch: KernelLaunch) -> None:
-        self.driver.add_kernel_node(self.graph, [], launch)
+        self.driver.add_kernel_node(self.graph, launch)
 
     def fill(self, fill: FillRange) -> None:
-        self.driver.add_fill_node(self.graph, [], fill, self.context)
+        self.driver.add_fill_node(self.graph, fill, self.context)
 
     def twice(self, name: str, handle: int) -> None:
         getattr(self.driver, name)(handle)
@@ -95,7 +95,10 @@ class Session:
 
     def depend_on(self, node: int, *, programmatic: bool = False) -> None:
         port = Port.PROGRAMMATIC if programmatic else Port.COMPLETE
-        self.driver.add_kernel_node(self.graph, [(node, port)], self.launch())
+        self.join(node, self.driver.add_kernel_node(self.graph, self.launch()), port)
+
+    def join(self, first: int, second: int, *ports: Port) -> None:
+        self.driver.add_edges(self.graph, [make_edge(first, second, port) for port in ports])
 
 
 FAULTS: dict[str, tuple[Callable[[Session], object], str]] = {
@@ -138,13 +141,13 @@ FAULTS: dict[str, tuple[Callable[[Session], object], str]] = {
     "nothing to fill": (lambda s: s.fill(FillRange(0, 0, 1, 0)), "no elements"),
     "misaligned": (lambda s: s.fill(FillRange(2, 0, 4, 1)), "misaligned"),
     "empty copy": (
-        lambda s: s.driver.add_copy_node(s.graph, [], CopyRange(1, 2, 0), s.context),
+        lambda s: s.driver.add_copy_node(s.graph, CopyRange(1, 2, 0), s.context),
         "of no bytes",
     ),
-    "copy context": (lambda s: s.driver.add_copy_node(s.graph, [], COPY, 9), "context 0x9"),
+    "copy context": (lambda s: s.driver.add_copy_node(s.graph, COPY, 9), "context 0x9"),
     "unknown node": (lambda s: s.depend_on(s.executable), "no node of the graph"),
     "other graph": (
-        lambda s: s.depend_on(s.driver.add_empty_node(s.driver.create_graph(), [])),
+        lambda s: s.depend_on(s.driver.add_empty_node(s.driver.create_graph())),
         "no node of the graph",
     ),
     "programmatic": (
@@ -152,18 +155,27 @@ FAULTS: dict[str, tuple[Callable[[Session], object], str]] = {
         "a programmatic edge from a copy to a kernel",
     ),
     "programmatic to fill": (
-        lambda s: s.driver.add_fill_node(s.graph, [(s.kernel, Port.LAUNCH_ORDER)], FILL, s.context),
+        lambda s: s.join(
+            s.kernel, s.driver.add_fill_node(s.graph, FILL, s.context), Port.LAUNCH_ORDER
+        ),
         "a programmatic edge from a kernel to a fill",
     ),
     "two edges": (
-        lambda s: s.driver.add_empty_node(
-            s.graph, [(s.kernel, Port.COMPLETE), (s.kernel, Port.PROGRAMMATIC)]
+        lambda s: s.join(
+            s.kernel,
+            s.driver.add_kernel_node(s.graph, s.launch()),
+            Port.COMPLETE,
+            Port.PROGRAMMATIC,
         ),
-        "programmatic edge|two edges",
+        "two edges",
     ),
     "same edge": (
-        lambda s: s.driver.add_empty_node(s.graph, [(s.kernel, Port.COMPLETE)] * 2),
+        lambda s: s.join(s.kernel, s.copy, Port.COMPLETE),
         "two edges",
+    ),
+    "edge backwards": (
+        lambda s: s.join(s.copy, s.kernel, Port.COMPLETE),
+        "an edge to an earlier node",
     ),
     "kind of node": (
         lambda s: s.driver.set_copy_node(s.executable, s.kernel, COPY, s.context),

@@ -12,7 +12,7 @@ import enum
 import os
 import weakref
 from collections.abc import Iterator
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 from tracegraph.runtime.errors import REPORT_FIX, CudaError, OutOfMemoryError
 from tracegraph.runtime.graph_nodes import Construct
@@ -57,10 +57,6 @@ class Port(enum.IntEnum):
     COMPLETE = 0  # the first has completed
     PROGRAMMATIC = 1  # every block of the first has ended
     LAUNCH_ORDER = 2  # every block of the first has begun
-
-
-# A node that must finish first, and when a node behind it may start.
-Dependency: TypeAlias = tuple[int, Port]
 
 
 @dataclasses.dataclass(frozen=True)

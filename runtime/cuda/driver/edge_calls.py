@@ -1,11 +1,11 @@
-"""Edges of graphs: adding those with a port of their own, and reading all of them back."""
+"""Edges of graphs: adding all of them at once, and reading them back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from tracegraph.runtime.cuda.driver.calls import Dependency, DriverCalls, Port
+from tracegraph.runtime.cuda.driver.calls import DriverCalls, Port
 
 
 class Edge(NamedTuple):
@@ -24,19 +24,38 @@ class Edge(NamedTuple):
     is_programmatic: bool
 
 
-def make_edge(dependency: Dependency, node: int) -> Edge:
-    """Returns the edge that a dependency of a node asks for.
+def make_edge(first: int, second: int, port: Port = Port.COMPLETE) -> Edge:
+    """Returns the edge from one node to another that may start at a port of the first.
 
     Example:
-        >>> make_edge((64, Port.LAUNCH_ORDER), 65)
+        >>> make_edge(64, 65, Port.LAUNCH_ORDER)
         Edge(first=64, second=65, port=2, is_programmatic=True)
     """
-    first, port = dependency
-    return Edge(first, node, int(port), port is not Port.COMPLETE)
+    return Edge(first, second, int(port), port is not Port.COMPLETE)
 
 
 class EdgeCalls(DriverCalls):
     """Calls on the edges of graphs."""
+
+    def add_edges(self, graph: int, edges: Collection[Edge]) -> None:
+        """Adds edges to a graph: one call per port, see Note [Ports of edges].
+
+        Args:
+            graph: it may be inside of a conditional node.
+            edges: between its nodes; no two of them join the same nodes.
+        """
+        has_second = hasattr(self._api, "cuGraphAddDependencies_v2")
+        name = "cuGraphAddDependencies_v2" if has_second else "cuGraphAddDependencies"
+        for port in Port:
+            added = [each for each in edges if each.port == port]
+            if not added:
+                continue
+            firsts = [self._api.CUgraphNode(each.first) for each in added]
+            seconds = [self._api.CUgraphNode(each.second) for each in added]
+            # Without data an edge is a full one.
+            data = [self._make_data(port)] * len(added) if port else None
+            shown = f"graph={graph:#x}, {len(added)} edges of port {port}"
+            self._call(name, graph, firsts, seconds, data, len(added), shown=shown)
 
     def list_edges(self, graph: int, room: int) -> frozenset[Edge]:
         """Returns the edges of a graph.
@@ -55,19 +74,6 @@ class EdgeCalls(DriverCalls):
             Edge(int(first), int(second), int(each.from_port), int(each.type) == programmatic)
             for first, second, each, _ in found
         )
-
-    def _add_programmatic(self, graph: int, dependencies: Sequence[Dependency], node: int) -> None:
-        """Adds the edges with a port: one call per port, see Note [Ports of edges]."""
-        ports = {port for _, port in dependencies}
-        for port in (Port.PROGRAMMATIC, Port.LAUNCH_ORDER):
-            if port not in ports:
-                continue
-            firsts = [self._api.CUgraphNode(each) for each, own in dependencies if own is port]
-            has_second = hasattr(self._api, "cuGraphAddDependencies_v2")
-            name = "cuGraphAddDependencies_v2" if has_second else "cuGraphAddDependencies"
-            seconds = [self._api.CUgraphNode(node)] * len(firsts)
-            data = [self._make_data(port)] * len(firsts)
-            self._call(name, graph, firsts, seconds, data, len(firsts))
 
     def _make_data(self, port: Port) -> Any:
         data = self._api.CUgraphEdgeData()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from tracegraph.runtime.cuda.driver.calls import (
     Condition,
     CopyRange,
-    Dependency,
     FillRange,
     KernelLaunch,
     make_call_error,
@@ -121,55 +120,40 @@ class GraphCalls(EdgeCalls):
         """Destroys a graph; executable graphs made from it live on."""
         self._call("cuGraphDestroy", graph)
 
-    def add_kernel_node(
-        self, graph: int, dependencies: Sequence[Dependency], launch: KernelLaunch
-    ) -> int:
+    def add_kernel_node(self, graph: int, launch: KernelLaunch) -> int:
         """Returns a new node that launches a kernel."""
         packed = PackedParameters(launch.parameters)
         parameters = self._make_kernel_parameters(launch, packed)
-        node = self._add("cuGraphAddKernelNode", graph, dependencies, parameters, shown=launch)
+        node = self._add("cuGraphAddKernelNode", graph, parameters, shown=launch)
         if launch.shape.cluster != (1, 1, 1):
             self._set_cluster(node, launch.shape.cluster)
-        self._add_programmatic(graph, dependencies, node)
         return node
 
-    def add_copy_node(
-        self, graph: int, dependencies: Sequence[Dependency], copy: CopyRange, context: int
-    ) -> int:
+    def add_copy_node(self, graph: int, copy: CopyRange, context: int) -> int:
         """Returns a new node that copies within device memory."""
         parameters = self._make_copy_parameters(copy)
-        return self._add(
-            "cuGraphAddMemcpyNode", graph, dependencies, parameters, context, shown=copy
-        )
+        return self._add("cuGraphAddMemcpyNode", graph, parameters, context, shown=copy)
 
-    def add_fill_node(
-        self, graph: int, dependencies: Sequence[Dependency], fill: FillRange, context: int
-    ) -> int:
+    def add_fill_node(self, graph: int, fill: FillRange, context: int) -> int:
         """Returns a new node that sets device memory to a value."""
         parameters = self._make_fill_parameters(fill)
-        return self._add(
-            "cuGraphAddMemsetNode", graph, dependencies, parameters, context, shown=fill
-        )
+        return self._add("cuGraphAddMemsetNode", graph, parameters, context, shown=fill)
 
-    def add_child_node(self, graph: int, dependencies: Sequence[Dependency], child: int) -> int:
+    def add_child_node(self, graph: int, child: int) -> int:
         """Returns a new node that holds a copy of another graph."""
-        return self._add("cuGraphAddChildGraphNode", graph, dependencies, child)
+        return self._add("cuGraphAddChildGraphNode", graph, child)
 
-    def add_event_record_node(
-        self, graph: int, dependencies: Sequence[Dependency], event: int
-    ) -> int:
+    def add_event_record_node(self, graph: int, event: int) -> int:
         """Returns a new node that records an event at each launch."""
-        return self._add("cuGraphAddEventRecordNode", graph, dependencies, event)
+        return self._add("cuGraphAddEventRecordNode", graph, event)
 
-    def add_event_wait_node(
-        self, graph: int, dependencies: Sequence[Dependency], event: int
-    ) -> int:
+    def add_event_wait_node(self, graph: int, event: int) -> int:
         """Returns a new node that waits for what was recorded last when the graph is launched."""
-        return self._add("cuGraphAddEventWaitNode", graph, dependencies, event)
+        return self._add("cuGraphAddEventWaitNode", graph, event)
 
-    def add_empty_node(self, graph: int, dependencies: Sequence[Dependency]) -> int:
+    def add_empty_node(self, graph: int) -> int:
         """Returns a new node that does nothing but keep others in order."""
-        return self._add("cuGraphAddEmptyNode", graph, dependencies)
+        return self._add("cuGraphAddEmptyNode", graph)
 
     def create_condition(self, graph: int, context: int) -> int:
         """Returns the handle of a condition, for one conditional node of a graph.
@@ -179,7 +163,7 @@ class GraphCalls(EdgeCalls):
         return int(self._call("cuGraphConditionalHandleCreate", graph, context, 0, 0))
 
     def add_conditional_node(
-        self, graph: int, dependencies: Sequence[Dependency], condition: Condition, context: int
+        self, graph: int, condition: Condition, context: int
     ) -> tuple[int, tuple[int, ...]]:
         """Returns a new conditional node and the empty graphs inside of it, which it owns."""
         api = self._api
@@ -190,12 +174,11 @@ class GraphCalls(EdgeCalls):
         parameters.conditional.type = getattr(api.CUgraphConditionalNodeType, construct)
         parameters.conditional.size = condition.body_count
         parameters.conditional.ctx = api.CUcontext(context)
-        full = [api.CUgraphNode(node) for node, _ in dependencies]
         # CUDA 12 has edges with data under a name of their own.
         takes_data = not hasattr(api, "cuGraphAddNode_v2")
-        counted = (None, len(full)) if takes_data else (len(full),)
-        shown = f"graph={graph:#x}, {len(full)} dependencies, {condition}"
-        node = int(self._call("cuGraphAddNode", graph, full, *counted, parameters, shown=shown))
+        counted = (None, 0) if takes_data else (0,)
+        shown = f"graph={graph:#x}, {condition}"
+        node = int(self._call("cuGraphAddNode", graph, [], *counted, parameters, shown=shown))
         return node, tuple(int(body) for body in parameters.conditional.phGraph_out)
 
     def count_nodes(self, graph: int) -> int:
@@ -330,20 +313,13 @@ class GraphCalls(EdgeCalls):
         if not result and int(graph):
             self.destroy_graph(int(graph))
 
-    def _add(
-        self,
-        name: str,
-        graph: int,
-        dependencies: Sequence[Dependency],
-        *arguments: Any,
-        shown: object = None,
-    ) -> int:
-        full = [self._api.CUgraphNode(node) for node, port in dependencies if not port]
+    def _add(self, name: str, graph: int, *arguments: Any, shown: object = None) -> int:
+        """Returns a new node; its edges are added later, those of all nodes at once."""
 
         def show() -> str:
-            return f"graph={graph:#x}, {len(dependencies)} dependencies, {shown or arguments}"
+            return f"graph={graph:#x}, {shown or arguments}"
 
-        return int(self._call(name, graph, full, len(full), *arguments, shown=show))
+        return int(self._call(name, graph, [], 0, *arguments, shown=show))
 
     def _set_cluster(self, node: int, cluster: tuple[int, int, int]) -> None:
         value = self._api.CUkernelNodeAttrValue()

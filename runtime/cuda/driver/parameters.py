@@ -7,42 +7,42 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# A tensor map needs this alignment; for everything else it is more than enough.
+# A tensor map needs this alignment; for everything else that is no word it is more than enough.
 PARAMETER_ALIGNMENT = 64
 WORD_BYTES = 8
 
 
 class PackedParameters:
-    """Parameters of one kernel in memory, each aligned to 64 bytes.
+    """Parameters of one kernel in memory: words side by side, else each aligned to 64 bytes.
 
     Args:
         parameters: the bytes of each.
 
     Attributes:
-        words: the bytes of all parameters, as numbers of eight bytes.
+        words: memory with the bytes of all parameters, as numbers of eight bytes.
         starts: for each parameter the index of its first word.
         address: of the array of pointers, as a launch takes it; valid while this object lives.
 
     Example:
-        >>> packed = PackedParameters([b"12345678", b"ab"])
+        >>> packed = PackedParameters([b"12345678", b"abcdefgh"])
         >>> packed.starts, packed.address % 8, packed.read()
-        ((0, 8), 0, (b'12345678', b'ab'))
+        ((0, 1), 0, (b'12345678', b'abcdefgh'))
     """
 
     def __init__(self, parameters: Sequence[bytes]) -> None:
         self._sizes = tuple(map(len, parameters))
-        lines = [-(-size // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT for size in self._sizes]
-        padded = b"".join(map(bytes.ljust, parameters, lines, itertools.repeat(b"\0")))
-        starts = [0, *itertools.accumulate(lines)]
-        self.starts = tuple(start // WORD_BYTES for start in starts[:-1])
-        # Not arrays of ctypes: each has a type of its own, which is a cycle.
-        memory = array.array("Q", bytes(len(padded) + PARAMETER_ALIGNMENT))
-        address, _ = memory.buffer_info()
-        skipped = -address % PARAMETER_ALIGNMENT
-        content = memoryview(memory).cast("B")[skipped : skipped + len(padded)]
-        content[:] = padded
-        self.words = content.cast("Q")
-        self._pointers = array.array("Q", [address + skipped + start for start in starts])
+        count = len(self._sizes)
+        # Most kernels take addresses and numbers of eight bytes only.
+        if self._sizes.count(WORD_BYTES) == count:
+            # Not arrays of ctypes: each has a type of its own, which is a cycle.
+            memory, self.starts = array.array("Q", b"".join(parameters)), tuple(range(count))
+        else:
+            memory, self.starts = _align(parameters, self._sizes)
+        self.words = memoryview(memory)
+        first, _ = memory.buffer_info()
+        # With one more, so that there is an array where there are no parameters.
+        pointers = [*[first + WORD_BYTES * start for start in self.starts], 0]
+        self._pointers = array.array("Q", pointers)
         self.address, _ = self._pointers.buffer_info()
 
     def read(self) -> tuple[bytes, ...]:
@@ -56,6 +56,20 @@ class PackedParameters:
         memory = self.words.cast("B")
         for start, parameter in zip(self.starts, parameters, strict=True):
             memory[8 * start : 8 * start + len(parameter)] = parameter
+
+
+def _align(
+    parameters: Sequence[bytes], sizes: Sequence[int]
+) -> tuple[array.array[int], tuple[int, ...]]:
+    """Returns memory with each parameter at an alignment, and the index of its first word."""
+    lines = [-(-size // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT for size in sizes]
+    padded = b"".join(map(bytes.ljust, parameters, lines, itertools.repeat(b"\0")))
+    memory = array.array("Q", bytes(len(padded) + PARAMETER_ALIGNMENT))
+    address, _ = memory.buffer_info()
+    skipped = -address % PARAMETER_ALIGNMENT
+    memoryview(memory).cast("B")[skipped : skipped + len(padded)] = padded
+    starts = itertools.accumulate(lines[:-1], initial=skipped)
+    return memory, tuple(start // WORD_BYTES for start in starts)
 
 
 class KernelPatch:

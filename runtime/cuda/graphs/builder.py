@@ -31,7 +31,6 @@ from tracegraph.runtime.code_target import FIRST_WITH_CHOICES
 from tracegraph.runtime.cuda.driver.calls import (
     Condition,
     CopyRange,
-    Dependency,
     FillRange,
     KernelLaunch,
     Port,
@@ -124,25 +123,24 @@ class GraphBuilder:
             place: what errors call the graph.
         """
         added: list[tuple[int, Action]] = []
-        edges: set[Edge] = set()
+        edges: list[Edge] = []
         _check_edges(part, self.name)
         small = self._find_small(part)
         for index, firsts in enumerate(_collect_dependencies(part, small)):
             node = part.nodes[index]
-            waits = [(added[first][0], port) for first, port in firsts]
             label = label_node(self.name, index, node)
             with ErrorPlace(label):
                 if isinstance(node, ConditionalNode):
-                    setter, handle, action = self._add_conditional(
-                        graph, node, waits, capture, label
-                    )
-                    edges.add(make_edge((setter, Port.COMPLETE), handle))
+                    setter, handle, action = self._add_conditional(graph, node, capture, label)
+                    edges.append(make_edge(setter, handle))
                 else:
-                    handle, action = self._add(graph, node, waits, capture, condition)
+                    handle, action = self._add(graph, node, capture, condition)
                     setter = handle
-            edges.update(make_edge(each, setter) for each in waits)
+            edges += [make_edge(added[first][0], setter, port) for first, port in firsts]
             self.names[handle] = label
             added.append((handle, action))
+        with ErrorPlace(place):
+            self.driver.add_edges(graph, edges)
         check_edges(self.driver, graph, edges, place, self.names)
         return added
 
@@ -150,44 +148,43 @@ class GraphBuilder:
         self,
         graph: int,
         node: Node,
-        waits: list[Dependency],
         capture: LibraryCapture,
         condition: int | None,
     ) -> tuple[int, Action]:
         driver, context = self.driver, self.kernels.context
         if isinstance(node, KernelNode):
-            return self._add_kernel(graph, node, waits, condition)
+            return self._add_kernel(graph, node, condition)
         action = make_action(driver, node, 0, self.locate)
         if isinstance(action, CopyRange):
-            return driver.add_copy_node(graph, waits, action, context), action
+            return driver.add_copy_node(graph, action, context), action
         if isinstance(action, FillRange):
-            return driver.add_fill_node(graph, waits, action, context), action
+            return driver.add_fill_node(graph, action, context), action
         if isinstance(action, EventPass):
-            return self._add_event(graph, node, waits, action), action
+            return self._add_event(graph, node, action), action
         if isinstance(node, LibraryNode):
             self.loaded.append(capture.find_library(node))
             with capture.run(node, self.locate) as child:
-                handle = driver.add_child_node(graph, waits, child)
+                handle = driver.add_child_node(graph, child)
             if condition is None and isinstance(node, MatmulNode | CudnnNode):
                 self.moves[handle] = capture.find_moves(node, handle, self.locate, self._movable)
             return handle, action
-        return driver.add_empty_node(graph, waits), action
+        return driver.add_empty_node(graph), action
 
-    def _add_event(self, graph: int, node: Node, waits: list[Dependency], action: EventPass) -> int:
+    def _add_event(self, graph: int, node: Node, action: EventPass) -> int:
         assert isinstance(node, EventNode)
         self.loaded.append(node.event)
         if action.is_wait:
-            return self.driver.add_event_wait_node(graph, waits, action.handle)
+            return self.driver.add_event_wait_node(graph, action.handle)
         node.event.pass_by()
-        return self.driver.add_event_record_node(graph, waits, action.handle)
+        return self.driver.add_event_record_node(graph, action.handle)
 
     def _add_kernel(
-        self, graph: int, node: KernelNode, waits: list[Dependency], condition: int | None
+        self, graph: int, node: KernelNode, condition: int | None
     ) -> tuple[int, KernelLaunch]:
         kernel = self._load(node)
         bound = node if condition is None else node.bind(condition)
         action = make_launch(self.driver, bound, kernel.function, self.locate)
-        return self.driver.add_kernel_node(graph, waits, action), action
+        return self.driver.add_kernel_node(graph, action), action
 
     def _load(self, node: KernelNode) -> LoadedKernel:
         key = id(node.code), node.shape
@@ -224,7 +221,6 @@ class GraphBuilder:
         self,
         graph: int,
         node: ConditionalNode,
-        waits: list[Dependency],
         capture: LibraryCapture,
         label: str,
     ) -> tuple[int, int, Action]:
@@ -233,11 +229,9 @@ class GraphBuilder:
         action = make_action(driver, node, 0, self.locate)
         check_constructs(driver.read_version(), node)
         handle = driver.create_condition(graph, context)
-        setter, _ = self._add_kernel(graph, node.setter, waits, handle)
+        setter, _ = self._add_kernel(graph, node.setter, handle)
         condition = Condition(handle, node.construct, len(node.bodies))
-        added, graphs = driver.add_conditional_node(
-            graph, [(setter, Port.COMPLETE)], condition, context
-        )
+        added, graphs = driver.add_conditional_node(graph, condition, context)
         self.names[setter] = f"{label}, the kernel that sets its condition"
         for index, (inner, body) in enumerate(zip(graphs, node.bodies, strict=True)):
             self._add_nodes(inner, body, capture, handle, f"body {index} of {label}")
@@ -282,14 +276,16 @@ def _check_edges(part: Stage | Body, name: str) -> None:
         raise _make_edge_error(name, edge, "a programmatic edge is one of the edges")
 
 
-def _collect_dependencies(part: Stage | Body, small: Collection[int]) -> list[list[Dependency]]:
+def _collect_dependencies(
+    part: Stage | Body, small: Collection[int]
+) -> list[list[tuple[int, Port]]]:
     """Returns for each node the nodes before it, by their indices, and when it may start.
 
     Args:
         part: nodes and edges.
         small: nodes that leave room for others, see Note [Early starts].
     """
-    dependencies: list[list[Dependency]] = [[] for _ in part.nodes]
+    dependencies: list[list[tuple[int, Port]]] = [[] for _ in part.nodes]
     for edge in part.edges:
         first, second = edge
         port = Port.COMPLETE

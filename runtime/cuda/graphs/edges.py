@@ -9,7 +9,7 @@ Note [Ports of edges]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.edge_calls import Edge
@@ -19,22 +19,23 @@ _SHOWN = 3
 
 
 def check_edges(
-    driver: CudaDriver, graph: int, wanted: Set[Edge], label: str, names: Mapping[int, str]
+    driver: CudaDriver, graph: int, added: Collection[Edge], label: str, names: Mapping[int, str]
 ) -> None:
     """Checks that a graph has the edges that were added to it, and no others.
 
     Args:
         driver: the CUDA driver.
         graph: its handle.
-        wanted: what was added.
+        added: its edges, each once.
         label: what errors call the graph.
         names: what errors call its nodes, by handle.
 
     Raises:
         CudaError: the driver has given an edge another port, or has others.
     """
-    if not wanted:
+    if not added:
         return
+    wanted = frozenset(added)
     # With room for one more, so that an edge too many is seen.
     found = driver.list_edges(graph, len(wanted) + 1)
     if found == wanted:

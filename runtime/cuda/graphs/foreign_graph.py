@@ -73,4 +73,4 @@ class CudaExchange:
     def embed(self, handle: int, graph: int) -> None:
         """Adds a copy of a graph of ours as one node to a graph of another library."""
         with self._order.use_context(), ErrorPlace(FOREIGN):
-            self._order.driver.add_child_node(handle, (), graph)
+            self._order.driver.add_child_node(handle, graph)

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -92,7 +91,6 @@ class CudaGraph:
             self._executable = _Executable(driver, *builder.build(libraries), builder.loaded)
         self._actions = builder.actions
         self._handles = builder.handles
-        self._nodes_of_buffer = _index_by_buffer(stage)
         self._patches: dict[int, KernelPatch] = {}
         self._moves = {
             index: builder.moves[handle]
@@ -147,7 +145,7 @@ class CudaGraph:
         """
         return all(
             self._can_patch(index, buffer, kernels_only=kernels_only)
-            for index in self._nodes_of_buffer.get(buffer, ())
+            for index in self.stage.users.get(buffer, ())
         )
 
     def _can_patch(self, index: int, buffer: str, *, kernels_only: bool = False) -> bool:
@@ -191,7 +189,7 @@ class CudaGraph:
         Raises:
             InternalError: a node cannot be changed, see `can_rebind`.
         """
-        indices = self._nodes_of_buffer.get(buffer, ())
+        indices = self.stage.users.get(buffer, ())
         for index in indices:
             if not self._can_patch(index, buffer):
                 raise _make_update_error(label_node(self.name, index, self.stage.nodes[index]))
@@ -265,7 +263,7 @@ class CudaGraph:
     ) -> list[tuple[int, Action]]:
         indices: Collection[int] = range(len(self._handles))
         if buffers is not None:
-            indices = sorted({i for each in buffers for i in self._nodes_of_buffer.get(each, ())})
+            indices = sorted({i for each in buffers for i in self.stage.users.get(each, ())})
         changes = []
         for index in indices:
             node, before = self.stage.nodes[index], self._read_action(index)
@@ -374,11 +372,3 @@ def _make_update_error(label: str) -> InternalError:
         where=label,
         why="it is in a graph that a library captured, or would become a node of another kind",
     )
-
-
-def _index_by_buffer(stage: Stage) -> dict[str, list[int]]:
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for index, node in enumerate(stage.nodes):
-        for buffer in dict.fromkeys((*node.arguments, *node.results)):
-            found[buffer].append(index)
-    return dict(found)

@@ -19,6 +19,7 @@ from tracegraph.runtime.cuda.driver.calls import (
     Port,
 )
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
+from tracegraph.runtime.cuda.driver.edge_calls import make_edge
 from tracegraph.runtime.cuda.driver.parameters import PackedParameters
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.graph_nodes import Construct
@@ -210,17 +211,18 @@ def test_parameters_are_aligned_and_can_be_rewritten() -> None:
     assert PackedParameters(()).read() == ()
 
 
-EDGES = [(0x40, Port.COMPLETE), (0x41, Port.LAUNCH_ORDER)]
+EDGES = [make_edge(0x40, 0x42), make_edge(0x41, 0x42, Port.LAUNCH_ORDER)]
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "read_attribute": (0, "WARP_SIZE"),
-    "add_child_node": (1, EDGES, 2),
-    "add_conditional_node": (1, EDGES[:1], Condition(3, Construct.SWITCH, 2), 4),
-    "add_copy_node": (1, EDGES, CopyRange(1, 2, 3), 4),
-    "add_empty_node": (1, EDGES),
-    "add_event_record_node": (1, EDGES, 2),
-    "add_event_wait_node": (1, EDGES, 2),
-    "add_fill_node": (1, EDGES, FillRange(1, 2, 4, 3), 4),
-    "add_kernel_node": (1, EDGES, LAUNCH),
+    "add_child_node": (1, 2),
+    "add_conditional_node": (1, Condition(3, Construct.SWITCH, 2), 4),
+    "add_copy_node": (1, CopyRange(1, 2, 3), 4),
+    "add_edges": (1, EDGES),
+    "add_empty_node": (1,),
+    "add_event_record_node": (1, 2),
+    "add_event_wait_node": (1, 2),
+    "add_fill_node": (1, FillRange(1, 2, 4, 3), 4),
+    "add_kernel_node": (1, LAUNCH),
     "copy_rows_async": (CopyRows(1, 8, 2, 4, 4, 3), 7),
     "encode_tensor_map": (MAP, 0x1000),
     "fill_async": (1, 5, 4, 3, 7),

@@ -19,12 +19,13 @@ from tracegraph.runtime.cuda.driver.calls import (
     Port,
 )
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
+from tracegraph.runtime.cuda.driver.edge_calls import make_edge
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.graph_nodes import Construct
 from tracegraph.runtime.nodes import LaunchShape
 
 
-def test_a_kernel_node_has_parameters_and_edges(api: FakeBindings) -> None:
+def test_a_kernel_node_has_parameters(api: FakeBindings) -> None:
     seen: list[Any] = []
     api.results["cuGraphAddKernelNode"] = (0x71,)
     driver = CudaDriver(api)
@@ -36,25 +37,37 @@ def test_a_kernel_node_has_parameters_and_edges(api: FakeBindings) -> None:
         return original(name, arguments)
 
     api._record = record
-    waits = [(0x40, Port.COMPLETE), (0x41, Port.PROGRAMMATIC), (0x42, Port.LAUNCH_ORDER)]
-    assert driver.add_kernel_node(0x61, waits, LAUNCH) == 0x71
-    assert [name for name, _ in api.calls] == ["cuGraphAddKernelNode"] + 2 * [
-        "cuGraphAddDependencies"
-    ]
-    (_, (graph, before, count, parameters)), (_, ended), (_, begun) = api.calls
-    assert (graph, [int(node) for node in before], count) == (0x61, [0x40], 1)
+    assert driver.add_kernel_node(0x61, LAUNCH) == 0x71
+    graph, before, count, parameters = api.take_call("cuGraphAddKernelNode")
+    assert (graph, before, count) == (0x61, [], 0)
     assert seen == [b"12345678", b"\x07\0\0\0", b"m" * 128]
     assert int(parameters.func) == 0xF00
     grid = (parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ)
     block = (parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ)
     assert (grid, block, parameters.sharedMemBytes) == ((4, 3, 2), (128, 2, 1), 1024)
-    for (graph, firsts, seconds, data, count), first, port in ((ended, 0x41, 1), (begun, 0x42, 2)):
-        assert (graph, count) == (0x61, 1)
-        assert [int(node) for node in (*firsts, *seconds)] == [first, 0x71]
-        assert [(edge.from_port, int(edge.type)) for edge in data] == [(port, 1)]
 
 
-def test_edges_are_added_by_port_and_read_back(api: FakeBindings) -> None:
+def test_edges_of_a_port_are_added_in_one_call(api: FakeBindings) -> None:
+    ports = [Port.LAUNCH_ORDER, Port.COMPLETE, Port.PROGRAMMATIC, Port.LAUNCH_ORDER]
+    edges = [make_edge(0x40 + index, 0x71 + index, port) for index, port in enumerate(ports)]
+    driver = CudaDriver(api)
+    driver.add_edges(0x61, edges)
+    found = []
+    for name, (graph, firsts, seconds, data, count) in api.calls:
+        assert (name, graph, count) == ("cuGraphAddDependencies", 0x61, len(firsts))
+        kinds = [(each.from_port, int(each.type)) for each in data] if data else [(0, 0)] * count
+        found.append([*zip(map(int, firsts), map(int, seconds), kinds, strict=True)])
+    assert found == [
+        [(0x41, 0x72, (0, 0))],
+        [(0x42, 0x73, (1, 1))],
+        [(0x40, 0x71, (2, 1)), (0x43, 0x74, (2, 1))],
+    ]
+    api.calls.clear()
+    driver.add_edges(0x61, [])
+    assert api.calls == []
+
+
+def test_edges_are_read_back(api: FakeBindings) -> None:
     """A driver that gives all edges of one call the data of the first cannot confuse them."""
     held: list[tuple[Any, Any, Any]] = []
     original = api._record
@@ -70,9 +83,13 @@ def test_edges_are_added_by_port_and_read_back(api: FakeBindings) -> None:
         return original(name, arguments)
 
     api._record = record
-    api.results["cuGraphAddKernelNode"] = (0x71,)
     driver, early, late = CudaDriver(api), Port.LAUNCH_ORDER, Port.PROGRAMMATIC
-    driver.add_kernel_node(0x61, [(0x41, early), (0x42, late), (0x43, early)], LAUNCH)
+    edges = [
+        make_edge(0x41, 0x71, early),
+        make_edge(0x42, 0x71, late),
+        make_edge(0x43, 0x71, early),
+    ]
+    driver.add_edges(0x61, edges)
     expected = {(0x41, 0x71, 2, True), (0x42, 0x71, 1, True), (0x43, 0x71, 2, True)}
     assert driver.list_edges(0x61, 9) == expected
     assert len(driver.list_edges(0x61, 2)) == 2
@@ -96,8 +113,7 @@ def read_parameters(parameters: Any) -> list[bytes]:
 
 def test_cuda_12_has_edges_with_data_under_another_name(api: FakeBindings) -> None:
     api.absent.clear()
-    api.results["cuGraphAddKernelNode"] = (0x71,)
-    CudaDriver(api).add_kernel_node(0x61, [(0x40, Port.PROGRAMMATIC)], LAUNCH)
+    CudaDriver(api).add_edges(0x61, [make_edge(0x40, 0x71, Port.PROGRAMMATIC)])
     assert api.calls[-1][0] == "cuGraphAddDependencies_v2"
     api.results["cuGraphGetEdges_v2"] = ([], [], [], 0)
     assert CudaDriver(api).list_edges(0x61, 1) == frozenset()
@@ -121,7 +137,7 @@ def test_a_kernel_is_launched_outside_of_a_graph(api: FakeBindings) -> None:
 def test_a_cluster_is_an_attribute_of_the_node(api: FakeBindings) -> None:
     api.results["cuGraphAddKernelNode"] = (0x71,)
     shape = LaunchShape((4, 1, 1), (128, 1, 1), (2, 1, 1))
-    CudaDriver(api).add_kernel_node(0x61, [], KernelLaunch(1, shape, ()))
+    CudaDriver(api).add_kernel_node(0x61, KernelLaunch(1, shape, ()))
     node, attribute, value = api.take_call("cuGraphKernelNodeSetAttribute")
     cluster = (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z)
     assert (node, int(attribute), cluster) == (0x71, 4, (2, 1, 1))
@@ -131,23 +147,23 @@ def test_copy_fill_child_event_and_empty_nodes(api: FakeBindings) -> None:
     functions = ["Memcpy", "Memset", "ChildGraph", "Empty", "EventRecord", "EventWait"]
     api.results |= {f"cuGraphAdd{name}Node": (0x71,) for name in functions}
     driver = CudaDriver(api)
-    driver.add_copy_node(0x61, [(0x40, Port.COMPLETE)], CopyRange(0x100, 0x200, 64), 0xC0)
+    driver.add_copy_node(0x61, CopyRange(0x100, 0x200, 64), 0xC0)
     graph, before, count, copy, context = api.take_call("cuGraphAddMemcpyNode")
-    assert (graph, [int(node) for node in before], count, context) == (0x61, [0x40], 1, 0xC0)
+    assert (graph, before, count, context) == (0x61, [], 0, 0xC0)
     assert (int(copy.srcDevice), int(copy.dstDevice)) == (0x200, 0x100)
     assert (copy.WidthInBytes, copy.Height, copy.Depth) == (64, 1, 1)
     assert (int(copy.srcMemoryType), int(copy.dstMemoryType)) == (2, 2)
-    driver.add_fill_node(0x61, [], FillRange(0x100, 5, 4, 16), 0xC0)
+    driver.add_fill_node(0x61, FillRange(0x100, 5, 4, 16), 0xC0)
     _, _, count, fill, context = api.take_call("cuGraphAddMemsetNode")
     assert (count, context, int(fill.dst), fill.value) == (0, 0xC0, 0x100, 5)
     assert (fill.elementSize, fill.width, fill.height) == (4, 16, 1)
-    driver.add_child_node(0x61, [], 0x62)
+    driver.add_child_node(0x61, 0x62)
     assert api.take_call("cuGraphAddChildGraphNode") == (0x61, [], 0, 0x62)
-    driver.add_event_record_node(0x61, [], 0x51)
+    driver.add_event_record_node(0x61, 0x51)
     assert api.take_call("cuGraphAddEventRecordNode") == (0x61, [], 0, 0x51)
-    driver.add_event_wait_node(0x61, [], 0x51)
+    driver.add_event_wait_node(0x61, 0x51)
     assert api.take_call("cuGraphAddEventWaitNode") == (0x61, [], 0, 0x51)
-    driver.add_empty_node(0x61, [])
+    driver.add_empty_node(0x61)
     assert api.take_call("cuGraphAddEmptyNode") == (0x61, [], 0)
 
 
@@ -160,11 +176,11 @@ def test_a_conditional_node_and_its_handle(api: FakeBindings, is_old: bool) -> N
     assert driver.create_condition(0x61, 0xC0) == 0x55
     assert api.take_call("cuGraphConditionalHandleCreate") == (0x61, 0xC0, 0, 0)
     condition = Condition(0x55, Construct.SWITCH, 2)
-    added = driver.add_conditional_node(0x61, [(0x40, Port.COMPLETE)], condition, 0xC0)
+    added = driver.add_conditional_node(0x61, condition, 0xC0)
     assert added == (0x71, (0x88, 0x89))
     graph, before, *counted, parameters = api.take_call("cuGraphAddNode")
-    assert (graph, [int(node) for node in before]) == (0x61, [0x40])
-    assert counted == ([1] if is_old else [None, 1])
+    assert (graph, before) == (0x61, [])
+    assert counted == ([0] if is_old else [None, 0])
     conditional = parameters.conditional
     assert (int(parameters.type), int(conditional.type), conditional.size) == (13, 2, 2)
     assert (int(conditional.handle), int(conditional.ctx)) == (0x55, 0xC0)

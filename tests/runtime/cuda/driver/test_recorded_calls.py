@@ -30,7 +30,7 @@ def test_calls_are_recorded_on_their_way(api: FakeBindings) -> None:
     api.results |= {"cuGraphAddKernelNode": (5,), "cuGraphInstantiateWithParams": (2,)}
     recorded = RecordedBindings(api)
     driver = CudaDriver(recorded)
-    driver.add_kernel_node(1, [], LAUNCH)
+    driver.add_kernel_node(1, LAUNCH)
     driver.instantiate(1, {})
     driver.patch_kernel_node(2, 5, LAUNCH).send()
     driver.upload(2, 7)
