@@ -20,8 +20,7 @@ from tracegraph.lowering.compiled_region import CompiledRegion, record_region
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.pack_elements import pack_elements
-from tracegraph.lowering.planning.lent_inputs import is_lendable
-from tracegraph.lowering.planning.memory_plan import MemoryPlan, align
+from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.lowering.region_steps import PointSteps, RegionSteps, XlaRegion
 from tracegraph.lowering.request import BYTE, BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.tuning import join_options
@@ -95,8 +94,6 @@ def compile_for_gpu(request: CaptureRequest, compiler: Compiler) -> CompiledForG
     request = pack_elements(request)
     renamed, copies = place_donated_results(request)
     frame = frame_program(request, renamed, copies)
-    # XLA's constants are added to it; mostly they fit into what sizes are rounded to.
-    compiler.prepare_arena(_count_kept(frame))
     compiled: list[CompiledRegion] = []
     pieces: list[RegionSteps] = []
     refusals: list[UnsupportedError] = []
@@ -156,16 +153,6 @@ def _find_points(index: int, regions: Sequence[Region]) -> tuple[BufferUse, ...]
 
 def _name_point(region: Region) -> BufferUse:
     return BufferUse(f"{region.name}.order", 0, 1)
-
-
-def _count_kept(frame: DeviceProgram) -> int:
-    """Returns the bytes of inputs and results in an arena."""
-    specs = {spec.buffer.name: spec.buffer for spec in (*frame.inputs, *frame.outputs)}
-    # Most of these will be lent.
-    for spec in frame.inputs:
-        if spec.may_be_lent and is_lendable(spec.buffer):
-            specs.pop(spec.buffer.name)
-    return sum(align(spec.nbytes) for spec in specs.values())
 
 
 def _compile_to_kernels(

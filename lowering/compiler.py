@@ -16,7 +16,6 @@ from tracegraph.lowering.tuning import UNTUNED, Tuning
 from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
-from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.jax_interop import carry_settings, is_default_device, keep_code
 from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.library_nodes import MatmulNode
@@ -46,14 +45,6 @@ class CompileTarget(Protocol):
     @property
     def target(self) -> CodeTarget:
         """What its code is compiled for."""
-        ...
-
-    def lower_arena(self, kept_bytes: int) -> Callable[[], None] | None:
-        """Lowers what allocates the kept part of an arena; returns what compiles it, or None."""
-        ...
-
-    def prepare_arena(self, size: ArenaSize) -> None:
-        """Is called with the size of the arena as soon as it is known."""
         ...
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
@@ -167,16 +158,6 @@ class Compiler:
         compiled = self._overlap.run(compile_program, on_late=self._progress.enter)
         self._progress.enter("lower", detail)
         return compiled
-
-    def prepare_arena(self, kept_bytes: int) -> None:
-        """Lets the device prepare an arena behind XLA's compilation, see `Overlap.put_behind`.
-
-        Args:
-            kept_bytes: of its kept part, as far as they are known before.
-        """
-        self._overlap.put_behind(
-            "instantiate", functools.partial(self.target.lower_arena, kept_bytes)
-        )
 
     def finish_overlap(self) -> None:
         """Does what was to overlap with XLA, unless it was started before."""

@@ -103,7 +103,6 @@ def lower_request(request: CaptureRequest, compiler: Compiler) -> Lowered:
     results = tuple(output.buffer.name for output in request.outputs)
     if compiler.target.takes_kernels:
         compiled = compile_for_gpu(request, compiler)
-        compiler.target.prepare_arena(compiled.plan.arena_size)
         definition = hold_collector(build_graph)(
             compiled.program, compiled.plan, has_two_lanes=compiler.tuning.has_two_lanes
         )

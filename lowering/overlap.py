@@ -2,11 +2,6 @@
 
 XLA holds no lock of Python while it compiles, which is most of the time of a capture. All other
 work stays in the calling thread, which has the streams, JAX's settings and the stack.
-
-Note [Clearing up]. XLA keeps the MLIR contexts in which it fuses, and destroys them when it next
-compiles: behind a step of ResNet-18 an allocation's program took 52 ms on a machine with an H200,
-and 8 before it. So the thread that has compiled goes on with a small program that the
-capture needs anyway, and clears up while the calling thread reads and plans.
 """
 
 from __future__ import annotations
@@ -15,10 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
-LowerBehind: TypeAlias = Callable[[], Callable[[], object] | None]
 
 
 class Preparation(NamedTuple):
@@ -54,23 +48,11 @@ class Overlap:
         self.phase = phase
         self._work = work
         self._preparations = list(preparations)
-        self._lower_behind: tuple[str, LowerBehind] | None = None
-        self._behind: Callable[[], object] | None = None
 
     @property
     def is_done(self) -> bool:
         """True when the work was started, even if it failed."""
         return self._work is None
-
-    def put_behind(self, phase: str, lower: LowerBehind) -> None:
-        """Puts a small compilation behind the other, in its thread: Note [Clearing up].
-
-        Args:
-            phase: as for a preparation.
-            lower: the first preparation. It returns what compiles, which is not waited for, and
-                must not raise; where the other compilation fails, it is left out.
-        """
-        self._lower_behind = phase, lower
 
     def finish(self) -> None:
         """Does the work, unless it was started before."""
@@ -104,16 +86,12 @@ class Overlap:
             try:
                 program = compile_program()
             except BaseException as error:  # noqa: BLE001 the calling thread raises it
-                self._behind = None
                 compiled.set_exception(error)
             else:
                 compiled.set_result(program)
             with lock:
                 if is_working and self.phase:
                     on_late(self.phase)
-            behind, self._behind = self._behind, None
-            if behind is not None:
-                behind()
 
         # No thread pool: it takes no work once the main thread has ended, but other threads may
         # still capture.
@@ -127,9 +105,6 @@ class Overlap:
         try:
             self.finish()
             self._prepare(compiled, begin)
-        except BaseException:
-            self._behind = None
-            raise
         finally:
             with lock:
                 is_working = False
@@ -139,9 +114,6 @@ class Overlap:
 
     def _prepare(self, compiled: Future[T], begin: float) -> None:
         """Makes the preparations one after another, until the compilation has ended."""
-        if self._lower_behind is not None and not compiled.done():
-            self.phase, lower = self._lower_behind
-            self._behind = lower()
         while self._preparations and not compiled.done():
             each = self._preparations[0]
             early_seconds = begin + each.after_seconds - time.monotonic()

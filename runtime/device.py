@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,6 @@ from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
-    ArenaSize,
     ExecutableGraph,
     GraphDefinition,
     Instance,
@@ -242,23 +241,8 @@ class Device(ReplayDevice, Protocol):
         """
         ...
 
-    # What takes long is started while XLA compiles: any thread may call these seven, at any time
+    # What takes long is started while XLA compiles: any thread may call these five, at any time
     # before `instantiate`, which needs none of them.
-
-    def lower_arena(self, kept_bytes: int) -> Callable[[], None] | None:
-        """Lowers the program that allocates the kept part of an arena.
-
-        Args:
-            kept_bytes: its size, as far as it is known.
-
-        Returns:
-            What compiles the program, for any thread; None where there is none.
-        """
-        ...
-
-    def prepare_arena(self, size: ArenaSize) -> None:
-        """Starts to prepare the allocation of an arena."""
-        ...
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Prepares the allocation of results of a type."""

@@ -24,7 +24,6 @@ from tracegraph.runtime.cuda.properties import find_compiler
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.errors import ConfigError, UnsupportedError
 from tracegraph.runtime.ffi.call import FfiCall
-from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.library_calls import LibraryCall, Transform
 from tracegraph.runtime.library_nodes import MatmulNode
 from tracegraph.runtime.nodes import KernelCode
@@ -60,12 +59,6 @@ class DescribedGpu:
     def compile_kernel(self) -> CompileKernel:
         """Makes machine code for the GPU, by NVRTC, which needs none."""
         return functools.partial(compile_source, self.target.architecture)
-
-    def lower_arena(self, kept_bytes: int) -> None:
-        """Lowers nothing: there is no memory to allocate."""
-
-    def prepare_arena(self, size: ArenaSize) -> None:
-        """Does nothing: there is no memory to prepare."""
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Does nothing: there is no memory to prepare."""

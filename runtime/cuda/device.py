@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,6 @@ from tracegraph.runtime.environment import check_dispatch, read_launch_blocking
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.graph import (
-    ArenaSize,
     ExecutableGraph,
     GraphDefinition,
     Instance,
@@ -57,7 +56,6 @@ from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform, Tria
 from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
-from tracegraph.runtime.memory.sizes import round_exact
 from tracegraph.runtime.node_timer import TimedGraph
 from tracegraph.runtime.nodes import BufferUse, KernelCode, Locate
 from tracegraph.runtime.plan_cache import find_fft_plans
@@ -307,18 +305,6 @@ class CudaDevice:
     def prepare_copies(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
         """Compiles the allocation of copies of arguments, for a verification."""
         jax_arrays.prepare_together(tuple(types), self.jax_device)
-
-    def lower_arena(self, kept_bytes: int) -> Callable[[], None] | None:
-        """Lowers what allocates the kept part of an arena, see `lower_segment`."""
-        if not kept_bytes or self.allocator.provider.name != "jax":
-            return None
-        return jax_arrays.lower_segment(round_exact(kept_bytes), self.jax_device)
-
-    def prepare_arena(self, size: ArenaSize) -> None:
-        """Prepares the allocation of an arena, see `prepare_segments`."""
-        if self.allocator.provider.name == "jax":
-            sizes = map(round_exact, filter(None, (size.kept_bytes, size.scratch_bytes)))
-            jax_arrays.prepare_segments(sizes, self.jax_device)
 
 
 class _Memory:

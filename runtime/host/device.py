@@ -19,7 +19,7 @@ from tracegraph.runtime.environment import read_alloc_conf, read_launch_blocking
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_registration_problem
-from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Instance, ReplayClock
+from tracegraph.runtime.graph import GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.host.blocking import make_blocking
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckingGraph
@@ -121,12 +121,6 @@ class HostDevice:
 
     def find_workspace_bytes(self, node: MatmulNode) -> None:
         """Returns None: there is no cublasLt on the host."""
-
-    def lower_arena(self, kept_bytes: int) -> None:
-        """Has nothing to lower: memory comes from the system at once."""
-
-    def prepare_arena(self, size: ArenaSize) -> None:
-        """Has nothing to prepare: memory comes from the system at once."""
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Has nothing to prepare: XLA's calls bring the memory of their results."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cudnn_calls import CudnnCall
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_registration_problem
-from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.library_nodes import MatmulNode
 
@@ -28,17 +26,10 @@ class Target:
     jax_device: Any
     takes_kernels: bool = False
     updates_in_place: bool = False
-    arenas: list[ArenaSize] = dataclasses.field(default_factory=list)
     compile_kernel: CompileKernel | None = None
 
     # Of no driver that is known.
     target = CodeTarget("cuda", "9.0", "described")
-
-    def lower_arena(self, kept_bytes: int) -> Callable[[], None]:
-        return lambda: self.prepare_arena(ArenaSize(kept_bytes))
-
-    def prepare_arena(self, size: ArenaSize) -> None:
-        self.arenas.append(size)
 
     def find_call_problem(self, call: FfiCall | CudnnCall) -> str:
         return find_registration_problem(call, "CUDA") if isinstance(call, FfiCall) else ""

@@ -73,8 +73,8 @@ def make_device(monkeypatch: pytest.MonkeyPatch, *, index: int = 0, **options: A
         return allocate
 
     monkeypatch.setattr(jax_arrays, "_make_allocator", make_allocator)
-    # What is copied from the host is not held back until the stream is done with it.
-    monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 0)
+    # What is copied is not held back until the stream is done with it.
+    monkeypatch.setattr(jax_arrays, "MOST_COPIED_BYTES", 0)
     monkeypatch.setattr(jax_arrays, "SMALL_RESULTS_BYTES", 0)
     monkeypatch.setattr(jax_order, "_define_anew", compute(define))
     monkeypatch.setattr(live_buffers, "_copy_array", compute(live_buffers._copy_array))

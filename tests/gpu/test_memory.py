@@ -15,6 +15,7 @@ import tracegraph as tg
 from tests.gpu.device_memory import measure_limit_bytes, measure_used_bytes
 from tests.gpu.reference import assert_replayed
 from tests.gpu.subprocesses import run_python
+from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.memory.private_pool import find_pool
 from tracegraph.runtime.memory.sizes import round_exact
 
@@ -66,6 +67,23 @@ def test_segments_come_from_jax():
     assert "provider=jax" in repr(find_pool(captured.pool()))
     del graph, lowered, captured
     assert measure_used_bytes() <= before
+
+
+def test_no_program_is_compiled_for_an_arena(monkeypatch):
+    types = []
+    compile_allocator = jax_arrays._compile_allocator
+
+    def note(shapes, jax_device):
+        types.extend(shapes)
+        return compile_allocator(shapes, jax_device)
+
+    monkeypatch.setattr(jax_arrays, "_compile_allocator", note)
+    for count in (1_003, 4_000_003):
+        captured = tg.capture(lambda x: jnp.sort(x) + jnp.cumsum(x))
+        x = np.random.default_rng(count).normal(size=count).astype(np.float32)
+        assert_replayed(captured, captured(jnp.asarray(x)), (x,))
+        assert captured.pool_bytes >= 8 * count
+    assert not [dtype for _, dtype in types if dtype == np.uint8]
 
 
 def make_impossible():

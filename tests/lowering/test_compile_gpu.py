@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ from tracegraph.lowering.compile_gpu import compile_for_gpu
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import Copy, DeviceStep, ExecutableCall
 from tracegraph.lowering.lower import lower_request
-from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import (
     BufferSpec,
     CaptureRequest,
@@ -125,24 +123,6 @@ def update(x: Any, s: Any) -> tuple[Any]:
 
 def make(x: Any) -> tuple[Any]:
     return (x * 2,)
-
-
-def test_the_memory_of_inputs_and_results_is_prepared_behind_xla(
-    reader: FakeReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    behind: list[tuple[str, Callable[[], Any]]] = []
-    monkeypatch.setattr(Overlap, "put_behind", lambda _, *given: behind.append(given))
-    compiler = make_compiler()
-    compiled = compile_for_gpu(request(region("update", update, "x s", "n")), compiler)
-    ((phase, lower),) = behind
-    assert phase == "instantiate"
-    arenas: Any = compiler.target
-    prepare = lower()
-    assert not arenas.arenas
-    prepare()
-    # The kept part as it is planned, of two inputs: no constant is added.
-    (size,) = arenas.arenas
-    assert (size.kept_bytes, size.scratch_bytes) == (compiled.plan.kept_bytes, 0) == (512, 0)
 
 
 def test_state_is_updated_in_place_and_regions_are_kept_as_references(reader: FakeReader):

@@ -192,56 +192,6 @@ def test_a_preparation_is_begun_once_the_other_has_compiled_for_so_long(
     assert is_begun or late == []
 
 
-def test_a_small_compilation_follows_in_the_same_thread_and_is_not_waited_for():
-    compilation = Compilation()
-    threads: list[threading.Thread] = []
-    may_end, has_ended = threading.Event(), threading.Event()
-
-    def compile_small() -> None:
-        threads.append(threading.current_thread())
-        assert may_end.wait(SECONDS)
-        has_ended.set()
-
-    def lower() -> Callable[[], None]:
-        threads.append(threading.current_thread())
-        return compile_small
-
-    overlap = Overlap("trace", lambda: None, [Preparation("lower", compilation.may_end.set)])
-    overlap.put_behind("instantiate", lower)
-    assert overlap.run(compilation, ignore) == "program"
-    assert not has_ended.is_set()
-    may_end.set()
-    assert has_ended.wait(SECONDS)
-    assert threads == [threading.current_thread(), compilation.thread]
-    # Only once.
-    overlap.run(compilation, ignore)
-    assert len(threads) == 2
-
-
-@pytest.mark.parametrize("fails", ["XLA", "a preparation"])
-def test_behind_what_failed_nothing_is_compiled(fails: str):
-    compilation = Compilation(ValueError(fails) if fails == "XLA" else None)
-    done: list[str] = []
-
-    def prepare() -> None:
-        threading.Timer(0.1, compilation.may_end.set).start()
-        if fails != "XLA":
-            raise ValueError(fails)
-
-    def lower() -> Callable[[], None]:
-        done.append("lowered")
-        return lambda: done.append("compiled")
-
-    overlap = Overlap("trace", lambda: None, [Preparation("verify", prepare)])
-    overlap.put_behind("instantiate", lower)
-    with pytest.raises(ValueError, match=fails):
-        overlap.run(compilation, ignore)
-    assert compilation.has_ended.is_set()
-    assert compilation.thread is not None
-    compilation.thread.join(SECONDS)
-    assert done == ["lowered"]
-
-
 def test_the_time_of_a_preparation_belongs_to_its_phase():
     entered: list[str] = []
     is_entered = threading.Event()

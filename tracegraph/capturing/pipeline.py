@@ -330,10 +330,7 @@ class CapturePipeline:
             shares_arguments=self.shares_arguments,
             tuning=tuning,
         )
-        cached = slot.find(self._device, compile_regions)
-        if cached is not None:
-            self._device.prepare_arena(cached.lowered.plan.arena_size)
-        return cached
+        return slot.find(self._device, compile_regions)
 
     def _lower_spread(
         self, first: FirstTrace, spread: Spread

@@ -151,8 +151,6 @@ class LoadedFunction:
         with self._lock:
             # The largest scratch first: the others have theirs in it.
             entries = sorted(self._entries.values(), key=_read_scratch, reverse=True)
-            for entry in self._list_missing(entries):
-                self._device.prepare_arena(entry.lowered.plan.arena_size)
             for entry in entries:
                 self._make_graph(entry)
 
@@ -215,9 +213,6 @@ class LoadedFunction:
             if self._prepare(*respelled).signature == graph.signature:
                 return self._entries[graph.signature]
         return None
-
-    def _list_missing(self, entries: Sequence[LoadedEntry]) -> list[LoadedEntry]:
-        return [each for each in entries if each.call.signature not in self._graphs]
 
     def _make_graph(self, entry: LoadedEntry) -> ReplayableGraph:
         """Returns the graph of a signature, made again if it was released; the lock is held."""

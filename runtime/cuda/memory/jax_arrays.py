@@ -6,18 +6,20 @@ Note [Unscheduled]. More than half of the time of such a compilation went to XLA
 collectives cost, by which it schedules: 31 ms, and 13 without, for a described H200. These programs
 have nothing to schedule.
 
-Note [Small arenas]. To compile that program takes XLA 8 ms or more, for which a capture would
-wait: the size of its scratch is known last of all. On a machine with an H200, 8 MB are copied from
-the host in 2 ms, 24 in 5, 64 in 11, and so a small part of an arena is: its scratch, and its kept
-part while the program for it is still being compiled. The copy waits for JAX's work so far, as a
-capture does anyway. The first results of a graph that was not compiled in this process are made so,
-too, when it is instantiated: 64 graphs of a file have 64 shapes of results. No other allocation may
-wait.
+Note [Arenas]. To compile that program takes XLA 8 ms or more, and the size of an arena is known
+last of all. So what a capture allocates is a copy of as many undefined bytes, which the driver
+allocates and frees again: that compiles nothing. On an H200 it takes 0.7 to 2 ms for 4 to 512 MiB,
+the program 12 to 19. It waits for all work of the GPU, as a capture does anyway and no other
+allocation may. More than 512 MiB are not taken from others on the GPU, not even for so long: there,
+and where the driver has too little, the program is compiled.
+
+Note [First results]. The first results of a graph that was not compiled in this process are copied
+from the host when it is instantiated: 64 graphs of a file have 64 shapes of results. 8 MB take 2 to
+9 ms.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import threading
@@ -28,6 +30,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.cuda.memory.lent_memory import LentMemory
+from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import (
     ArrayImpl,
     computing,
@@ -40,8 +45,8 @@ from tracegraph.runtime.jax_interop import (
 Types: TypeAlias = tuple[tuple[tuple[int, ...], Any], ...]
 
 _is_ready = ArrayImpl.is_ready
-# See Note [Small arenas].
-SMALL_BYTES = 32 << 20
+# See Note [Arenas], and Note [First results].
+MOST_COPIED_BYTES = 512 << 20
 SMALL_RESULTS_BYTES = 8 << 20
 # See Note [Unscheduled].
 OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": False}
@@ -54,27 +59,18 @@ def _make_allocator(shapes: Types, jax_device: Any) -> Any:
 
 
 class _Once:
-    """The result of a call that is made when it is first asked for, and again if it failed.
-
-    Attributes:
-        is_running: True while a thread makes the call.
-    """
+    """The result of a call that is made when it is first asked for, and again if it failed."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self._call = functools.partial(function, *arguments)
         # Re-entrant: a finaliser may run inside of the call.
         self._lock = threading.RLock()
         self._result: Any = None
-        self.is_running = False
 
     def find(self) -> Any:
         with self._lock:
             if self._result is None:
-                self.is_running = True
-                try:
-                    self._result = self._call()
-                finally:
-                    self.is_running = False
+                self._result = self._call()
             return self._result
 
 
@@ -83,21 +79,15 @@ _allocators: dict[Any, _Once] = {}
 
 def _compile_allocator(shapes: Types, jax_device: Any) -> Any:
     """Returns a compiled function that returns fresh arrays with undefined contents."""
-    return _compile_lowered(_lower_allocator(shapes, jax_device))
 
-
-def _compile_lowered(lowered: jax.stages.Lowered) -> Any:
-    return lowered.compile(compiler_options=dict(OPTIONS))
-
-
-def _lower_allocator(shapes: Types, jax_device: Any) -> jax.stages.Lowered:
     def allocate() -> tuple[Any, ...]:
         return tuple(jnp.empty(shape, dtype) for shape, dtype in shapes)
 
     # On the default device arrays are uncommitted, as the results of `jax.jit`.
     sharding = None if is_default_device(jax_device) else find_sharding(jax_device)
     with computing(), jax.default_device(jax_device), jax.enable_x64(True):
-        return jax.jit(allocate, out_shardings=sharding).lower()
+        lowered = jax.jit(allocate, out_shardings=sharding).lower()
+        return lowered.compile(compiler_options=dict(OPTIONS))
 
 
 def allocate_arrays(
@@ -162,7 +152,7 @@ def _allocate(shapes: Types, jax_device: Any) -> list[Any]:
 
 
 def make_first_arrays(aval: Any, jax_device: Any, count: int) -> list[Any]:
-    """Returns what `allocate_arrays` does, by copies; see Note [Small arenas].
+    """Returns what `allocate_arrays` does, by copies; see Note [First results].
 
     Args:
         aval: JAX's abstract value of each.
@@ -187,93 +177,45 @@ def make_first_arrays(aval: Any, jax_device: Any, count: int) -> list[Any]:
         return []
 
 
-def lower_segment(nbytes: int, jax_device: Any) -> Callable[[], None]:
-    """Lowers the program of `allocate_bytes`; returns what compiles it, for any thread.
+def allocate_bytes(nbytes: int, jax_device: Any, order: JaxOrder | None = None) -> Any:
+    """Returns a plain array of undefined bytes in memory of XLA's own, see Note [Arenas].
 
     Args:
         nbytes: how many.
         jax_device: the GPU.
-    """
-    key = _name_bytes(nbytes), jax_device
-    once = _allocators.get(key) or _Once(_compile_lowered, _lower_allocator(*key))
-    return functools.partial(_compile_segment, key, once)
-
-
-def _compile_segment(key: Any, once: _Once) -> None:
-    # What fails, fails again where it is needed, and says so there.
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        _allocators.setdefault(key, once).find()
-
-
-def prepare_segments(sizes: Iterable[int], jax_device: Any) -> None:
-    """Prepares one `allocate_bytes` of each size, in threads of their own where it takes long.
-
-    Args:
-        sizes: in bytes.
-        jax_device: the GPU.
-    """
-    for nbytes in sizes:
-        if not prepare_bytes(nbytes, jax_device):
-            arguments = _name_bytes(nbytes), jax_device
-            # Python starts no thread once the main one has ended; then it is done when needed.
-            with contextlib.suppress(RuntimeError):
-                threading.Thread(target=prepare_together, args=arguments).start()
-
-
-def prepare_bytes(nbytes: int, jax_device: Any) -> bool:
-    """Prepares the next two `allocate_bytes` of a small size; see Note [Small arenas].
-
-    Both parts of an arena may have it. Where there is a program for the size, that is taken.
-
-    Returns:
-        False for a size that is not small: that needs `prepare_together`.
-    """
-    if (_name_bytes(nbytes), jax_device) in _allocators:
-        return True
-    if nbytes > SMALL_BYTES:
-        return False
-    _to_copy[nbytes, jax_device] = 2
-    return True
-
-
-def allocate_bytes(nbytes: int, jax_device: Any) -> Any:
-    """Returns a plain array of undefined bytes in memory of XLA's own.
-
-    Args:
-        nbytes: how many.
-        jax_device: the GPU.
+        order: of its streams, where it may wait for the work of the GPU.
 
     Raises:
         jax.errors.JaxRuntimeError: JAX's allocator cannot grow by that much.
     """
-    left = _to_copy.pop((nbytes, jax_device), 0)
-    if left > 1:
-        _to_copy[nbytes, jax_device] = left - 1
-    if not left and not _is_late(nbytes, jax_device):
-        (array,) = _allocate(_name_bytes(nbytes), jax_device)
-        return array
-    host = np.empty(nbytes, np.uint8)
-    with computing():
-        return jax.block_until_ready(jax.device_put(host, jax_device, may_alias=False))
+    copied = None if order is None else _copy_undefined(nbytes, jax_device, order)
+    if copied is not None:
+        return copied
+    (array,) = _allocate((((nbytes,), np.dtype(np.uint8)),), jax_device)
+    return array
 
 
-def _is_late(nbytes: int, jax_device: Any) -> bool:
-    """True where the program for a small size is still being compiled; see Note [Small arenas]."""
-    once = _allocators.get((_name_bytes(nbytes), jax_device))
-    return once is not None and once.is_running and nbytes <= SMALL_BYTES
+def _copy_undefined(nbytes: int, jax_device: Any, order: JaxOrder) -> Any:
+    """Returns a copy of memory of the driver's; None for a large one, or where there is none."""
+    driver = order.driver
+    if nbytes > MOST_COPIED_BYTES:
+        return None
+    with order.use_context():
+        try:
+            address = driver.allocate_memory(nbytes)
+        except OutOfMemoryError:
+            return None
+        try:
+            with computing():
+                source = jax.dlpack.from_dlpack(LentMemory(address, nbytes, jax_device))
+                copied = jax.device_put(source, jax_device, may_alias=False)
+                return jax.block_until_ready(copied)
+        finally:
+            driver.free_memory(address)
 
 
 def _name_types(avals: Iterable[Any]) -> Types:
     return tuple((aval.shape, aval.dtype) for aval in avals)
-
-
-def _name_bytes(nbytes: int) -> Types:
-    """Returns the shapes of the program that allocates so many bytes."""
-    return (((nbytes,), np.dtype(np.uint8)),)
-
-
-# By size and GPU, how many times more.
-_to_copy: dict[tuple[int, Any], int] = {}
 
 
 def _make_weak(array: Any) -> Any:

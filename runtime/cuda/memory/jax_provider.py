@@ -11,6 +11,7 @@ from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.memory.jax_arrays import allocate_bytes
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.memory.providers.segment import Segment, SegmentSet
+from tracegraph.runtime.memory.waiting import may_wait
 
 
 class JaxProvider:
@@ -62,7 +63,8 @@ class JaxProvider:
             OutOfMemoryError: JAX's allocator cannot grow by that much.
         """
         try:
-            array = allocate_bytes(nbytes, self._jax_device)
+            order = self._order if may_wait() else None
+            array = allocate_bytes(nbytes, self._jax_device, order)
             address = array.unsafe_buffer_pointer()
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):

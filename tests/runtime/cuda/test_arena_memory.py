@@ -1,173 +1,113 @@
-"""Preparing the memory of an arena: in which thread, what is compiled, and what is copied."""
+"""The memory of arenas: what is copied, what is compiled, and what waits for the GPU."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from tests.fakes.cuda_on_host import CudaOnHost
+from tests.fakes.cuda_on_host import CudaOnHost, kernel, make_cuda_replay
+from tests.fakes.definitions import make_definition, make_stage
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
+from tracegraph.runtime.memory.waiting import allow_waiting
 
+DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
 # The fixture puts another in its place.
 MAKE_ALLOCATOR = jax_arrays._make_allocator
 
 
-def test_an_arena_is_prepared_in_threads_and_compiled_once(
-    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
-    monkeypatch.setattr(jax_arrays, "_allocators", {})
-    compiled: list[int] = []
-    has_begun, may_end = threading.Event(), threading.Event()
-    compile_allocator = jax_arrays._compile_allocator
-
-    def compile_late(shapes: Any, jax_device: Any) -> Any:
-        compiled.append(shapes[0][0][0])
-        if len(compiled) == 2:
-            has_begun.set()
-        assert may_end.wait(240)
-        return compile_allocator(shapes, jax_device)
-
-    monkeypatch.setattr(jax_arrays, "_compile_allocator", compile_late)
-    device.prepare_arena(ArenaSize(1000, 3000))
-    # Both at the same time, and not in this thread.
-    assert has_begun.wait(240)
-    may_end.set()
-    arena = Arena(PrivatePool(new_pool_id(), device.allocator), ArenaSize(1000, 3000))
-    assert sorted(compiled) == [1024, 3072] == sorted(b - a for a, b in list_ends(arena))
-
-
-def copy_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets parts of 2 KiB at most be copied, and forgets what was prepared before."""
-    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
-    monkeypatch.setattr(jax_arrays, "_allocators", {})
-    monkeypatch.setattr(jax_arrays, "_to_copy", {})
-    monkeypatch.setattr(jax_arrays, "SMALL_BYTES", 2048)
-
-
-def test_an_arena_is_lowered_here_and_compiled_where_its_owner_says(
-    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy_small_parts(monkeypatch)
-    done: list[str] = []
-    lower_allocator, compile_lowered = jax_arrays._lower_allocator, jax_arrays._compile_lowered
-
-    def lower(shapes: Any, jax_device: Any) -> Any:
-        done.append(f"lowered {shapes[0][0][0]}")
-        return lower_allocator(shapes, jax_device)
-
-    def compile_once(lowered: Any) -> Any:
-        done.append("compiled")
-        if done.count("compiled") == 1:
-            raise jax.errors.JaxRuntimeError("INTERNAL: no compilation")
-        return compile_lowered(lowered)
-
-    monkeypatch.setattr(jax_arrays, "_lower_allocator", lower)
-    monkeypatch.setattr(jax_arrays, "_compile_lowered", compile_once)
-    assert device.lower_arena(0) is None
-    compile_segment = device.lower_arena(1000)
-    assert compile_segment is not None
-    assert done == ["lowered 1024"]
-    # What fails ahead is tried again.
-    compile_segment()
-    compile_segment()
-    assert done[1:] == ["compiled"] * 2
-    # A small part for which there is a program is not copied.
-    device.prepare_arena(ArenaSize(1000, 2000))
-    assert [nbytes for nbytes, _ in jax_arrays._to_copy] == [2048]
-    provider = device.allocator.provider
-    for nbytes in (1024, 2048):
-        provider.free(provider.allocate(nbytes))
-    assert len(done) == 3
-
-
-def test_a_small_part_of_an_arena_compiles_nothing(
-    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy_small_parts(monkeypatch)
-    compiled: list[int] = []
+@pytest.fixture
+def compiled(device: CudaOnHost, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns the sizes for which programs are compiled."""
+    sizes: list[int] = []
     compile_allocator = jax_arrays._compile_allocator
 
     def note(shapes: Any, jax_device: Any) -> Any:
-        compiled.append(shapes[0][0][0])
+        sizes.append(shapes[0][0][0])
         return compile_allocator(shapes, jax_device)
 
+    monkeypatch.setattr(jax_arrays, "_make_allocator", MAKE_ALLOCATOR)
+    monkeypatch.setattr(jax_arrays, "_allocators", {})
     monkeypatch.setattr(jax_arrays, "_compile_allocator", note)
-    device.prepare_arena(ArenaSize(1000, 2000))
-    # Only what was prepared, once for each part: others do not wait for JAX's work.
-    sizes = [1024, 2048, 1024, 2048, 1024, 2048, 2048]
-    segments = [device.allocator.provider.allocate(nbytes) for nbytes in sizes]
-    assert compiled == [1024, 2048]
-    # No two share memory, and all of it can be written.
-    for number, segment in enumerate(segments):
-        ctypes.memset(segment.address, number, segment.nbytes)
-    for number, segment in enumerate(segments):
-        assert ctypes.string_at(segment.address, segment.nbytes) == bytes([number]) * segment.nbytes
-        device.allocator.provider.free(segment)
+    monkeypatch.setattr(jax_arrays, "MOST_COPIED_BYTES", 1 << 14)
+    return sizes
 
 
-def test_a_small_part_of_an_arena_for_which_there_is_no_memory(
-    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+def test_an_arena_is_a_copy_of_the_drivers_memory(device: CudaOnHost, compiled: list[int]) -> None:
+    before = device.driver.live_handles()
+    pool = PrivatePool(new_pool_id(), device.allocator)
+    with allow_waiting():
+        arenas = [Arena(pool, ArenaSize(1000, 3000), shares_scratch=False) for _ in range(3)]
+    assert not compiled
+    assert device.driver.count_calls("allocate_memory") == 6
+    assert device.driver.live_handles() == before
+    # No two parts share memory, and all of it can be written.
+    parts = [part for arena in arenas for part in arena.ranges]
+    for number, (address, nbytes) in enumerate(parts):
+        ctypes.memset(address, number, nbytes)
+    for number, (address, nbytes) in enumerate(parts):
+        assert ctypes.string_at(address, nbytes) == bytes([number]) * nbytes
+
+
+def test_a_graph_waits_for_its_memory_and_other_allocations_do_not(
+    device: CudaOnHost, compiled: list[int]
 ) -> None:
-    copy_small_parts(monkeypatch)
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-
-    device.prepare_arena(ArenaSize(1000, 0))
-    with monkeypatch.context() as patch:
-        patch.setattr(jax, "device_put", refuse)
-        with pytest.raises(OutOfMemoryError, match="cannot reserve 1,024 bytes"):
-            device.allocator.provider.allocate(1024)
-    device.allocator.provider.free(device.allocator.provider.allocate(1024))
+    nbytes = make_cuda_replay(device, DOUBLE).arena.size.kept_bytes
+    assert device.driver.count_calls("allocate_memory") == 1
+    assert nbytes not in compiled
+    device.allocator.provider.free(device.allocator.provider.allocate(nbytes))
+    assert device.driver.count_calls("allocate_memory") == 1
+    assert compiled[-1] == nbytes
 
 
-def list_ends(arena: Arena) -> list[tuple[int, int]]:
-    """Returns start and end of the segments of both parts."""
-    blocks = [arena.find_block(offset) for offset in (0, arena.size.kept_bytes)]
-    return [(block.address, block.address + block.segment.nbytes) for block in blocks]
-
-
-def test_a_small_part_does_not_wait_for_its_program(
-    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("nbytes", "free_bytes"), [(1 << 15, 1 << 20), (1024, 512)])
+def test_where_the_driver_has_too_little_memory_a_program_allocates(
+    device: CudaOnHost, compiled: list[int], nbytes: int, free_bytes: int
 ) -> None:
-    copy_small_parts(monkeypatch)
-    has_begun, may_end = threading.Event(), threading.Event()
-    compile_lowered = jax_arrays._compile_lowered
+    before = device.driver.live_handles()
+    device.driver.memory_bytes = free_bytes
+    with allow_waiting():
+        device.allocator.provider.free(device.allocator.provider.allocate(nbytes))
+    assert compiled == [nbytes]
+    assert device.driver.live_handles() == before
 
-    def compile_late(lowered: Any) -> Any:
-        has_begun.set()
-        assert may_end.wait(240)
-        return compile_lowered(lowered)
 
-    monkeypatch.setattr(jax_arrays, "_compile_lowered", compile_late)
-    compile_arena = device.lower_arena(2000)
-    assert compile_arena is not None
-    behind = threading.Thread(target=compile_arena)
-    behind.start()
-    try:
-        assert has_begun.wait(240)
-        device.allocator.provider.free(device.allocator.provider.allocate(2048))
-        (once,) = jax_arrays._allocators.values()
-        assert once.is_running
-    finally:
-        may_end.set()
-        behind.join()
-    assert not once.is_running
-    with monkeypatch.context() as patch:
-        # From now on the program allocates, which waits for nothing.
-        patch.delattr(jax, "device_put")
-        device.allocator.provider.free(device.allocator.provider.allocate(2048))
+def run_out_of_memory(*_: Any, **__: Any) -> Any:
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+
+def break_off(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [(run_out_of_memory, OutOfMemoryError), (break_off, KeyboardInterrupt)]
+)
+def test_a_copy_that_fails_leaves_nothing(
+    device: CudaOnHost,
+    compiled: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Any],
+    error: type[BaseException],
+) -> None:
+    before, provider = device.driver.live_handles(), device.allocator.provider
+    with allow_waiting(), monkeypatch.context() as patch:
+        patch.setattr(jax, "device_put", fault)
+        with pytest.raises(error):
+            provider.allocate(1024)
+    assert device.driver.live_handles() == before
+    with allow_waiting():
+        provider.free(provider.allocate(1024))
+    assert not compiled
 
 
 def test_an_allocation_whose_preparation_failed_is_compiled_again(
@@ -186,5 +126,4 @@ def test_an_allocation_whose_preparation_failed_is_compiled_again(
     shapes = (((8,), np.dtype(np.uint8)),)
     with pytest.raises(RuntimeError, match="XLA"):
         jax_arrays._make_allocator(shapes, None)
-    assert not jax_arrays._is_late(8, None)
     assert [jax_arrays._make_allocator(shapes, None) for _ in range(2)] == ["allocator"] * 2

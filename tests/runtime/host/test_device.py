@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.host.device import HostDevice
 
 
@@ -27,7 +26,6 @@ def test_nothing_is_prepared() -> None:
     device = make_device()
     provider: Any = device.allocator.provider
     before = provider.reserved_bytes
-    device.prepare_arena(ArenaSize(1 << 30, 1 << 30))
     device.prepare_result((1 << 20,), np.dtype(np.float32))
     device.preload_matmuls()
     device.preload_convolutions()
