@@ -8,6 +8,7 @@ from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.memory.caching.block import Block
 from tracegraph.runtime.memory.private_pool import PrivatePool, Scratch
 from tracegraph.runtime.memory.providers.provider import Provider
+from tracegraph.runtime.memory.waiting import allow_waiting
 
 
 class Arena:
@@ -52,17 +53,19 @@ class Arena:
         self.lock = threading.RLock()
         self._blocks: list[Block] = []
         pool.free_with(self, self._blocks)
-        self._blocks.append(pool.allocate(max(self._kept_bytes, 1)))
-        self.block = self._scratch = self._blocks[0]
         # Not the pool: the arena's holders keep it, and it keeps nothing but memory.
         self._allocator, self._pool_id = pool.allocator, pool.pool_id
         self._shared: Scratch | None = None
-        if size.scratch_bytes and shares_scratch:
-            self._shared = shared = pool.share_scratch(size.scratch_bytes)
-            self._scratch, self.lock = shared.block, pool.replay_lock
-        elif size.scratch_bytes:
-            self._blocks.append(pool.allocate(size.scratch_bytes))
-            self._scratch = self._blocks[1]
+        # A capture waits anyway.
+        with allow_waiting():
+            self._blocks.append(pool.allocate(max(self._kept_bytes, 1)))
+            self.block = self._scratch = self._blocks[0]
+            if size.scratch_bytes and shares_scratch:
+                self._shared = shared = pool.share_scratch(size.scratch_bytes)
+                self._scratch, self.lock = shared.block, pool.replay_lock
+            elif size.scratch_bytes:
+                self._blocks.append(pool.allocate(size.scratch_bytes))
+                self._scratch = self._blocks[1]
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:

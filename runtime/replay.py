@@ -29,7 +29,6 @@ from tracegraph.runtime.graph import GraphDefinition, ReplayClock, Stage
 from tracegraph.runtime.jax_interop import find_sharding
 from tracegraph.runtime.leaf_set import LeafSet
 from tracegraph.runtime.memory.private_pool import PrivatePool
-from tracegraph.runtime.memory.waiting import allow_waiting
 from tracegraph.runtime.profiler_ranges import mark_call
 from tracegraph.runtime.residence import Donation
 from tracegraph.runtime.state_home import StateHome
@@ -56,7 +55,6 @@ class Replay:
         is_lent: for each static input whether it has no memory of its own.
     """
 
-    @allow_waiting()
     def __init__(
         self,
         definition: GraphDefinition,

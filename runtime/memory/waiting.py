@@ -16,7 +16,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def allow_waiting() -> Iterator[None]:
-    """Lets what this thread allocates wait for the work of the device: a capture waits anyway.
+    """Lets what this thread allocates wait for the work of the device.
 
     Example:
         >>> with allow_waiting():

@@ -45,8 +45,7 @@ def compiled(device: CudaOnHost, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_arena_is_a_copy_of_the_drivers_memory(device: CudaOnHost, compiled: list[int]) -> None:
     before = device.driver.live_handles()
     pool = PrivatePool(new_pool_id(), device.allocator)
-    with allow_waiting():
-        arenas = [Arena(pool, ArenaSize(1000, 3000), shares_scratch=False) for _ in range(3)]
+    arenas = [Arena(pool, ArenaSize(1000, 3000), shares_scratch=False) for _ in range(3)]
     assert not compiled
     assert device.driver.count_calls("allocate_memory") == 6
     assert device.driver.live_handles() == before
