@@ -15,6 +15,7 @@ import tempfile
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 from tests.paths import ROOT
 
@@ -51,19 +52,28 @@ def run_python(
     )
 
 
-def start_python(arguments: Sequence[object]) -> subprocess.Popen[bytes]:
-    """Starts Python with the checkout on its path, and goes on; its texts go nowhere.
+def start_python(
+    arguments: Sequence[object],
+    *,
+    before: Sequence[str] = (),
+    variables: Mapping[str, str] = NONE,
+    output: IO[str] | int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Starts Python with the checkout on its path, and goes on.
 
     Args:
         arguments: as for `run_python`.
+        before: as for `run_python`.
+        variables: as for `run_python`.
+        output: a file for both of its texts, which go nowhere without.
     """
     return subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
+        [*before, sys.executable, *map(str, arguments)],
         cwd=ROOT,
-        env=_make_environment(NONE),
+        env=_make_environment(variables),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
     )
 
 

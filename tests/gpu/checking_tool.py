@@ -13,14 +13,15 @@ import shutil
 import site
 import subprocess
 import sys
+import tempfile
 from collections.abc import MutableMapping
 
 from tests.gpu.sharing import hold_gpu, wait_for_file
-from tests.gpu.subprocesses import run_python
+from tests.gpu.subprocesses import MODEST
 from tests.processes import start_python
 
 FOUND_FAULTS = 86
-LIMIT_S = "150"
+LIMIT_S, KILLED_AFTER_S = 150, 5
 # What `timeout` ends with, by itself and where it has to kill.
 NOT_ENDED = (124, 137)
 # Of each tool; racecheck takes ten times as long.
@@ -56,13 +57,22 @@ def run_tool(path: str, tool: str) -> dict[str, object]:
         variables |= ALLOCATE_APART
         # A look for a function that an older driver does not have is no fault.
         options += ["--report-api-errors", "no"]
-    done = run_python(
-        ["-m", "tests.gpu.small_cases", *(CASES[tool] or ())],
-        # Ends the tool's children with it, which would hold the pipes.
-        before=["timeout", "--kill-after=5", LIMIT_S, path, *options],
-        variables=variables,
-    )
-    return {"status": done.returncode, "text": f"{done.stdout}\n{done.stderr}"}
+    limit = ["timeout", f"--kill-after={KILLED_AFTER_S}", f"{LIMIT_S}"]
+    # A file, for a pipe is open as long as one of the tool's children has it.
+    with tempfile.TemporaryFile("w+") as output:
+        process = start_python(
+            ["-m", "tests.gpu.small_cases", *(CASES[tool] or ())],
+            before=[*limit, path, *options],
+            variables={**MODEST, **variables},
+            output=output,
+        )
+        try:
+            status = process.wait(LIMIT_S + 3 * KILLED_AFTER_S)
+        except subprocess.TimeoutExpired:
+            # What hangs in the driver cannot be killed, and is left.
+            status = NOT_ENDED[-1]
+        output.seek(0)
+        return {"status": status, "text": output.read()}
 
 
 def start_early(
@@ -85,7 +95,7 @@ def read_report(tool: str) -> dict[str, object] | None:
     if REPORTS not in os.environ:
         return None
     path = pathlib.Path(os.environ[REPORTS], f"{tool}.json")
-    wait_for_file(path, limit_s=2 * float(LIMIT_S))
+    wait_for_file(path, limit_s=2 * LIMIT_S)
     return json.loads(path.read_text())
 
 

@@ -174,9 +174,36 @@ def test_tools_are_alone_before_the_workers_begin(
     names = list(checking_tool.CASES)
     for name, index in zip(names, reports, strict=True):
         report = checking_tool.read_report(name)
-        assert report == {"status": status, "text": f"{names[index]} has seen nothing\n\n"}
+        assert report == {"status": status, "text": f"{names[index]} has seen nothing\n"}
     assert started.wait() == 0
     assert try_to_hold(tmp_path, alone=True)
+
+
+def test_a_tool_that_cannot_be_killed_is_left(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking_tool, "LIMIT_S", 0.2)
+    monkeypatch.setattr(checking_tool, "KILLED_AFTER_S", 0.1)
+    # Stands for `timeout`, which waits for what it has killed.
+    stand_in = tmp_path / "timeout"
+    stand_in.write_text("#!/bin/sh\necho begun; exec sleep 60\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    started = []
+    start = checking_tool.start_python
+
+    def note(*arguments: Any, **options: Any) -> Any:
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(checking_tool, "start_python", note)
+    try:
+        report = checking_tool.run_tool("compute-sanitizer", "memcheck")
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert report == {"status": 137, "text": "begun\n"}
 
 
 def test_a_file_that_is_not_made_is_not_waited_for_for_ever(tmp_path: pathlib.Path) -> None:
