@@ -7,11 +7,11 @@ collectives cost, by which it schedules: 31 ms, and 13 without, for a described 
 have nothing to schedule.
 
 Note [Arenas]. To compile that program takes XLA 8 ms or more, and the size of an arena is known
-last of all. So what a capture allocates is a copy of as many undefined bytes, which the driver
-allocates and frees again: that compiles nothing. On an H200 it takes 0.7 to 2 ms for 4 to 512 MiB,
-the program 12 to 19. It waits for all work of the GPU, as a capture does anyway and no other
-allocation may. More than 512 MiB are not taken from others on the GPU, not even for so long: there,
-and where the driver has too little, the program is compiled.
+last of all. So an arena is a copy of as many undefined bytes, which the driver allocates and frees
+again: that compiles nothing. On an H200 it takes 0.7 to 2 ms for 4 to 512 MiB, the program 12 to
+19. It waits for all work of the GPU, as a capture does anyway and no other allocation may. More
+than 512 MiB are not taken from others on the GPU, not even for so long: there, and where the driver
+has too little, the program is compiled.
 
 Note [First results]. The first results of a graph that was not compiled in this process are copied
 from the host when it is instantiated: 64 graphs of a file have 64 shapes of results. 8 MB take 2 to
