@@ -241,8 +241,8 @@ class Device(ReplayDevice, Protocol):
         """
         ...
 
-    # What takes long is started while XLA compiles: any thread may call these five, at any time
-    # before `instantiate`, which needs none of them.
+    # What takes long is done while XLA compiles: any thread may call what prepares or preloads, at
+    # any time before `instantiate`, which needs none of it.
 
     def prepare_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Prepares the allocation of results of a type."""

@@ -1,4 +1,8 @@
-"""Whether what a thread allocates may wait for the work of the device."""
+"""Whether what a thread allocates may wait for the work of the device.
+
+The one who knows is the owner of an arena, and the one who asks is a provider. Between them are the
+pool, the allocator and its search, which need not know.
+"""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ class EdgeCalls(DriverCalls):
             graph: it may be inside of a conditional node.
             edges: between its nodes; no two of them join the same nodes.
         """
-        has_second = hasattr(self._api, "cuGraphAddDependencies_v2")
-        name = "cuGraphAddDependencies_v2" if has_second else "cuGraphAddDependencies"
+        name = self._name_with_data("cuGraphAddDependencies")
         for port in Port:
             added = [each for each in edges if each.port == port]
             if not added:
@@ -64,9 +63,7 @@ class EdgeCalls(DriverCalls):
             graph: it may be inside of a conditional node.
             room: how many edges are read at most.
         """
-        # CUDA 12 has edges with data under a name of their own.
-        has_second = hasattr(self._api, "cuGraphGetEdges_v2")
-        name = "cuGraphGetEdges_v2" if has_second else "cuGraphGetEdges"
+        name = self._name_with_data("cuGraphGetEdges")
         firsts, seconds, data, count = self._call(name, graph, room)
         programmatic = self._find_programmatic_type()
         found = zip(firsts, seconds, data, range(int(count)), strict=False)
@@ -74,6 +71,10 @@ class EdgeCalls(DriverCalls):
             Edge(int(first), int(second), int(each.from_port), int(each.type) == programmatic)
             for first, second, each, _ in found
         )
+
+    def _name_with_data(self, name: str) -> str:
+        """Returns the function for edges with data, which CUDA 12 has under a name of its own."""
+        return f"{name}_v2" if hasattr(self._api, f"{name}_v2") else name
 
     def _make_data(self, port: Port) -> Any:
         data = self._api.CUgraphEdgeData()

@@ -131,12 +131,12 @@ class GraphBuilder:
             label = label_node(self.name, index, node)
             with ErrorPlace(label):
                 if isinstance(node, ConditionalNode):
-                    setter, handle, action = self._add_conditional(graph, node, capture, label)
-                    edges.append(make_edge(setter, handle))
+                    waiting, handle, action = self._add_conditional(graph, node, capture, label)
+                    edges.append(make_edge(waiting, handle))
                 else:
                     handle, action = self._add(graph, node, capture, condition)
-                    setter = handle
-            edges += [make_edge(added[first][0], setter, port) for first, port in firsts]
+                    waiting = handle
+            edges += [make_edge(added[first][0], waiting, port) for first, port in firsts]
             self.names[handle] = label
             added.append((handle, action))
         with ErrorPlace(place):

@@ -20,16 +20,18 @@ from the host when it is instantiated: 64 graphs of a file have 64 shapes of res
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.memory.lent_memory import LentMemory
 from tracegraph.runtime.errors import OutOfMemoryError
@@ -197,21 +199,23 @@ def allocate_bytes(nbytes: int, jax_device: Any, order: JaxOrder | None = None) 
 
 def _copy_undefined(nbytes: int, jax_device: Any, order: JaxOrder) -> Any:
     """Returns a copy of memory of the driver's; None for a large one, or where there is none."""
-    driver = order.driver
     if nbytes > MOST_COPIED_BYTES:
         return None
-    with order.use_context():
-        try:
-            address = driver.allocate_memory(nbytes)
-        except OutOfMemoryError:
-            return None
-        try:
-            with computing():
-                source = jax.dlpack.from_dlpack(LentMemory(address, nbytes, jax_device))
-                copied = jax.device_put(source, jax_device, may_alias=False)
-                return jax.block_until_ready(copied)
-        finally:
-            driver.free_memory(address)
+    try:
+        with order.use_context(), _hold_memory(order.driver, nbytes) as address, computing():
+            source = jax.dlpack.from_dlpack(LentMemory(address, nbytes, jax_device))
+            return jax.block_until_ready(jax.device_put(source, jax_device, may_alias=False))
+    except OutOfMemoryError:
+        return None
+
+
+@contextlib.contextmanager
+def _hold_memory(driver: CudaDriver, nbytes: int) -> Iterator[int]:
+    address = driver.allocate_memory(nbytes)
+    try:
+        yield address
+    finally:
+        driver.free_memory(address)
 
 
 def _name_types(avals: Iterable[Any]) -> Types:

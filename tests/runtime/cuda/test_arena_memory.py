@@ -69,7 +69,7 @@ def test_a_graph_waits_for_its_memory_and_other_allocations_do_not(
 
 
 @pytest.mark.parametrize(("nbytes", "free_bytes"), [(1 << 15, 1 << 20), (1024, 512)])
-def test_where_the_driver_has_too_little_memory_a_program_allocates(
+def test_what_is_large_or_finds_too_little_memory_is_allocated_by_a_program(
     device: CudaOnHost, compiled: list[int], nbytes: int, free_bytes: int
 ) -> None:
     before = device.driver.live_handles()
