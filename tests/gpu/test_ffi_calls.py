@@ -75,7 +75,8 @@ def test_memory_of_calls_goes_with_the_graph() -> None:
     assert tg.memory.memory_allocated() < before
 
 
-@pytest.fixture(scope="module")
+# Once a process, which registers each name once: workers may come back to this file.
+@pytest.fixture(scope="session")
 def copying(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """A handler that copies its operand through scratch, and one that waits for its stream."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
