@@ -123,14 +123,14 @@ class StaticInput:
     graph has written it, it is the leaf of a donated input that lives in that graph: Note [Leaf
     sets].
 
-    Note [Writing an input]. A plain array that was read is somebody's immutable value, so the next
-    write makes another array. One that only graphs have read is written where it is, on a device
-    that has a writer: one copy on the stream that JAX computes on, behind the replays that still
-    read the old value and ahead of the next ones. XLA knows nothing of that copy. So what is read
-    afterwards is the array itself if the stream is idle, else a private copy, which XLA makes on
-    that stream and defines. Graphs that have loaded the value are told when there is another array,
-    when the array may be deleted by who has read it, and, if they took a copy, of each write. A
-    replay that was told nothing looks at no input.
+    Note [Writing an input]. A plain array that was read is an immutable value of its reader, so the
+    next write makes another array. One that only graphs have read is written where it is, on a
+    device that has a writer: one copy on the stream that JAX computes on, behind the replays that
+    still read the old value and ahead of the next ones. XLA knows nothing of that copy. So what is
+    read afterwards is the array itself if the stream is idle, else a private copy, which XLA makes
+    on that stream and defines. Graphs that have loaded the value are told when there is another
+    array, when the array may be deleted by who has read it, and, if they took a copy, of each
+    write. A replay that was told nothing looks at no input.
 
     Args:
         value: the first value, which no one else holds.

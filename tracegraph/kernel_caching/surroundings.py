@@ -196,7 +196,7 @@ def find_own_version() -> str | None:
     """Returns a digest of our own sources, so that a change of one is another version.
 
     Returns:
-        None where one has changed since it was imported: then nobody knows which code runs here.
+        None where one has changed since it was imported: then it is not known which code runs here.
     """
     digest, latest = hashlib.sha256(), 0.0
     for folder in sorted(OWN_FOLDERS):
