@@ -314,7 +314,8 @@ def _resolve(
             raise_option_error(
                 f"{kind}_argnums has {wanted}",
                 where,
-                f"the function has {len(positional)} positional arguments",
+                f"the function has {len(positional)} positional "
+                f"argument{'s' if len(positional) != 1 else ''}",
             )
     positions = set(resolved.values())
     by_name = {p.name: i for i, p in enumerate(positional)}
