@@ -66,8 +66,9 @@ $(VENV)/deviceless: $(VENV)/installed
 # `lowering/` and `runtime/` stand inside `tracegraph/`.
 .PHONY: build/typecheck
 build/typecheck:
-	@rm -rf $@ && mkdir -p $@
-	@find tracegraph lowering runtime tests examples benchmarks -name '*.py' | while read -r file; do \
-	    case $$file in lowering/*|runtime/*) link=$@/tracegraph/$$file ;; *) link=$@/$$file ;; esac; \
-	    mkdir -p "$${link%/*}" && ln -s "$(CURDIR)/$$file" "$$link"; \
-	done
+	@rm -rf $@
+	@$(BIN)/python -c 'import os, shutil; \
+	    link = lambda folder, place: shutil.copytree( \
+	        os.path.abspath(folder), "$@/" + place, copy_function=os.symlink); \
+	    [link(each, each) for each in ("tracegraph", "tests", "examples", "benchmarks")]; \
+	    [link(each, "tracegraph/" + each) for each in ("lowering", "runtime")]'
