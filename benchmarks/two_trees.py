@@ -33,7 +33,7 @@ _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes on the CPU")
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 FIGURES = ("total_us", "host_us", "launch_us", "jit_total_us", "pool_bytes", "capture_seconds")
-CHOICES: tuple[Callable[[list[float]], float], ...] = statistics.median, min
+SUMMARIES: tuple[Callable[[list[float]], float], ...] = statistics.median, min
 
 
 def main(argv: Sequence[str]) -> None:
@@ -109,7 +109,10 @@ def format_table(runs: Sequence[dict[str, Any]]) -> str:
             }
             if any(value is None for each in values.values() for value in each):
                 continue
-            cells = [_format_pair(*map(choose, values.values())) for choose in CHOICES]
+            cells = [
+                _format_pair(summarize(values["before"]), summarize(values["after"]))
+                for summarize in SUMMARIES
+            ]
             lines.append(f"| {case} | {figure} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
