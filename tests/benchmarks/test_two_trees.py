@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 from typing import Any
 
 from tests.paths import ROOT
-from tests.processes import run_copy
+from tests.processes import run_copy, run_python
 
+# Two pairs of three rounds: the processor of the second round is slow.
 TABLE = """
 import json, two_trees
-others = dict.fromkeys(two_trees.FIGURES, 1.0)
-def make_run(side, **figures):
-    return {"side": side, "figures": {"tiny": others | figures}}
-totals = {"before": (10.0, 13.0, 16.0), "after": (15.0, 9.0, 15.0)}
-runs = [make_run(side, total_us=total) for side, each in totals.items() for total in each]
-whole = two_trees.format_table(runs).splitlines()
-runs.append(make_run("after", host_us=None))
-print(json.dumps([whole, two_trees.format_table(runs).splitlines()]))
+def make_rounds(*totals):
+    sides = [{"total_us": total, "host_us": 5.0, "launch_us": 2.0} for total in totals]
+    return [{"before": before, "after": after} for before, after in zip(sides[::2], sides[1::2])]
+def make_pair(*totals):
+    rounds = make_rounds(*totals)
+    figures = {each: two_trees.summarize(rounds, each) for each in two_trees.FIGURES}
+    return {**figures, "pool_bytes": {"before": 1024, "after": 512}}
+pairs = [make_pair(10.0, 11.0, 20.0, 22.0, 10.0, 30.0), make_pair(10.0, 9.0, 20.0, 18.0, 10.0, 9.0)]
+print(json.dumps([pairs[0]["total_us"], two_trees.format_table({"tiny": pairs}).splitlines()]))
 """
 # Four processors, of which the third is slow.
 CHOICE = """
@@ -44,13 +47,24 @@ def _evaluate(script: str) -> Any:
     return json.loads(ran.stdout)
 
 
-def test_medians_and_the_least_of_both_sides() -> None:
-    whole, partial = _evaluate(TABLE)
-    assert "| tiny | total_us | 13.00 | 15.00 | 1.154 | 10.00 | 9.00 | 0.900 |" in whole
-    # A figure that one run lacks has no line.
-    assert [line for line in whole if "host_us" in line]
-    assert not [line for line in partial if "host_us" in line]
-    assert len(partial) == len(whole) - 1
+def test_the_ratio_is_that_of_blocks_of_one_round() -> None:
+    summary, table = _evaluate(TABLE)
+    assert summary["before"] == 10.0
+    assert summary["after"] == 22.0
+    # Not 2.2: in its round, the other side was as slow.
+    assert summary["ratio"] == 1.1
+    assert "| tiny | total_us | 10.00 | 15.50 | 1.000 | 1.100, 0.900 |" in table
+    assert "| tiny | pool_bytes | 1,024 | 512 | | |" in table
+
+
+def test_two_checkouts_are_captured_and_timed(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "figures.json"
+    arguments = ["--dry-run", "--pairs=1", "--rounds=2", "--case=tiny", f"--output={file}"]
+    ran = run_python([ROOT / "benchmarks/two_trees.py", f"--before={ROOT}", *arguments])
+    assert ran.returncode == 0, ran.stderr
+    (pair,) = json.loads(file.read_text())["cases"]["tiny"]
+    assert pair["pool_bytes"] == {"before": 512, "after": 512}
+    assert min(pair["total_us"]["before"], pair["total_us"]["after"]) > 0
 
 
 def test_slow_processors_are_left_out() -> None:
