@@ -59,6 +59,17 @@ def shorten_list(items: Sequence[str], limit: int = MAX_EXAMPLES) -> list[str]:
     return [*items[:limit], f"and {rest} more"] if rest > 0 else list(items)
 
 
+def count_noun(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun; the plural of most nouns ends in an s.
+
+    Example:
+        >>> from tracegraph.runtime.errors import count_noun
+        >>> count_noun(1, "step"), count_noun(2000, "step"), count_noun(2, "leaf", "leaves")
+        ('1 step', '2,000 steps', '2 leaves')
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def _make_empty_error(kind: type[TracegraphError]) -> TracegraphError:
     return kind.__new__(kind)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from tracegraph.constraints.frames import locate_function
-from tracegraph.runtime.errors import CaptureError, ConfigError
+from tracegraph.runtime.errors import CaptureError, ConfigError, count_noun
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.stream import Stream, default_stream
 from tracegraph.user_memory.mem_pool import MemPool
@@ -314,8 +314,7 @@ def _resolve(
             raise_option_error(
                 f"{kind}_argnums has {wanted}",
                 where,
-                f"the function has {len(positional)} positional "
-                f"argument{'s' if len(positional) != 1 else ''}",
+                f"the function has {count_noun(len(positional), 'positional argument')}",
             )
     positions = set(resolved.values())
     by_name = {p.name: i for i, p in enumerate(positional)}

@@ -22,8 +22,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tracegraph.lowering.planning.lifetimes import Lifetime
-from tracegraph.lowering.planning.plan_text import count_noun, format_lifetimes
-from tracegraph.runtime.errors import InternalError
+from tracegraph.lowering.planning.plan_text import format_lifetimes
+from tracegraph.runtime.errors import InternalError, count_noun
 from tracegraph.runtime.graph import ArenaSize
 
 ALIGNMENT = 256

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tracegraph.lowering.planning.lifetimes import Lifetime
 from tracegraph.lowering.planning.short_names import shorten_names
+from tracegraph.runtime.errors import count_noun
 
 BAR_COLUMNS = 60
 NAME_COLUMNS = 48
@@ -67,16 +68,6 @@ def draw_bar(lifetime: Lifetime, step_count: int) -> str:
     first = lifetime.first * columns // step_count
     last = lifetime.last * columns // step_count
     return "·" * first + "█" * (last - first + 1) + "·" * (columns - 1 - last)
-
-
-def count_noun(number: int, noun: str) -> str:
-    """Returns a number with its noun.
-
-    Example:
-        >>> count_noun(1, "step"), count_noun(2000, "step")
-        ('1 step', '2,000 steps')
-    """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def align_columns(rows: Sequence[tuple[str, str, str, str, str]]) -> list[str]:

@@ -14,6 +14,7 @@ from tracegraph.memory_pictures.chart import Chart, format_bytes
 from tracegraph.memory_pictures.page import draw_page
 from tracegraph.memory_pictures.png import write_image
 from tracegraph.memory_pictures.views import draw_plan, draw_segments, draw_timeline, name_pool
+from tracegraph.runtime.errors import count_noun
 
 MOST_POOLS = 24
 MOST_PLANS = 24
@@ -101,7 +102,7 @@ def describe_snapshot(snapshot: dict[str, Any]) -> str:
     entries = sum(len(trace) for trace in snapshot["device_traces"])
     devices = len(snapshot["device_traces"])
     return (
-        f"{devices} device{'s' if devices != 1 else ''}, {len(segments):,} segments with "
+        f"{count_noun(devices, 'device')}, {len(segments):,} segments with "
         f"{format_bytes(reserved)}, in use {format_bytes(used)}, {entries:,} trace entries, "
         f"{len(snapshot.get('tracegraph_plans', ())):,} memory plans"
     )

@@ -11,7 +11,6 @@ from tracegraph.capturing.pipeline import Capture
 from tracegraph.constraints.violation import Violation
 from tracegraph.reports.report import Report
 from tracegraph.reports.summary import (
-    count_noun,
     cut_lines,
     describe_call,
     describe_times,
@@ -20,6 +19,7 @@ from tracegraph.reports.summary import (
     list_replacements,
 )
 from tracegraph.runtime.device import Device
+from tracegraph.runtime.errors import count_noun
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
 

@@ -34,7 +34,7 @@ from tracegraph.reports.explain_gpu import (
 )
 from tracegraph.reports.recaptures import Recapture
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.errors import shorten_list
+from tracegraph.runtime.errors import count_noun, shorten_list
 from tracegraph.runtime.placement import list_joint
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -367,8 +367,3 @@ def _align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
         f"  {size:>{widths[0]}}  {kind:{widths[1]}}  {name:{widths[2]}}  {origin}".rstrip()
         for size, kind, name, origin in rows
     ]
-
-
-def count_noun(number: int, noun: str, plural: str = "") -> str:
-    """Returns a number with its noun, as ``1 graph`` and ``2 graphs``."""
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
