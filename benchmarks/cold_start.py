@@ -11,11 +11,9 @@ figures are medians over the repeats. This process leaves the device alone.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +23,7 @@ from absl import app, flags
 from cold_start_process import CASES, DECODE, FIRST, GPT, HIT, LOAD, SIDES, WARM_JIT
 from gpu_report import format_table
 from machine import describe_start, read_driver, read_processor, write_files
+from peer_process import run_script
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result files")
 _CASES = flags.DEFINE_multi_enum("case", list(CASES), list(CASES), "these cases")
@@ -33,7 +32,6 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "processes of each side", 1)
 _HOST = flags.DEFINE_bool("host", False, "on the CPU: a GPT of four layers, eight decode shapes")
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes on the CPU")
 
-TIMEOUT_S = 600.0
 # The settings with which JAX keeps every program.
 JAX_CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -127,19 +125,11 @@ def run_start(
         subprocess.CalledProcessError: it failed; its messages went to the standard error.
     """
     script = pathlib.Path(__file__).with_name("cold_start_process.py")
-    command = [sys.executable, str(script), side, case]
+    command = [str(script), side, case]
     command += [f"--file={folder / 'step.tg'}"] if has_file or side == LOAD else []
     command += ["--host"] if _HOST.value else []
     command += ["--dry-run"] if _DRY_RUN.value else []
-    ran = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=True,
-        env=make_environment(side, folder, code),
-    )
-    return json.loads(ran.stdout.splitlines()[-1])
+    return run_script(command, make_environment(side, folder, code))
 
 
 def make_environment(side: str, folder: pathlib.Path, code: pathlib.Path) -> dict[str, str]:

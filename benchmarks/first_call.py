@@ -18,7 +18,6 @@ import functools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from gpu_models import Case, GptShape, make_cases, make_gpt_step
 from gpu_report import JIT, MODELS, TRACEGRAPH, format_table
 from gpu_sides import JaxSide, read_capture_seconds
 from machine import describe_start, read_driver, read_processor, write_files
+from peer_process import run_script
 from whole_models import PROGRAMS, WholeProgram
 
 import tracegraph as tg
@@ -177,16 +177,12 @@ def run_worker(name: str, side: str) -> dict[str, float]:
     Raises:
         subprocess.CalledProcessError: it failed; its messages went to the standard error.
     """
-    command = [sys.executable, __file__, f"--case={name}", f"--worker={side}"]
+    command = [__file__, f"--case={name}", f"--worker={side}"]
     command += ["--dry-run"] if _DRY_RUN.value else []
     command += ["--host"] if _HOST.value else []
     with tempfile.TemporaryDirectory() as folder:
         cache = {"TRACEGRAPH_KERNEL_CACHE": "1", "TRACEGRAPH_KERNEL_CACHE_PATH": folder}
-        variables = {**_ENVIRONMENT, **cache}
-        ran = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, timeout=600, check=True, env=variables
-        )
-    return json.loads(ran.stdout.splitlines()[-1])
+        return run_script(command, {**_ENVIRONMENT, **cache})
 
 
 def describe_run() -> dict[str, str]:

@@ -1,12 +1,39 @@
-"""A peer in a process of its own: PyTorch and JAX share neither libraries nor memory pools."""
+"""Processes of a benchmark: scripts that print figures, and peers that answer requests."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import multiprocessing
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+SCRIPT_SECONDS = 600.0
+
+
+def run_script(arguments: Sequence[str], variables: Mapping[str, str]) -> Any:
+    """Runs Python in a process of its own, and returns the JSON of the last line that it prints.
+
+    Args:
+        arguments: of the interpreter; the first is the script.
+        variables: all of the environment.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; its messages went to the standard error.
+        subprocess.TimeoutExpired: it took longer than `SCRIPT_SECONDS`.
+    """
+    ran = subprocess.run(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=SCRIPT_SECONDS,
+        check=True,
+        env=variables,
+    )
+    return json.loads(ran.stdout.splitlines()[-1])
 
 
 @contextlib.contextmanager

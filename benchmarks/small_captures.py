@@ -17,7 +17,6 @@ import functools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from absl import app, flags
 from gpu_report import JIT, TRACEGRAPH, format_table
 from gpu_sides import find_difference, name_leaves
 from machine import describe_start, read_driver, read_processor, write_files
+from peer_process import run_script
 
 import tracegraph as tg
 from tracegraph.kernel_caching.storing import wait_for_stores
@@ -45,7 +45,6 @@ FOUND = "tg.capture, found"
 # Those in which a process loads libraries and Python its modules.
 FIRST_CAPTURES = 3
 TOLERANCE = 1e-3
-TIMEOUT_S = 300.0
 
 Sample = Mapping[str, float]
 
@@ -135,20 +134,13 @@ def run_worker(name: str, side: str) -> dict[str, list[Sample]]:
     Raises:
         subprocess.CalledProcessError: it failed; its messages went to the standard error.
     """
-    command = [sys.executable, __file__, f"--case={name}", f"--worker={side}"]
+    command = [__file__, f"--case={name}", f"--worker={side}"]
     command += [f"--captures={_CAPTURES.value}", *(["--dry-run"] if _DRY_RUN.value else [])]
     with tempfile.TemporaryDirectory(prefix="small_captures_") as folder:
         cache = {"TRACEGRAPH_KERNEL_CACHE": "1", "TRACEGRAPH_KERNEL_CACHE_PATH": folder}
-        ran = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=True,
-            env={**os.environ, **cache},
-        )
+        samples = run_script(command, {**os.environ, **cache})
     print(f"[{name}, {side}]", file=sys.stderr)
-    return json.loads(ran.stdout.splitlines()[-1])
+    return samples
 
 
 def measure_jit(function: Callable[..., Any]) -> dict[str, list[Sample]]:
