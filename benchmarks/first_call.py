@@ -1,7 +1,7 @@
 """What the first call of a captured function takes beyond that of `jax.jit`.
 
     PYTHONPATH=. python benchmarks/first_call.py [--output DIR] [--case NAME] [--side NAME]
-        [--repeats N]
+        [--repeats N] [--profile DIR]
     PYTHONPATH=. python benchmarks/first_call.py --host
 
 Every first call is made in a process of its own, for what XLA, CUDA and tracegraph remember of one
@@ -14,9 +14,11 @@ Cases are also the programs of `whole_programs.py`, by their names.
 
 from __future__ import annotations
 
+import cProfile
 import functools
 import json
 import os
+import pathlib
 import statistics
 import sys
 import tempfile
@@ -41,6 +43,9 @@ _SIDES = flags.DEFINE_multi_enum("side", [JIT, TRACEGRAPH], [JIT, TRACEGRAPH], "
 _REPEATS = flags.DEFINE_integer("repeats", 3, "processes of each side", 1)
 _HOST = flags.DEFINE_bool("host", False, "on the CPU: a GPT of four layers")
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes on the CPU")
+_PROFILE = flags.DEFINE_string(
+    "profile", None, "write what cProfile says of each first call, which it slows, to this folder"
+)
 _WORKER = flags.DEFINE_enum("worker", None, [JIT, TRACEGRAPH], "make one first call, print JSON")
 
 # What `jax.jit` does as well.
@@ -115,7 +120,12 @@ def measure_first_call(case: Case | WholeProgram, name: str) -> dict[str, float]
     # Arguments that are still on their way would be waited for in the call.
     jax.block_until_ready(jax.live_arrays())
     start = time.perf_counter()
-    call_once()
+    if _PROFILE.value:
+        profile = cProfile.Profile()
+        profile.runcall(call_once)
+        profile.dump_stats(pathlib.Path(_PROFILE.value) / f"{case.name}_{name}.pstats")
+    else:
+        call_once()
     seconds = {"first call": time.perf_counter() - start}
     return seconds if name == JIT else {**seconds, **read_capture_seconds(captured)}
 
@@ -180,6 +190,7 @@ def run_worker(name: str, side: str) -> dict[str, float]:
     command = [__file__, f"--case={name}", f"--worker={side}"]
     command += ["--dry-run"] if _DRY_RUN.value else []
     command += ["--host"] if _HOST.value else []
+    command += [f"--profile={_PROFILE.value}"] if _PROFILE.value else []
     with tempfile.TemporaryDirectory() as folder:
         cache = {"TRACEGRAPH_KERNEL_CACHE": "1", "TRACEGRAPH_KERNEL_CACHE_PATH": folder}
         return run_script(command, {**_ENVIRONMENT, **cache})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pathlib
@@ -21,8 +22,8 @@ from tests import fork_server
 FORK = multiprocessing.get_context("fork")
 
 
-def copy_later_starts(module: types.ModuleType) -> None:
-    """Lets a benchmark's module start its first script as it does, and run later ones in copies.
+def copy_later_starts() -> None:
+    """Lets `peer_process.run_script` start its first script as it does, and run others in copies.
 
     To be called before JAX has a backend. A script is given its arguments and its environment, and
     ends with its exit status, but not as an interpreter does.
@@ -32,6 +33,8 @@ def copy_later_starts(module: types.ModuleType) -> None:
     def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         return (runs.pop() if runs else run_in_copy)(command, **options)
 
+    module = importlib.import_module("peer_process")
+    assert module.subprocess is subprocess
     module.__dict__["subprocess"] = types.SimpleNamespace(run=run, PIPE=subprocess.PIPE)
 
 

@@ -29,7 +29,7 @@ DRY_RUN = """
 import cold_start
 from absl import app
 from tests.benchmarks.copies import copy_later_starts
-copy_later_starts(cold_start)
+copy_later_starts()
 app.run(cold_start.main)
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import pstats
 import subprocess
 from typing import Any
 
@@ -108,13 +109,13 @@ FIRST_CALLS = """
 import first_call
 from absl import app
 from tests.benchmarks.copies import copy_later_starts
-copy_later_starts(first_call)
+copy_later_starts()
 app.run(first_call.main)
 """
 
 
 def test_first_calls_are_made_in_processes_of_their_own(tmp_path: pathlib.Path) -> None:
-    choice = ["--case=tiny", "--repeats=1"]
+    choice = ["--case=tiny", "--repeats=1", f"--profile={tmp_path}"]
     ran = _run(["-c", FIRST_CALLS], "--dry-run", f"--output={tmp_path}", *choice)
     assert ran.returncode == 0, ran.stderr
     document = json.loads((tmp_path / "first_call_dry_run.json").read_text())
@@ -130,6 +131,10 @@ def test_first_calls_are_made_in_processes_of_their_own(tmp_path: pathlib.Path) 
     page = (tmp_path / "first_call_dry_run.md").read_text()
     assert page in ran.stdout
     assert "| tiny |" in page
+    profiled = {each.stem for each in tmp_path.glob("*.pstats")}
+    assert profiled == {"tiny_tg.capture", "tiny_jax.jit"}
+    functions = pstats.Stats(str(tmp_path / "tiny_tg.capture.pstats")).get_stats_profile()
+    assert "lower_request" in functions.func_profiles
 
 
 @pytest.mark.parametrize("name", ["gpu_replay", "first_call", "two_streams"])

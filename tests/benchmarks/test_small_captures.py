@@ -21,7 +21,7 @@ DRY_RUN = """
 import small_captures
 from absl import app
 from tests.benchmarks.copies import copy_later_starts
-copy_later_starts(small_captures)
+copy_later_starts()
 app.run(small_captures.main)
 """
 
