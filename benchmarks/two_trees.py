@@ -6,7 +6,7 @@ One process cannot hold two versions of a package. What takes microseconds diffe
 processor to processor and from minute to minute, so that all processes live at once: in each round
 both sides of a pair time a short block, one behind the other on one processor, and the figure is
 the median of the rounds' ratios. XLA times kernels to choose among them; the processes share what
-it has chosen, for two choices differ by up to a tenth.
+it has chosen, for programs of two choices differ by several percent.
 """
 
 from __future__ import annotations
