@@ -44,7 +44,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 3, "processes of each side", 1)
 _HOST = flags.DEFINE_bool("host", False, "on the CPU: a GPT of four layers")
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes on the CPU")
 _PROFILE = flags.DEFINE_string(
-    "profile", None, "write what cProfile says of each first call, which it slows, to this folder"
+    "profile", None, "write what cProfile says of each side's last call, which it slows, to here"
 )
 _WORKER = flags.DEFINE_enum("worker", None, [JIT, TRACEGRAPH], "make one first call, print JSON")
 
@@ -123,7 +123,9 @@ def measure_first_call(case: Case | WholeProgram, name: str) -> dict[str, float]
     if _PROFILE.value:
         profile = cProfile.Profile()
         profile.runcall(call_once)
-        profile.dump_stats(pathlib.Path(_PROFILE.value) / f"{case.name}_{name}.pstats")
+        folder = pathlib.Path(_PROFILE.value)
+        folder.mkdir(parents=True, exist_ok=True)
+        profile.dump_stats(folder / f"{case.name}_{name}.pstats")
     else:
         call_once()
     seconds = {"first call": time.perf_counter() - start}

@@ -1,4 +1,7 @@
-"""Processes of a benchmark: scripts that print figures, and peers that answer requests."""
+"""Processes of a benchmark: scripts that print figures, and peers that answer requests.
+
+PyTorch is such a peer: it and JAX share neither libraries nor memory pools.
+"""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ from gpu_sides import JaxSide
 
 import tracegraph as tg
 
-# Blocks of this part of the usual calls: short, so that both sides of a round see the same machine.
-BLOCK_PART = 5
+# So many times fewer calls in a block than in `gpu_replay.py`: both sides of a round are to see the
+# same machine.
+BLOCK_DIVISOR = 5
 
 
 class TreeSide:
@@ -48,7 +49,7 @@ class TreeSide:
         refusal = check_case(case, capture, jit, result)
         if refusal:
             raise RuntimeError(f"{name}: {refusal}")
-        self._calls = max(case.calls // BLOCK_PART, 1)
+        self._calls = max(case.calls // BLOCK_DIVISOR, 1)
         self._side = JaxSide(case, capture)
         # Each block begins with a collection, which would take far longer than the block.
         gc.freeze()

@@ -46,7 +46,7 @@ Figures = Mapping[str, float]
 
 
 class Tree:
-    """A checkout in a process of its own.
+    """A checkout in a process of its own; one from `peer_process` would have this one's path.
 
     Args:
         place: the checkout.
@@ -54,7 +54,8 @@ class Tree:
     """
 
     def __init__(self, place: pathlib.Path, variables: Mapping[str, str]) -> None:
-        paths = [str(place), str(place / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+        own = os.environ.get("PYTHONPATH")
+        paths = filter(None, [str(place), str(place / "benchmarks"), own])
         # -P: or this checkout's benchmarks would come before those of the other.
         command = [sys.executable, "-P", str(HERE / "benchmarks/tree_side.py")]
         command += ["--dry-run"] if _DRY_RUN.value else []
@@ -170,9 +171,10 @@ def summarize(rounds: Sequence[Mapping[str, Figures]], figure: str) -> dict[str,
     """Returns a pair's medians of one figure, that of its ratios, and the ratios' quartiles."""
     values = {side: [each[side][figure] for each in rounds] for side in SIDES}
     ratios = [after / before for before, after in zip(*values.values(), strict=True)]
-    least, _, most = statistics.quantiles(ratios, n=4, method="inclusive")
+    lower, _, upper = statistics.quantiles(ratios, n=4, method="inclusive")
     medians = {side: statistics.median(each) for side, each in values.items()}
-    return {**medians, "ratio": statistics.median(ratios), "least": least, "most": most}
+    quartiles = {"lower_quartile": lower, "upper_quartile": upper}
+    return {**medians, "ratio": statistics.median(ratios), **quartiles}
 
 
 def format_table(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

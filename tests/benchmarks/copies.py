@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import pathlib
@@ -23,19 +22,22 @@ FORK = multiprocessing.get_context("fork")
 
 
 def copy_later_starts() -> None:
-    """Lets `peer_process.run_script` start its first script as it does, and run others in copies.
+    """Lets a benchmark start its first script as it does, and runs later ones in copies.
+
+    Wherever it starts them: `subprocess.run` itself is replaced, in the test's own process.
 
     To be called before JAX has a backend. A script is given its arguments and its environment, and
     ends with its exit status, but not as an interpreter does.
     """
-    runs: list[Callable[..., Any]] = [subprocess.run]
+    start = subprocess.run
+    runs: list[Callable[..., Any]] = [start]
 
     def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if command[0] != sys.executable:
+            return start(command, **options)
         return (runs.pop() if runs else run_in_copy)(command, **options)
 
-    module = importlib.import_module("peer_process")
-    assert module.subprocess is subprocess
-    module.__dict__["subprocess"] = types.SimpleNamespace(run=run, PIPE=subprocess.PIPE)
+    subprocess.__dict__["run"] = run
 
 
 def copy_workers(module: types.ModuleType) -> None:

@@ -57,13 +57,28 @@ def test_the_ratio_is_that_of_blocks_of_one_round() -> None:
     assert "| tiny | pool_bytes | 1,024 | 512 | | |" in table
 
 
+def _make_checkout(folder: pathlib.Path) -> pathlib.Path:
+    """Returns a checkout like this one, but for a larger tiny case."""
+    (folder / "benchmarks").mkdir(parents=True)
+    for name in ("tracegraph", "lowering", "runtime"):
+        (folder / name).symlink_to(ROOT / name)
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        (folder / "benchmarks" / path.name).symlink_to(path)
+    models = folder / "benchmarks" / "gpu_models.py"
+    text = models.read_text()
+    models.unlink()
+    models.write_text(text.replace('PointwiseShape("double", 5)', 'PointwiseShape("double", 500)'))
+    return folder
+
+
 def test_two_checkouts_are_captured_and_timed(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "figures.json"
+    before = _make_checkout(tmp_path / "before")
     arguments = ["--dry-run", "--pairs=1", "--rounds=2", "--case=tiny", f"--output={file}"]
-    ran = run_python([ROOT / "benchmarks/two_trees.py", f"--before={ROOT}", *arguments])
+    ran = run_python([ROOT / "benchmarks/two_trees.py", f"--before={before}", *arguments])
     assert ran.returncode == 0, ran.stderr
     (pair,) = json.loads(file.read_text())["cases"]["tiny"]
-    assert pair["pool_bytes"] == {"before": 512, "after": 512}
+    assert pair["pool_bytes"] == {"before": 4096, "after": 512}
     assert min(pair["total_us"]["before"], pair["total_us"]["after"]) > 0
 
 
