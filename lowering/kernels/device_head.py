@@ -11,6 +11,17 @@ cache policy it then writes an instruction that does not exist (``LDGSTS`` with 
 ``[R2+UR0]`` and a policy ``desc[UR1]``), on which the GPU ends with CUDA_ERROR_ILLEGAL_INSTRUCTION;
 13.2 and later do not. Whether it does depends on what stands around the copy. So a thread gets its
 address from a shuffle: what comes from there has no uniform part that the assembler knows of.
+
+Note [Rounding by a factor]
+Tensor cores cut float32 to a sign, an exponent and ten bits, so that every value becomes smaller,
+by half a unit of its last bit on average. To round to the nearest one first takes two instructions
+or more: a number has to be found that is half a unit, and an integer that is added to the bits
+makes a number of what is none (0x7FFFFFFF, as GPUs write it). A factor is one instruction, keeps
+infinities and what is no number, and what has no further bits stays as it is. A factor of 1 + f
+adds f times 2^10 m units to a value whose mantissa is m, between 1 and 2; with f = ln 2 / 2^11 that
+is half a unit on average over values of many magnitudes, whose mantissas are spread as 1 / m (R. W.
+Hamming, On the distribution of numbers, 1970). A value is off by 0.69 of a unit at most, where the
+nearest one is off by 0.5; the root of the mean of squares is 0.31 in place of 0.29.
 """
 
 from __future__ import annotations
@@ -182,6 +193,8 @@ DEVICE float tanh_fast(float a) { return 1 - 2 * invert(exp_fast(2 * a) + 1); }
 DEVICE float logistic_fast(float a) { return invert(exp_fast(-a) + 1); }
 // Not rounded: for the instruction that does it a multiprocessor has an eighth of the places.
 DEVICE unsigned cut_bits(float a) { return read_bits(a) & 0xFFFFE000u; }
+// By 1 + ln 2 / 2^11: see Note [Rounding by a factor].
+DEVICE unsigned round_bits(float a) { return cut_bits(a * 0x1.00162Ep0f); }
 // Cuts a value to the bits that tensor cores take, and returns those behind them.
 DEVICE unsigned split_bits(unsigned &word) {
     const float whole = literal(word);

@@ -268,7 +268,7 @@ def _write_row(fusion: RowFusion) -> list[str]:
         lines += _write_pass(fusion, stages, turn)
     lines += _write_elements(fusion)
     for number, output in enumerate(fusion.row_values):
-        (name,), statements = _open(fusion, [output.function], f"v{number}_", {"r": "r"})
+        (name,), statements, _ = _open(fusion, [output.function], f"v{number}_")
         stored = f"values{number}[r] = narrow({name}, {TYPES[output.kind]}());"
         lines += ["{", *statements, f"if (lane == 0) {stored}", "}"]
     return lines
@@ -299,12 +299,12 @@ def _is_named(variable: str, name: str) -> bool:
 def _write_pass(fusion: RowFusion, stages: Sequence[int], turn: int) -> list[str]:
     functions = [fusion.stages[number].function for number in stages]
     kinds = [REDUCTIONS[f"reduce_{fusion.stages[number].kind}"] for number in stages]
-    names, statements = _open(fusion, functions, f"s{turn}_", {"r": "r", "t": "t"})
+    names, once, statements = _open(fusion, functions, f"s{turn}_")
     added = [
         f"row{number} = {combine.format(f'row{number}', name)};"
         for number, (_, combine), name in zip(stages, kinds, names, strict=True)
     ]
-    lines = [
+    lines = once + [
         f"float row{number} = literal(0x{begin}u);"
         for number, (begin, _) in zip(stages, kinds, strict=True)
     ]
@@ -319,7 +319,7 @@ def _write_elements(fusion: RowFusion) -> list[str]:
     functions = [*(each.function for each in fusion.elements), *fusion.sums]
     if not functions:
         return ["if (SLOTS == 1 && r + STRIDE < ROWS) copy_row(r + STRIDE, 0);"]
-    names, statements = _open(fusion, functions, "e", {"r": "r", "t": "t"})
+    names, once, statements = _open(fusion, functions, "e")
     opening, closing = [], []
     for number, (output, name) in enumerate(zip(fusion.elements, names, strict=False)):
         kind = TYPES[output.kind]
@@ -330,7 +330,7 @@ def _write_elements(fusion: RowFusion) -> list[str]:
     for number, name in enumerate(names[len(fusion.elements) :]):
         statements.append(f"totals[{number}][step][each] += {name};")
     closing.append("if (SLOTS == 1 && r + STRIDE < ROWS) copy_vectors(r + STRIDE, 0, column);")
-    return _write_loop(fusion, functions, statements, opening, closing)
+    return once + _write_loop(fusion, functions, statements, opening, closing)
 
 
 def _write_loop(
@@ -384,13 +384,19 @@ def _write_loop(
 
 
 def _open(
-    fusion: RowFusion, functions: Sequence[ElementFunction], prefix: str, given: dict[str, str]
-) -> tuple[list[str], list[str]]:
-    """Returns what the results of functions are called, and the statements that compute them."""
+    fusion: RowFusion, functions: Sequence[ElementFunction], prefix: str
+) -> tuple[list[str], list[str], list[str]]:
+    """Returns what the results of functions are called, and the statements that compute them.
+
+    Returns:
+        Their names; what a row computes once, which the compiler would repeat for each element
+        where it comes behind a maximum; what each element computes.
+    """
     inputs = [f"input{number}" for number in range(len(fusion.inputs))]
     rows = [f"row{number}" for number in range(len(fusion.stages))]
     # Values of float32 keep all bits.
     fast = _FAST if fusion.is_narrow else {}
     opened = open_functions(functions, prefix, ("t", *inputs), fast)
-    statements = opened.write({**given, **{name: name for name in (*inputs, *rows)}})
-    return opened.name_results(), statements
+    once = opened.write({"r": "r", **{name: name for name in rows}})
+    statements = opened.write({name: name for name in ("t", *inputs)})
+    return opened.name_results(), once, statements

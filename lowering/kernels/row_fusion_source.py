@@ -74,6 +74,8 @@ JOIN = """\
                 joined[group * COLUMNS + column + each] = totals[sum][step][each];
         }
         sync_block();
+        // Mostly once around: four turns side by side would be code to fetch, and nothing else.
+        #pragma unroll 1
         for (int column = threadIdx.x; column < COLUMNS; column += THREADS) {
             float total = 0;
             #pragma unroll

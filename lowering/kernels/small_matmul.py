@@ -12,9 +12,15 @@ memory after the other, and kernels of their own for norms, biases and residuals
   derivatives among it, and behind it what is computed element by element;
 * the warps of a strip of 16 rows share its depths, and add up what they have in shared memory.
 
-Values are multiplied in two parts of eleven bits each, by three products (Note [Floats in two
-parts]): XLA multiplies the larger part alone, with JAX's default precision. Sums are float32; those
-of the larger parts are kept apart, for that of an infinite value is infinite, and the rest is NaN.
+Rows are multiplied in two parts of eleven bits each (Note [Floats in two parts]), weights by their
+first eleven bits alone, rounded (Note [Rounding by a factor]): XLA rounds both, with JAX's default
+precision. A third product, of what is left of the weights, made the step of a GPT of 12 layers 128
+wide 3 % slower. Sums are float32; those of the larger parts are kept apart, for that of an infinite
+value is infinite, and the rest is NaN.
+
+These kernels are short, and each one's code comes from the cache of the GPU's second level anew:
+what is not executed is fetched too, where it lies in between. So loops have as many turns as the
+compiler knows of, and addresses grow by what it knows: 840 instructions became 392.
 """
 
 from __future__ import annotations

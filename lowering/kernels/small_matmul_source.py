@@ -28,19 +28,28 @@ BODY = """\
     first *= WIDTH;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int group = lane / 4, quarter = lane % 4;
-    const Slot slot = hold_slot((Vector *)weights);
+    // Threads lie across a line so that each one's address grows by a number the compiler knows.
+    constexpr int ACROSS = THREADS % VECTORS ? 32 : VECTORS, APART = THREADS / ACROSS;
+    const int own_line = threadIdx.x / ACROSS, own_vector = threadIdx.x % ACROSS;
+    const int stride = IS_TRANSPOSED ? DEPTH : columns;
+    const Slot slot = hold_slot((Vector *)weights + own_line * (LINE / 4) + own_vector);
     #pragma unroll
-    for (int m = 0; m < COUNT; ++m)
-        #pragma unroll 8
-        for (int index = threadIdx.x; index < LINES * VECTORS; index += THREADS) {
-            const int line = index / VECTORS, vector = index % VECTORS;
-            const int to = (m * LINES + line) * (LINE / 4) + vector;
-            const int column = first + (IS_TRANSPOSED ? line : vector * 4);
-            const long long from = IS_TRANSPOSED ? (long long)column * DEPTH + vector * 4
-                                                 : (long long)line * columns + column;
-            if (IS_EVEN || column < columns) copy_async(slot, to, matrices[m] + from);
-            else ((Vector *)weights)[to] = Vector{};
-        }
+    for (int m = 0; m < COUNT; ++m) {
+        const float *from = matrices[m] + (IS_TRANSPOSED ? (long long)first * DEPTH : first)
+                            + (long long)own_line * stride + own_vector * 4;
+        #pragma unroll 4
+        for (int turn = 0; turn < (LINES + APART - 1) / APART; ++turn, from += APART * stride)
+            #pragma unroll
+            for (int part = 0; part < VECTORS; part += ACROSS) {
+                const int line = turn * APART + own_line, vector = part + own_vector;
+                if (LINES % APART && line >= LINES) continue;
+                if (VECTORS % ACROSS && vector >= VECTORS) continue;
+                const int column = first + (IS_TRANSPOSED ? line : vector * 4);
+                const int to = (m * LINES + turn * APART) * (LINE / 4) + part;
+                if (IS_EVEN || column < columns) copy_async(slot, to, from + part * 4);
+                else ((Vector *)weights)[(m * LINES + line) * (LINE / 4) + vector] = Vector{};
+            }
+    }
     commit_copies();
     start_dependents();
     const int reader = threadIdx.x % READERS;
@@ -58,12 +67,14 @@ BODY = """\
 {START}
     await_copies<0>();
     sync_block();
-    // Of the larger parts, and of the products with a smaller one.
+    // Of the larger parts, and of the smaller ones.
     Tile sums[COUNT][WIDTH / 8] = {}, rests[COUNT][WIDTH / 8] = {};
     const int strip = warp % STRIPS, sharer = warp / STRIPS;
     const float *own = x + (strip * 16 + group) * STRIDE + quarter * 2;
     #pragma unroll 4
-    for (int d = sharer * 8; d < DEPTH; d += SHARERS * 8) {
+    for (int step = 0; step < (DEPTH / 8 + SHARERS - 1) / SHARERS; ++step) {
+        const int d = (step * SHARERS + sharer) * 8;
+        if (DEPTH % (SHARERS * 8) && d >= DEPTH) break;
         const Pair low = *(const Pair *)(own + d), high = *(const Pair *)(own + 8 * STRIDE + d);
         unsigned a[4] = {read_bits(low.values[0]), read_bits(high.values[0]),
                          read_bits(low.values[1]), read_bits(high.values[1])}, rest[4];
@@ -76,10 +87,9 @@ BODY = """\
                 const int column = eight * 8 + group, deep = d + quarter * 2;
                 const float *from = weights + m * LINES * LINE
                                     + (IS_TRANSPOSED ? column * LINE + deep : deep * LINE + column);
-                unsigned b[2] = {read_bits(from[0]), read_bits(from[IS_TRANSPOSED ? 1 : LINE])};
-                const unsigned less[2] = {split_bits(b[0]), split_bits(b[1])};
+                const unsigned b[2] = {round_bits(from[0]),
+                                       round_bits(from[IS_TRANSPOSED ? 1 : LINE])};
                 multiply_tile(rests[m][eight], rest, b, float());
-                multiply_tile(rests[m][eight], a, less, float());
                 multiply_tile(sums[m][eight], a, b, float());
             }
     }
