@@ -34,8 +34,8 @@ from tracegraph.lowering.kernels.tiled_attention import SHARED_LIMIT, Stage
 from tracegraph.lowering.kernels.tiled_attention_elements import FAST, open_functions
 from tracegraph.runtime.nodes import LaunchShape
 
-# Elements that a thread works on at once; rows begin at a multiple of them.
-EIGHT = 8
+# Elements that a thread works on at once; rows begin at a multiple of eight.
+EIGHT, FOUR = 8, 4
 # Of a row that a warp works on alone; of any row.
 WARP_COLUMNS, MAX_COLUMNS = 1024, 1 << 16
 # Of an array, which a kernel finds by numbers of 32 bits.
@@ -109,6 +109,13 @@ class RowFusion:
     sums: tuple[ElementFunction, ...]
 
     @property
+    def vector(self) -> int:
+        """Elements that a thread works on at once: fewer where half of a warp would have none."""
+        kinds = {*self.kinds, *(output.kind for output in self.elements)}
+        is_wide = all(ELEMENT_BYTES[kind] * FOUR == VECTOR_BYTES for kind in kinds)
+        return FOUR if is_wide and self.columns <= WARP * FOUR else EIGHT
+
+    @property
     def readers(self) -> int:
         """Threads of a row."""
         if self.columns <= WARP_COLUMNS:
@@ -124,7 +131,7 @@ class RowFusion:
     @property
     def steps(self) -> int:
         """Vectors of a thread in a row."""
-        return -(-self.columns // (self.readers * EIGHT))
+        return -(-self.columns // (self.readers * self.vector))
 
     @property
     def is_narrow(self) -> bool:
@@ -153,7 +160,7 @@ def find_row_problem(fusion: RowFusion) -> str:
         return f"arrays are {', '.join(sorted(unknown))}"
     if not any(given.is_own for given in fusion.inputs):
         return "no array has rows"
-    if len(fusion.sums) * fusion.steps * EIGHT > MAX_TOTALS:
+    if len(fusion.sums) * fusion.steps * fusion.vector > MAX_TOTALS:
         return f"{len(fusion.sums)} sums of {fusion.columns} columns are too many for registers"
     if _count_shared_bytes(fusion, 1) > SHARED_LIMIT:
         return f"{fusion.row_bytes} bytes of a row do not fit into shared memory"
@@ -187,7 +194,7 @@ def write_row_fusion(fusion: RowFusion, processors: int) -> OwnKernel:
     sizes = {
         "ROWS": fusion.rows,
         "COLUMNS": fusion.columns,
-        "VECTOR": EIGHT,
+        "VECTOR": fusion.vector,
         "READERS": fusion.readers,
         "GROUPS": fusion.groups,
         "THREADS": threads,
@@ -198,7 +205,7 @@ def write_row_fusion(fusion: RowFusion, processors: int) -> OwnKernel:
         "SCRATCH_BYTES": SCRATCH_BYTES,
         "SUMS": len(fusion.sums),
         "STARTS_EARLY": int(leaves_room(blocks, processors)),
-        "IS_EVEN": int(fusion.columns == fusion.readers * fusion.steps * EIGHT),
+        "IS_EVEN": int(fusion.columns == fusion.readers * fusion.steps * fusion.vector),
     }
     text = "".join(f"constexpr int {name} = {size};\n" for name, size in sizes.items())
     body = (
@@ -246,7 +253,7 @@ def _write_copies(fusion: RowFusion) -> list[str]:
         if not given.is_own:
             continue
         size = ELEMENT_BYTES[fusion.kinds[given.parameter]]
-        for part in range(EIGHT * size // VECTOR_BYTES):
+        for part in range(fusion.vector * size // VECTOR_BYTES):
             to = f"(place * ROW_BYTES + {begin} + column * {size}) / {VECTOR_BYTES} + {part}"
             at = part * VECTOR_BYTES // size
             lines.append(

@@ -44,7 +44,9 @@ BODY = """\
     int r = blockIdx.x * GROUPS + group;
     if (r < ROWS) copy_row(r, 0);
     commit_copies();
-    for (int place = 0; r < ROWS; r += STRIDE, place = SLOTS - 1 - place) {
+    // Where the compiler knows that all threads of a warp come here, sums of a row are shorter.
+    constexpr bool IS_FULL = ROWS % GROUPS == 0;
+    for (int place = 0; r - (IS_FULL ? group : 0) < ROWS; r += STRIDE, place = SLOTS - 1 - place) {
         if (SLOTS == 2) {
             if (r + STRIDE < ROWS) copy_row(r + STRIDE, 1 - place);
             commit_copies();

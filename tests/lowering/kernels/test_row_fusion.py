@@ -120,7 +120,7 @@ def assert_near(results: Sequence[Any], wanted: Sequence[Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(37, 64), (16, 256), (21, 776), (3, 1032), (7, 4104)]
+    ("rows", "columns"), [(37, 64), (24, 128), (16, 256), (21, 776), (3, 1032), (7, 4104)]
 )
 def test_results_are_those_of_numpy(rows: int, columns: int, kind: str) -> None:
     fusion = make_fusion(rows, columns, kind)
@@ -172,6 +172,25 @@ def test_row_values_that_need_the_same_are_made_in_one_pass() -> None:
     assert len(passes) - 1 == 1 + 3 + 1 + 1
     assert "row0 = maximum" in passes[2]
     assert "row2 = row2 +" in passes[2]
+
+
+def test_what_is_of_a_row_is_computed_ahead_of_its_elements() -> None:
+    value = ("tanh", "row1")
+    whole = make_fusion(20, 64, "F32")
+    outputs = (Output(build(("mul", "input0", value)), "F32"),)
+    fusion = dataclasses.replace(whole, elements=outputs, row_values=(), sums=())
+    operands = make_operands(fusion)
+    kernel = write_row_fusion(fusion, PROCESSORS)
+    ahead, of_elements = kernel.source.split("Pack<float> stored0;")
+    assert "tanhf(" in ahead
+    assert "tanhf(" not in of_elements
+    assert_near(run(kernel, fusion, operands), compute(fusion, operands))
+
+
+def test_a_whole_warp_reads_a_short_row() -> None:
+    vectors = {kind: make_fusion(20, 128, kind).vector for kind in ("F32", "F16")}
+    assert vectors == {"F32": 4, "F16": 8}
+    assert make_fusion(20, 136, "F32").vector == 8
 
 
 def test_a_value_that_is_not_a_number_stays_in_its_row_and_column() -> None:
