@@ -92,7 +92,7 @@ class _Analysis:
         for mine, theirs in zip(graph.constants, other.constants, strict=True):
             known[mine.value] = self._read_constant(mine, theirs)
         for op, twin in zip(graph.ops, other.ops, strict=True):
-            if op.name != twin.name or len(op.operands) != len(twin.operands):
+            if _name_form(op) != _name_form(twin):
                 self._add_paths(graph, other)
                 return self._give_up(graph.outputs, other.outputs)
             operands = tuple(map(read, op.operands))
@@ -224,6 +224,11 @@ class _Analysis:
         what = f"`{self._name}` {error.what}"
         violation = Violation("bucket-padding", what, self._name, error.why, error.fix)
         self.violations.setdefault(-1 - len(self.violations), violation)
+
+
+def _name_form(op: Op) -> tuple[str, int, int]:
+    """Returns what an op has in common with itself in a trace of another size."""
+    return op.name, len(op.operands), len(op.results)
 
 
 def _has_other_shape(mine: Value, theirs: Value) -> bool:

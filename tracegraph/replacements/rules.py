@@ -19,6 +19,7 @@ from tracegraph.replacements.matmul_updates import MatmulUpdates
 from tracegraph.replacements.row_fusions.rule import RowFusions
 from tracegraph.replacements.row_scatters import RowScatters
 from tracegraph.replacements.scatter_sums import ScatterSums
+from tracegraph.replacements.spelled_out import spell_out
 
 RULES: tuple[Rule, ...] = (
     RowScatters(),
@@ -74,7 +75,8 @@ def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Matc
 def open_graph(graph: Graph) -> Graph:
     """Returns a graph with what hides ops from rules taken away.
 
-    That is functions with derivatives of their own, and choices that literals have made.
+    That is functions with derivatives of their own, choices that literals have made, and what only
+    newer versions of JAX write.
     """
-    opened = InlineCalls(inlines_rules=True).apply(graph)
+    opened = spell_out(InlineCalls(inlines_rules=True).apply(graph))
     return DeadCode().apply(FoldScalars().apply(opened))

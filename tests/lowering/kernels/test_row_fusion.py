@@ -14,13 +14,13 @@ from tests.fakes.kernels_on_host import align_array, run_kernel_on_host
 from tests.lowering.kernels.element_programs import build, evaluate
 from tracegraph.lowering.kernels import row_fusion
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
-from tracegraph.lowering.kernels.row_fusion import (
+from tracegraph.lowering.kernels.row_fusion import write_row_fusion
+from tracegraph.lowering.kernels.row_fusion_problem import (
     Output,
     RowFusion,
     RowInput,
     count_blocks,
     find_row_problem,
-    write_row_fusion,
 )
 from tracegraph.lowering.kernels.tiled_attention import Stage
 

@@ -15,11 +15,11 @@ from tracegraph.ir.graph import Op
 _WORDS = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
     convert_element_type copy copy_p cos cosh device_put digamma div eq eq_to erf erf_inv erfc exp
-    exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le le_to lgamma log log1p
-    logistic lt lt_to max min mul ne neg nextafter not or polygamma population_count pow
-    real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
-    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
-    sub tan tanh xor zeta clz bessel_i0e bessel_i1e
+    exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le le_to lgamma log log1p log2
+    logistic lt lt_to max min mul mulhi name ne neg nextafter not one_minus_square or polygamma
+    polynomial population_count pow real reduce_precision regularized_incomplete_beta rem round
+    rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    stop_gradient sub tan tanh xor zeta clz bessel_i0e bessel_i1e
 """
 NAMES = frozenset(_WORDS.split())
 

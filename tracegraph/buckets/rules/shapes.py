@@ -217,6 +217,46 @@ def _merge(operands: Sequence[Padded], joined: int) -> tuple[Padding | None, ...
     return tuple(axes)
 
 
+def apply_unstack(context: Context) -> list[Padded]:
+    """Takes an axis apart; it is a fixed one, or there would be other results for other sizes."""
+    operand, axis = context.operands[0], context.op.params["axis"]
+    axes = operand.axes[:axis] + operand.axes[axis + 1 :]
+    return [Padded(axes, operand.uniform, None, operand.leak) for _ in context.op.results]
+
+
+def apply_stack(context: Context) -> list[Padded]:
+    """Joins along a new axis."""
+    axis, axes = context.op.params["axis"], list(_merge(context.operands, -1))
+    axes.insert(axis, None)
+    return [Padded(tuple(axes), leak=context.leak)]
+
+
+def apply_tile(context: Context) -> list[Padded]:
+    """Repeats fixed axes only."""
+    operand, repeats = context.operands[0], context.op.params["reps"]
+    for axis, padding in enumerate(operand.axes):
+        if padding is not None and repeats[axis] != 1:
+            raise RefusedError(
+                f"repeats the padded axis {axis}",
+                "the second copy would lie behind the padding of the first",
+                "repeat along another axis, or outside of the captured function",
+            )
+    return [Padded(operand.axes, operand.uniform, None, operand.leak)]
+
+
+def apply_barrier(context: Context) -> list[Padded]:
+    """Returns what it takes."""
+    return list(context.operands)
+
+
+def apply_bitcast(context: Context) -> list[Padded]:
+    """Reads bits as another type; the elements stay as many, or share the last axis."""
+    (operand,), rank = context.operands, len(context.op.results[0].aval.shape)
+    # A type of other width adds an axis, or takes one away that is as long as the widths differ.
+    axes = [*map(forget_fill, operand.axes), None][:rank]
+    return [Padded(tuple(axes), leak=operand.leak)]
+
+
 def apply_pad(context: Context) -> list[Padded]:
     """Pads fixed axes only."""
     operand, config = context.operands[0], context.op.params["padding_config"]
@@ -252,6 +292,11 @@ RULES = {
     "slice": apply_slice,
     "split": apply_split,
     "concatenate": apply_concatenate,
+    "unstack": apply_unstack,
+    "stack": apply_stack,
+    "tile": apply_tile,
+    "optimization_barrier": apply_barrier,
+    "bitcast_convert_type": apply_bitcast,
     "pad": apply_pad,
     "rev": apply_reverse,
 }

@@ -13,7 +13,8 @@ import numpy as np
 from tracegraph.ir.graph import Graph, Op, Operand, Value
 from tracegraph.lowering.kernels.element_functions import ElementFunction
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
-from tracegraph.lowering.kernels.row_fusion import (
+from tracegraph.lowering.kernels.row_fusion import write_row_fusion
+from tracegraph.lowering.kernels.row_fusion_problem import (
     EIGHT,
     MAX_COLUMNS,
     MAX_ELEMENTS,
@@ -21,7 +22,6 @@ from tracegraph.lowering.kernels.row_fusion import (
     RowFusion,
     count_blocks,
     find_row_problem,
-    write_row_fusion,
 )
 from tracegraph.replacements.element_reader import UnreadableError
 from tracegraph.replacements.graph_view import GraphView, list_between
