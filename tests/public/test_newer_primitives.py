@@ -60,5 +60,5 @@ def test_what_mixes_padding_with_values_is_refused(function: Any, what: str) -> 
     captured: Any = tg.capture(function, buckets={"x": {0: (4, 8)}}, name="f")
     with pytest.raises(tg.CaptureError, match=what):
         captured(jnp.ones((3, 2)))
-    whole = tg.capture(function, name="g")(jnp.ones((3, 2)))
-    np.testing.assert_array_equal(whole, function(jnp.ones((3, 2))))
+    whole: Any = tg.capture(function, name="g")
+    np.testing.assert_array_equal(whole(jnp.ones((3, 2))), function(jnp.ones((3, 2))))
