@@ -39,6 +39,7 @@ from tracegraph.lowering.kernels.tiled_attention import (
 )
 from tracegraph.lowering.kernels.tiled_attention_elements import open_function, open_functions
 from tracegraph.lowering.kernels.tiled_attention_hidden import (
+    Blocks,
     Hidden,
     find_hidden,
     list_column_blocks,
@@ -93,13 +94,11 @@ def write_columns(
     blocks = problem.group_count * (problem.columns // STRIP // tiling.strips)
     starts = {"STARTS_EARLY": int(leaves_room(blocks, processors))}
     sizes = write_sizes(problem, tiling, {"ARRAYS": len(arrays), "OUTPUTS": len(outputs)} | starts)
-    hidden = find_hidden(problem, (), tuple(weight for weight, _, _ in outputs))
+    hidden, seen = _find_hidden(problem, outputs, tiling)
     find = "turn"
-    if hidden is not None:
-        unit = tiling.sharers * tiling.share
-        seen = list_column_blocks(hidden, problem.columns, tiling.strips, unit)
+    if seen is not None:
         sizes += seen.write(problem.group_count)
-        find = seen.write_find(find, problem.rows // unit)
+        find = seen.write_find(find, _count_units(problem, tiling))
     body = fill_parts(_write_body(problem, outputs, hidden), {"{FIND}": find})
     given = len(problem.kinds)
     for number, (_, _, output) in enumerate(outputs):
@@ -150,6 +149,25 @@ def choose_column_strips(
     return one.repeat(strips)
 
 
+def _find_hidden(
+    problem: TiledAttention, outputs: Sequence[ColumnOutput], tiling: Strips
+) -> tuple[Hidden | None, Blocks | None]:
+    """Returns what is hidden and what each block sees, or None where all of them see all units."""
+    hidden = find_hidden(problem, (), tuple(weight for weight, _, _ in outputs))
+    if hidden is None:
+        return None, None
+    unit = tiling.sharers * tiling.share
+    seen = list_column_blocks(hidden, problem.columns, tiling.strips, unit)
+    if min(seen.counts) == _count_units(problem, tiling):
+        return None, None
+    return hidden, seen
+
+
+def _count_units(problem: TiledAttention, tiling: Strips) -> int:
+    """Returns in how many turns a block works on all rows."""
+    return problem.rows // (tiling.sharers * tiling.share)
+
+
 def _count_registers(
     problem: TiledAttention, outputs: Sequence[ColumnOutput], tiling: Strips
 ) -> int:
@@ -179,9 +197,10 @@ def _write_body(
     rights = [right for _, right in problem.products]
     weights = open_functions([weight for weight, _, _ in outputs], "w_")
     heads = weights.write(name_groups(problem))
-    own = weights.write({"t": "t"})
+    # The compiler would compute anew for each column what comes behind a maximum or an inverse.
     rows = name_rows(range(len(problem.stages)), "kept[{} * UNIT + line]")
-    inner = weights.write({"r": "r", **name_sums(problem), **rows})
+    row = weights.write({"r": "r", **rows})
+    inner = weights.write({"t": "t", **name_sums(problem)})
     for number, result in enumerate(weights.name_results()):
         inner.append(f"weights[{number}][tile][upper * 2 + e] = {result};")
     turns = TURNS if hidden is None else HIDDEN_TURNS
@@ -195,7 +214,7 @@ def _write_body(
         "OWN": indent(_write_own(rights, len(arrays)), 4),
         "HEADS": indent(heads, 4),
         "PRODUCTS": indent(_write_products(problem, arrays), 8),
-        "COLUMN": indent(own, 12),
+        "ROW": indent(row, 16),
         "WEIGHTS": indent(inner, 20),
         "MIXED": indent(_write_mixed(outputs, arrays), 12),
     }

@@ -84,18 +84,14 @@ def write_rows(
         ValueError: lines of the matrix, beside those of two products, are too many.
     """
     arrays = _list_arrays(problem, matrix)
-    hidden = find_hidden(problem, problem.stages, (weight,))
-    tiling = choose_row_strips(problem, matrix, processors, is_hidden=hidden is not None)
+    hidden, tiling, seen = _find_hidden(problem, weight, matrix, processors)
     shared = _count_shared(problem, len(arrays), tiling)
     if shared > SHARED_LIMIT:
         raise ValueError(f"{shared} bytes are more than shared memory has")
     blocks = problem.group_count * (problem.rows // STRIP // tiling.strips)
     starts = {"STARTS_EARLY": int(leaves_room(blocks, processors))}
     sizes = write_sizes(problem, tiling, _find_places(problem, matrix, tiling) | starts)
-    seen = None
-    if hidden is not None:
-        seen = list_row_blocks(hidden, problem.columns, tiling.strips, tiling.sharers)
-        sizes += seen.write(problem.group_count)
+    sizes += "" if seen is None else seen.write(problem.group_count)
     result = len(problem.kinds)
     parameters = [f"const {TYPES[kind]} *p{number}" for number, kind in enumerate(problem.kinds)]
     parameters.append(f"{TYPES[output.kind]} *p{result}")
@@ -145,6 +141,23 @@ def choose_row_strips(
         most -= 1
     strips = choose_strips(problem.rows, problem.group_count, most, processors)
     return one.repeat(strips)
+
+
+def _find_hidden(
+    problem: TiledAttention, weight: ElementFunction, matrix: Lines, processors: int
+) -> tuple[Hidden | None, Strips, Blocks | None]:
+    """Returns what is hidden, how the work is cut, and what each block sees.
+
+    Nothing is hidden where all blocks see all columns.
+    """
+    hidden = find_hidden(problem, problem.stages, (weight,))
+    tiling = choose_row_strips(problem, matrix, processors, is_hidden=hidden is not None)
+    if hidden is None:
+        return None, tiling, None
+    seen = list_row_blocks(hidden, problem.columns, tiling.strips, tiling.sharers)
+    if min(seen.counts) < tiling.share // STRIP:
+        return hidden, tiling, seen
+    return None, choose_row_strips(problem, matrix, processors, is_hidden=False), None
 
 
 def _count_registers(problem: TiledAttention, tiling: Strips) -> int:

@@ -348,18 +348,18 @@ COLUMN_BODY = """\
 {PRODUCTS}
         float weights[OUTPUTS][TILES][4];
         #pragma unroll
-        for (int upper = 0; upper < 2; ++upper) {
-            const int t = first + own + upper * 8 + lane / 4;
-{COLUMN}
+        for (int tile = 0; tile < TILES; ++tile)
             #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile)
+            for (int e = 0; e < 2; ++e) {
+                const int line = tile * 8 + lane % 4 * 2 + e;
+                const int r = unit * UNIT + begin + line;
+{ROW}
                 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const int line = tile * 8 + lane % 4 * 2 + e;
-                    const int r = unit * UNIT + begin + line;
+                for (int upper = 0; upper < 2; ++upper) {
+                    const int t = first + own + upper * 8 + lane / 4;
 {WEIGHTS}
                 }
-        }
+            }
         #pragma unroll
         for (int pair = 0; pair < TILES / 2; ++pair) {
 {MIXED}

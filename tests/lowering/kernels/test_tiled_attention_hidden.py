@@ -66,7 +66,8 @@ SCORES: dict[str, tuple[Any, Any, bool]] = {
     "prefix": (hide(PREFIX, -1e9), SHAPE, True),
     "prefix or past": (hide(PREFIX_OR_PAST, LOWEST), SHAPE, True),
     "two choices": (NESTED, SHAPE, True),
-    "each head its own": (hide(OWN_WINDOW, -1e9), SHAPE, True),
+    # Some head sees each tile.
+    "each head its own": (hide(OWN_WINDOW, -1e9), SHAPE, False),
     "loaded, too": (hide(("and", PAST, LOADED_MASK), -1e9), SHAPE, True),
     "rows that see nothing": (hide(FEW_ROWS, -1e9), SHAPE, True),
     "rows without a number": (hide(FEW_ROWS, -np.inf), SHAPE, True),
