@@ -32,17 +32,22 @@ def list_hiding(function: Any, *args: Any) -> list[bool]:
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_on_indices_hide_tiles(name: str) -> None:
-    args = make("q", "k", "v", rows=64)
+    args = make("q", "k", "v", rows=96)
     assert list_hiding(functools.partial(attend, edit=MASKS[name]), *args) == [True] * 3
 
 
 def test_attention_of_jax_hides_tiles() -> None:
-    assert list_hiding(attend_by_jax, *make("q", "k", "v")) == [True] * 3
+    assert list_hiding(attend_by_jax, *make("q", "k", "v", rows=96)) == [True] * 3
+
+
+def test_blocks_that_see_everything_have_no_tables() -> None:
+    args = make("q", "k", "v", rows=32)
+    assert list_hiding(functools.partial(attend, edit=MASKS["future"]), *args) == [False] * 3
 
 
 def test_other_masks_hide_none() -> None:
-    args = make("q", "k", "v")
-    is_seen = jnp.asarray([True] * 20 + [False] * 12)
+    args = make("q", "k", "v", rows=96)
+    is_seen = jnp.asarray([True] * 20 + [False] * 76)
 
     def hide_loaded(query: Any, key: Any, value: Any) -> Any:
         return attend(query, key, value, lambda scores: hide(scores, is_seen))
