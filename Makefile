@@ -55,9 +55,11 @@ $(VENV)/installed: pyproject.toml
 	touch $@
 
 # Compiling for a GPU needs 1.2 GB of wheels; their dependencies, 3 GB more, are for running on one.
+# With nvJitLink, which `jax[cuda]` brings, XLA assembles in its own process, and starts no ptxas.
 $(VENV)/deviceless: $(VENV)/installed
 	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
 	{ $(call install,--no-deps 'nvidia-cuda-nvcc-cu12>=12.9' 'nvidia-cuda-nvrtc-cu12>=12.9' \
+	    'nvidia-nvjitlink-cu12>=12.9' \
 	    "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"); }
 	$(call install,'cuda-bindings>=12.9$(comma)<13')
 	touch $@

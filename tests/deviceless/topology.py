@@ -26,6 +26,7 @@ PLUGINS = {
     "jax_plugins.xla_cuda12": "nvidia.cuda_nvcc",
     "jax_plugins.xla_cuda13": "nvidia.cu13",
 }
+_COMPILERS = ("jax-cuda", "nvidia-cuda-nvcc", "nvidia-nvjitlink")
 
 
 def is_required() -> bool:
@@ -53,7 +54,7 @@ def find_obstacle() -> str | None:
 def find_wheels() -> list[str]:
     """Returns the names of the installed packages that compiling for a GPU takes."""
     names = {dist.metadata["Name"] for dist in importlib.metadata.distributions()}
-    return sorted(name for name in names if name.startswith(("jax-cuda", "nvidia-cuda-nvcc")))
+    return sorted(name for name in names if name.startswith(_COMPILERS))
 
 
 def find_assembler() -> str | None:
