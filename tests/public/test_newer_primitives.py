@@ -62,3 +62,11 @@ def test_what_mixes_padding_with_values_is_refused(function: Any, what: str) -> 
         captured(jnp.ones((3, 2)))
     whole: Any = tg.capture(function, name="g")
     np.testing.assert_array_equal(whole(jnp.ones((3, 2))), function(jnp.ones((3, 2))))
+
+
+def test_autocast_computes_logarithms_in_float32() -> None:
+    def compute(x: Any) -> Any:
+        with tg.amp.autocast(jnp.bfloat16):
+            return jnp.log2(x)
+
+    assert ":f32[2] = log" in str(jax.make_jaxpr(compute)(jnp.ones(2, jnp.bfloat16)))

@@ -27,7 +27,7 @@ FLOAT32 = np.dtype(np.float32)
 # Of primitives, by name; `docs/amp.md` has the same table in words.
 PRODUCTS = frozenset({"dot_general", "ragged_dot_general", "ragged_dot", "conv_general_dilated"})
 _IN_FLOAT32 = """
-acos acosh asin atanh cosh digamma erf_inv erfc exp exp2 expm1 igamma igammac lgamma log log1p
+acos acosh asin atanh cosh digamma erf_inv erfc exp exp2 expm1 igamma igammac lgamma log log1p log2
 polygamma pow rsqrt sinh tan integer_pow
 reduce_sum reduce_prod cumsum cumprod cumlogsumexp reduce_window_sum
 """

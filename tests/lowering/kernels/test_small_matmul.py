@@ -55,7 +55,8 @@ def assert_near(result: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(16, 8, 4), (40, 64, 48), (70, 40, 36), (17, 104, 20)]
+    ("rows", "depth", "columns"),
+    [(16, 8, 4), (40, 64, 48), (70, 40, 36), (17, 104, 20), (9, 384, 12)],
 )
 def test_products_are_those_of_numpy(
     rows: int, depth: int, columns: int, is_transposed: bool
