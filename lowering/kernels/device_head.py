@@ -13,15 +13,15 @@ cache policy it then writes an instruction that does not exist (``LDGSTS`` with 
 address from a shuffle: what comes from there has no uniform part that the assembler knows of.
 
 Note [Rounding by a factor]
-Tensor cores cut float32 to a sign, an exponent and ten bits, so that every value becomes smaller,
-by half a unit of its last bit on average. To round to the nearest one first takes two instructions
-or more: a number has to be found that is half a unit, and an integer that is added to the bits
-makes a number of what is none (0x7FFFFFFF, as GPUs write it). A factor is one instruction, keeps
-infinities and what is no number, and what has no further bits stays as it is. A factor of 1 + f
-adds f times 2^10 m units to a value whose mantissa is m, between 1 and 2; with f = ln 2 / 2^11 that
-is half a unit on average over values of many magnitudes, whose mantissas are spread as 1 / m (R. W.
-Hamming, On the distribution of numbers, 1970). A value is off by 0.69 of a unit at most, where the
-nearest one is off by 0.5; the root of the mean of squares is 0.31 in place of 0.29.
+Tensor cores cut float32 to a sign, an exponent and ten bits, which makes every value smaller, by
+half a unit of its last bit on average. Rounding to the nearest value first takes two instructions
+or more: half a unit has to be found as a number, since an integer that is added to the bits turns
+NaN into a number (0x7FFFFFFF, as GPUs write it). A factor is one instruction, keeps infinities and
+NaN, and leaves values of ten bits as they are. A factor of 1 + f adds f times 2^10 m units to a
+value with the mantissa m, between 1 and 2. With f = ln 2 / 2^11 that is half a unit on average over
+values of many magnitudes, whose mantissas are spread as 1 / m (R. W. Hamming, On the distribution
+of numbers, 1970). The error is 0.69 of a unit at most, where the nearest value has 0.5, and the
+root of the mean of its squares is 0.31, not 0.29.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ JOIN = """\
                 joined[group * COLUMNS + column + each] = totals[sum][step][each];
         }
         sync_block();
-        // Mostly once around: four turns side by side would be code to fetch, and nothing else.
+        // One turn is the rule: unrolled, the loop is four times as much code, and no faster.
         #pragma unroll 1
         for (int column = threadIdx.x; column < COLUMNS; column += THREADS) {
             float total = 0;

@@ -62,6 +62,18 @@ def test_values_stay_as_they_are(function: Any, names: set[str]) -> None:
         np.testing.assert_array_equal(one, right)
 
 
+def test_keys_are_taken_apart_and_put_together() -> None:
+    def draw_two(key: Any) -> Any:
+        one, other = lax.unstack(lax.stack([key, jax.random.fold_in(key, 1)]))
+        return jax.random.uniform(one), jax.random.uniform(other)
+
+    key = jax.random.key(3)
+    opened = open_graph(trace_function(draw_two, (key,), {}, name="f").graph)
+    verify_graph(opened)
+    assert {op.name for op in opened.ops}.isdisjoint(_SPELLED)
+    assert evaluate_graph(opened, key) == jax.jit(draw_two)(key)
+
+
 def test_a_graph_without_them_is_left_alone() -> None:
     graph = trace_function(lambda x: x + 1, (X,), {}, name="f").graph
     assert open_graph(graph).ops == graph.ops
