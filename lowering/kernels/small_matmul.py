@@ -13,14 +13,14 @@ memory after the other, and kernels of their own for norms, biases and residuals
 * the warps of a strip of 16 rows share its depths, and add up what they have in shared memory.
 
 Rows are multiplied in two parts of eleven bits each (Note [Floats in two parts]), weights by their
-first eleven bits alone, rounded (Note [Rounding by a factor]): XLA rounds both, with JAX's default
-precision. A third product, of what is left of the weights, made the step of a GPT of 12 layers 128
-wide 4 % slower. Sums are float32; those of the larger parts are kept apart, for that of an infinite
-value is infinite, and the rest is NaN.
+first eleven bits alone, rounded (Note [Rounding for tensor cores]): with JAX's default precision
+XLA rounds both. A third product, of what is left of the weights, made the step of a GPT of 12
+layers 128 wide 2 % slower. Sums are float32; those of the larger parts are kept apart, for that of
+an infinite value is infinite, and the rest is NaN.
 
 These kernels are short, and the code of each has to be fetched anew in a step. So loops have as
 many turns as the compiler knows of, and addresses grow by what it knows: 840 instructions became
-392, see docs/design/replacements.md.
+408, see docs/design/replacements.md.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ def run(
 
 
 def round_weights(matrix: Any) -> Any:
-    """Returns weights as tensor cores get them, see Note [Rounding by a factor]."""
-    larger = matrix * np.float32(1 + np.log(2) / 2**11)
-    return (larger.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    """Returns the nearest values of eleven bits, those of tensor cores; halves are rounded up."""
+    fraction, exponent = np.frexp(matrix)
+    return np.ldexp(np.trunc(fraction * 2.0**11 + np.copysign(0.5, fraction)) / 2.0**11, exponent)
 
 
 def assert_near(result: Any, wanted: Any) -> None:
@@ -137,17 +137,6 @@ def test_values_that_are_not_numbers_stay_in_their_rows() -> None:
     np.testing.assert_array_equal(result[18], np.sign(matrix[0]) * np.inf)
     others = [row for row in range(20) if row not in (3, 18)]
     assert_near(result[others], (x.astype(np.float64) @ round_weights(matrix))[others])
-
-
-def test_rounding_by_a_factor_is_right_on_average() -> None:
-    values = np.exp(np.random.default_rng(0).uniform(-9, 9, 100_000)).astype(np.float32)
-    units = 2.0 ** (np.frexp(values)[1] - 11)
-    errors = (round_weights(values) - values.astype(np.float64)) / units
-    assert np.abs(errors).max() < 0.7
-    assert np.abs(errors.mean()) < 0.01
-    assert np.sqrt((errors**2).mean()) < 0.32
-    exact = round_weights(values)
-    np.testing.assert_array_equal(round_weights(exact), exact)
 
 
 # As GPUs write it, and the largest value: what is added to round it must not make a number of it.
