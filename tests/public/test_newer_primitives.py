@@ -1,4 +1,4 @@
-"""What newer versions of JAX write with primitives of their own: padded as what it stands for."""
+"""Primitives that stand for several others, some only since JAX 0.12, in buckets and autocast."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_buckets_know_what_they_are(name: str) -> None:
     [
         (lambda x: lax.unstack(x)[0], "traced in another way for other sizes"),
         (lambda x: lax.tile(x, [2, 1]), "repeats the padded axis 0"),
-        (lambda x: lax.stack([x, x]).sum(1), "padd"),
+        (lambda x: lax.stack([x, x]).sum(1), "sums over the padded axis 1"),
     ],
 )
 def test_what_mixes_padding_with_values_is_refused(function: Any, what: str) -> None:

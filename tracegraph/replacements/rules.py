@@ -75,8 +75,8 @@ def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Matc
 def open_graph(graph: Graph) -> Graph:
     """Returns a graph with what hides ops from rules taken away.
 
-    That is functions with derivatives of their own, choices that literals have made, and what only
-    newer versions of JAX write.
+    That is functions with derivatives of their own, choices that literals have made, and ops that
+    stand for several.
     """
     opened = spell_out(InlineCalls(inlines_rules=True).apply(graph))
     return DeadCode().apply(FoldScalars().apply(opened))

@@ -1,7 +1,7 @@
-"""Ops that newer versions of JAX write for what older ones write with several, spelled out.
+"""Ops that take an array apart, put arrays together or repeat one, spelled out for the rules.
 
-JAX 0.12 takes an array apart, puts arrays together and repeats one by an op each. Rules know the
-slices, concatenations and broadcasts that these stand for, and that JAX 0.10 and 0.11 write.
+JAX writes one op for each, since 0.12 also where an array is unpacked (``q, k, v = x``). Rules know
+the slices, concatenations and broadcasts that it stands for.
 """
 
 from __future__ import annotations

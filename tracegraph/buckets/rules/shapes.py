@@ -226,8 +226,9 @@ def apply_unstack(context: Context) -> list[Padded]:
 
 def apply_stack(context: Context) -> list[Padded]:
     """Joins along a new axis."""
-    axis, axes = context.op.params["axis"], list(_merge(context.operands, -1))
-    axes.insert(axis, None)
+    # No axis of the operands is joined.
+    axes = list(_merge(context.operands, joined=-1))
+    axes.insert(context.op.params["axis"], None)
     return [Padded(tuple(axes), leak=context.leak)]
 
 
@@ -250,9 +251,9 @@ def apply_barrier(context: Context) -> list[Padded]:
 
 
 def apply_bitcast(context: Context) -> list[Padded]:
-    """Reads bits as another type; the elements stay as many, or share the last axis."""
+    """Reads bits as another type."""
     (operand,), rank = context.operands, len(context.op.results[0].aval.shape)
-    # A type of other width adds an axis, or takes one away that is as long as the widths differ.
+    # A narrower type adds a last axis, a wider one takes it away: its extent is the ratio of both.
     axes = [*map(forget_fill, operand.axes), None][:rank]
     return [Padded(tuple(axes), leak=operand.leak)]
 
