@@ -34,7 +34,7 @@ read what P has not written yet. The only loads ahead of a wait are those of Not
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 from tracegraph.lowering.byte_ranges import verify_ranges
 from tracegraph.lowering.device_program import (
@@ -53,12 +53,15 @@ from tracegraph.lowering.planning.step_order import reduce_edges
 from tracegraph.lowering.planning.step_times import estimate_microseconds
 from tracegraph.lowering.request import Role
 from tracegraph.runtime.collective_nodes import CollectiveNode, JointCollectiveNode
-from tracegraph.runtime.early_loads import find_settled
+from tracegraph.runtime.early_loads import Completed, find_settled, find_writers
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, GraphNode, Node
 from tracegraph.runtime.nodes import CallNode, CopyNode, KernelNode
+
+# A node behind one may be started before it has completed.
+_KERNELS = (KernelNode, CollectiveNode)
 
 
 def build_graph(
@@ -111,7 +114,8 @@ def _build_stages(
     program: DeviceProgram, plan: MemoryPlan, *, has_two_lanes: bool
 ) -> tuple[Stage, ...]:
     stages = []
-    settled = _find_settled(program, plan)
+    writers = _find_writers(program, plan)
+    settled = find_settled(writers)
     # The key changes at every border between two stages.
     borders = itertools.accumulate(
         0 if _is_captured(step) and (not index or _is_captured(program.steps[index - 1])) else 1
@@ -123,12 +127,14 @@ def _build_stages(
         edges = _find_stage_edges(program, plan, indices[0], steps)
         steps, edges = _deal_out(steps, edges, has_two_lanes=has_two_lanes)
         nodes = tuple(_build_node(step, program, plan, settled) for step in steps)
+        objects = [_get_node(step) for step in steps]
+        behind = _find_settled_behind(nodes, edges, objects, writers)
         stages.append(
             Stage(
                 nodes=nodes,
                 edges=edges,
                 is_captured=_is_captured(steps[0]),
-                programmatic=find_programmatic(nodes, edges, settled),
+                programmatic=find_programmatic(nodes, edges, behind),
             )
         )
     return tuple(stages)
@@ -169,8 +175,8 @@ def _keeps_edges(step: Step) -> bool:
     return isinstance(step, ExecutableCall)
 
 
-def _find_settled(program: DeviceProgram, plan: MemoryPlan) -> frozenset[int]:
-    """Returns the kernels whose early loads are there when the graph is launched, by identity."""
+def _find_writers(program: DeviceProgram, plan: MemoryPlan) -> dict[int, frozenset[int]]:
+    """Returns what writes the early loads of each kernel, see `find_writers`."""
     steps = list_device_steps(_list_graph_steps(program))
     kernels = [step.node for step in steps if isinstance(step.node, KernelNode)]
     places = {
@@ -178,10 +184,41 @@ def _find_settled(program: DeviceProgram, plan: MemoryPlan) -> frozenset[int]:
         for buffer in program.buffers
         for start in (plan.offsets[buffer.name],)
     }
-    order = [step.node if isinstance(step, DeviceStep) else step for step in program.steps]
+    order = [_get_node(step) for step in program.steps]
     steps_of = zip(order, program.steps, strict=True)
     writes = [(each, use.buffer) for each, step in steps_of for use in step.writes]
-    return find_settled(kernels, order, writes, places)
+    return find_writers(kernels, order, writes, places)
+
+
+def _get_node(step: Step) -> object:
+    return step.node if isinstance(step, DeviceStep) else step
+
+
+def _find_settled_behind(
+    nodes: Sequence[Node],
+    edges: Sequence[tuple[int, int]],
+    objects: Sequence[object],
+    writers: Mapping[int, Collection[int]],
+) -> frozenset[int]:
+    """Returns the kernels of a stage that load early what is there, see Note [Early loads].
+
+    Args:
+        nodes: of the stage.
+        edges: pairs of their indices.
+        objects: what each of them was built from, as ``writers`` knows it.
+        writers: see `find_writers`.
+    """
+    places = {id(each): place for place, each in enumerate(objects)}
+    settled: set[int] = set()
+    completed = Completed(edges)
+    for place, node in enumerate(nodes):
+        early = [p for p in completed.list_ahead(place) if isinstance(nodes[p], _KERNELS)]
+        found = completed.find(place, early)
+        ahead = writers.get(id(node), ())
+        if all(each in places and found >> places[each] & 1 for each in ahead):
+            settled.add(id(node))
+        completed.add(place, early if _starts_early(node, settled) else ())
+    return frozenset(settled)
 
 
 def _list_graph_steps(program: DeviceProgram) -> list[GraphStep]:
@@ -205,12 +242,11 @@ def find_programmatic(
     return frozenset(
         (first, second)
         for first, second in edges
-        if isinstance(nodes[first], KernelNode | CollectiveNode)
-        and _starts_early(nodes[second], settled)
+        if isinstance(nodes[first], _KERNELS) and _starts_early(nodes[second], settled)
     )
 
 
-def _starts_early(node: Node, settled: frozenset[int]) -> bool:
+def _starts_early(node: Node, settled: Set[int]) -> bool:
     if isinstance(node, CollectiveNode):
         # Its kernel begins with a wait.
         return True

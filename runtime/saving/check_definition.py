@@ -8,9 +8,9 @@ What its kernels do with the pointers that they get is theirs: a file holds mach
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from tracegraph.runtime.early_loads import find_settled
+from tracegraph.runtime.early_loads import Completed, find_writers
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node, list_nested
 from tracegraph.runtime.launch_limits import find_shape_problem, find_tile_problem
@@ -90,12 +90,24 @@ def _check_early_loads(definition: GraphDefinition) -> Iterator[str]:
     places = {slot.name: range(slot.offset, slot.offset + slot.nbytes) for slot in definition.slots}
     order = [node for stage in definition.stages for node in stage.nodes]
     writes = [(node, name) for node in order for name in node.results]
-    settled = find_settled(kernels, order, writes, places)
+    writers = find_writers(kernels, order, writes, places)
     bodies = [body for node in nodes if isinstance(node, ConditionalNode) for body in node.bodies]
-    parts: list[Stage | Body] = [*definition.stages, *bodies]
-    for second in [part.nodes[edge[1]] for part in parts for edge in part.programmatic]:
-        if isinstance(second, KernelNode) and id(second) not in settled:
+    for part in [*definition.stages, *bodies]:
+        for second in _list_unsettled(part, writers):
             yield f"{second.name} is started early and loads what a node ahead of it writes"
+
+
+def _list_unsettled(part: Stage | Body, writers: Mapping[int, Collection[int]]) -> Iterator[Node]:
+    """Yields the nodes that are started before all that writes what they load has completed."""
+    places = {id(node): place for place, node in enumerate(part.nodes)}
+    completed = Completed(part.edges)
+    for place, node in enumerate(part.nodes):
+        early = [p for p in completed.list_ahead(place) if (p, place) in part.programmatic]
+        completed.add(place, early)
+        found = completed.find(place, early)
+        ahead = writers.get(id(node), ()) if early else ()
+        if not all(each in places and found >> places[each] & 1 for each in ahead):
+            yield node
 
 
 def _check_slot(slot: BufferSlot, definition: GraphDefinition) -> Iterator[str]:

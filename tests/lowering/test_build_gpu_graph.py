@@ -282,11 +282,56 @@ def test_a_kernel_may_load_early_what_it_writes_itself_but_not_in_a_loop():
 
 def test_a_kernel_does_not_load_early_what_has_a_place_that_others_use():
     steps = [
-        fill("zero", "t"),
+        kernel("zero", "s", "t", waits=True),
         kernel("a", "t", "u", waits=True),
         load_early(kernel("b", "t u", "y", waits=True)),
     ]
-    assert only_stage(build(*steps)).programmatic == frozenset()
+    assert only_stage(build(*steps)).programmatic == {(0, 1)}
+
+
+@pytest.mark.parametrize("first_loads_early", [True, False])
+def test_a_kernel_loads_early_what_is_there_behind_a_full_edge(first_loads_early: bool) -> None:
+    change = load_early if first_loads_early else (lambda step: step)
+    stage = only_stage(
+        build(
+            kernel("cut", "x", "w", waits=True),
+            change(kernel("a", "w s", "t", waits=True)),
+            load_early(kernel("b", "w t", "u", waits=True)),
+            load_early(kernel("c", "w u", "v", waits=True)),
+            outputs="v",
+        )
+    )
+    assert stage.edges == ((0, 1), (1, 2), (2, 3))
+    # The first one that loads early what is cut out waits for it, and no other needs to.
+    full = (0, 1) if first_loads_early else (1, 2)
+    assert stage.programmatic == {*stage.edges} - {full}
+
+
+def test_a_kernel_behind_a_memset_may_load_early_what_that_has_filled() -> None:
+    stage = only_stage(
+        build(
+            fill("zero", "t"),
+            kernel("a", "t", "u", waits=True),
+            load_early(kernel("b", "t u", "y", waits=True)),
+        )
+    )
+    assert stage.programmatic == {(1, 2)}
+
+
+def test_a_full_edge_on_another_way_is_none_on_this_one() -> None:
+    stage = only_stage(
+        build(
+            kernel("cut", "x", "w", waits=True),
+            kernel("a", "w", "t", waits=True),
+            kernel("other", "x", "s", waits=True),
+            load_early(kernel("b", "w s t", "u", waits=True)),
+            outputs="u",
+        )
+    )
+    names = [node.name for node in stage.nodes]
+    into = {edge for edge in stage.edges if names[edge[1]] == "b"}
+    assert into
+    assert into.isdisjoint(stage.programmatic)
 
 
 def test_eager_steps_part_the_stages():

@@ -66,6 +66,8 @@ def test_a_sound_definition_has_no_problem():
     assert find_definition_problem(define(*nodes, edges=[(0, 1), (1, 4)], early=[(0, 1)])) == ""
     nodes = (KERNEL, LOADS, change(COPY, source=OTHER, target=BufferUse("b", 0, 64)))
     assert find_definition_problem(define(*nodes, edges=[(0, 1)], early=[(0, 1)])) == ""
+    filled = define(FillNode("zero", USE), KERNEL, LOADS, edges=[(0, 1), (1, 2)], early=[(1, 2)])
+    assert find_definition_problem(filled) == ""
     own = change(LOADS, written=(True, *LOADS.written[1:]))
     assert find_definition_problem(define(KERNEL, own, edges=[(0, 1)], early=[(0, 1)])) == ""
     call = CallNode("call", len, ("a",), ("b",), 1)
@@ -124,6 +126,16 @@ PROBLEMS: dict[str, tuple[GraphDefinition, str]] = {
     "early": (define(KERNEL, KERNEL, edges=[(0, 1)], early=[(0, 1)]), "and does not wait"),
     "early load": (
         define(FillNode("zero", USE), KERNEL, LOADS, edges=[(1, 2)], early=[(1, 2)]),
+        "is started early and loads what a node ahead of it writes",
+    ),
+    "early load behind an early start": (
+        define(
+            change(KERNEL, written=(True, *KERNEL.written[1:])),
+            WAITS,
+            LOADS,
+            edges=[(0, 1), (1, 2)],
+            early=[(0, 1), (1, 2)],
+        ),
         "is started early and loads what a node ahead of it writes",
     ),
     "early load inside": (
