@@ -55,8 +55,8 @@ STRIP, DEEP, SCRATCH_FLOATS = 16, 8, 32
 _TILES = ((16, 32), (16, 64), (32, 64), (64, 64), (16, 16))
 # Sums of a thread, in registers: one of the larger parts, and one of the rest.
 _MAX_SUMS = 64
-# As many as have room in a tile of whole lines.
-MAX_MATRICES = 2
+# As the gates of a cell have; more than two only in the smallest tile.
+MAX_MATRICES = 4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,16 +11,17 @@ A node that chooses among branches came with CUDA 12.8: with an older driver eac
 node of its own.
 
 Note [Unrolled loops]
-A loop whose trip count XLA knows is unrolled into the graph up to `UNROLLED_NODES` nodes. A longer
-one becomes a WHILE node whose body has as many iterations as `TURN_NODES` nodes allow, so that the
-cost of a turn is shared by them, and what is left of the trip count follows it. Iterations are
-changed by Note [Gathered slices] in `lowering/xla/gather_slices.py`, Note [Counted ahead] in
-`lowering/xla/count_ahead.py`, Note [Merged siblings] in `lowering/xla/merge_siblings.py`, and Note
-[Values of a turn] in `lowering/planning/rename_turn.py`. A loop whose trip count is unknown is
-decoded with one iteration per turn; Note [Guarded iterations] in `lowering/xla/guard_loops.py` says
-when it gets more. Of those that it has in any case, see Note [Certain iterations] in
-`lowering/xla/trip_counts.py`, up to `TURN_NODES` nodes come ahead of it: 6 or 7 iterations
-are 6 and a branch.
+A loop whose trip count XLA knows is unrolled into the graph up to `UNROLLED_NODES` nodes, or twice
+as many where the rest copies pieces of stacks: at known places most of those go, see Note
+[Forwarded copies] in `lowering/planning/forward_copies.py`. A longer one becomes a WHILE node whose
+body has as many iterations as `TURN_NODES` nodes allow, so that the cost of a turn is shared by
+them, and what is left of the trip count follows it. Iterations are changed by Note [Gathered
+slices] in `lowering/xla/gather_slices.py`, Note [Counted ahead] in `lowering/xla/count_ahead.py`,
+Note [Merged siblings] in `lowering/xla/merge_siblings.py`, and Note [Values of a turn] in
+`lowering/planning/rename_turn.py`. A loop whose trip count is unknown is decoded with one iteration
+per turn; Note [Guarded iterations] in `lowering/xla/guard_loops.py` says when it gets more. Of
+those that it has in any case, see Note [Certain iterations] in `lowering/xla/trip_counts.py`, up to
+`TURN_NODES` nodes come ahead of it: 6 or 7 iterations are 6 and a branch.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def _decode_counted(
     read = read_additions(opened.instructions, scope.computations)
     first = decode_range(0, min(trip_count, 1))
     size = sum(count_nodes(steps) - len(find_counters(steps, read)) for steps in first)
-    per_turn = choose_per_turn(trip_count, max(size, 1))
+    copies = sum(_is_copy(step) for steps in first for step in steps)
+    per_turn = choose_per_turn(trip_count, max(size, 1), copies)
     if per_turn == trip_count:
         return _join(_simplify(name, [*first, *decode_range(1, trip_count)], opened))
     turns, rest = divmod(trip_count, per_turn)
@@ -146,11 +148,15 @@ def _simplify(
     return merge_siblings(counted, pieces, scope.intern_code)
 
 
+def _is_copy(step: GraphStep) -> bool:
+    return isinstance(step, DeviceStep) and isinstance(step.node, CopyNode)
+
+
 def _join(iterations: Sequence[Sequence[GraphStep]]) -> list[GraphStep]:
     return [step for steps in iterations for step in steps]
 
 
-def choose_per_turn(trip_count: int, size: int) -> int:
+def choose_per_turn(trip_count: int, size: int, copies: int = 0) -> int:
     """Returns how many iterations one turn of a loop has; all of them where it is unrolled.
 
     A number that divides the trip count is preferred: then nothing is left behind the loop.
@@ -158,12 +164,14 @@ def choose_per_turn(trip_count: int, size: int) -> int:
     Args:
         trip_count: iterations of the loop.
         size: nodes of one.
+        copies: how many of them are memcpys of pieces at known places.
 
     Example:
         >>> choose_per_turn(100, 3), choose_per_turn(1000, 3), choose_per_turn(1009, 3)
         (100, 20, 21)
     """
-    if trip_count * size <= UNROLLED_NODES:
+    # Of copies up to one half of all nodes is not counted.
+    if trip_count * max(size - copies, (size + 1) // 2) <= UNROLLED_NODES:
         return trip_count
     most = min(max(TURN_NODES // size, 1), trip_count)
     whole = (each for each in range(most, most // 2, -1) if trip_count % each == 0)

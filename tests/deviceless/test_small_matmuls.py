@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ pytest.importorskip("cuda.bindings.nvrtc")
 COMPILE = functools.partial(compile_source, "9.0")
 H200 = Machine("9.0", 132, COMPILE)
 LAYERS, ROWS, WIDTH, HIDDEN = 3, 192, 128, 256
+STEPS = 40
 
 
 def run_layer(x: Any, layer: Any) -> Any:
@@ -114,3 +116,41 @@ def test_layers_of_a_loop_have_them_too(h200: Any) -> None:
     stage = lower(train_in_loop, arguments, [SmallMatmuls()], h200)
     # Forward, again for the checkpoint, and backward.
     assert len(list_own(stage.nodes)) >= 5 * LAYERS
+
+
+def run_cells(weights: Any, xs: Any) -> Any:
+    def step(state: Any, x: Any) -> Any:
+        cell, hidden = state
+        gates = jnp.split(x @ weights["given"] + hidden @ weights["carried"], 4, axis=-1)
+        start, forget, end = (jax.nn.sigmoid(gate) for gate in gates[:3])
+        cell = forget * cell + start * jnp.tanh(gates[3])
+        hidden = end * jnp.tanh(cell)
+        return (cell, hidden), hidden
+
+    zeros = jnp.zeros((ROWS, WIDTH))
+    return lax.scan(step, (zeros, zeros), xs)[1]
+
+
+def train_cells(weights: Any, xs: Any) -> Any:
+    gradients = jax.grad(lambda weights: (run_cells(weights, xs) ** 2).sum())(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+
+def test_an_iteration_of_a_recurrent_layer_is_two_kernels(h200: Any) -> None:
+    weights = {"given": give(64, 4 * WIDTH), "carried": give(WIDTH, 4 * WIDTH)}
+    arguments = weights, give(STEPS, ROWS, 64)
+    stage = lower(train_cells, arguments, [SmallMatmuls()], h200)
+    own = list_own(stage.nodes)
+    counts = Counter(node.code.symbol for node in own)
+    # Of what the inputs give and of the cell; and of the state's gradient, but for the first one.
+    assert sorted(counts.values()) == [STEPS - 1, STEPS, STEPS]
+    # Stacks are written where they belong, and parts of matrices are cut out once.
+    cells = [
+        place for place, node in enumerate(stage.nodes) if counts.get(get_symbol(node)) == STEPS
+    ]
+    others = {*range(cells[-1])}.difference(cells)
+    assert len(others) <= STEPS + 16
+
+
+def get_symbol(node: Any) -> str:
+    return node.code.symbol if isinstance(node, KernelNode) else ""

@@ -73,6 +73,41 @@ def test_gradients_are_as_exact_as_xlas(run: Any) -> None:
     compare(step(*again), jit_untried(compute)(*again), exact)
 
 
+def run_cells(weights: Any, xs: Any) -> Any:
+    def step(state: Any, x: Any) -> Any:
+        cell, hidden = state
+        gates = jnp.split(x @ weights["given"] + hidden @ weights["carried"], 4, axis=-1)
+        start, forget, end = (jax.nn.sigmoid(gate) for gate in gates[:3])
+        cell = forget * cell + start * jnp.tanh(gates[3])
+        hidden = end * jnp.tanh(cell)
+        return (cell, hidden), hidden
+
+    zeros = jnp.zeros((xs.shape[1], WIDTH))
+    return lax.scan(step, (zeros, zeros), xs)[1]
+
+
+def test_a_cell_of_four_gates_is_as_exact_as_xlas() -> None:
+    def compute(weights: Any, xs: Any) -> Any:
+        return jax.grad(lambda each: jnp.sin(run_cells(each, xs)).sum())(weights)
+
+    names = {"given": 64, "carried": WIDTH}
+    weights = {
+        name: draw(depth, 4 * WIDTH, dtype=jnp.float32) * depth**-0.5
+        for name, depth in names.items()
+    }
+    step: Any = tg.capture(compute, numerics="equivalent")
+    first, second = (
+        (weights, draw(10, ROWS, 64, dtype=jnp.float32, seed=seed)) for seed in range(2)
+    )
+    for args in (first, second):
+        exact = compute_exactly(compute, *widen(args))
+        compare(step(*args), jit_untried(compute)(*args), exact)
+    assert "small matmuls: used" in step.explain(*first)
+    nodes = step.explain(*first, show="nodes").splitlines()
+    # One for what the inputs give and one for the cell, in each iteration.
+    assert len([line for line in nodes if "ffi_call" in line]) >= 2 * 10
+
+
 def test_weights_that_are_updated_in_place_train_as_with_jit() -> None:
     def train(layers: Any, x: Any) -> Any:
         def compute_loss(layers: Any) -> Any:

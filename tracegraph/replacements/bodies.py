@@ -9,6 +9,9 @@ with the new body. A loop that XLA unrolls has the replacement in each iteration
 JAX computes outside of a loop what all iterations share, as the mask of causal attention, and hands
 it in as an array. Where it depends on nothing but indices, the body computes it for itself: then a
 kernel sees the condition, and reads no array.
+
+The other way round, what a new body would cut out of such an array in each iteration is cut out
+ahead of the loop, and handed in: XLA moves no slice out of a loop.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.ir.interpreter import evaluate_graph
@@ -32,6 +37,7 @@ from tracegraph.passes.rewrite import (
 from tracegraph.replacements.match import Body, Match
 from tracegraph.runtime.errors import InternalError
 
+_T = TypeVar("_T")
 _BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "remat2": "jaxpr"}
 # Of indices and literals, not more of them than a mask takes.
 _INDEX_OPS = frozenset(
@@ -54,6 +60,66 @@ class BodyCall:
     def __call__(self, *operands: Any) -> list[Any]:
         """Returns its results."""
         return bind_op(self.op, operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScanCall:
+    """Runs a scan with another body, and hands it what it would cut out in each iteration.
+
+    Attributes:
+        op: the scan.
+        ahead: cuts it out of what all iterations are given alike.
+        body: takes it behind that.
+    """
+
+    op: Op
+    ahead: Graph
+    body: Graph
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """Returns its results."""
+        fixed, start, given = split_scan(self.op, operands)
+        shared = evaluate_graph(self.ahead, *fixed)
+        carry, results = run_scan(self.op, self.body, (*fixed, *shared), start, given)
+        return [*carry, *results]
+
+
+def split_scan(op: Op, values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
+    """Returns what a scan is given alike, what it carries, and what it reads one by one.
+
+    Args:
+        op: the scan.
+        values: one for each of its operands.
+    """
+    constants, carried = measure_scan(op.params)
+    end = constants + carried
+    return values[:constants], values[constants:end], values[end:]
+
+
+def run_scan(
+    op: Op, body: Graph, fixed: Sequence[Any], start: Sequence[Any], given: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Runs a scan with another body, of any number of values.
+
+    Args:
+        op: the scan, for its length and direction.
+        body: takes what is fixed, carried and read; returns what is carried and its results.
+        fixed: arrays that all iterations are given.
+        start: what is carried into the first one.
+        given: stacks, of which each one reads its part.
+
+    Returns:
+        What the last iteration hands on, and stacks of results.
+    """
+
+    def step(carry: Sequence[Any], each: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        found = evaluate_graph(body, *fixed, *carry, *each)
+        pairs = zip(found, body.outputs, strict=True)
+        typed = [jnp.asarray(array, operand.aval.dtype) for array, operand in pairs]
+        return typed[: len(start)], typed[len(start) :]
+
+    settings = {name: op.params[name] for name in ("length", "reverse", "unroll")}
+    return lax.scan(step, list(start), list(given), **settings)
 
 
 def list_bodies(graph: Graph) -> Iterator[tuple[Op, str, Graph]]:
@@ -161,6 +227,9 @@ def change_body(body: Body, graph: Graph) -> Match:
         InternalError: the new body holds arrays.
     """
     op = body.op
+    ahead, graph = _cut_ahead(op, graph)
+    if ahead.outputs:
+        return Match(op, op.results, op.operands, ScanCall(op, ahead, graph), BodyCall(op))
     types = [describe(value.aval) for value in graph.inputs]
     closed = jax.make_jaxpr(functools.partial(evaluate_graph, graph))(*types)
     if closed.consts:
@@ -172,6 +241,17 @@ def change_body(body: Body, graph: Graph) -> Match:
     params = {**op.params, body.name: fit_jaxpr(closed, op.params[body.name])}
     changed = dataclasses.replace(op, params=params)
     return Match(op, op.results, op.operands, BodyCall(changed), BodyCall(op))
+
+
+def _cut_ahead(op: Op, body: Graph) -> tuple[Graph, Graph]:
+    """Returns what cuts pieces out of a scan's constants, and the body that takes them."""
+    fixed = split_scan(op, body.inputs)[0] if op.name == "scan" else ()
+    cuts = [each for each in body.ops if each.name == "slice" and each.operands[0] in fixed]
+    values = tuple(each.results[0] for each in cuts)
+    ahead = Graph(f"{body.name}.ahead", tuple(fixed), (), tuple(cuts), values)
+    rest = tuple(each for each in body.ops if each not in cuts)
+    inputs = (*fixed, *values, *body.inputs[len(fixed) :])
+    return ahead, dataclasses.replace(body, inputs=inputs, ops=rest)
 
 
 def describe(aval: Any) -> jax.ShapeDtypeStruct:

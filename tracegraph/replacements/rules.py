@@ -11,6 +11,7 @@ from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.attention.rule import CachedAttention
 from tracegraph.replacements.attention.whole_rows import WholeRows
 from tracegraph.replacements.bodies import compute_shared, list_bodies
+from tracegraph.replacements.few_rows.cells import open_cell
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.few_rows.small_matmuls import SmallMatmuls
 from tracegraph.replacements.float_matmuls import FloatMatmuls
@@ -45,6 +46,9 @@ RULES_IN_BODIES = frozenset(
     [WholeRows().name, FloatMatmuls().name, SmallMatmuls().name, RowFusions().name]
 )
 
+# Those whose kernels take a cell in.
+RULES_FOR_CELLS = frozenset([SmallMatmuls().name])
+
 # Those whose kernels follow one another.
 CHAINED_RULES = frozenset([WholeRows().name, SmallMatmuls().name])
 
@@ -61,7 +65,8 @@ def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Matc
     if rule.name not in RULES_IN_BODIES:
         return found
     for op, name, inner in list_bodies(graph):
-        body = Body(op, name, open_graph(compute_shared(graph, op, inner)))
+        opened = open_graph(compute_shared(graph, op, inner))
+        body = Body(op, name, open_cell(op, opened) if rule.name in RULES_FOR_CELLS else opened)
         # Arrays of functions that are called in a body would have to become operands of its op.
         if body.graph.constants:
             continue

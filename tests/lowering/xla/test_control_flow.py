@@ -16,7 +16,7 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.kernels.slices import MovingUse
 from tracegraph.lowering.xla import control_flow
-from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES
+from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES, choose_per_turn
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Iteration
@@ -100,6 +100,17 @@ def test_a_long_loop_turns_and_leaves_a_rest():
     assert body[-1].reads == body[-1].writes == (counter,)
     program = decode_executable(make_program(loop(COPY, trip_count=trip_count)), name="step")
     assert [each.nbytes for each in program.allocations if each.name == counter.buffer] == [4]
+
+
+@pytest.mark.parametrize(
+    ("size", "copies", "per_turn"),
+    # Up to one half of the nodes are copies that count for nothing.
+    [(10, 0, 100), (11, 0, 20), (20, 10, 100), (20, 15, 100), (21, 15, 10), (20, 5, 10)],
+)
+def test_copies_of_pieces_do_not_keep_a_loop_from_being_unrolled(
+    size: int, copies: int, per_turn: int
+) -> None:
+    assert choose_per_turn(100, size, copies) == per_turn
 
 
 def test_a_loop_of_unknown_length_asks_before_and_after_each_turn():

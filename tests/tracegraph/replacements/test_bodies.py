@@ -101,11 +101,20 @@ def nested(wave: Wave, x: Any, weights: Any) -> Any:
     return lax.scan(layer, wave(x), weights)
 
 
+def cutting(wave: Wave, x: Any, weights: Any) -> Any:
+    table = jnp.concatenate([x, weights[0] + 1])
+
+    def body(c: Any, w: Any) -> tuple[Any, Any]:
+        return wave(c * w) + table[4:], c + table[:4]
+
+    return lax.scan(body, x, weights, reverse=True, unroll=2)
+
+
 def called(wave: Wave, x: Any, weights: Any) -> Any:
     return lax.scan(lambda c, w: (jax.jit(wave)(c) * w, None), x, weights)[0]
 
 
-FUNCTIONS = [scan, scan_backwards, loop, checkpoint, nested, called]
+FUNCTIONS = [scan, scan_backwards, loop, checkpoint, nested, called, cutting]
 
 
 def find(function: Any, compute: Wave = jnp.sin, *args: Any) -> tuple[Graph, list[Match]]:
@@ -127,6 +136,15 @@ def test_each_iteration_has_the_replacement(function: Any) -> None:
     for one, right in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, right, rtol=1e-6)
     assert any(not np.allclose(one, each) for one, each in zip(found, other, strict=True))
+
+
+def test_pieces_of_what_is_shared_are_cut_out_ahead_of_a_scan() -> None:
+    graph, matches = find(cutting, jnp.cos)
+    names = [[op.name for op in each.ops] for each in (graph, splice_matches(graph, matches))]
+    # In the function itself, too, is one: of the first weights.
+    assert [each.count("slice") for each in names] == [1, 3]
+    ((_, _, body),) = list_bodies(splice_matches(graph, matches))
+    assert "slice" not in [op.name for op in body.ops]
 
 
 def test_some_matches_may_be_left() -> None:

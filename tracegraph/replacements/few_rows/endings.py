@@ -155,12 +155,20 @@ class Ending:
 
     def _choose_end(self) -> int:
         """Returns how many of the ops are taken: Note [Where a kernel ends]."""
+        if self._ends_the_graph():
+            return len(self.ops)
         parts = [self.ops[:end] for end in range(len(self.ops) + 1)]
         counts = [len(self._list_needed(part, part)) for part in parts]
         end = max(end for end, count in enumerate(counts) if count == min(counts))
         while end and counts[end - 1] == counts[end] and self._costs_nothing(self.ops[end - 1]):
             end -= 1
         return end
+
+    def _ends_the_graph(self) -> bool:
+        """True if whatever depends on the matmuls is a part of the kernel or a result."""
+        inside = {id(op) for op in self.ops}
+        values = [each.result for each in self._matmuls] + [op.results[0] for op in self.ops]
+        return all(id(op) in inside for each in values for op in self._uses.get(each, ()))
 
     def _costs_nothing(self, op: Op) -> bool:
         """True for an op that is no kernel of its own: what reads its result does it."""
