@@ -7,6 +7,10 @@ one of several that computes something. So a residual is added, and a gate is mu
 it gates; but the square for the next norm is left to the next kernel, since the sum is needed too.
 What joins it with a later matmul's result is left to that one's kernel, which must wait for both.
 
+Where all that depends on the matmuls can be taken, and is read by nothing else, the kernel ends
+behind all of it, however many values are stored: each of them would be a kernel that computes the
+same again. So it is with the cell of a recurrent layer, and what its backward pass reads.
+
 A kernel that stores operands goes on to what another matmul reads, and stores that too: an
 activation in front of the next matmul is then computed once for each element, not by each of that
 one's blocks. What else depends on its results is computed from them again where it is needed.
