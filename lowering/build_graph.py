@@ -208,6 +208,8 @@ def _find_settled_behind(
         objects: what each of them was built from, as ``writers`` knows it.
         writers: see `find_writers`.
     """
+    if not any(writers.values()):
+        return find_settled(writers)
     places = {id(each): place for place, each in enumerate(objects)}
     settled: set[int] = set()
     completed = Completed(edges)

@@ -10,8 +10,8 @@ JAX computes outside of a loop what all iterations share, as the mask of causal 
 it in as an array. Where it depends on nothing but indices, the body computes it for itself: then a
 kernel sees the condition, and reads no array.
 
-The other way round, what a new body would cut out of such an array in each iteration is cut out
-ahead of the loop, and handed in: XLA moves no slice out of a loop.
+The other way round, what a kernel of ours would read of a piece of such an array is cut out ahead
+of the loop, and handed in: XLA moves no slice out of a loop, and copies it in each iteration.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from tracegraph.replacements.match import Body, Match
 from tracegraph.runtime.errors import InternalError
 
 _T = TypeVar("_T")
+KERNEL_CALLS = frozenset(["ffi_call"])
 _BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "remat2": "jaxpr"}
 # Of indices and literals, not more of them than a mask takes.
 _INDEX_OPS = frozenset(
@@ -244,9 +245,17 @@ def change_body(body: Body, graph: Graph) -> Match:
 
 
 def _cut_ahead(op: Op, body: Graph) -> tuple[Graph, Graph]:
-    """Returns what cuts pieces out of a scan's constants, and the body that takes them."""
+    """Returns what cuts out of a scan's constants the pieces that kernels read, and the rest."""
     fixed = split_scan(op, body.inputs)[0] if op.name == "scan" else ()
-    cuts = [each for each in body.ops if each.name == "slice" and each.operands[0] in fixed]
+    others = {
+        value for each in body.ops if each.name not in KERNEL_CALLS for value in each.operands
+    }
+    others.update(body.outputs)
+    cuts = [
+        each
+        for each in body.ops
+        if each.name == "slice" and each.operands[0] in fixed and each.results[0] not in others
+    ]
     values = tuple(each.results[0] for each in cuts)
     ahead = Graph(f"{body.name}.ahead", tuple(fixed), (), tuple(cuts), values)
     rest = tuple(each for each in body.ops if each not in cuts)

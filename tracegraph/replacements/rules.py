@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from tracegraph.ir.graph import Graph
+from tracegraph.ir.graph import Graph, Op
 from tracegraph.passes.dead_code import DeadCode
 from tracegraph.passes.fold_scalars import FoldScalars
 from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.attention.rule import CachedAttention
 from tracegraph.replacements.attention.whole_rows import WholeRows
 from tracegraph.replacements.bodies import compute_shared, list_bodies
-from tracegraph.replacements.few_rows.cells import open_cell
+from tracegraph.replacements.few_rows.cells import count_left, open_cell
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.few_rows.small_matmuls import SmallMatmuls
 from tracegraph.replacements.float_matmuls import FloatMatmuls
@@ -66,15 +66,26 @@ def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Matc
         return found
     for op, name, inner in list_bodies(graph):
         opened = open_graph(compute_shared(graph, op, inner))
-        body = Body(op, name, open_cell(op, opened) if rule.name in RULES_FOR_CELLS else opened)
         # Arrays of functions that are called in a body would have to become operands of its op.
-        if body.graph.constants:
+        if opened.constants:
             continue
-        found += [
-            dataclasses.replace(match, path=(body, *match.path))
-            for match in find_matches(rule, body.graph, machine)
-        ]
+        opened, matches = _find_in_body(rule, op, opened, machine)
+        body = Body(op, name, opened)
+        found += [dataclasses.replace(match, path=(body, *match.path)) for match in matches]
     return found
+
+
+def _find_in_body(
+    rule: Rule, op: Op, body: Graph, machine: Machine | None
+) -> tuple[Graph, list[Match]]:
+    """Returns what a rule finds in a body, and the body: with a cell apart if kernels take it."""
+    found = find_matches(rule, body, machine)
+    apart = open_cell(op, body) if rule.name in RULES_FOR_CELLS else body
+    if apart is body:
+        return body, found
+    parts = find_matches(rule, apart, machine)
+    takes_parts = count_left(apart, parts) <= count_left(body, found)
+    return (apart, parts) if takes_parts else (body, found)
 
 
 def open_graph(graph: Graph) -> Graph:

@@ -4,8 +4,9 @@ Note [Cells]
 A recurrent layer multiplies its state by the matrices of all gates at once, takes the result apart,
 and computes from the parts, element by element, the next state and what the backward pass reads.
 A block of a kernel has all that it needs of this where it computes the same columns of each part.
-So the one matmul becomes one of each part, by a part of the matrix, which XLA cuts out ahead of the
-loop; and ops in between, a bias or the other matmul that is added, are taken apart like it.
+So the one matmul becomes one of each part, by a part of the matrix, which is cut out ahead of the
+loop; and ops in between, a bias or the other matmul that is added, are taken apart like it. A body
+stays as it is where this would leave parts of a matmul to XLA.
 
 What does not wait for the state, as the matmul of an iteration's input, comes first: the cell then
 belongs to the kernel of the state's matmul, and the other one runs beside the iteration before.
@@ -27,6 +28,7 @@ from tracegraph.replacements.few_rows.row_reader import expand_shape
 from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.match import Match
 from tracegraph.replacements.splice import splice_matches
+from tracegraph.replacements.wide_ops import WideOps
 
 _ELEMENTWISE = frozenset([*EXPRESSIONS, "add_any", "integer_pow", "convert_element_type"])
 
@@ -46,6 +48,17 @@ def open_cell(op: Op, body: Graph) -> Graph:
     constants, carried = measure_scan(op.params)
     apart = splice_matches(body, matches)
     return _order(apart, apart.inputs[constants : constants + carried])
+
+
+def count_left(body: Graph, matches: Sequence[Match]) -> int:
+    """Returns how many matmuls of a body are in no match of kernels for them."""
+    taken = {
+        id(op)
+        for match in matches
+        if isinstance(match.reference, WideOps)
+        for op in match.reference.ops
+    }
+    return sum(op.name == "dot_general" and id(op) not in taken for op in body.ops)
 
 
 def _order(graph: Graph, carried: Sequence[Value]) -> Graph:

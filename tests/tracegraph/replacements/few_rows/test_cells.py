@@ -161,6 +161,22 @@ def test_what_does_not_wait_for_the_state_comes_first() -> None:
     assert rows == [(ROWS, INPUTS)] * 4 + [(ROWS, WIDTH)] * 4
 
 
+def test_matmuls_stay_in_one_piece_where_no_kernel_takes_the_parts() -> None:
+    def step(x: Any, weights: Any) -> Any:
+        carried, exact = weights
+        parts = jnp.split(jnp.dot(x @ carried, exact, precision="highest"), 2, axis=-1)
+        return parts[0] * parts[1], None
+
+    def run(x: Any, weights: Any) -> Any:
+        return lax.scan(lambda x, _: step(x, weights), x, length=STEPS)
+
+    weights = f32(WIDTH, WIDTH), f32(WIDTH, 2 * WIDTH)
+    graph, (match,) = find(run, f32(ROWS, WIDTH), weights)
+    _, body = get_scan(graph)
+    assert count_matmuls(open_cell(get_scan(graph)[0], body)) == 3
+    assert count_matmuls(match.path[0].graph) == 2
+
+
 def keep_all(x: Any, carried: Any) -> Any:
     product = x @ carried
     return jnp.split(product, 4, axis=-1)[0], product
