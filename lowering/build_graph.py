@@ -179,6 +179,8 @@ def _find_writers(program: DeviceProgram, plan: MemoryPlan) -> dict[int, frozens
     """Returns what writes the early loads of each kernel, see `find_writers`."""
     steps = list_device_steps(_list_graph_steps(program))
     kernels = [step.node for step in steps if isinstance(step.node, KernelNode)]
+    if not any(node.code.early for node in kernels):
+        return {id(node): frozenset() for node in kernels}
     places = {
         buffer.name: range(start, start + buffer.nbytes)
         for buffer in program.buffers

@@ -63,6 +63,8 @@ def find_writers(
         return set().union(*met)
 
     def find_ahead(kernel: KernelNode) -> frozenset[int]:
+        if not kernel.early_loads:
+            return frozenset()
         turn = turns.get(id(kernel), len(turns))
         found = set().union(*map(list_owners, kernel.early_loads)) - {id(kernel)}
         return frozenset(each for each in found if turns[each] < turn)
