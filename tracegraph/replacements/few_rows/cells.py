@@ -40,10 +40,12 @@ def open_cell(op: Op, body: Graph) -> Graph:
         op: that has the body.
         body: as rules see it.
     """
+    splits = [each for each in body.ops if each.name == "split"]
+    if op.name != "scan" or not splits:
+        return body
     view = GraphView(body)
-    found = [_match(view, each) for each in body.ops if each.name == "split"]
-    matches = [match for match in found if match is not None]
-    if op.name != "scan" or not matches:
+    matches = [match for each in splits if (match := _match(view, each)) is not None]
+    if not matches:
         return body
     constants, carried = measure_scan(op.params)
     apart = splice_matches(body, matches)
