@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +106,24 @@ def test_what_a_backward_pass_reads_of_a_cell_is_stored_by_its_kernel() -> None:
     assert len(stored) >= 8
     kept = set(forward[-1].path[0].graph.outputs) - set(forward[-1].path[0].graph.inputs)
     assert kept <= set(stored)
+
+
+@pytest.mark.parametrize(
+    ("cell", "stored"), [("OptimizedLSTMCell", 12), ("LSTMCell", 12), ("GRUCell", 9)]
+)
+def test_cells_of_flax_are_a_kernel_each_with_what_their_backward_pass_reads(
+    cell: str, stored: int
+) -> None:
+    layer: Any = nn.RNN(getattr(nn, cell)(WIDTH))
+    xs = f32(ROWS, STEPS, INPUTS)
+
+    def compute(parameters: Any) -> Any:
+        return jax.grad(lambda each: jnp.sin(layer.apply(each, xs)).sum())(parameters)
+
+    graph, matches = find(compute, layer.init(jax.random.key(0), xs))
+    forward = [match for match in matches if match.path[0].op is get_first_scan(graph)]
+    assert len(forward) == 2
+    assert len(forward[-1].results) == stored
 
 
 def get_first_scan(graph: Graph) -> Op:
