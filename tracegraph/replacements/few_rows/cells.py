@@ -22,15 +22,13 @@ from jax import lax
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.jax_internals import bind_op, measure_scan
-from tracegraph.lowering.kernels.row_functions import EXPRESSIONS
 from tracegraph.lowering.kernels.small_matmul import MAX_MATRICES
+from tracegraph.replacements.few_rows.endings import ELEMENTWISE
 from tracegraph.replacements.few_rows.row_reader import expand_shape
 from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.match import Match
 from tracegraph.replacements.splice import splice_matches
 from tracegraph.replacements.wide_ops import WideOps
-
-_ELEMENTWISE = frozenset([*EXPRESSIONS, "add_any", "integer_pow", "convert_element_type"])
 
 
 def open_cell(op: Op, body: Graph) -> Graph:
@@ -162,7 +160,7 @@ def _find_column_axes(op: Op) -> tuple[int | None, ...]:
         expanded = expand_shape(op)
         is_full = expanded[-1] == result[-1]
         return (len(shapes[0]) - 1 if is_full else None,)
-    if op.name not in _ELEMENTWISE:
+    if op.name not in ELEMENTWISE:
         return ()
     return tuple(len(shape) - 1 if shape and shape[-1] == result[-1] else None for shape in shapes)
 

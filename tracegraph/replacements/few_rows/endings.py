@@ -32,7 +32,7 @@ from tracegraph.replacements.few_rows.row_reader import RowShape, keeps_elements
 from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.kinds import FLOAT_KINDS
 
-_ELEMENTWISE = frozenset([*EXPRESSIONS, "add_any", "integer_pow", "convert_element_type"])
+ELEMENTWISE = frozenset([*EXPRESSIONS, "add_any", "integer_pow", "convert_element_type"])
 
 
 class Ending:
@@ -153,7 +153,7 @@ class Ending:
             return False
         if keeps_elements(op):
             return True
-        if op.name not in _ELEMENTWISE or op.params.get("y", 2) not in (2, 3):
+        if op.name not in ELEMENTWISE or op.params.get("y", 2) not in (2, 3):
             return False
         return all(_reads(each, op, shape, self.sources) for each in op.operands)
 
