@@ -53,7 +53,7 @@ from tracegraph.lowering.planning.step_order import reduce_edges
 from tracegraph.lowering.planning.step_times import estimate_microseconds
 from tracegraph.lowering.request import Role
 from tracegraph.runtime.collective_nodes import CollectiveNode, JointCollectiveNode
-from tracegraph.runtime.early_loads import Completed, find_settled, find_writers
+from tracegraph.runtime.early_loads import CompletedNodes, find_settled, find_writers
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
@@ -214,7 +214,7 @@ def _find_settled_behind(
         return find_settled(writers)
     places = {id(each): place for place, each in enumerate(objects)}
     settled: set[int] = set()
-    completed = Completed(edges)
+    completed = CompletedNodes(edges)
     for place, node in enumerate(nodes):
         early = [p for p in completed.list_ahead(place) if isinstance(nodes[p], _KERNELS)]
         found = completed.find(place, early)

@@ -72,7 +72,7 @@ def find_writers(
     return {id(kernel): find_ahead(kernel) for kernel in kernels}
 
 
-class Completed:
+class CompletedNodes:
     """Which nodes of a graph have completed by the time when each of them starts, as bits.
 
     Nodes are added one after the other, each behind those that it waits for. Of one that was not

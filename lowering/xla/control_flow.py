@@ -164,7 +164,7 @@ def choose_per_turn(trip_count: int, size: int, copies: int = 0) -> int:
     Args:
         trip_count: iterations of the loop.
         size: nodes of one.
-        copies: how many of them are memcpys of pieces at known places.
+        copies: how many of them are memcpys.
 
     Example:
         >>> choose_per_turn(100, 3), choose_per_turn(1000, 3), choose_per_turn(1009, 3)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from tracegraph.runtime.early_loads import Completed, find_writers
+from tracegraph.runtime.early_loads import CompletedNodes, find_writers
 from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
 from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node, list_nested
 from tracegraph.runtime.launch_limits import find_shape_problem, find_tile_problem
@@ -100,7 +100,7 @@ def _check_early_loads(definition: GraphDefinition) -> Iterator[str]:
 def _list_unsettled(part: Stage | Body, writers: Mapping[int, Collection[int]]) -> Iterator[Node]:
     """Yields the nodes that are started before all that writes what they load has completed."""
     places = {id(node): place for place, node in enumerate(part.nodes)}
-    completed = Completed(part.edges)
+    completed = CompletedNodes(part.edges)
     for place, node in enumerate(part.nodes):
         early = [p for p in completed.list_ahead(place) if (p, place) in part.programmatic]
         completed.add(place, early)

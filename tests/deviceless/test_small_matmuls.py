@@ -13,6 +13,7 @@ from jax import lax
 
 from tests.deviceless.pipeline import lower_with_own_kernels, make_replaced_request
 from tests.deviceless.test_few_rows import COPY, LOAD, LOCAL, STORE
+from tests.tracegraph.replacements.few_rows.recurrent import run_cells
 from tracegraph.lowering.xla.machine_code import ACQBULK, _find_text, _read_operations
 from tracegraph.replacements.few_rows.small_matmuls import SmallMatmuls
 from tracegraph.replacements.match import Machine
@@ -116,19 +117,6 @@ def test_layers_of_a_loop_have_them_too(h200: Any) -> None:
     stage = lower(train_in_loop, arguments, [SmallMatmuls()], h200)
     # Forward, again for the checkpoint, and backward.
     assert len(list_own(stage.nodes)) >= 5 * LAYERS
-
-
-def run_cells(weights: Any, xs: Any) -> Any:
-    def step(state: Any, x: Any) -> Any:
-        cell, hidden = state
-        gates = jnp.split(x @ weights["given"] + hidden @ weights["carried"], 4, axis=-1)
-        start, forget, end = (jax.nn.sigmoid(gate) for gate in gates[:3])
-        cell = forget * cell + start * jnp.tanh(gates[3])
-        hidden = end * jnp.tanh(cell)
-        return (cell, hidden), hidden
-
-    zeros = jnp.zeros((ROWS, WIDTH))
-    return lax.scan(step, (zeros, zeros), xs)[1]
 
 
 def train_cells(weights: Any, xs: Any) -> Any:

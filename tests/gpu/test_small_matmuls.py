@@ -14,6 +14,7 @@ import tracegraph as tg
 from tests.gpu.reference import compute_exactly, jit_untried
 from tests.gpu.test_attention import compare, widen
 from tests.tracegraph.replacements.attention.ways import draw
+from tests.tracegraph.replacements.few_rows.recurrent import run_cells
 from tracegraph.capturing import fastest_variant
 from tracegraph.replacements import place_errors
 from tracegraph.replacements.few_rows.small_matmuls import SmallMatmuls
@@ -71,19 +72,6 @@ def test_gradients_are_as_exact_as_xlas(run: Any) -> None:
     again = layers, draw(2, ROWS, WIDTH, dtype=jnp.float32, seed=1)
     exact = compute_exactly(compute, *widen(again))
     compare(step(*again), jit_untried(compute)(*again), exact)
-
-
-def run_cells(weights: Any, xs: Any) -> Any:
-    def step(state: Any, x: Any) -> Any:
-        cell, hidden = state
-        gates = jnp.split(x @ weights["given"] + hidden @ weights["carried"], 4, axis=-1)
-        start, forget, end = (jax.nn.sigmoid(gate) for gate in gates[:3])
-        cell = forget * cell + start * jnp.tanh(gates[3])
-        hidden = end * jnp.tanh(cell)
-        return (cell, hidden), hidden
-
-    zeros = jnp.zeros((xs.shape[1], WIDTH))
-    return lax.scan(step, (zeros, zeros), xs)[1]
 
 
 def test_a_cell_of_four_gates_is_as_exact_as_xlas() -> None:

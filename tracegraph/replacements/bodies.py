@@ -81,7 +81,15 @@ class ScanCall:
         """Returns its results."""
         fixed, start, given = split_scan(self.op, operands)
         shared = evaluate_graph(self.ahead, *fixed)
-        carry, results = run_scan(self.op, self.body, (*fixed, *shared), start, given)
+
+        def step(carry: Sequence[Any], each: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            found = evaluate_graph(self.body, *fixed, *shared, *carry, *each)
+            pairs = zip(found, self.body.outputs, strict=True)
+            typed = [jnp.asarray(array, operand.aval.dtype) for array, operand in pairs]
+            return typed[: len(start)], typed[len(start) :]
+
+        settings = {name: self.op.params[name] for name in ("length", "reverse", "unroll")}
+        carry, results = lax.scan(step, list(start), list(given), **settings)
         return [*carry, *results]
 
 
@@ -95,32 +103,6 @@ def split_scan(op: Op, values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]
     constants, carried = measure_scan(op.params)
     end = constants + carried
     return values[:constants], values[constants:end], values[end:]
-
-
-def run_scan(
-    op: Op, body: Graph, fixed: Sequence[Any], start: Sequence[Any], given: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
-    """Runs a scan with another body, of any number of values.
-
-    Args:
-        op: the scan, for its length and direction.
-        body: takes what is fixed, carried and read; returns what is carried and its results.
-        fixed: arrays that all iterations are given.
-        start: what is carried into the first one.
-        given: stacks, of which each one reads its part.
-
-    Returns:
-        What the last iteration hands on, and stacks of results.
-    """
-
-    def step(carry: Sequence[Any], each: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        found = evaluate_graph(body, *fixed, *carry, *each)
-        pairs = zip(found, body.outputs, strict=True)
-        typed = [jnp.asarray(array, operand.aval.dtype) for array, operand in pairs]
-        return typed[: len(start)], typed[len(start) :]
-
-    settings = {name: op.params[name] for name in ("length", "reverse", "unroll")}
-    return lax.scan(step, list(start), list(given), **settings)
 
 
 def list_bodies(graph: Graph) -> Iterator[tuple[Op, str, Graph]]:

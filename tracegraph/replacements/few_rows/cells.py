@@ -21,8 +21,9 @@ from typing import Any
 from jax import lax
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
-from tracegraph.jax_internals import bind_op, measure_scan
+from tracegraph.jax_internals import bind_op
 from tracegraph.lowering.kernels.small_matmul import MAX_MATRICES
+from tracegraph.replacements.bodies import split_scan
 from tracegraph.replacements.few_rows.endings import ELEMENTWISE
 from tracegraph.replacements.few_rows.row_reader import expand_shape
 from tracegraph.replacements.graph_view import GraphView
@@ -45,9 +46,9 @@ def open_cell(op: Op, body: Graph) -> Graph:
     matches = [match for each in splits if (match := _match(view, each)) is not None]
     if not matches:
         return body
-    constants, carried = measure_scan(op.params)
     apart = splice_matches(body, matches)
-    return _order(apart, apart.inputs[constants : constants + carried])
+    _, carried, _ = split_scan(op, apart.inputs)
+    return _order(apart, carried)
 
 
 def count_left(body: Graph, matches: Sequence[Match]) -> int:
