@@ -42,6 +42,8 @@ LONG = (
     "test_a_thousand_replays",
     "test_a_train_step_uses_them",
 )
+# They wait for what one of the long ones records.
+LAST = "test_ours_does_what_torch_does"
 TURNS = pytest.StashKey[sharing.Turns]()
 BEGINS_ALONE = pytest.StashKey[bool]()
 IS_SHARED = pytest.StashKey[bool]()
@@ -141,8 +143,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the tests that are alone on the GPU first, so that one worker has them all.
 
     The long ones come where the other workers begin: one that comes last keeps a worker alone.
+    What waits for one of them comes last.
     """
-    items.sort(key=lambda item: not is_alone(item))
+    items.sort(key=lambda item: (not is_alone(item), LAST in item.nodeid))
     here = [item for item in items if "tests/gpu/" in item.nodeid]
     long = [item for item in here if any(name in item.nodeid for name in LONG)]
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
