@@ -13,7 +13,7 @@ import pytest
 
 from tests.gpu import sharing
 from tests.gpu.subprocesses import run_python
-from tests.gpu.torch_allocator import list_live_recordings, list_recordings
+from tests.gpu.torch_allocator import LIVE, list_recordings
 from tests.oracles.allocator_player import Player
 from tests.oracles.allocator_traces import read_traces
 
@@ -33,7 +33,6 @@ files |= dict(list(list_recordings().items())[part::{RECORDERS}])
 record_files(pathlib.Path(sys.argv[1]), files, preset=0)
 """
 TIMEOUT_S = 540
-LIVE = [recording.name for recording in list_live_recordings()]
 OTHERS = [recording.name for file in list_recordings().values() for recording in file]
 # See Note [Forgotten uses] in tests/fakes/recorded_events.py: seldom, if ever.
 MOST_FORGOTTEN = 5

@@ -6,6 +6,7 @@ blocked stream holds up no other. `list_recordings` says which traces it records
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pathlib
 import sys
@@ -44,6 +45,8 @@ LASTING_DEFAULTS = (
     "large_segment_size_mb:20,max_non_split_rounding_mb:20"
 )
 TEXT_LENGTH = 80
+# Names of the traces that each run of the tests records anew.
+LIVE = tuple(f"live_{seed}" for seed in range(20))
 
 
 class Recording(NamedTuple):
@@ -294,6 +297,7 @@ def drop_zeros(changes: Mapping[str, int]) -> dict[str, int]:
     return {key: change for key, change in changes.items() if change}
 
 
+@functools.cache
 def list_recordings() -> dict[str, list[Recording]]:
     """Returns the traces of tests/data/torch_allocator, by the name of their file."""
     two, all_kinds = (0, 1), ("record", "block", "pools")
@@ -339,8 +343,8 @@ def list_live_recordings() -> list[Recording]:
     """Returns 20 random traces: two streams, uses of either, blocked streams and private pools."""
     kinds = ("record", "block", "pools")
     return [
-        Recording(f"live_{seed}", "", make_random(1000 + seed, 2000, streams=(0, 1), kinds=kinds))
-        for seed in range(20)
+        Recording(name, "", make_random(1000 + seed, 2000, streams=(0, 1), kinds=kinds))
+        for seed, name in enumerate(LIVE)
     ]
 
 

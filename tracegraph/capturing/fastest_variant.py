@@ -2,8 +2,9 @@
 
 Note [Trials]
 A rule is tried on the whole function, since what its ops fuse with decides what they cost. Its
-matches are measured on the values of the call first, see Note [Errors in place]; those that are
-less exact than XLA are left out. Then the function is lowered with the others, both graphs are made
+matches are measured on the values of the call, see Note [Errors in place]; those that are less
+exact than XLA are left out. A thread compiles what measures while the function is lowered with all
+of them, and it is lowered once more where some are left out. Then both graphs are made
 in a pool that is dropped afterwards, and their replays are timed in turns. What is not faster is
 dropped, with its times. The next rule is tried on the winner. A kernel of ours starts early behind
 another one, and asks for its operands meanwhile: so one that lost beside XLA's kernels is tried
@@ -30,6 +31,12 @@ from typing import Any, NoReturn
 import jax
 
 from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.capturing.measured_matches import (
+    NO_MEMORY,
+    locate_matches,
+    measure_beside,
+    measure_matches,
+)
 from tracegraph.capturing.variant import (
     FROM_LIBRARY,
     KEPT_SUMS,
@@ -40,26 +47,23 @@ from tracegraph.capturing.variant import (
     Variant,
     find_tuning,
 )
-from tracegraph.ir.origins import locate_origin
 from tracegraph.kernel_caching.cached_choice import add_choice, find_choice
 from tracegraph.kernel_caching.cached_lowering import CacheSlot
 from tracegraph.lowering.tuning import KEEP_SUMS, join_options
 from tracegraph.passes.pipeline import PassReport, Rewritten
 from tracegraph.replacements.library_matmuls import count_own_matmuls
 from tracegraph.replacements.match import OLDEST, Machine, Match, Rule, find_machine
-from tracegraph.replacements.place_errors import PlaceError, measure_options, measure_places
+from tracegraph.replacements.place_errors import measure_options, measure_places
 from tracegraph.replacements.report import Replacement
 from tracegraph.replacements.rules import CHAINED_RULES, RULES, find_matches, open_graph
 from tracegraph.replacements.splice import splice_matches
 from tracegraph.replacements.split_sums import find_split_sums
-from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import (
     CudaError,
     OutOfMemoryError,
     UnsupportedError,
     VerificationError,
 )
-from tracegraph.runtime.jax_interop import to_plain
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.trace import LostTraceError
@@ -69,7 +73,6 @@ from tracegraph.verification.whole_times import time_in_turns
 # Two measurements of one thing in turns differ by less.
 MARGIN = 0.99
 NOT_FASTER = "it is not faster here"
-NO_MEMORY = "no memory is left to time it"
 
 
 def takes_replacements(checked: CheckedGraph) -> bool:
@@ -152,13 +155,17 @@ def _try_rule(
         return current, opened, []
     options = _list_options(current)
     measure = functools.partial(measure_places, opened.checked.graph, options=options)
-    exact, dropped = _measure(prepared, device, measure, rule.name, found)
+    measure = functools.partial(measure_matches, prepared, device, measure, rule.name, found)
+    replaced = _replace(opened, rule, found)
+    measured, candidate = measure_beside(measure, functools.partial(lower, replaced))
+    exact, dropped = measured.exact, measured.dropped
     if not exact:
         return current, opened, dropped
     matches = list(exact.values())
-    what = Replacement(rule.name, tuple(exact), _locate(matches))
-    replaced = _replace(opened, rule, matches)
-    candidate = functools.partial(lower, replaced)
+    what = Replacement(rule.name, tuple(exact), locate_matches(matches))
+    if dropped:
+        replaced = _replace(opened, rule, matches)
+        candidate = functools.partial(lower, replaced)
     current, what = _choose_faster(prepared, current, candidate, what, is_exact=False)
     return current, replaced if what.is_used else opened, [*dropped, what]
 
@@ -178,34 +185,7 @@ def _find_missed(rule: Rule, first: FirstTrace, machine: Machine | None) -> list
     newer = dataclasses.replace(machine, architecture=OLDEST)
     missed = find_matches(rule, first.checked.graph, newer)
     why = f"it needs compute capability {OLDEST}, and this GPU has {machine.architecture}"
-    return [Replacement(rule.name, (), _locate(missed), why)] if missed else []
-
-
-def _measure(
-    prepared: PreparedCall,
-    device: Device,
-    measure: Callable[[Sequence[Match], Sequence[Any]], Sequence[PlaceError]],
-    name: str,
-    found: Sequence[Match],
-) -> tuple[dict[int, Match], list[Replacement]]:
-    """Returns the matches that are exact enough, by number, and a report for each other one."""
-    arguments = [to_plain(leaf) for leaf in prepared.leaves]
-    try:
-        with jax.default_device(device.jax_device):
-            errors = measure(found, arguments)
-    except (UnsupportedError, CudaError) as error:
-        return {}, [Replacement(name, (), _locate(found), f"{error.what}; {error.fix}")]
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return {}, [Replacement(name, (), _locate(found), NO_MEMORY)]
-    exact = {number: found[number] for number, error in enumerate(errors) if error.is_allowed}
-    dropped = [
-        Replacement(name, (number,), _locate([found[number]]), _describe(error))
-        for number, error in enumerate(errors)
-        if not error.is_allowed
-    ]
-    return exact, dropped
+    return [Replacement(rule.name, (), locate_matches(missed), why)] if missed else []
 
 
 def _try_library(
@@ -233,13 +213,15 @@ def _try_keeping_sums(
     options = _list_options(current)
     both = options, join_options(options, [KEEP_SUMS])
     measure = functools.partial(measure_options, graph, options=both)
-    exact, dropped = _measure(prepared, current.lowered.device, measure, KEPT_SUMS, found)
-    if len(exact) < len(found):
-        # The option is for all of them.
-        return current, dropped
-    what = Replacement(KEPT_SUMS, (), _locate(found))
+    device = current.lowered.device
+    measure = functools.partial(measure_matches, prepared, device, measure, KEPT_SUMS, found)
     tuning = dataclasses.replace(current.tuning, keeps_sums=True)
-    candidate = functools.partial(lower, current.first, tuning=tuning)
+    lower_so = functools.partial(lower, current.first, tuning=tuning)
+    measured, candidate = measure_beside(measure, lower_so)
+    if measured.dropped:
+        # The option is for all of them.
+        return current, measured.dropped
+    what = Replacement(KEPT_SUMS, (), locate_matches(found))
     chosen, what = _choose_faster(prepared, current, candidate, what, is_exact=False)
     return chosen, [what]
 
@@ -359,11 +341,3 @@ def _replace(first: FirstTrace, rule: Rule, matches: Sequence[Match]) -> FirstTr
 def _raise_lost_trace(*_: Any) -> NoReturn:
     # What JAX holds is the function without replacements.
     raise LostTraceError
-
-
-def _locate(matches: Sequence[Match]) -> tuple[str, ...]:
-    return tuple(locate_origin(match.op.origin) for match in matches)
-
-
-def _describe(error: PlaceError) -> str:
-    return f"its error is {error.ours:.2g}, where XLA's is {error.theirs:.2g}"
