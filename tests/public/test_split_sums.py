@@ -74,7 +74,8 @@ def test_sums_that_are_less_exact_are_never_used(monkeypatch: Any, tunings: list
 
     monkeypatch.setattr(place_errors, "measure_places", measure_badly)
     assert "not used: its error is 0.5, where XLA's is " in call()
-    assert tunings == [UNTUNED]
+    # It was lowered while the errors were measured.
+    assert tunings == [UNTUNED, KEPT]
 
 
 def test_another_process_keeps_sums_without_a_trial(
