@@ -89,8 +89,8 @@ _FLAGS = [
     "-w",
     "-pipe",
 ]
-# Linking with the library of C++ takes as long as compiling a kernel; the process has it.
-_LIBRARIES = ["-nodefaultlibs", "-lgcc", "-lm", "-lc"]
+# Linking with the libraries of C and C++ takes as long as compiling a kernel; the process has them.
+_LIBRARIES = ["-nodefaultlibs", "-lgcc"]
 _ONE_THREAD = """
 static Dim blockIdx, threadIdx, gridDim, blockDim;
 static void wait() {}
