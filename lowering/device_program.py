@@ -96,9 +96,10 @@ class DeviceStep:
     def move(self, relocate: Relocate) -> DeviceStep:
         """Returns the step with each of its byte ranges replaced; itself where none is another."""
         # Most ranges are named twice, by the step and by its node.
-        moved = {use: relocate(use) for use in self.ranges}
-        if all(moved[use] == use for use in moved):
+        places = tuple(map(relocate, self.ranges))
+        if places == self.ranges:
             return self
+        moved = dict(zip(self.ranges, places, strict=True))
         find = moved.__getitem__
         step = DeviceStep(
             self.node.move(find),
@@ -107,7 +108,7 @@ class DeviceStep:
             self.stream,
             self.loop,
         )
-        step.__dict__["ranges"] = tuple(dict.fromkeys(moved.values()))
+        step.__dict__["ranges"] = tuple(dict.fromkeys(places))
         return step
 
     def rename(self, name: str) -> DeviceStep:

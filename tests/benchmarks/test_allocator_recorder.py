@@ -26,13 +26,18 @@ def recorder():
     return Recorder(torch, StandInGates(torch))
 
 
+def record(recorder, name):
+    each = RECORDINGS[name]
+    return recorder.record(each.name, each.settings, each.operations)
+
+
 def play(trace):
     return [str(difference) for difference in Player(trace).play()]
 
 
 @pytest.mark.parametrize("name", RECORDABLE)
 def test_what_was_recorded_plays_without_a_difference(recorder, name):
-    trace = recorder.record(*RECORDINGS[name])
+    trace = record(recorder, name)
     assert len(trace.steps) == len(RECORDINGS[name].operations)
     assert play(trace) == []
     statistics = recorder._torch.allocator.statistics
@@ -56,9 +61,9 @@ def test_the_recorder_leaves_no_memory_behind(recorder):
 )
 def test_settings_end_with_their_trace(recorder, before, name):
     recorder.record("before", before, [])
-    assert play(recorder.record(*RECORDINGS[name])) == []
+    assert play(record(recorder, name)) == []
     recorder.record("before", "", [("settings", before)])
-    assert play(recorder.record(*RECORDINGS[name])) == []
+    assert play(record(recorder, name)) == []
 
 
 def test_the_stand_in_keeps_settings_as_pytorch_does():
@@ -136,7 +141,7 @@ def test_uses_that_pytorch_forgot_make_no_difference(seed, monkeypatch):
 
 
 def test_a_recording_survives_its_file(recorder, tmp_path):
-    trace = recorder.record(*RECORDINGS["captures_reuse_2"])
+    trace = record(recorder, "captures_reuse_2")
     write_traces(tmp_path / "one.json.xz", [trace], "stand-in")
     assert read_traces(tmp_path / "one.json.xz") == (trace,)
 

@@ -6,12 +6,14 @@ blocked stream holds up no other. `list_recordings` says which traces it records
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import pathlib
 import sys
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from tests.gpu.stream_gates import StreamGates
 from tests.oracles.allocator_operations import CAPTURABLE, Operation, make_random
@@ -49,12 +51,24 @@ TEXT_LENGTH = 80
 LIVE = tuple(f"live_{seed}" for seed in range(20))
 
 
-class Recording(NamedTuple):
-    """A trace to be recorded: its name, the allocator's settings, and the operations."""
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """A trace to be recorded.
+
+    Attributes:
+        name: of the trace.
+        settings: of the allocator.
+        make: makes the operations, which takes a while: tests are named without them.
+    """
 
     name: str
     settings: str
-    operations: list[Operation]
+    make: Callable[[], list[Operation]]
+
+    @functools.cached_property
+    def operations(self) -> list[Operation]:
+        """What is done."""
+        return self.make()
 
 
 class Recorder:
@@ -301,10 +315,10 @@ def drop_zeros(changes: Mapping[str, int]) -> dict[str, int]:
 def list_recordings() -> dict[str, list[Recording]]:
     """Returns the traces of tests/data/torch_allocator, by the name of their file."""
     two, all_kinds = (0, 1), ("record", "block", "pools")
-    files = {
-        "pools": [Recording("pools_13", "", make_random(13, 2000, streams=two, kinds=all_kinds))]
-    }
-    captured = make_random(
+    pools = partial(make_random, 13, 2000, streams=two, kinds=all_kinds)
+    files = {"pools": [Recording("pools_13", "", pools)]}
+    captured = partial(
+        make_random,
         222,
         2000,
         streams=(0, 1, 3, 4),
@@ -316,25 +330,25 @@ def list_recordings() -> dict[str, list[Recording]]:
     collects = "garbage_collection_threshold:0.6"
     splits = f"max_split_size_mb:40,max_non_split_rounding_mb:64,{collects}"
     files["pressure"] = [
-        Recording("max_split_rounding_gc", splits, _make_pressed(330, 0.004)),
-        Recording("gc_low", collects, _make_pressed(344, 0.002)),
+        Recording("max_split_rounding_gc", splits, partial(_make_pressed, 330, 0.004)),
+        Recording("gc_low", collects, partial(_make_pressed, 344, 0.002)),
     ]
     grows = "expandable_segments:True"
-    growing = make_random(362, 2000, streams=two, kinds=all_kinds)
+    growing = partial(make_random, 362, 2000, streams=two, kinds=all_kinds)
     files["expandable"] = [Recording("expandable_pools", grows, growing)]
-    cycles = {name: make_life_cycle(nbytes) for name, nbytes in LIFE_CYCLE_BYTES.items()}
+    cycles = {name: partial(make_life_cycle, nbytes) for name, nbytes in LIFE_CYCLE_BYTES.items()}
     files["directed"] = [
         *(Recording(f"lifecycle_{name}", "", each) for name, each in cycles.items()),
         *(Recording(f"expandable_lifecycle_{name}", grows, each) for name, each in cycles.items()),
-        Recording("capture_record", "", make_uses_in_captures()),
-        Recording("capture_record_reuse", reuses, make_uses_in_captures()),
-        Recording("mempool", "", make_user_pools()),
-        Recording("mempool_no_split", "", make_user_pools(no_split=True)),
-        Recording("mempool_use_on_oom", "", make_user_pools(use_on_oom=True)),
-        Recording("checkpoint_0", "", make_checkpoints(900)),
-        Recording("expandable_checkpoint", grows, make_checkpoints(910)),
-        Recording("oom_retry", "", make_retries()),
-        Recording("settings", "", make_settings()),
+        Recording("capture_record", "", make_uses_in_captures),
+        Recording("capture_record_reuse", reuses, make_uses_in_captures),
+        Recording("mempool", "", make_user_pools),
+        Recording("mempool_no_split", "", partial(make_user_pools, no_split=True)),
+        Recording("mempool_use_on_oom", "", partial(make_user_pools, use_on_oom=True)),
+        Recording("checkpoint_0", "", partial(make_checkpoints, 900)),
+        Recording("expandable_checkpoint", grows, partial(make_checkpoints, 910)),
+        Recording("oom_retry", "", make_retries),
+        Recording("settings", "", make_settings),
     ]
     return files
 
@@ -343,7 +357,7 @@ def list_live_recordings() -> list[Recording]:
     """Returns 20 random traces: two streams, uses of either, blocked streams and private pools."""
     kinds = ("record", "block", "pools")
     return [
-        Recording(name, "", make_random(1000 + seed, 2000, streams=(0, 1), kinds=kinds))
+        Recording(name, "", partial(make_random, 1000 + seed, 2000, streams=(0, 1), kinds=kinds))
         for seed, name in enumerate(LIVE)
     ]
 
@@ -371,7 +385,7 @@ def record_files(folder: pathlib.Path, files: Mapping[str, list[Recording]], pre
     recorder = Recorder(torch, StreamGates(torch))
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     for name, recordings in files.items():
-        traces = [recorder.record(*recording) for recording in recordings]
+        traces = [recorder.record(each.name, each.settings, each.operations) for each in recordings]
         write_traces(folder / f"{name}.json.xz", traces, device, preset=preset)
         print(f"{name}: {len(traces)} traces")
 

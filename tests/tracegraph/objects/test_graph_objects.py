@@ -28,8 +28,9 @@ def test_arrays_containers_and_states_are_no_objects(value: Any):
     assert not graph_objects.has_objects({"a": [value]})
 
 
-@pytest.mark.parametrize("value", [make_layer(), nnx.Rngs(0), nnx.Param(jnp.ones(2))])
-def test_modules_generators_and_variables_are_objects(value: Any):
+@pytest.mark.parametrize("make", [make_layer, lambda: nnx.Rngs(0), lambda: nnx.Param(jnp.ones(2))])
+def test_modules_generators_and_variables_are_objects(make: Any):
+    value = make()
     assert graph_objects.is_object(nnx, value)
     assert graph_objects.has_objects({"a": [value, 1]})
 

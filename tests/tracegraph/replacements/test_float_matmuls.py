@@ -29,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw(*shape: int) -> Any:
-    return jnp.asarray(np.random.default_rng(shape).normal(size=shape), jnp.float32)
+    return jnp.asarray(np.random.default_rng(shape).normal(size=shape).astype(np.float32))
 
 
 def exact(function: Any) -> Any:
