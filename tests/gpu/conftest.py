@@ -42,8 +42,8 @@ LONG = (
     "test_a_thousand_replays",
     "test_a_train_step_uses_them",
 )
-# They wait for what one of the long ones records.
-LAST = "test_ours_does_what_torch_does"
+# One of the long ones records these.
+WAITS_FOR_TRACES = "test_ours_does_what_torch_does"
 TURNS = pytest.StashKey[sharing.Turns]()
 BEGINS_ALONE = pytest.StashKey[bool]()
 IS_SHARED = pytest.StashKey[bool]()
@@ -145,7 +145,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The long ones come where the other workers begin: one that comes last keeps a worker alone.
     What waits for one of them comes last.
     """
-    items.sort(key=lambda item: (not is_alone(item), LAST in item.nodeid))
+    items.sort(key=lambda item: (not is_alone(item), WAITS_FOR_TRACES in item.nodeid))
     here = [item for item in items if "tests/gpu/" in item.nodeid]
     long = [item for item in here if any(name in item.nodeid for name in LONG)]
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -12,7 +12,6 @@ import importlib
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from tests.gpu.stream_gates import StreamGates
@@ -311,13 +310,12 @@ def drop_zeros(changes: Mapping[str, int]) -> dict[str, int]:
     return {key: change for key, change in changes.items() if change}
 
 
-@functools.cache
 def list_recordings() -> dict[str, list[Recording]]:
     """Returns the traces of tests/data/torch_allocator, by the name of their file."""
     two, all_kinds = (0, 1), ("record", "block", "pools")
-    pools = partial(make_random, 13, 2000, streams=two, kinds=all_kinds)
+    pools = functools.partial(make_random, 13, 2000, streams=two, kinds=all_kinds)
     files = {"pools": [Recording("pools_13", "", pools)]}
-    captured = partial(
+    captured = functools.partial(
         make_random,
         222,
         2000,
@@ -330,23 +328,26 @@ def list_recordings() -> dict[str, list[Recording]]:
     collects = "garbage_collection_threshold:0.6"
     splits = f"max_split_size_mb:40,max_non_split_rounding_mb:64,{collects}"
     files["pressure"] = [
-        Recording("max_split_rounding_gc", splits, partial(_make_pressed, 330, 0.004)),
-        Recording("gc_low", collects, partial(_make_pressed, 344, 0.002)),
+        Recording("max_split_rounding_gc", splits, functools.partial(_make_pressed, 330, 0.004)),
+        Recording("gc_low", collects, functools.partial(_make_pressed, 344, 0.002)),
     ]
     grows = "expandable_segments:True"
-    growing = partial(make_random, 362, 2000, streams=two, kinds=all_kinds)
+    growing = functools.partial(make_random, 362, 2000, streams=two, kinds=all_kinds)
     files["expandable"] = [Recording("expandable_pools", grows, growing)]
-    cycles = {name: partial(make_life_cycle, nbytes) for name, nbytes in LIFE_CYCLE_BYTES.items()}
+    cycles = {
+        name: functools.partial(make_life_cycle, nbytes)
+        for name, nbytes in LIFE_CYCLE_BYTES.items()
+    }
     files["directed"] = [
         *(Recording(f"lifecycle_{name}", "", each) for name, each in cycles.items()),
         *(Recording(f"expandable_lifecycle_{name}", grows, each) for name, each in cycles.items()),
         Recording("capture_record", "", make_uses_in_captures),
         Recording("capture_record_reuse", reuses, make_uses_in_captures),
         Recording("mempool", "", make_user_pools),
-        Recording("mempool_no_split", "", partial(make_user_pools, no_split=True)),
-        Recording("mempool_use_on_oom", "", partial(make_user_pools, use_on_oom=True)),
-        Recording("checkpoint_0", "", partial(make_checkpoints, 900)),
-        Recording("expandable_checkpoint", grows, partial(make_checkpoints, 910)),
+        Recording("mempool_no_split", "", functools.partial(make_user_pools, no_split=True)),
+        Recording("mempool_use_on_oom", "", functools.partial(make_user_pools, use_on_oom=True)),
+        Recording("checkpoint_0", "", functools.partial(make_checkpoints, 900)),
+        Recording("expandable_checkpoint", grows, functools.partial(make_checkpoints, 910)),
         Recording("oom_retry", "", make_retries),
         Recording("settings", "", make_settings),
     ]
@@ -357,7 +358,9 @@ def list_live_recordings() -> list[Recording]:
     """Returns 20 random traces: two streams, uses of either, blocked streams and private pools."""
     kinds = ("record", "block", "pools")
     return [
-        Recording(name, "", partial(make_random, 1000 + seed, 2000, streams=(0, 1), kinds=kinds))
+        Recording(
+            name, "", functools.partial(make_random, 1000 + seed, 2000, streams=(0, 1), kinds=kinds)
+        )
         for seed, name in enumerate(LIVE)
     ]
 

@@ -4,11 +4,11 @@ Note [Trials]
 A rule is tried on the whole function, since what its ops fuse with decides what they cost. Its
 matches are measured on the values of the call, see Note [Errors in place]; those that are less
 exact than XLA are left out. A thread compiles what measures while the function is lowered with all
-of them, and it is lowered once more where some are left out. Then both graphs are made
-in a pool that is dropped afterwards, and their replays are timed in turns. What is not faster is
-dropped, with its times. The next rule is tried on the winner. A kernel of ours starts early behind
-another one, and asks for its operands meanwhile: so one that lost beside XLA's kernels is tried
-again where a later one is used, ahead of the rules behind that.
+of them, and it is lowered once more where some are left out. Then both graphs are made in a pool
+that is dropped afterwards, and their replays are timed in turns. What is not faster is dropped,
+with its times. The next rule is tried on the winner. A kernel of ours starts early behind another
+one, and asks for its operands meanwhile: so one that lost beside XLA's kernels is tried again where
+a later one is used, ahead of the rules behind that.
 
 Then XLA may leave matmuls to cublasLt: Note [Matmuls of the library]. And it may leave their sums
 in one piece: Note [Sums in one piece]. That changes how sums are made, so the matmuls that it
@@ -154,8 +154,8 @@ def _try_rule(
     if not found:
         return current, opened, []
     options = _list_options(current)
-    measure = functools.partial(measure_places, opened.checked.graph, options=options)
-    measure = functools.partial(measure_matches, prepared, device, measure, rule.name, found)
+    errors = functools.partial(measure_places, opened.checked.graph, options=options)
+    measure = functools.partial(measure_matches, prepared, device, errors, rule.name, found)
     replaced = _replace(opened, rule, found)
     measured, candidate = measure_beside(measure, functools.partial(lower, replaced))
     exact, dropped = measured.exact, measured.dropped
@@ -212,12 +212,11 @@ def _try_keeping_sums(
         return current, []
     options = _list_options(current)
     both = options, join_options(options, [KEEP_SUMS])
-    measure = functools.partial(measure_options, graph, options=both)
-    device = current.lowered.device
-    measure = functools.partial(measure_matches, prepared, device, measure, KEPT_SUMS, found)
+    errors, device = functools.partial(measure_options, graph, options=both), current.lowered.device
+    measure = functools.partial(measure_matches, prepared, device, errors, KEPT_SUMS, found)
     tuning = dataclasses.replace(current.tuning, keeps_sums=True)
-    lower_so = functools.partial(lower, current.first, tuning=tuning)
-    measured, candidate = measure_beside(measure, lower_so)
+    lower_candidate = functools.partial(lower, current.first, tuning=tuning)
+    measured, candidate = measure_beside(measure, lower_candidate)
     if measured.dropped:
         # The option is for all of them.
         return current, measured.dropped

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
+from tracegraph.capturing.variant import Variant
 from tracegraph.ir.origins import locate_origin
 from tracegraph.replacements.match import Match
 from tracegraph.replacements.place_errors import PlaceError
 from tracegraph.replacements.report import Replacement
+from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError, UnsupportedError
 from tracegraph.runtime.jax_interop import carry_settings, to_plain
-
-if TYPE_CHECKING:
-    from tracegraph.capturing.variant import Variant
-    from tracegraph.runtime.device import Device
-    from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.prepared_call import PreparedCall
 
 NO_MEMORY = "no memory is left to time it"
 
@@ -46,34 +45,28 @@ def measure_beside(
     What fails beside the other, for want of memory perhaps, is done again by itself.
 
     Args:
-        measure: takes as long as the compilation of one program.
-        make_candidate: the same.
+        measure: of all matches.
+        make_candidate: lowers the function with all of them.
 
     Returns:
         What was measured, and what gives the candidate.
     """
+    # It keeps a candidate, but no failure: that one is made again where its error is expected.
+    give_candidate = functools.cache(make_candidate)
     with ThreadPoolExecutor(1, "tracegraph-places") as threads:
         measuring = threads.submit(carry_settings(measure))
-        try:
-            candidate = make_candidate()
-        except (UnsupportedError, OutOfMemoryError, jax.errors.JaxRuntimeError):
-            give_candidate = make_candidate
-        else:
-            give_candidate = functools.partial(_return, candidate)
+        with contextlib.suppress(UnsupportedError, OutOfMemoryError, jax.errors.JaxRuntimeError):
+            give_candidate()
     measured = measuring.result()
     if any(each.dropped == NO_MEMORY for each in measured.dropped):
         measured = measure()
     return measured, give_candidate
 
 
-def _return(candidate: Variant) -> Variant:
-    return candidate
-
-
 def measure_matches(
     prepared: PreparedCall,
     device: Device,
-    measure: Callable[[Sequence[Match], Sequence[Any]], Sequence[PlaceError]],
+    measure_errors: Callable[[Sequence[Match], Sequence[Any]], Sequence[PlaceError]],
     name: str,
     found: Sequence[Match],
 ) -> Measured:
@@ -82,14 +75,14 @@ def measure_matches(
     Args:
         prepared: the call.
         device: that it is captured for.
-        measure: see `measure_places`.
+        measure_errors: of matches, on arrays of the arguments; see `measure_places`.
         name: of the rule.
         found: the matches.
     """
     arguments = [to_plain(leaf) for leaf in prepared.leaves]
     try:
         with jax.default_device(device.jax_device):
-            errors = measure(found, arguments)
+            errors = measure_errors(found, arguments)
     except (UnsupportedError, CudaError) as error:
         return _drop_all(name, found, f"{error.what}; {error.fix}")
     except jax.errors.JaxRuntimeError as error:
