@@ -2,10 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Three workers: JAX compiles with several threads by itself, and of two, one waits for a process that
-# a test has started while its core does nothing. Each begins with a third of the tests, so that
-# those of one file mostly share what they compile.
-PYTEST_ARGS ?= -n 3 --dist worksteal
+# Two workers: JAX compiles with several threads by itself. Each begins with one half of the tests,
+# so that those of one file mostly share what they compile.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 # The extra of pyproject.toml that is installed.
 EXTRA ?= dev
 # uv takes a fifth of what pip takes, but reads no pip.conf: an index that only pip knows is asked by
