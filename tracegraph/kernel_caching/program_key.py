@@ -5,7 +5,8 @@ A key is a digest of all that lowering depends on, written out: the graph op by 
 parameter of every primitive, and what surrounds it. A value is written by its kind, and one of an
 unknown kind has no key: its program is compiled each time, which is slow, where a key that leaves
 something out would be wrong. That is so for functions that a program calls back, for one. Rules of
-derivatives are functions, too, but nothing that is lowered: derivatives are ops by then.
+derivatives are functions, too, but nothing that is lowered: derivatives are ops by then. What is
+lowered of a `reduce` is its jaxpr, not the function that it was traced from.
 
 Closed-over arrays that are inputs of the graph are written by their type; those that XLA embeds, by
 their bytes. Streams and events are numbered by their first use, lines of the source are left out.
@@ -38,9 +39,10 @@ from tracegraph.jax_internals import (
 from tracegraph.kernel_caching.known_rules import describe_rules, is_defined_by_jax
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-# Their functions are derivatives, which no region calls.
-_WITH_RULES = frozenset(
-    ["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin", "linear_call"]
+# No region calls their functions, see Note [Keys].
+_UNCALLED = frozenset(
+    ["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"]
+    + ["custom_lin", "linear_call", "reduce"]
 )
 _NUMBERED = ("stream", "event")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
@@ -126,7 +128,7 @@ class _Writer:
             if name in _NUMBERED and isinstance(value, int):
                 self._add(name, str(value and self._number(name, value)))
                 continue
-            if op.name in _WITH_RULES and _is_function(value) and not is_jaxpr(value):
+            if op.name in _UNCALLED and _is_function(value) and not is_jaxpr(value):
                 continue
             jaxprs += self.write(f"{op.name}.{name}", value)
         if jaxprs != len(op.subgraphs):

@@ -31,6 +31,10 @@ def cube(x: jax.Array) -> jax.Array:
     return x**3
 
 
+def reduce_both(one: Any, other: Any) -> Any:
+    return one[0] + other[0], one[1] * other[1]
+
+
 cube.defvjp(lambda x: (x**3, x), lambda x, g: (3 * x**2 * g,))
 
 PROGRAMS: dict[str, Callable[..., Any]] = {
@@ -44,7 +48,10 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "checkpoint": lambda x: jax.grad(jax.checkpoint(lambda y: jnp.sin(y).sum()))(x),
     "linalg": lambda x: jnp.linalg.eigh(x @ x.T),
     "relu": lambda x: jax.nn.relu(x) + jax.nn.gelu(x),
-    "reduce": lambda x: lax.reduce_window(x, 0.0, lax.add, (2, 2), (1, 1), "SAME"),
+    "reduce": lambda x: lax.reduce((x, x), (0.0, 1.0), reduce_both, (0,)),
+    "reduce by twice": lambda x: lax.reduce(x, 0.0, lambda a, b: a + b * 2, (0,)),
+    "reduce by thrice": lambda x: lax.reduce(x, 0.0, lambda a, b: a + b * 3, (0,)),
+    "reduce a window": lambda x: lax.reduce_window(x, 0.0, lax.add, (2, 2), (1, 1), "SAME"),
     "solve": lambda x: jax.scipy.sparse.linalg.cg(lambda v: x.T @ (x @ v) + v, x[0])[0],
     "platform": lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos),
     "fft": lambda x: jnp.fft.fft(x),
