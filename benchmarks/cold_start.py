@@ -1,7 +1,7 @@
 """How soon a fresh process replays: with and without what other processes have compiled.
 
     PYTHONPATH=. python benchmarks/cold_start.py [--output DIR] [--case NAME] [--side NAME]
-        [--repeats N]
+        [--repeats N] [--numerics equivalent]
     PYTHONPATH=. python benchmarks/cold_start.py --host
 
 Every start is made in a process of its own (`cold_start_process.py`); the sides take turns, and the
@@ -20,14 +20,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
-from cold_start_process import CASES, DECODE, FIRST, GPT, HIT, LOAD, SIDES, WARM_JIT
+from cold_start_process import CASES, DECODE, FIRST, GPT, HIT, LOAD, SIDES, STARTS, WARM_JIT
 from gpu_report import format_table
 from machine import describe_start, read_driver, read_processor, write_files
 from peer_process import run_script
 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results", "folder of the result files")
-_CASES = flags.DEFINE_multi_enum("case", list(CASES), list(CASES), "these cases")
+_CASES = flags.DEFINE_multi_enum("case", list(STARTS), list(CASES), "these cases")
 _SIDES = flags.DEFINE_multi_enum("side", list(SIDES), list(SIDES), "these ways to start")
+_NUMERICS = flags.DEFINE_enum("numerics", "xla", ["xla", "equivalent"], "of what is captured")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "processes of each side", 1)
 _HOST = flags.DEFINE_bool("host", False, "on the CPU: a GPT of four layers, eight decode shapes")
 _DRY_RUN = flags.DEFINE_bool("dry-run", False, "tiny sizes on the CPU")
@@ -60,7 +61,7 @@ GPU_LIMITS = (
     Limit(GPT, FILE_RATIO, 1.5),
     Limit(DECODE, LOAD_SECONDS, 1.5),
 )
-HOST_LIMITS = tuple(Limit(case, name, 0.5) for case in CASES for name in (HIT_RATIO, LOAD_RATIO))
+HOST_LIMITS = tuple(Limit(case, name, 0.5) for case in STARTS for name in (HIT_RATIO, LOAD_RATIO))
 
 
 class StartError(Exception):
@@ -77,6 +78,7 @@ def main(argv: Sequence[str]) -> None:
     document = {"run": describe_run(cases), "cases": cases, "checks": checks}
     page = format_page(document)
     suffix = "_dry_run" if _DRY_RUN.value else "_host" if _HOST.value else ""
+    suffix += "" if _NUMERICS.value == "xla" else f"_{_NUMERICS.value}"
     write_files(_OUTPUT.value, f"cold_start{suffix}", document, page)
     print(page)
     if not all(check["met"] for check in checks):
@@ -125,7 +127,7 @@ def run_start(
         subprocess.CalledProcessError: it failed; its messages went to the standard error.
     """
     script = pathlib.Path(__file__).with_name("cold_start_process.py")
-    command = [str(script), side, case]
+    command = [str(script), side, case, f"--numerics={_NUMERICS.value}"]
     command += [f"--file={folder / 'step.tg'}"] if has_file or side == LOAD else []
     command += ["--host"] if _HOST.value else []
     command += ["--dry-run"] if _DRY_RUN.value else []
@@ -224,6 +226,7 @@ def describe_run(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         "driver": read_driver(),
         "processor": f"{read_processor()}, {os.cpu_count()} cores",
         "repeats": str(_REPEATS.value),
+        "numerics": _NUMERICS.value,
     }
 
 

@@ -1,7 +1,7 @@
 """One start for `cold_start.py`, in a process of its own: prints what it took as JSON.
 
     PYTHONPATH=.:benchmarks python benchmarks/cold_start_process.py SIDE CASE [--file FILE]
-        [--host] [--dry-run]
+        [--numerics NUMERICS] [--host] [--dry-run]
 
 A first capture writes the file, if one is named, when it has been measured; a load reads it.
 
@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import functools
 import hashlib
+import importlib
 import json
 import pathlib
 import statistics
@@ -38,7 +39,10 @@ FIRST, HIT, LOAD = "first capture", "cache hit", "tg.load"
 JIT, WARM_JIT = "jax.jit", "jax.jit, warm cache"
 SIDES = (FIRST, HIT, LOAD, JIT, WARM_JIT)
 DECODE, GPT = "decode", "gpt"
-CASES = (GPT, DECODE)
+STARTS = (GPT, DECODE)
+# Of `whole_programs.py`, whose libraries take a second to import.
+LOOPS = ("gpt_scan_12", "lstm_100", "diffrax")
+CASES = (*STARTS, *LOOPS)
 BLOCKS = 5
 
 
@@ -86,7 +90,7 @@ def make_program(case: str, *, is_host: bool, is_dry: bool) -> Program:
     """Returns a case in its size, with arguments on the device.
 
     Args:
-        case: a train step of one signature, or a decode step of many.
+        case: a train step of one signature, a decode step of many, or a program with loops.
         is_host: of a size that a CPU compiles in seconds.
         is_dry: of a size that a CPU runs in a moment.
     """
@@ -96,18 +100,24 @@ def make_program(case: str, *, is_host: bool, is_dry: bool) -> Program:
         (batch,) = jax.device_put(make_batches(shape, 1))
         arguments = (make_state(shape), *batch)
         return Program(make_gpt_step(shape.heads), [arguments], True, 3 if is_dry else 20)
+    if case in LOOPS:
+        programs = importlib.import_module("whole_models").PROGRAMS
+        (program,) = (each for each in programs if each.name == case)
+        setup = program.make(is_dry)
+        arguments = jax.device_put((setup.state, *setup.batch))
+        return Program(setup.function, [arguments], True, 3 if is_dry else program.calls)
     count, width = (2, 16) if is_dry else (8, 256) if is_host else (64, 256)
     weights = bucket_decoder.make_weights(width, 2)
     calls = [(weights, *bucket_decoder.make_arguments(size + 1, width)) for size in range(count)]
     return Program(bucket_decoder.decode, calls, False, 3 if is_dry else 100)
 
 
-def run_start(side: str, program: Program, file: str | None) -> dict[str, Any]:
+def run_start(side: str, program: Program, file: str | None, numerics: str) -> dict[str, Any]:
     """Makes the first calls and returns what they took, and what shows that they were right."""
     jax.block_until_ready((program.calls, jax.live_arrays()))
     timer = TraceTimer()
     start = time.perf_counter()
-    call = make_call(side, program, file)
+    call = make_call(side, program, file, numerics)
     results = [call(*arguments) for arguments in program.calls]
     jax.block_until_ready(jax.tree.leaves(results)[-1:])
     seconds = time.perf_counter() - start
@@ -128,12 +138,13 @@ def run_start(side: str, program: Program, file: str | None) -> dict[str, Any]:
     return found | read_capture(call)
 
 
-def make_call(side: str, program: Program, file: str | None) -> Any:
+def make_call(side: str, program: Program, file: str | None, numerics: str) -> Any:
     """Returns what is called like the program's function."""
     if side == LOAD:
         return tg.load(str(file))
     wrap: Any = jax.jit if side in (JIT, WARM_JIT) else tg.capture
-    return wrap(program.function, donate_argnums=(0,) if program.donated else ())
+    options = {"numerics": numerics} if wrap is tg.capture else {}
+    return wrap(program.function, donate_argnums=(0,) if program.donated else (), **options)
 
 
 def time_replays(call: Callable[..., Any], arguments: tuple[Any, ...], program: Program) -> float:
@@ -180,11 +191,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--file")
+    parser.add_argument("--numerics", default="xla")
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args(arguments)
     program = make_program(given.case, is_host=given.host, is_dry=given.dry_run)
-    print(json.dumps(run_start(given.side, program, given.file)))
+    print(json.dumps(run_start(given.side, program, given.file, given.numerics)))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -24,6 +25,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tracegraph.runtime.environment import read_kernel_cache_bytes, read_kernel_cache_path
 from tracegraph.runtime.errors import SavedFileError
 from tracegraph.runtime.saving.saved_file import SavedFile, read_file, write_file
 
@@ -49,6 +51,16 @@ class StoreInfo:
     entries: int
     nbytes: int
     limit: int
+
+
+def find_store() -> KernelStore | None:
+    """Returns the store that the environment names; None where the cache is off.
+
+    Raises:
+        ConfigError: an environment variable has a value that is not allowed.
+    """
+    path = read_kernel_cache_path()
+    return None if path is None else _make_store(path, read_kernel_cache_bytes())
 
 
 class KernelStore:
@@ -182,6 +194,11 @@ class KernelStore:
         if not self._has_logged:
             self._has_logged = True
             LOGGER.warning("the kernel cache %s: %s", effect, problem)
+
+
+@functools.cache
+def _make_store(path: pathlib.Path, limit: int) -> KernelStore:
+    return KernelStore(path, limit)
 
 
 def _remove(paths: Iterable[pathlib.Path]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from tracegraph.capturing import fastest_variant
 from tracegraph.replacements import place_errors
 from tracegraph.replacements.row_fusions.rule import RowFusions
 from tracegraph.replacements.row_scatters import RowScatters
+from tracegraph.runtime.cuda.libraries import nvrtc
 
 pytestmark = pytest.mark.usefixtures("gpu", "untried")
 NAME = "fusions along rows"
@@ -111,3 +113,25 @@ def test_a_loop_of_norms_and_values_that_are_not_numbers() -> None:
     ours = step(x.at[7, 3].set(jnp.nan), gain)
     assert np.isnan(np.asarray(ours)).all(1).tolist() == [row == 7 for row in range(512)]
     assert not np.isnan(np.asarray(ours)[:7]).any()
+
+
+def test_another_function_finds_the_graph_and_calls_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "1")
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE_PATH", str(tmp_path))
+    x, gain = draw(4, 128, 768), 1 + draw(768)
+
+    def normalise(x: Any, gain: Any) -> Any:
+        return jax.nn.standardize(x.astype(jnp.float32)).astype(x.dtype) * gain
+
+    first = tg.capture(normalise, numerics="equivalent")(x, gain)
+    before = tg.kernel_cache.info()
+    assert before.entries > 1
+    nvrtc.compile_source.cache_clear()
+    monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("NVRTC is called"))
+    again = tg.capture(normalise, numerics="equivalent")
+    np.testing.assert_array_equal(again(x, gain), first)
+    assert f"{NAME}: used" in again.explain(x, gain)
+    assert tg.kernel_cache.info().hits == before.hits + 1
+    assert "compile" not in again.timings()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
-from tracegraph.kernel_caching.cached_lowering import find_store, read_counts
+from tracegraph.kernel_caching.cached_lowering import read_counts
 from tracegraph.kernel_caching.storing import wait_for_stores
+from tracegraph.runtime.saving.kernel_store import find_store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +18,7 @@ class KernelCacheInfo:
 
     Attributes:
         path: of its folder; None where the cache is off.
-        entries: programs in it, of all processes.
+        entries: files in it, of all processes: programs, choices of replacements, own kernels.
         nbytes: that they take.
         limit: bytes that it is kept to.
         hits: captures of this process that found their program.
@@ -37,7 +38,7 @@ class KernelCacheInfo:
         counts = f"hits {self.hits}, misses {self.misses}, stores {self.stores}"
         if self.path is None:
             return f"kernel cache: off; {counts}"
-        size = f"{self.entries} programs, {self.nbytes:,} of {self.limit:,} bytes"
+        size = f"{self.entries} files, {self.nbytes:,} of {self.limit:,} bytes"
         return f"kernel cache {self.path}: {size}; {counts}"
 
 

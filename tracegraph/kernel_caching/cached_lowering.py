@@ -25,7 +25,6 @@ import datetime
 import functools
 import hashlib
 import logging
-import pathlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,12 +39,8 @@ from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.saved_lowering import SaveProblem, decode_lowered, encode_lowered
 from tracegraph.lowering.tuning import Tuning
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.environment import (
-    read_check_replay,
-    read_kernel_cache_bytes,
-    read_kernel_cache_path,
-)
-from tracegraph.runtime.saving.kernel_store import KernelStore
+from tracegraph.runtime.environment import read_check_replay
+from tracegraph.runtime.saving.kernel_store import KernelStore, find_store
 from tracegraph.runtime.saving.record_codec import ContentProblem, RecordCodec
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.verification.report import VerificationReport
@@ -74,12 +69,6 @@ class CachedLowering:
     verification: VerificationReport
 
 
-def find_store() -> KernelStore | None:
-    """Returns the store that the environment names; None where the cache is off."""
-    path = read_kernel_cache_path()
-    return None if path is None else _make_store(path, read_kernel_cache_bytes())
-
-
 def find_usable_store() -> KernelStore | None:
     """Returns the store; None where the cache is off, or where no key would name this version."""
     store = find_store()
@@ -94,11 +83,6 @@ def _warn_of_changed_files() -> None:
     LOGGER.warning(
         "the kernel cache is not used: files of tracegraph have changed since it was imported"
     )
-
-
-@functools.cache
-def _make_store(path: pathlib.Path, limit: int) -> KernelStore:
-    return KernelStore(path, limit)
 
 
 def read_counts() -> dict[str, int]:

@@ -1,35 +1,40 @@
-"""Who says what an op computes: JAX or tracegraph, whose versions are in a key, or other code.
+"""Who says what an op computes: JAX, tracegraph, an installed package, or other code.
 
 Note [Rules of others]
 What XLA is given for an op is not in a program. Where functions of JAX's write it, their names say
-enough, for JAX's version is in the key. A package or a user may define a primitive, or register a
-rule for one of JAX's, and change it later under the same name; and keys of random numbers may be
-drawn from by functions of the user's. Such programs have no key.
+enough, for JAX's version is in the key. A user may define a primitive, or register a rule for one
+of JAX's, and change it later under the same name; and keys of random numbers may be drawn from by
+functions of the user's. Such programs have no key. Rules of an installed package, as Equinox has
+for its loops, are what the package's files say, which are digested, with the versions of all that
+they may call; unless a function of theirs holds an object, which may come from anywhere.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
 from tracegraph.jax_internals import list_lowering_rules
+from tracegraph.kernel_caching.surroundings import describe_package
 
 _JAX, _OURS = ("jax", "jaxlib"), ("tracegraph",)
-_PLAIN = (bool, int, float, str, bytes)
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_DEFINED = (types.FunctionType, types.BuiltinFunctionType, type)
 # Globals of JAX's modules, of the kinds that were asked for, by identity.
 _globals_of_jax: dict[int, Any] = {}
 
 
 def describe_rules(primitive: Any) -> str | None:
-    """Returns by which functions of JAX or tracegraph a primitive is lowered, on any platform.
+    """Returns by which functions a primitive is lowered, on any platform.
 
     Args:
         primitive: of JAX's kind.
 
     Returns:
-        None where others have a part in it.
+        None where a user has a part in it, see Note [Rules of others].
 
     Example:
         >>> from jax import lax
@@ -38,11 +43,16 @@ def describe_rules(primitive: Any) -> str | None:
     """
     rules = list_lowering_rules(primitive)
     parts = [part for rule in rules for part in _list_parts(rule, set())]
+    packages = {_find_package(part) for part in parts if callable(part)}
     # What JAX gives a rule for a primitive of others is theirs: the name of a foreign function.
-    packages = _JAX + _OURS if is_defined_by_jax(primitive) else _OURS
-    if all(_find_package(part) in packages for part in parts if callable(part)):
-        return " ".join(map(_describe_part, parts))
-    return None
+    known = _JAX + _OURS if is_defined_by_jax(primitive) else _OURS
+    versions: list[str | None] = []
+    if not packages.issubset(known):
+        versions = [describe_package(name) for name in sorted(packages.difference(_JAX, _OURS))]
+        if not versions or None in versions or not all(map(_is_told_by_files, parts)):
+            return None
+    texts = [_describe_part(part) for part in parts if callable(part) or isinstance(part, _PLAIN)]
+    return " ".join([*texts, *map(str, versions)])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,7 +72,7 @@ def is_defined_by_jax(value: Any) -> bool:
 
 
 def _list_parts(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields a function, and the functions and plain values that are bound in it."""
+    """Yields a function, and the functions and values that are bound in it."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -73,8 +83,10 @@ def _list_parts(value: Any, seen: set[int]) -> Iterator[Any]:
     elif callable(value):
         yield value
         parts = [getattr(value, "__wrapped__", None), *_list_closed_over(value)]
+        parts += [*(getattr(value, "__defaults__", None) or ())]
+        parts += [*(getattr(value, "__kwdefaults__", None) or {}).values()]
     else:
-        yield from [value] if isinstance(value, _PLAIN) else []
+        yield value
         return
     for part in parts:
         yield from _list_parts(part, seen)
@@ -87,6 +99,13 @@ def _list_closed_over(function: Any) -> Iterator[Any]:
         except ValueError:
             # Nothing is in it yet.
             continue
+
+
+def _is_told_by_files(part: Any) -> bool:
+    """True for a plain value, and for what a module defines; not for an object with attributes."""
+    if isinstance(part, _PLAIN):
+        return True
+    return isinstance(part, _DEFINED) or hasattr(part, "__wrapped__")
 
 
 def _find_package(function: Any) -> str:

@@ -9,15 +9,19 @@ import os
 import pathlib
 import platform
 import re
-import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from tracegraph.lowering.tuning import Tuning
 from tracegraph.runtime.device import Device
+from tracegraph.runtime.installed_packages import (
+    digest_sources,
+    find_installed,
+    find_libraries,
+    list_packages,
+)
 from tracegraph.runtime.jax_interop import describe_xla_flags, is_default_device
 from tracegraph.runtime.own_folders import OWN_FOLDERS
 from tracegraph.tracing.prepared_call import PreparedCall
@@ -54,8 +58,6 @@ _LIBRARIES = {
     "nvidia-cufft": "libcufft",
     "nvidia-cusolver": "libcusolver",
 }
-_SYSTEM_FOLDERS = ("/usr/local/cuda/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu")
-_SYSTEM_FOLDERS += ("/usr/lib/aarch64-linux-gnu",)
 # Whose versions matter on a GPU: they compile, or their calls are in the graph.
 _PACKAGES = frozenset(
     [
@@ -150,26 +152,14 @@ def _read_jaxlib_version() -> str:
     return importlib.metadata.version("jaxlib")
 
 
-@functools.cache
 def _read_package_versions() -> dict[str, str]:
-    """Returns the versions of NVIDIA's and JAX's packages, by the names of their folders.
-
-    `importlib.metadata` would read and parse a file of each.
-    """
-    found: dict[str, str] = {}
-    for folder in sys.path:
-        for entry in _list_folder(folder or os.curdir):
-            name, _, version = entry.name.removesuffix(".dist-info").partition("-")
-            package = name.replace("_", "-").lower()
-            if package in _PACKAGES and entry.name.endswith(".dist-info"):
-                # As for an import, the first folder counts.
-                found.setdefault(package, version)
-    return found
+    """Returns the versions of NVIDIA's and JAX's packages, by their names."""
+    return {name: each for name, each in list_packages().items() if name in _PACKAGES}
 
 
 @functools.cache
 def _find_system_libraries() -> dict[str, str]:
-    """Returns the files of NVIDIA's libraries that no package has: their names say the version.
+    """Returns the files of NVIDIA's libraries that no package has.
 
     XLA loads those of an installed CUDA where JAX was installed without its own.
     """
@@ -179,16 +169,7 @@ def _find_system_libraries() -> dict[str, str]:
         for package, library in _LIBRARIES.items()
         if not any(f"{package}{suffix}" in packages for suffix in _SUFFIXES)
     }
-    if not missing:
-        return {}
-    found: dict[str, set[str]] = {library: set() for library in missing}
-    folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_SYSTEM_FOLDERS]
-    for folder in folders:
-        for entry in _list_folder(folder):
-            library, is_shared, _ = entry.name.partition(".so")
-            if is_shared and library in missing:
-                found[library].add(str(pathlib.Path(entry.path).resolve()))
-    return {library: " ".join(sorted(paths)) for library, paths in found.items()}
+    return find_libraries(missing) if missing else {}
 
 
 @functools.cache
@@ -198,35 +179,27 @@ def find_own_version() -> str | None:
     Returns:
         None where one has changed since it was imported: then it is not known which code runs here.
     """
-    digest, latest = hashlib.sha256(), 0.0
-    for folder in sorted(OWN_FOLDERS):
-        for path in sorted(_list_sources(folder)):
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-                digest.update(file.read())
-                # Not the time of modification: installers give a new file that of an older one.
-                latest = max(latest, os.fstat(file.fileno()).st_ctime)
-    return digest.hexdigest() if latest < _IMPORTED else None
+    digest, latest = digest_sources(OWN_FOLDERS)
+    return digest if latest < _IMPORTED else None
 
 
-def _list_sources(folder: str) -> Iterator[str]:
-    """Yields the files of Python in a folder and the folders in it."""
-    for entry in _list_folder(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _list_sources(entry.path)
-        elif entry.name.endswith(".py"):
-            yield entry.path
+@functools.cache
+def describe_package(name: str) -> str | None:
+    """Returns a digest of an installed package's files and of the versions of all packages.
 
+    Args:
+        name: of the imported module, the topmost of the package.
 
-def _list_folder(folder: str) -> list[os.DirEntry[str]]:
-    """Returns what is in a folder, nothing where there is none or it can't be read.
-
-    Not as `pathlib.Path`: to make one for each of a thousand files takes as long as reading them.
+    Returns:
+        None where it is not installed, or was changed since tracegraph was imported.
     """
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
+    digest, latest = digest_sources(find_installed(name))
+    return f"{digest} {_digest_packages()}" if 0.0 < latest < _IMPORTED else None
+
+
+@functools.cache
+def _digest_packages() -> str:
+    return hashlib.sha256(repr(sorted(list_packages().items())).encode()).hexdigest()
 
 
 def _read_jax_settings() -> dict[str, str]:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegraph.runtime.code_target import CompiledSource
+from tracegraph.runtime.cuda.libraries.kept_sources import find_or_compile
 from tracegraph.runtime.errors import CudaError, UnsupportedError
 
 
 @functools.lru_cache(maxsize=256)
 def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> CompiledSource:
-    """Compiles a source.
+    """Compiles a source, unless the kernel cache has it.
 
     Args:
         architecture: compute capability, as ``9.0``.
@@ -24,9 +25,13 @@ def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> 
         UnsupportedError: NVRTC is not installed.
         CudaError: it does not take the source.
     """
+    flags = (f"--gpu-architecture={_name_target(architecture)}", *options)
+    return find_or_compile(source, flags, functools.partial(_compile, source, flags))
+
+
+def _compile(source: str, options: Sequence[str]) -> CompiledSource:
     nvrtc = _load()
-    flags = [f"--gpu-architecture={_name_target(architecture)}".encode()]
-    flags += [option.encode() for option in options]
+    flags = [option.encode() for option in options]
     program = _call(nvrtc, nvrtc.nvrtcCreateProgram, source.encode(), b"kernel.cu", 0, [], [])
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)

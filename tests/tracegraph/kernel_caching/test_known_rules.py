@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import pathlib
+import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from equinox import internal
+from equinox.internal import unvmap_any
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive
@@ -20,8 +25,10 @@ from jax.interpreters import mlir
 import tracegraph as tg
 from tests.tracegraph.kernel_caching.test_program_key import X, find_key
 from tracegraph.jax_internals import list_lowering_rules
+from tracegraph.kernel_caching import surroundings
 from tracegraph.kernel_caching.known_rules import describe_rules
 from tracegraph.kernel_caching.program_key import NoKey
+from tracegraph.runtime import installed_packages
 from tracegraph.runtime.jax_interop import make_mark
 
 
@@ -81,6 +88,90 @@ def test_a_rule_of_jax_for_a_primitive_of_a_user_has_no_key():
     primitive = make_primitive(jax.ffi.ffi_lowering("target"))
     with pytest.raises(NoKey, match="`scale`"):
         find_key(lambda x: primitive.bind(x))
+
+
+SCALERS = """
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+def make(factor):
+    primitive = Primitive("scale")
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(primitive, mlir.lower_fun(lambda x: x * factor, multiple_results=False))
+    return primitive
+"""
+
+
+@pytest.fixture
+def scalers(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Installs a package that makes primitives; yields the folder that it is in."""
+    (tmp_path / "scalers").mkdir()
+    (tmp_path / "scalers" / "__init__.py").write_text(SCALERS)
+    (tmp_path / "scalers-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(surroundings, "_IMPORTED", time.time() + 60)
+    forget_packages()
+    yield tmp_path
+    sys.modules.pop("scalers", None)
+    forget_packages()
+
+
+def forget_packages() -> None:
+    for function in (surroundings.describe_package, surroundings._digest_packages):
+        function.cache_clear()
+    installed_packages.list_packages.cache_clear()
+
+
+def find_scaled_key(factor: Any) -> str:
+    forget_packages()
+    primitive = importlib.import_module("scalers").make(factor)
+    return find_key(lambda x: primitive.bind(x))
+
+
+def test_rules_of_an_installed_package_are_what_its_files_say(scalers: pathlib.Path):
+    keys = [find_scaled_key(2.0), find_scaled_key(3.0)]
+    assert find_scaled_key(2.0) == keys[0]
+    (scalers / "scalers" / "rule.py").write_text("FACTOR = 2")
+    keys.append(find_scaled_key(2.0))
+    (scalers / "another-1.0.dist-info").mkdir()
+    keys.append(find_scaled_key(2.0))
+    assert len(set(keys)) == 4
+
+
+def test_a_rule_of_an_installed_package_that_holds_an_object_has_no_key(scalers: pathlib.Path):
+    del scalers
+    assert find_scaled_key(None)
+    with pytest.raises(NoKey, match="`scale` is lowered by a rule that is not JAX's"):
+        find_scaled_key(np.float32(2.0))
+
+
+def test_a_rule_of_a_package_that_changed_in_a_running_process_has_no_key(
+    scalers: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    del scalers
+    monkeypatch.setattr(surroundings, "_IMPORTED", time.time() - 60)
+    with pytest.raises(NoKey, match="`scale`"):
+        find_scaled_key(2.0)
+
+
+def test_a_rule_of_an_editable_package_has_no_key(scalers: pathlib.Path):
+    (scalers / "scalers-1.0.dist-info").rmdir()
+    with pytest.raises(NoKey, match="`scale`"):
+        find_scaled_key(2.0)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_loop_of_equinox_is_found_again():
+    def solve(x: jax.Array) -> jax.Array:
+        return internal.while_loop(
+            lambda c: unvmap_any(c < 9), lambda c: c * 2, x, kind="bounded", max_steps=8
+        )
+
+    for hits in (0, 1):
+        before = tg.kernel_cache.info()
+        np.testing.assert_array_equal(tg.capture(solve)(X), jax.jit(solve)(X))
+        assert tg.kernel_cache.info().hits == before.hits + hits
+    assert tg.kernel_cache.info().entries == 1
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tracegraph.kernel_caching import cached_lowering, surroundings
 from tracegraph.kernel_caching.program_key import make_key
 from tracegraph.kernel_caching.surroundings import describe_surroundings
 from tracegraph.lowering.tuning import Tuning
+from tracegraph.runtime import installed_packages
 from tracegraph.runtime.jax_interop import describe_xla_flags
 
 
@@ -155,7 +156,7 @@ def test_the_libraries_of_an_installed_cuda_count(
 
     packages: dict[str, str] = {}
     monkeypatch.setattr(surroundings, "_read_package_versions", lambda: packages)
-    monkeypatch.setattr(surroundings, "_SYSTEM_FOLDERS", (str(tmp_path / "absent"),))
+    monkeypatch.setattr(installed_packages, "SYSTEM_FOLDERS", (str(tmp_path / "absent"),))
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}")
     assert set(find().values()) == {""}
     library = tmp_path / "libcublasLt.so.13.0.1.2"
@@ -175,7 +176,10 @@ def test_the_libraries_of_an_installed_cuda_count(
 def test_versions_of_packages_are_those_that_python_finds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ):
-    read = surroundings._read_package_versions.__wrapped__
+    def read() -> dict[str, str]:
+        installed_packages.list_packages.cache_clear()
+        return surroundings._read_package_versions()
+
     for place, name in (
         ("first", "nvidia_cublas_cu12-12.9.1.4"),
         ("second", "nvidia_cublas_cu12-13.0"),

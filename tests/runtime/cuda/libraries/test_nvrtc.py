@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import sys
 import types
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from tests.oracles.error_lines import match
-from tracegraph.runtime.cuda.libraries import nvrtc
+from tracegraph.runtime.code_target import CompiledSource
+from tracegraph.runtime.cuda.libraries import kept_sources, nvrtc
 from tracegraph.runtime.errors import CudaError, UnsupportedError
+from tracegraph.runtime.saving.saved_file import read_file, write_file
 
 
 class FakeNvrtc(types.ModuleType):
@@ -80,6 +83,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvrtc]:
 def _forget() -> None:
     nvrtc.compile_source.cache_clear()
     nvrtc._load.cache_clear()
+    kept_sources._find_version.cache_clear()
 
 
 def test_a_source_becomes_machine_code_once(fake: FakeNvrtc) -> None:
@@ -128,3 +132,72 @@ def test_without_nvrtc_that_is_said(missing: str, fake: FakeNvrtc, monkeypatch: 
         'pip install "jax[cuda13]"',
     )
     assert "\n" not in caught.value.why
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "1")
+    monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE_PATH", str(tmp_path / "kernels"))
+    set_version(monkeypatch, "12.9.86")
+    return tmp_path / "kernels"
+
+
+def set_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    packages = {"nvidia-cuda-nvrtc-cu12": version} if version else {}
+    monkeypatch.setattr(kept_sources, "list_packages", lambda: packages)
+    monkeypatch.setattr(kept_sources, "find_libraries", lambda names: dict.fromkeys(names, ""))
+    _forget()
+
+
+def compile_in_new_process(source: str = "source", options: tuple[str, ...] = ()) -> CompiledSource:
+    _forget()
+    return nvrtc.compile_source("9.0", source, options)
+
+
+def test_another_process_reads_what_was_compiled(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = compile_in_new_process()
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    # NVRTC itself is not even loaded.
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
+    assert compile_in_new_process() == first
+    for source, options in (("other", ()), ("source", ("--fmad=false",))):
+        with pytest.raises(UnsupportedError):
+            compile_in_new_process(source, options)
+    set_version(monkeypatch, "12.9.87")
+    with pytest.raises(UnsupportedError):
+        compile_in_new_process()
+
+
+def test_with_a_version_that_is_not_known_nothing_is_kept(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_version(monkeypatch, "")
+    compile_in_new_process()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "blobs"),
+    [({"ptx": "text"}, [b"code"]), ({"key": "", "ptx": 1}, [b"code"]), ({"key": ""}, []), ([], [])],
+)
+def test_a_file_of_another_kind_is_made_anew(
+    content: Any, blobs: list[bytes], folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = compile_in_new_process()
+    (file,) = folder.iterdir()
+    if isinstance(content, dict) and "key" in content:
+        content["key"] = file.stem
+    write_file(file, content, blobs)
+    assert compile_in_new_process() == first
+    assert "it is not what NVRTC made of this source" in caplog.text
+    assert read_file(file).content["key"] == file.stem
+
+
+def test_what_is_refused_is_not_kept(folder: pathlib.Path, fake: FakeNvrtc) -> None:
+    fake.result = 6
+    with pytest.raises(CudaError):
+        compile_in_new_process()
+    assert not folder.exists()
