@@ -338,7 +338,7 @@ def compile_with_launch(source: str, launch: str, *, has_threads: bool = True) -
         file.write_text(text)
         parts = [str(file), *scheduler, *_LIBRARIES]
         command = [compiler, *_FLAGS, "-shared", "-o", str(library), *parts]
-        subprocess.run(command, check=True, timeout=60)
+        run_compiler(command)
         return ctypes.CDLL(str(library))
 
 
@@ -356,8 +356,17 @@ def _compile_scheduler(compiler: str) -> str:
     # A jump to another stack, as all of its jumps are, would be taken for a fault.
     flags = [*_FLAGS, "-O2", "-U_FORTIFY_SOURCE"]
     command = [compiler, *flags, "-c", "-o", str(compiled), str(_SCHEDULER)]
-    subprocess.run(command, check=True, timeout=60)
+    run_compiler(command)
     return str(compiled)
+
+
+def run_compiler(command: Sequence[str]) -> None:
+    """Runs a compiler to its end; what it says is in the error, if it fails.
+
+    With its output in a pipe: without one Python would look for the end every 50 ms.
+    """
+    ran = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def plant_fault(
