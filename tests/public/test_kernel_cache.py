@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import pathlib
@@ -113,6 +114,7 @@ def test_the_key_of_a_first_capture_is_made_while_xla_compiles(
 
 
 TRAIN = """
+import gc
 import json
 import tests.public.test_kernel_cache as t
 state, values = t.train(t.make_step())
@@ -211,6 +213,19 @@ def test_in_checking_mode_each_capture_is_compared(
         train(make_step())
     assert subtract(before) == (0, 0, 0)
     assert len(compiled) == 2
+
+
+def test_the_collector_rests_while_a_file_is_read(monkeypatch: pytest.MonkeyPatch):
+    train(make_step())
+    states, decode = [], cached_lowering.decode_lowered
+    monkeypatch.setattr(
+        cached_lowering,
+        "decode_lowered",
+        lambda *args: (states.append(gc.isenabled()), decode(*args))[1],
+    )
+    train(make_step())
+    assert states == [False]
+    assert gc.isenabled()
 
 
 def test_off_it_reads_and_writes_nothing(

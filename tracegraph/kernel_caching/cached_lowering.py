@@ -33,6 +33,7 @@ from tracegraph.ir.graph import Graph, Value
 from tracegraph.kernel_caching.program_key import NoKey, make_key
 from tracegraph.kernel_caching.storing import store_behind, wait_for_stores
 from tracegraph.kernel_caching.surroundings import describe_surroundings, find_own_version
+from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.late_executable import LateExecutable, LateRegions
 from tracegraph.lowering.lower import Lowered
@@ -235,6 +236,7 @@ def _store(
         _count("stores")
 
 
+@hold_collector
 def _decode(
     key: str,
     content: Any,

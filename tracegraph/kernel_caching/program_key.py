@@ -37,6 +37,7 @@ from tracegraph.jax_internals import (
     unwrap_array,
 )
 from tracegraph.kernel_caching.known_rules import describe_rules, is_defined_by_jax
+from tracegraph.lowering.collector import hold_collector
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # No region calls their functions, see Note [Keys].
@@ -52,6 +53,7 @@ class NoKey(Exception):
     """A program has no key; the text says what is of an unknown kind."""
 
 
+@hold_collector
 def make_key(graph: Graph, embedded: Mapping[Value, Any], surroundings: Mapping[str, Any]) -> str:
     """Returns the key of a program, see Note [Keys].
 
