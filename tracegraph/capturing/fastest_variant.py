@@ -49,6 +49,7 @@ from tracegraph.capturing.variant import (
 )
 from tracegraph.kernel_caching.cached_choice import add_choice, find_choice
 from tracegraph.kernel_caching.cached_lowering import CacheSlot
+from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.tuning import KEEP_SUMS, join_options
 from tracegraph.passes.pipeline import PassReport, Rewritten
 from tracegraph.replacements.library_matmuls import count_own_matmuls
@@ -80,6 +81,7 @@ def takes_replacements(checked: CheckedGraph) -> bool:
     return not checked.uncapturable and not checked.graph.has_streams
 
 
+@hold_collector
 def find_chosen(
     first: FirstTrace, slot: CacheSlot | None, machine: Machine | None
 ) -> Chosen | None:

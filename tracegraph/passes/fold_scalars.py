@@ -1,10 +1,18 @@
-"""Folding: scalars that are computed of literals become literals."""
+"""Folding: scalars that are computed of literals become literals.
+
+Note [Folding by NumPy]
+Binding an op on literals lets XLA compile a program for it, 0.05 s on a GPU, once for each kind of
+op. Where IEEE 754 or the integers leave no choice, NumPy computes the same bits. So does XLA itself
+when it folds constants: on the host, whatever the program is for.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand
@@ -44,8 +52,64 @@ def _fold(op: Op) -> Operand | None:
     if not isinstance(op.results[0].dtype, np.dtype):
         # A typed key: no literal holds one.
         return None
-    (found,) = bind_op(op, [each.value for each in op.operands if isinstance(each, Literal)])
+    literals = [each for each in op.operands if isinstance(each, Literal)]
     aval = op.results[0].aval
+    found = _compute_exactly(op, literals)
+    if found is None:
+        (found,) = bind_op(op, [each.value for each in literals])
     value: Any = np.asarray(found)[()]
     # A scalar of Python has a weak type.
     return Literal(value.item() if getattr(aval, "weak_type", False) else value, aval)
+
+
+def _compute_exactly(op: Op, literals: Sequence[Literal]) -> Any:
+    """Returns what NumPy computes, or None where XLA may round otherwise."""
+    wanted, types = op.results[0].dtype, [each.aval.dtype for each in literals]
+    function = _FUNCTIONS.get(op.name)
+    if function is None or not all(map(_is_exact, [wanted, *types])):
+        return None
+    has_floats = any(jnp.issubdtype(each, jnp.floating) for each in types)
+    if op.name == "div" and not has_floats:
+        # Of integers it is cut off.
+        return None
+    if op.name == "nextafter" and wanted.itemsize < 4:
+        # Between zeros of two signs NumPy stays where it is.
+        return None
+    if has_floats and jnp.issubdtype(wanted, jnp.integer):
+        # It may be out of the integer's range.
+        return None
+    with np.errstate(all="ignore"):
+        arrays = [
+            np.asarray(each.value, dtype) for each, dtype in zip(literals, types, strict=True)
+        ]
+        found = function(*arrays)
+        return found.astype(wanted) if op.name in _CONVERTED else found
+
+
+def _is_exact(dtype: Any) -> bool:
+    """True for booleans, integers, and floats of 16 bits or more."""
+    dtype = np.dtype(dtype)
+    is_float = bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize > 1
+    return is_float or dtype.kind in "biu"
+
+
+_CONVERTED = ("convert_element_type", "copy", "copy_p")
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(_CONVERTED, np.asarray),
+    "add": np.add,
+    "and": np.bitwise_and,
+    "div": np.divide,
+    "eq": np.equal,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "nextafter": np.nextafter,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "sqrt": np.sqrt,
+    "sub": np.subtract,
+}

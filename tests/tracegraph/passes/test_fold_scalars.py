@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from tracegraph.ir.graph import Graph, Literal
 from tracegraph.ir.interpreter import evaluate_graph
 from tracegraph.ir.verifier import verify_graph
+from tracegraph.passes import fold_scalars
 from tracegraph.passes.fold_scalars import FoldScalars
 from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
@@ -56,6 +59,79 @@ def test_what_a_scalar_is_keeps_its_type() -> None:
         strict=True,
     ):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+NUMBERS = (0.0, -0.0, 1.0, 3.0, 0.1, 65504.0, -7.5, float("inf"), float("nan"), 1e-20)
+FLOATS = ("float16", "bfloat16", "float32")
+UNARY = (lax.neg, lax.sqrt, lambda a: a.astype(jnp.float32), lambda a: a.astype(jnp.float16))
+BINARY = (lax.add, lax.sub, lax.mul, lax.div, lax.lt, lax.ge, lax.eq, lax.ne)
+WHOLE = (lax.add, lax.sub, lax.mul, lax.le, lax.gt, lax.bitwise_and, lax.bitwise_or)
+
+
+def fold(function: Any) -> list[Any]:
+    """Returns the literals that results become."""
+    folded = FoldScalars().apply(build(lambda x: (x, *function()), X))
+    assert folded.ops == ()
+    return [each.value for each in folded.outputs[1:] if isinstance(each, Literal)]
+
+
+def check_folded(functions: Any, dtype: str, numbers: Any, arity: int) -> None:
+    """Compares literals with what XLA makes of constants: equal bits, or two NaNs."""
+    pairs = list(itertools.product(numbers, repeat=arity))
+
+    def compute() -> list[Any]:
+        return [f(*[np.array(n, dtype) for n in pair]) for f in functions for pair in pairs]
+
+    found, wanted = fold(compute), jax.device_get(jax.jit(compute)())
+    assert len(found) == len(wanted) == len(functions) * len(pairs)
+    for one, other in zip(found, wanted, strict=True):
+        ours = np.asarray(one, other.dtype)
+        assert ours.tobytes() == other.tobytes() or (ours != ours and other != other)
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ops that XLA computes."""
+    names: list[str] = []
+    bind = fold_scalars.bind_op
+    monkeypatch.setattr(
+        fold_scalars, "bind_op", lambda op, a: (names.append(op.name), bind(op, a))[1]
+    )
+    return names
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_floats_are_folded_to_the_bits_of_xla_without_it(dtype: str, bound: list[str]) -> None:
+    check_folded(UNARY, dtype, [n for n in NUMBERS if n >= 0], 1)
+    binary = BINARY if dtype != "float32" else (*BINARY, lax.nextafter)
+    check_folded(binary, dtype, [n for n in NUMBERS if n == n], 2)
+    assert bound == []
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int8", "bool"])
+def test_integers_are_folded_to_the_bits_of_xla_without_it(dtype: str, bound: list[str]) -> None:
+    is_bool = dtype == "bool"
+    largest = 1 if is_bool else int(np.iinfo(dtype).max)
+    check_folded(WHOLE[-2:] if is_bool else WHOLE, dtype, (0, 1, largest), 2)
+    casts = [lambda a, to=to: a.astype(to) for to in ("int16", "float32", "bool")]
+    check_folded([lax.bitwise_not, *casts], dtype, (0, 1, largest), 1)
+    assert bound == []
+
+
+def test_what_numpy_may_round_otherwise_is_left_to_xla(bound: list[str]) -> None:
+    numbers = [np.float32(0.3), np.float32(2.7), np.int32(7)]
+
+    def compute() -> list[Any]:
+        a, b, c = map(np.asarray, numbers)
+        return [
+            lax.exp(a),
+            lax.pow(a, b),
+            lax.div(c, np.int32(2)),
+            lax.convert_element_type(lax.neg(b), "int32"),
+        ]
+
+    np.testing.assert_allclose(fold(compute), jax.device_get(jax.jit(compute)()), rtol=3e-7)
+    assert bound == ["exp", "pow", "div", "convert_element_type"]
 
 
 def test_a_choice_of_a_value_and_an_effect_stay() -> None:
