@@ -242,7 +242,7 @@ def test_off_it_reads_and_writes_nothing(
     monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "1")
     info = tg.kernel_cache.info()
     assert (info.path, info.entries) == (folder, 1)
-    assert f"1 files, {info.nbytes:,} of" in str(info)
+    assert f"1 file, {info.nbytes:,} of" in str(info)
     assert tg.kernel_cache.clear() == 1
 
 

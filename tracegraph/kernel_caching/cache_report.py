@@ -7,6 +7,7 @@ import pathlib
 
 from tracegraph.kernel_caching.cached_lowering import read_counts
 from tracegraph.kernel_caching.storing import wait_for_stores
+from tracegraph.runtime.errors import count_noun
 from tracegraph.runtime.saving.kernel_store import find_store
 
 
@@ -38,7 +39,8 @@ class KernelCacheInfo:
         counts = f"hits {self.hits}, misses {self.misses}, stores {self.stores}"
         if self.path is None:
             return f"kernel cache: off; {counts}"
-        size = f"{self.entries} files, {self.nbytes:,} of {self.limit:,} bytes"
+        files = count_noun(self.entries, "file")
+        size = f"{files}, {self.nbytes:,} of {self.limit:,} bytes"
         return f"kernel cache {self.path}: {size}; {counts}"
 
 
