@@ -92,7 +92,12 @@ def _sort(ops: Sequence[Op]) -> list[Op]:
 def _trace(match: Match, numbers: Iterator[int]) -> tuple[list[Op], list[Operand]]:
     """Returns the ops of a replacement, and the operands that are its results."""
     op = match.op
-    closed = jax.make_jaxpr(match.compute)(*[describe(operand.aval) for operand in match.inputs])
+
+    # JAX prints what it traces unless it is a function, and a record of a match is long.
+    def compute(*arrays: Any) -> Any:
+        return match.compute(*arrays)
+
+    closed = jax.make_jaxpr(compute)(*[describe(operand.aval) for operand in match.inputs])
     _check_types(match, closed.out_avals)
     trace = JaxTrace(closed, None, _bind_nothing, op.name, op.origin)
     body = InlineCalls().apply(build_traced(trace).graph)

@@ -90,6 +90,23 @@ def test_a_replacement_of_another_type_is_refused(wrong: Any) -> None:
         splice_matches(graph, match_sines(graph, wrong))
 
 
+def test_what_computes_a_replacement_is_not_printed() -> None:
+    class Doubling:
+        printed = 0
+
+        def __call__(self, x: Any) -> Sequence[Any]:
+            return double(x)
+
+        def __repr__(self) -> str:
+            Doubling.printed += 1
+            return "a record with all of its matches"
+
+    graph = build(lambda x: jnp.sin(x), X)
+    spliced = splice_matches(graph, match_sines(graph, Doubling()))
+    assert not find_ops(spliced, "sin")
+    assert Doubling.printed == 0
+
+
 def test_results_that_are_needed_before_the_last_op_come_before_that() -> None:
     def function(x: Any) -> Any:
         one = jnp.sin(x)
