@@ -102,14 +102,16 @@ def _list_closed_over(function: Any) -> Iterator[Any]:
 
 
 def _is_told_by_files(part: Any) -> bool:
-    """True for a plain value, and for what a module defines; not for an object with attributes."""
-    if isinstance(part, _PLAIN):
+    """True for a plain value, what a module defines, and JAX's wrappers of it; not for objects."""
+    if isinstance(part, (*_PLAIN, *_DEFINED)):
         return True
-    return isinstance(part, _DEFINED) or hasattr(part, "__wrapped__")
+    return hasattr(part, "__wrapped__") and _find_package(type(part)) in (*_JAX, "functools")
 
 
 def _find_package(function: Any) -> str:
-    return str(getattr(function, "__module__", "")).partition(".")[0]
+    # `functools.wraps` gives a function the module of another one, but not its globals.
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    return str(module or getattr(function, "__module__", "")).partition(".")[0]
 
 
 def _describe_part(part: Any) -> str:

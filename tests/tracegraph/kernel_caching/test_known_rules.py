@@ -145,6 +145,26 @@ def test_a_rule_of_an_installed_package_that_holds_an_object_has_no_key(scalers:
         find_scaled_key(np.float32(2.0))
 
 
+def test_what_bears_the_name_of_a_package_is_not_of_it(scalers: pathlib.Path):
+    del scalers
+    make = importlib.import_module("scalers").make
+
+    @functools.wraps(make)
+    def twice(x: jax.Array) -> jax.Array:
+        return 2 * x
+
+    class Wrapper:
+        __wrapped__, __module__ = make, "scalers"
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return 2 * x
+
+    for rule in (twice, Wrapper()):
+        primitive = make_primitive(mlir.lower_fun(rule, multiple_results=False))
+        with pytest.raises(NoKey, match="`scale`"):
+            find_key(lambda x, p=primitive: p.bind(x))
+
+
 def test_a_rule_of_a_package_that_changed_in_a_running_process_has_no_key(
     scalers: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
