@@ -10,6 +10,13 @@ can start earliest: list scheduling, as in R. L. Graham, Bounds on multiprocessi
 steps fill the device by themselves, two lanes may be better: what runs beside a step takes places
 from it. That depends on what is not known here, so it is tried: `Tuning.has_two_lanes`.
 
+Note [Longest chain first]
+The driver deals out the nodes of a graph to queues of its own, and meets them in the order in which
+they were created: of one graph, orders differ by up to 8 % in time. So they are created in this one:
+of the steps that may come next, one of the longest chain, or else the one that the most work waits
+for. On H200s the step of a GPT takes 1 % less time than in the order in which lanes start their
+steps, and with a `scan` over its layers 4 to 5 %: see docs/design/gpu_replay.md.
+
 An edge that is added only orders more than before, so the graph computes the same. But where a
 graph waits for an event of the user's, such an edge could close a circle through what records it:
 graphs with events keep their edges. Over several devices all have the same edges, so that what
@@ -19,8 +26,10 @@ comes first on one comes first on all.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tracegraph.lowering.planning.step_order import find_ancestors, reduce_edges
@@ -46,7 +55,9 @@ class Arrangement(NamedTuple):
 def arrange_in_lanes(
     times: Sequence[float], edges: Sequence[tuple[int, int]], *, has_two: bool = False
 ) -> Arrangement:
-    """Returns steps in lanes, see Note [Lanes]; as they are where that adds no edge.
+    """Returns steps in lanes, in the order in which they become nodes.
+
+    See Note [Lanes] and Note [Longest chain first].
 
     Args:
         times: of each step, in any unit; none is 0.
@@ -64,47 +75,70 @@ def arrange_in_lanes(
     """
     count = len(times)
     before, after = _list_neighbours(count, edges)
-    rest = _measure_rest(times, after)
+    rest = _measure_rest(times, after, range(count))
     lanes = _Lanes(TWO if has_two else _choose_count(times, rest))
-    missing = [len(each) for each in before]
-    ready = [(-rest[index], index) for index in range(count) if not missing[index]]
-    heapq.heapify(ready)
-    order: list[int] = []
+    dealt: list[int] = []
     added: list[tuple[int, int]] = []
-    while ready:
-        _, index = heapq.heappop(ready)
+    for index in _list_ready(after, [(-each,) for each in rest]):
         previous = lanes.place(index, before[index], times[index])
-        order.append(index)
+        dealt.append(index)
         if previous is not None:
             added.append((previous, index))
-        for follower in after[index]:
-            missing[follower] -= 1
-            if not missing[follower]:
-                heapq.heappush(ready, (-rest[follower], follower))
-    # What starts first comes first, so that the driver meets the steps in their order.
-    order.sort(key=lambda index: lanes.starts[index])
+    order = _put_chain_first(times, [*edges, *added], dealt)
     place = {old: new for new, old in enumerate(order)}
     moved = [(place[first], place[second]) for first, second in edges]
     chained = [(place[first], place[second]) for first, second in added]
     arranged = reduce_edges(count, {*moved, *chained})
-    if len(arranged) == len(edges) and {*arranged} == {*moved}:
-        return Arrangement(tuple(range(count)), tuple(edges))
     _verify_order(count, moved, arranged)
     return Arrangement(tuple(order), arranged)
+
+
+def _put_chain_first(
+    times: Sequence[float], edges: Sequence[tuple[int, int]], dealt: Sequence[int]
+) -> list[int]:
+    """Returns the order in which steps become nodes, see Note [Longest chain first].
+
+    Args:
+        times: of each step.
+        edges: pairs of step indices, those of lanes among them.
+        dealt: the steps in an order that the edges allow.
+    """
+    _, after = _list_neighbours(len(times), edges)
+    rest = _measure_rest(times, after, dealt)
+    chain: set[int] = set()
+    ahead: Sequence[int] = range(len(times))
+    while ahead:
+        first = max(ahead, key=rest.__getitem__)
+        chain.add(first)
+        ahead = after[first]
+    return list(_list_ready(after, [(i not in chain, -each) for i, each in enumerate(rest)]))
+
+
+def _list_ready(after: Sequence[Sequence[int]], keys: Sequence[tuple[float, ...]]) -> Iterator[int]:
+    """Yields steps behind all that they wait for; of those that may come next, the least key's."""
+    missing = Counter(itertools.chain.from_iterable(after))
+    ready = [(key, index) for index, key in enumerate(keys) if not missing[index]]
+    heapq.heapify(ready)
+    while ready:
+        _, index = heapq.heappop(ready)
+        yield index
+        for follower in after[index]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, (keys[follower], follower))
 
 
 class _Lanes:
     """Lanes that fill.
 
-    Attributes:
-        starts: when each step that was placed starts.
+    Args:
+        count: how many.
     """
 
     def __init__(self, count: int) -> None:
         self._ends = [0.0] * count
         self._last: list[int | None] = [None] * count
         self._end_of: dict[int, float] = {}
-        self.starts: dict[int, float] = {}
 
     def place(self, index: int, before: Sequence[int], time: float) -> int | None:
         """Places a step where it starts earliest, and returns the one before it there."""
@@ -117,8 +151,7 @@ class _Lanes:
             return max(earliest, self._ends[lane]), last not in followed, last is not None
 
         lane = min(range(len(self._ends)), key=rate)
-        self.starts[index] = max(earliest, self._ends[lane])
-        self._end_of[index] = self._ends[lane] = self.starts[index] + time
+        self._end_of[index] = self._ends[lane] = max(earliest, self._ends[lane]) + time
         previous, self._last[lane] = self._last[lane], index
         return previous
 
@@ -134,10 +167,12 @@ def _list_neighbours(
     return before, after
 
 
-def _measure_rest(times: Sequence[float], after: Sequence[Sequence[int]]) -> list[float]:
+def _measure_rest(
+    times: Sequence[float], after: Sequence[Sequence[int]], order: Sequence[int]
+) -> list[float]:
     """Returns for each step the longest time from its start to the end of what waits for it."""
     rest = [0.0] * len(times)
-    for index in reversed(range(len(times))):
+    for index in reversed(order):
         rest[index] = times[index] + max((rest[each] for each in after[index]), default=0.0)
     return rest
 

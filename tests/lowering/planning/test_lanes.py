@@ -55,10 +55,23 @@ def test_random_graphs_are_narrow_and_keep_their_order(seed, has_two):
 
 
 @pytest.mark.parametrize("width", [1, 2, FEWEST])
-def test_a_narrow_graph_stays_as_it_is(width):
+def test_a_narrow_graph_keeps_its_edges(width):
     """Chains side by side, in turns: each has a lane of its own."""
-    edges = tuple((index, index + width) for index in range(20 * width - width))
-    assert arrange_in_lanes([1.0] * 20 * width, edges) == (tuple(range(20 * width)), edges)
+    edges = {(index, index + width) for index in range(20 * width - width)}
+    order, arranged = arrange_in_lanes([1.0] * 20 * width, sorted(edges))
+    assert {(order[first], order[second]) for first, second in arranged} == edges
+
+
+def test_the_longest_chain_comes_first():
+    """Six steps of one time: 0, 2, 4 and 5 are a chain; 3 makes 5 wait, and for 1 nothing waits."""
+    edges = [(0, 1), (0, 2), (0, 3), (2, 4), (3, 5), (4, 5)]
+    assert arrange_in_lanes([1.0] * 6, edges).order == (0, 2, 4, 3, 5, 1)
+
+
+def test_of_the_others_comes_first_what_the_most_work_waits_for():
+    """A chain of one long step; beside it chains of one, two and three short ones."""
+    edges = [(2, 3), (4, 5), (5, 6)]
+    assert arrange_in_lanes([9.0, *[1.0] * 6], edges).order == (0, 4, 2, 5, 1, 3, 6)
 
 
 def test_as_many_lanes_as_are_kept_busy():

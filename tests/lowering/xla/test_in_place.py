@@ -107,9 +107,10 @@ def run_both(made: Instructions, seed: int) -> tuple[list[Any], list[Any]]:
     stage = build_graph(planned, plan).stages[0]
     memory: Any = {("arena", i): "poison" for i in range(plan.arena_bytes)}
     memory |= {("arena", plan.offsets["x"] + i): f"x{i}" for i in range(32)}
-    order = shuffle_order(len(planned.steps), stage.edges, seed)
-    steps = [made.correct(planned.steps[index]) for index in order]
-    run_steps(steps, memory, plan.offsets, [stage.nodes[index] for index in order])
+    nodes = [stage.nodes[index] for index in shuffle_order(len(stage.nodes), stage.edges, seed)]
+    # Nodes have an order of their own.
+    steps = {id(step.node): step for step in planned.steps if isinstance(step, DeviceStep)}
+    run_steps([made.correct(steps[id(node)]) for node in nodes], memory, plan.offsets, nodes)
     found = [memory["arena", plan.offsets["n"] + i] for i in range(32)]
     return [expected["#0", i] for i in range(32)], found
 
