@@ -12,7 +12,7 @@ from it. That depends on what is not known here, so it is tried: `Tuning.has_two
 
 Note [Longest chain first]
 The driver deals out the nodes of a graph to queues of its own, and meets them in the order in which
-they were created: of one graph, orders differ by up to 8 % in time. So they are created in this one:
+they were created: of one graph, orders differ by up to 8 % in time. So they are created like this:
 of the steps that may come next, one of the longest chain, or else the one that the most work waits
 for. On H200s the step of a GPT takes 1 % less time than in the order in which lanes start their
 steps, and with a `scan` over its layers 4 to 5 %: see docs/design/gpu_replay.md.
