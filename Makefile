@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # Two workers: JAX compiles with several threads by itself. Each begins with one half of the tests,
 # so that those of one file mostly share what they compile.
 PYTEST_ARGS ?= -n 2 --dist worksteal
+# Tests of few changes that take a fifth of the time: JAX's own harnesses, benchmarks, random programs,
+# and wheels. `.ci/run` runs them, too.
+LONG ?= tests/conformance tests/benchmarks tests/fuzz tests/test_packaging.py
 # The extra of pyproject.toml that is installed.
 EXTRA ?= dev
 # uv takes a fifth of what pip takes, but reads no pip.conf: an index that only pip knows is asked by
@@ -25,8 +28,8 @@ help: ## list the targets
 demo: $(VENV)/installed ## train a digit classifier, captured whole, and write digits_loss.png
 	$(BIN)/python examples/03_train_digits.py
 
-test: $(VENV)/installed ## run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(VENV)/installed ## run the tests; LONG= also runs those that take long
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(LONG:%=--ignore=%)
 
 # XLA may look for a GPU otherwise, and finds a plugin without its libraries.
 deviceless: export JAX_PLATFORMS := cpu
