@@ -297,7 +297,10 @@ def test_the_glossary_is_sorted_and_has_each_word_once() -> None:
 
 def test_the_figures_of_the_readme_are_those_of_the_pages() -> None:
     head = "| One H200, microseconds per call (host time) |"
-    pages = {"figures.md": "| Case | tg.capture: total |", "numerics.md": "| Step | PyTorch's best |"}
+    pages = {
+        "figures.md": "| Case | tg.capture: total |",
+        "numerics.md": "| Step | PyTorch's best |",
+    }
     measured = {
         round(float(figure.replace(",", "")))
         for page, first in pages.items()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -19,9 +21,13 @@ from tracegraph.passes.rewrite import (
     replace_operands,
 )
 from tracegraph.replacements.bodies import change_body, describe, group_by_body
-from tracegraph.replacements.match import Match
+from tracegraph.replacements.match import Body, Match
 from tracegraph.runtime.errors import InternalError
+from tracegraph.runtime.jax_interop import carry_settings
 from tracegraph.tracing.trace import JaxTrace, build_traced
+
+# That trace replacements at once.
+MAX_THREADS = 8
 
 
 def splice_matches(graph: Graph, matches: Sequence[Match]) -> Graph:
@@ -37,21 +43,25 @@ def splice_matches(graph: Graph, matches: Sequence[Match]) -> Graph:
     Raises:
         InternalError: a replacement has other types than what it replaces.
     """
-    changed = [
-        change_body(body, splice_matches(body.graph, inner))
-        for body, inner in group_by_body(matches).items()
-    ]
     own = [match for match in matches if not match.path]
-    ends = {id(match.op): match for match in (*own, *changed)}
+    groups = group_by_body(matches)
+    tasks: list[Callable[[], tuple[Match, Graph]]] = [
+        *(functools.partial(_trace, match) for match in own),
+        *(functools.partial(_change, body, inner) for body, inner in groups.items()),
+    ]
+    # NVRTC compiles a kernel where its call is traced, and lets go of Python's lock meanwhile.
+    with ThreadPoolExecutor(MAX_THREADS, "tracegraph-splice") as threads:
+        traced = list(threads.map(lambda task: task(), map(carry_settings, tasks)))
+    ends = {id(match.op): (match, body) for match, body in traced}
     first = 1 + max((value.number for value in _list_values(graph)), default=-1)
     numbers = itertools.count(first)
     replaced: Replacements = {}
     ops: list[Op] = []
     for op in graph.ops:
         ops.append(op)
-        match = ends.get(id(op))
-        if match is not None:
-            new, results = _trace(match, numbers)
+        if id(op) in ends:
+            match, body = ends[id(op)]
+            new, results = _insert(body, match, numbers)
             ops += new
             replaced.update(zip(match.results, results, strict=True))
     ops = _sort([replace_operands(op, replaced) for op in ops])
@@ -89,8 +99,13 @@ def _sort(ops: Sequence[Op]) -> list[Op]:
     return list(placed.values())
 
 
-def _trace(match: Match, numbers: Iterator[int]) -> tuple[list[Op], list[Operand]]:
-    """Returns the ops of a replacement, and the operands that are its results."""
+def _change(body: Body, inner: Sequence[Match]) -> tuple[Match, Graph]:
+    """Returns a match of the op of a body, and the same op with another body as a graph."""
+    return _trace(change_body(body, splice_matches(body.graph, inner)))
+
+
+def _trace(match: Match) -> tuple[Match, Graph]:
+    """Returns a match, and the ops of its replacement as a graph of its own."""
     op = match.op
 
     # JAX prints what it traces unless it is a function, and a record of a match is long.
@@ -100,14 +115,19 @@ def _trace(match: Match, numbers: Iterator[int]) -> tuple[list[Op], list[Operand
     closed = jax.make_jaxpr(compute)(*[describe(operand.aval) for operand in match.inputs])
     _check_types(match, closed.out_avals)
     trace = JaxTrace(closed, None, _bind_nothing, op.name, op.origin)
-    body = InlineCalls().apply(build_traced(trace).graph)
+    return match, InlineCalls().apply(build_traced(trace).graph)
+
+
+def _insert(body: Graph, match: Match, numbers: Iterator[int]) -> tuple[list[Op], list[Operand]]:
+    """Returns the ops of a replacement, numbered on, and the operands that are its results."""
     known: Replacements = dict(zip(body.inputs, match.inputs, strict=True))
     ops: list[Op] = []
     for each in body.ops:
         operands = tuple(find_replacement(operand, known) for operand in each.operands)
         results = tuple(Value(next(numbers), value.aval) for value in each.results)
         known.update(zip(each.results, results, strict=True))
-        ops.append(Op(results, each.primitive, operands, each.params, each.subgraphs, op.origin))
+        origin = match.op.origin
+        ops.append(Op(results, each.primitive, operands, each.params, each.subgraphs, origin))
     return ops, [find_replacement(operand, known) for operand in body.outputs]
 
 

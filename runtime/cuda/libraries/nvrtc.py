@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from tracegraph.runtime.code_target import CompiledSource
 from tracegraph.runtime.cuda.libraries.kept_sources import find_or_compile
 from tracegraph.runtime.errors import CudaError, UnsupportedError
 
+_guard = threading.Lock()
+_locks: weakref.WeakValueDictionary[Hashable, threading.Lock] = weakref.WeakValueDictionary()
 
-@functools.lru_cache(maxsize=256)
+
 def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> CompiledSource:
-    """Compiles a source, unless the kernel cache has it.
+    """Compiles a source, unless the kernel cache has it; threads compile each one once.
 
     Args:
         architecture: compute capability, as ``9.0``.
@@ -25,6 +29,16 @@ def compile_source(architecture: str, source: str, options: tuple[str, ...]) -> 
         UnsupportedError: NVRTC is not installed.
         CudaError: it does not take the source.
     """
+    key = architecture, source, options
+    with _guard:
+        lock = _locks.setdefault(key, threading.Lock())
+    with lock:
+        return _compile_cached(*key)
+
+
+@functools.lru_cache(maxsize=256)
+def _compile_cached(architecture: str, source: str, options: tuple[str, ...]) -> CompiledSource:
+    """Does what `compile_source` does; two threads may do the same at once."""
     flags = (f"--gpu-architecture={_name_target(architecture)}", *options)
     return find_or_compile(source, flags, functools.partial(_compile, source, flags))
 

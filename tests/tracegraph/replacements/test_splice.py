@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from tracegraph.ir.verifier import verify_graph
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
 from tracegraph.replacements.match import Match
 from tracegraph.replacements.splice import splice_matches
-from tracegraph.runtime.errors import InternalError
+from tracegraph.runtime.errors import InternalError, UnsupportedError
 from tracegraph.tracing.trace import trace_function
 
 X = jnp.linspace(1.0, 2.0, 3)
@@ -55,6 +56,39 @@ def test_several_places_are_replaced_and_what_only_they_needed_goes() -> None:
     got = evaluate_graph(spliced, X)
     assert jnp.allclose(got[0], 12 * jnp.exp(X))
     assert len(graph.ops) == 4
+
+
+def test_replacements_are_traced_at_once_under_the_settings_of_the_caller() -> None:
+    graph = build(lambda x: jnp.sin(jnp.sin(x)), X)
+    both, settings = threading.Barrier(2, timeout=60), []
+
+    def double_beside_the_other(x: Any) -> Sequence[Any]:
+        # NVRTC is there in a kernel's place: one waits until the other is compiled as well.
+        both.wait()
+        settings.append(jax.config.read("jax_enable_x64"))
+        return double(x)
+
+    with jax.enable_x64(True):
+        spliced = splice_matches(graph, match_sines(graph, double_beside_the_other))
+    assert [op.name for op in spliced.ops] == ["add", "add"]
+    assert settings == [True, True]
+
+
+def test_an_error_of_one_replacement_is_raised_when_all_have_ended() -> None:
+    graph = build(lambda x: jnp.sin(jnp.sin(x)), X)
+    begun: list[str] = []
+
+    def fail_first(x: Any) -> Sequence[Any]:
+        begun.append(threading.current_thread().name)
+        raise UnsupportedError(
+            "NVRTC is missing", where="", why="it is not there", fix="install it", anchor="cuda"
+        )
+
+    with pytest.raises(UnsupportedError, match="NVRTC is missing"):
+        splice_matches(graph, match_sines(graph, fail_first))
+    assert len(begun) == 2
+    assert not {thread.name for thread in threading.enumerate()} & {*begun}
+    assert len(splice_matches(graph, match_sines(graph)).ops) == 2
 
 
 def test_ops_that_something_else_needs_stay() -> None:

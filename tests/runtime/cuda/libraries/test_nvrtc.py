@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import pathlib
 import sys
+import threading
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -81,7 +83,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvrtc]:
 
 
 def _forget() -> None:
-    nvrtc.compile_source.cache_clear()
+    nvrtc._compile_cached.cache_clear()
     nvrtc._load.cache_clear()
     kept_sources._find_version.cache_clear()
 
@@ -92,8 +94,29 @@ def test_a_source_becomes_machine_code_once(fake: FakeNvrtc) -> None:
         assert code.cubin == b"source--gpu-architecture=sm_90a--fmad=false"
         assert code.ptx == "SOURCE--GPU-ARCHITECTURE=SM_90A--FMAD=FALSE"
     assert fake.programs == {}
-    assert nvrtc.compile_source.cache_info().misses == 1
+    assert nvrtc._compile_cached.cache_info().misses == 1
     assert b"sm_100" in nvrtc.compile_source("10.0", "source", ()).cubin
+
+
+def test_threads_compile_a_source_once_and_others_beside_it(
+    fake: FakeNvrtc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, compiled = threading.Barrier(2, timeout=60), []
+
+    def compile_beside_another(program: int, count: int, options: list[bytes]) -> Any:
+        begun.wait()
+        compiled.append(fake.programs[program])
+        return FakeNvrtc.nvrtcCompileProgram(fake, program, count, options)
+
+    monkeypatch.setattr(fake, "nvrtcCompileProgram", compile_beside_another)
+    sources = ["one", "other"] * 4
+    with ThreadPoolExecutor(len(sources)) as threads:
+        codes = list(threads.map(lambda each: nvrtc.compile_source("9.0", each, ()), sources))
+    assert sorted(compiled) == [b"one", b"other"]
+    assert [code.cubin.startswith(s.encode()) for code, s in zip(codes, sources, strict=True)] == (
+        [True] * 8
+    )
+    assert len({id(code) for code in codes}) == 2
 
 
 def test_a_source_that_is_refused_is_said_with_the_log(fake: FakeNvrtc) -> None:
