@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 # Two workers: JAX compiles with several threads by itself. Each begins with one half of the tests,
 # so that those of one file mostly share what they compile.
 PYTEST_ARGS ?= -n 2 --dist worksteal
-# Tests of few changes that take a fifth of the time: JAX's own harnesses, benchmarks, random programs,
-# and wheels. `.ci/run` runs them, too.
-LONG ?= tests/conformance tests/benchmarks tests/fuzz tests/test_packaging.py
+# A quarter of the time, which few changes need: JAX's own harnesses, programs of its libraries, random
+# programs, benchmarks, and wheels. `.ci/run` runs them, too.
+LONG ?= tests/conformance tests/ecosystem tests/fuzz tests/benchmarks tests/test_packaging.py
 # The extra of pyproject.toml that is installed.
 EXTRA ?= dev
 # uv takes a fifth of what pip takes, but reads no pip.conf: an index that only pip knows is asked by
