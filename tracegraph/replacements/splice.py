@@ -26,8 +26,8 @@ from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.jax_interop import carry_settings
 from tracegraph.tracing.trace import JaxTrace, build_traced
 
-# That trace replacements at once.
-MAX_THREADS = 8
+# That trace the replacements of one graph; each body of a loop has as many of its own.
+MAX_TRACERS = 8
 
 
 def splice_matches(graph: Graph, matches: Sequence[Match]) -> Graph:
@@ -50,7 +50,7 @@ def splice_matches(graph: Graph, matches: Sequence[Match]) -> Graph:
         *(functools.partial(_change, body, inner) for body, inner in groups.items()),
     ]
     # NVRTC compiles a kernel where its call is traced, and lets go of Python's lock meanwhile.
-    with ThreadPoolExecutor(MAX_THREADS, "tracegraph-splice") as threads:
+    with ThreadPoolExecutor(MAX_TRACERS, "tracegraph-splice") as threads:
         traced = list(threads.map(lambda task: task(), map(carry_settings, tasks)))
     ends = {id(match.op): (match, body) for match, body in traced}
     first = 1 + max((value.number for value in _list_values(graph)), default=-1)
