@@ -7,7 +7,8 @@ replacement is measured where it stands: XLA computes the function up to it, wit
 it has there, and what is compared is how far both sides are from a reference that adds up in a
 wider type. That is a program of its own, of which XLA does not time how it is computed fastest:
 for one layer of attention, trying out matmuls of the reference took half a minute. Layers of a
-model share one. Threads compile these programs, beside the one that computes the values.
+model share one. Threads compile these programs, and those that compute the values, bodies of loops
+included: all at once.
 
 Where a result is the place of the largest element, what is compared is the element that is found
 there, in the reference, with the largest one. Both may have been rounded before they were compared,
@@ -19,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -29,7 +30,7 @@ import jax.numpy as jnp
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.ir.interpreter import evaluate_graph
 from tracegraph.passes.dead_code import DeadCode
-from tracegraph.replacements.bodies import enter_body, group_by_body
+from tracegraph.replacements.bodies import describe, enter_body, group_by_body
 from tracegraph.replacements.match import Body, Match
 from tracegraph.runtime.jax_interop import carry_settings
 
@@ -99,54 +100,101 @@ def measure_places(
         arguments: one array per input; they are not changed.
         options: XLA's, over its defaults.
     """
-    own = [match for match in matches if not match.path]
-    makers = {value: op for op in graph.ops for value in op.results}
-    groups = group_by_body(matches)
-    needed = [each for match in own for each in (*match.inputs, *match.results)]
-    needed += [operand for body in groups for operand in body.op.operands]
     with ThreadPoolExecutor(MAX_COMPILERS, "tracegraph-errors") as threads:
-        programs = _compile_comparisons(own, makers, threads)
-        values = _compute_values(graph, needed, arguments, options)
-        pairs = zip(own, programs, strict=True)
-        errors = iter([PlaceError(*_compare(one, each.result(), values)) for one, each in pairs])
-    inside: dict[Body, Iterator[PlaceError]] = {}
-    for body, inner in groups.items():
-        given = enter_body(body, [_read(each, values) for each in body.op.operands])
-        inside[body] = iter(measure_places(body.graph, inner, given, options))
+        programs = _Compiler(threads, options).compile_programs(graph, matches)
+        return _run_programs(programs, arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs:
+    """What measures the matches of a graph, while it is compiled.
+
+    Attributes:
+        graph: that the matches were found in.
+        matches: of it.
+        missing: the values that are needed and not given.
+        compute: computes them, of inputs and constants.
+        compare: of each match outside of bodies.
+        inside: of each body with matches.
+    """
+
+    graph: Graph
+    matches: Sequence[Match]
+    missing: tuple[Value, ...]
+    compute: Future[jax.stages.Compiled]
+    compare: Sequence[Future[jax.stages.Compiled]]
+    inside: Mapping[Body, _Programs]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiler:
+    """Compiles in threads; programs that compare are one where their text is.
+
+    Attributes:
+        threads: that compile.
+        options: XLA's, of what computes values.
+        found: what compares, by its number of inputs and its text.
+    """
+
+    threads: ThreadPoolExecutor
+    options: Options
+    found: dict[tuple[int, str], Future[jax.stages.Compiled]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def compile_programs(self, graph: Graph, matches: Sequence[Match]) -> _Programs:
+        """Begins to compile what measures matches, those inside of bodies included."""
+        own = [match for match in matches if not match.path]
+        groups = group_by_body(matches)
+        needed = [each for match in own for each in (*match.inputs, *match.results)]
+        needed += [operand for body in groups for operand in body.op.operands]
+        given = _list_given(graph)
+        missing = {each: None for each in needed if isinstance(each, Value) and each not in given}
+        # Constants are arguments: in the program, XLA would fold them.
+        cut = dataclasses.replace(graph, inputs=given, constants=(), outputs=tuple(missing))
+        run = functools.partial(evaluate_graph, DeadCode().apply(cut))
+        types = [describe(value.aval) for value in given]
+        jitted = jax.jit(run, compiler_options=dict(self.options))
+        compute = self._submit(jitted.lower(*types))
+        makers = {value: op for op in graph.ops for value in op.results}
+        inside = {body: self.compile_programs(body.graph, each) for body, each in groups.items()}
+        compare = [self._compile_comparison(match, makers) for match in own]
+        return _Programs(graph, matches, tuple(missing), compute, compare, inside)
+
+    def _compile_comparison(
+        self, match: Match, makers: Mapping[Value, Op]
+    ) -> Future[jax.stages.Compiled]:
+        lowered = _lower_comparison(match, makers)
+        key = len(match.inputs), lowered.as_text()
+        if key not in self.found:
+            self.found[key] = self._submit(lowered, UNTIMED)
+        return self.found[key]
+
+    def _submit(
+        self, lowered: jax.stages.Lowered, options: dict[str, bool | str] | None = None
+    ) -> Future[jax.stages.Compiled]:
+        return self.threads.submit(carry_settings(functools.partial(lowered.compile, options)))
+
+
+def _run_programs(programs: _Programs, arguments: Sequence[Any]) -> list[PlaceError]:
+    """Returns the errors of matches, in their order."""
+    graph, matches = programs.graph, programs.matches
+    given = [*arguments, *(constant.array for constant in graph.constants)]
+    values = dict(zip(_list_given(graph), given, strict=True))
+    computed = programs.compute.result()(*given)
+    values |= dict(zip(programs.missing, computed, strict=True))
+    own = [match for match in matches if not match.path]
+    pairs = zip(own, programs.compare, strict=True)
+    errors = iter([PlaceError(*_compare(one, each.result(), values)) for one, each in pairs])
+    inside = {
+        body: iter(_run_programs(inner, enter_body(body, _read_all(body.op.operands, values))))
+        for body, inner in programs.inside.items()
+    }
     return [next(inside[match.path[0]] if match.path else errors) for match in matches]
 
 
-def _compute_values(
-    graph: Graph,
-    needed: Sequence[Operand],
-    arguments: Sequence[Any],
-    options: Options,
-) -> dict[Value, Any]:
-    """Returns values of a graph, among them all that are needed, as XLA computes them."""
-    arrays = [constant.array for constant in graph.constants]
-    values = [*graph.inputs, *(constant.value for constant in graph.constants)]
-    found = dict(zip(values, [*arguments, *arrays], strict=True))
-    missing = {each: None for each in needed if isinstance(each, Value) and each not in found}
-    # Constants are arguments: in the program, XLA would fold them.
-    cut = dataclasses.replace(graph, inputs=tuple(values), constants=(), outputs=tuple(missing))
-    run = functools.partial(evaluate_graph, DeadCode().apply(cut))
-    computed = jax.jit(run, compiler_options=dict(options))(*[found[value] for value in values])
-    return found | dict(zip(missing, computed, strict=True))
-
-
-def _compile_comparisons(
-    matches: Sequence[Match], makers: Mapping[Value, Op], threads: ThreadPoolExecutor
-) -> list[Future[jax.stages.Compiled]]:
-    """Returns for each match the program that compares; those of one text are one."""
-    found: dict[tuple[int, str], Future[jax.stages.Compiled]] = {}
-    programs = []
-    for match in matches:
-        lowered = _lower_comparison(match, makers)
-        key = len(match.inputs), lowered.as_text()
-        if key not in found:
-            found[key] = threads.submit(carry_settings(functools.partial(lowered.compile, UNTIMED)))
-        programs.append(found[key])
-    return programs
+def _list_given(graph: Graph) -> tuple[Value, ...]:
+    return (*graph.inputs, *(constant.value for constant in graph.constants))
 
 
 def _lower_comparison(match: Match, makers: Mapping[Value, Op]) -> jax.stages.Lowered:
@@ -172,14 +220,15 @@ def _lower_comparison(match: Match, makers: Mapping[Value, Op]) -> jax.stages.Lo
 
 def _compare(match: Match, program: Any, values: Mapping[Value, Any]) -> list[float]:
     """Returns the three numbers of a `PlaceError`."""
-    given = [_read(each, values) for each in match.inputs]
+    given = _read_all(match.inputs, values)
     theirs = [values[value] for value in match.results]
     return [float(each) for each in jax.device_get(program(given, theirs))]
 
 
-def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:
-    given = operand.value if isinstance(operand, Literal) else values[operand]
-    return jnp.asarray(given, operand.aval.dtype)
+def _read_all(operands: Sequence[Operand], values: Mapping[Value, Any]) -> list[Any]:
+    given = [each.value if isinstance(each, Literal) else values[each] for each in operands]
+    pairs = zip(given, operands, strict=True)
+    return [jnp.asarray(array, operand.aval.dtype) for array, operand in pairs]
 
 
 def _find_errors(ours: Any, theirs: Any, right: Any, rounding: float) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -10,8 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tracegraph.ir.graph import Graph
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
-from tracegraph.replacements.match import Match
+from tracegraph.replacements import place_errors
+from tracegraph.replacements.bodies import list_bodies
+from tracegraph.replacements.match import Body, Match
 from tracegraph.replacements.place_errors import PlaceError, measure_places
 from tracegraph.tracing.trace import trace_function
 
@@ -118,3 +122,46 @@ def test_equal_nans_are_no_difference() -> None:
     (error,) = measure(jnp.sin, x=X.at[1].set(jnp.nan).at[2].set(jnp.inf))
     assert (error.ours, error.theirs) == (0.0, 0.0)
     assert error.is_allowed
+
+
+def test_bodies_are_compiled_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What computes values in a loop needs no values to be compiled."""
+
+    def function(x: Any) -> Any:
+        outer = jnp.sin(x)
+        carry, _ = jax.lax.scan(lambda c, _: (jnp.sin(c), None), outer, None, length=3)
+        return outer, carry
+
+    graph = run_passes(trace_function(function, (X,), {}, name="f").graph, DEFAULT_PASSES)[0]
+    events: list[str] = []
+    submit = place_errors._Compiler._submit
+
+    def note(*args: Any) -> Any:
+        events.append("compile")
+        return submit(*args)
+
+    run = place_errors._run_programs
+    monkeypatch.setattr(place_errors._Compiler, "_submit", note)
+    monkeypatch.setattr(
+        place_errors, "_run_programs", lambda *args: events.append("run") or run(*args)
+    )
+    errors = measure_places(graph, find_sines(graph), [X])
+    assert [error.ours for error in errors] == [0.0, 0.0]
+    # Values of the function and of its loop, and one program that compares both sines.
+    assert events == ["compile", "compile", "compile", "run", "run"]
+
+
+def compute_sine(x: Any) -> Any:
+    return (jnp.sin(x),)
+
+
+def find_sines(graph: Graph) -> list[Match]:
+    """Returns a match of each sine, in the function and in its loop."""
+    found = []
+    for op in graph.ops:
+        if op.name == "sin":
+            found.append(Match(op, op.results, op.operands, compute_sine, compute_sine))
+    for op, name, inner in list_bodies(graph):
+        body = Body(op, name, inner)
+        found += [dataclasses.replace(each, path=(body, *each.path)) for each in find_sines(inner)]
+    return found
