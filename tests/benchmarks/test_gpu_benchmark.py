@@ -66,6 +66,31 @@ def test_whole_programs_are_compared_and_timed(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "whole_programs_dry_run.md").read_text() in ran.stdout
 
 
+def test_the_longest_chain_is_timed_beside_the_whole(tmp_path: pathlib.Path) -> None:
+    script = str(ROOT / "benchmarks" / "longest_chain.py")
+    ran = _run([script], "--dry-run", f"--output={tmp_path}", "--case=gpt_2x128", "--rounds=1")
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads((tmp_path / "longest_chain_dry_run.json").read_text())
+    (case,) = document["cases"].values()
+    # On the host a graph is one node, and so is its chain.
+    assert (case["nodes"], case["chain_nodes"]) == (1, 1)
+    assert min(case["whole_us"], case["chain_us"], case["one_by_one_us"], case["jit_us"]) > 0
+    assert (tmp_path / "longest_chain_dry_run.md").read_text() in ran.stdout
+
+
+def test_a_chain_keeps_its_nodes_and_early_edges() -> None:
+    stage = _evaluate(
+        "import json, longest_chain, types\n"
+        "from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Stage\n"
+        "edges = ((0, 1), (0, 2), (1, 3), (2, 3), (3, 4))\n"
+        "stage = Stage(tuple('abcde'), edges, programmatic=frozenset([(0, 2), (1, 3), (3, 4)]))\n"
+        "whole = GraphDefinition('f', ArenaSize(0, 0), (), (stage,), (), ())\n"
+        "(chain,) = longest_chain.cut_chain(whole, (0, 2, 3, 4)).stages\n"
+        "print(json.dumps([''.join(chain.nodes), chain.edges, sorted(chain.programmatic)]))\n"
+    )
+    assert stage == ["acde", [[0, 1], [1, 2], [2, 3]], [[0, 1], [2, 3]]]
+
+
 def test_two_streams_are_compared_with_one(tmp_path: pathlib.Path) -> None:
     script = str(ROOT / "benchmarks" / "two_streams.py")
     ran = _run([script], "--dry-run", f"--output={tmp_path}")

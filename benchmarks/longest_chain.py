@@ -1,0 +1,173 @@
+"""How fast any graph of a program's kernels can be: its longest chain with nothing beside it.
+
+    PYTHONPATH=. python benchmarks/longest_chain.py [--output DIR] [--case NAME] [--rounds N]
+
+A profile finds the longest chain of kernels that wait for one another. Its nodes, one after another
+with the edges that they have, become a graph of their own, and this graph, the whole one and
+`jax.jit` are timed in turns. Whatever the order of nodes, the lanes and the edges: the whole holds
+this chain. What the chain computes is not looked at, since what other kernels would write is not
+there; so a program must have kernels of XLA's alone, which stay within their arrays on any values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numerics
+from absl import app, flags
+from gpu_timing import time_total
+from machine import read_driver, read_processor, write_files
+
+import tracegraph as tg
+from tracegraph.capturing.function_pool import FunctionPool
+from tracegraph.capturing.lowered_capture import LoweredCapture
+from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.verification.whole_times import time_in_turns
+
+# The flags are those of `numerics`, whose cases they choose from.
+CASES = ("gpt_2x128", "gpt_12x128", "gpt_scan_12")
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainTimes:
+    """Microseconds of one program.
+
+    Attributes:
+        nodes: of the graph.
+        chain_nodes: of its longest chain.
+        whole_us: a launch of the graph.
+        chain_us: a launch of the chain alone.
+        one_by_one_us: the chain's nodes, each timed behind itself, added up.
+        jit_us: a call of `jax.jit`.
+    """
+
+    nodes: int
+    chain_nodes: int
+    whole_us: float
+    chain_us: float
+    one_by_one_us: float
+    jit_us: float
+
+
+def cut_chain(definition: GraphDefinition, path: Sequence[int]) -> GraphDefinition:
+    """Returns a graph of some nodes, one after another, in the memory that they have.
+
+    Args:
+        definition: of one stage.
+        path: the nodes, by their indices.
+
+    Raises:
+        ValueError: there are several stages.
+    """
+    (stage,) = definition.stages
+    places = {node: place for place, node in enumerate(path)}
+    edges = tuple(itertools.pairwise(range(len(path))))
+    early = {(places.get(one), places.get(other)) for one, other in stage.programmatic}
+    chain = dataclasses.replace(
+        stage,
+        nodes=tuple(stage.nodes[node] for node in path),
+        edges=edges,
+        programmatic=frozenset(edge for edge in edges if edge in early),
+    )
+    return dataclasses.replace(definition, stages=(chain,))
+
+
+def measure(case: numerics.NumericsCase) -> ChainTimes:
+    """Returns the times of a program."""
+    step: Any = tg.capture(case.function, donate_argnums=0)
+    step(jax.device_put(case.state), *case.batch)
+    args = (jax.device_put(case.state), *case.batch)
+    profile = step.profile(*args)
+    prepared = step._prepare(args, {}, has_values=True)
+    captured = step._find_capture(prepared, args, {}).graph
+    whole, path = captured.lowered, profile.critical_path()
+    chain = dataclasses.replace(whole, definition=cut_chain(whole.definition, path))
+    graphs = [
+        LoweredCapture(
+            prepared, captured.checked, each, step._device, FunctionPool(None), {}
+        ).instantiate()
+        for each in (whole, chain)
+    ]
+    whole_s, chain_s = time_in_turns(graphs, prepared.leaves, step._device)
+    return ChainTimes(
+        len(whole.definition.stages[0].nodes),
+        len(path),
+        1e6 * whole_s,
+        1e6 * chain_s,
+        profile.parts[0].path_us,
+        _time_jit(case, args[0]),
+    )
+
+
+def _time_jit(case: numerics.NumericsCase, state: Any) -> float:
+    jitted, held = jax.jit(case.function, donate_argnums=0), [state]
+
+    def advance() -> None:
+        held[0] = jitted(held[0], *case.batch)[0]
+
+    times = [
+        time_total(advance, lambda: jax.block_until_ready(held[0]), case.calls)
+        for _ in range(flags.FLAGS.rounds)
+    ]
+    return statistics.median(times)
+
+
+def format_row(name: str, found: ChainTimes) -> str:
+    """Returns a row of the page."""
+    return (
+        f"| {name} | {found.nodes} | {found.chain_nodes} | {found.one_by_one_us:.1f} | "
+        f"{found.chain_us:.1f} | {found.whole_us:.1f} | {found.jit_us:.1f} | "
+        f"{found.chain_us / found.jit_us:.2f} | {found.whole_us / found.jit_us:.2f} |"
+    )
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measures the cases and writes one file of results."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    is_dry = flags.FLAGS["dry-run"].value
+    if not is_dry and jax.default_backend() != "gpu":
+        sys.exit(f"JAX computes on {jax.default_backend()}, not on a GPU; try --dry-run")
+    chosen = flags.FLAGS.case or CASES
+    makers = numerics.list_makers(is_dry=is_dry)
+    unknown = [name for name in chosen if name not in makers]
+    if unknown:
+        raise app.UsageError(f"no case {', '.join(unknown)}; there are {', '.join(makers)}")
+    found = {name: measure(makers[name]()) for name in chosen}
+    device = jax.devices()[0]
+    run = {
+        "date": str(datetime.date.today()),
+        "command": " ".join(sys.argv),
+        "jax": jax.__version__,
+        "device": device.device_kind,
+        "driver": read_driver(),
+        "processor": read_processor(),
+    }
+    lines = [
+        "# The longest chain alone",
+        "",
+        f"{run['driver']}, jax {run['jax']}, {run['date']}: microseconds, "
+        "medians. `one by one` adds up what each node of the chain takes behind itself.",
+        "",
+        "| Program | nodes | of the chain | one by one | chain alone | graph | jax.jit "
+        "| chain / jit | graph / jit |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(format_row(name, each) for name, each in found.items()),
+        "",
+    ]
+    page = "\n".join(lines)
+    print(page, end="")
+    name = "longest_chain_dry_run" if is_dry else "longest_chain"
+    document = {"run": run, "cases": {key: dataclasses.asdict(each) for key, each in found.items()}}
+    write_files(flags.FLAGS.output, name, document, page)
+
+
+if __name__ == "__main__":
+    app.run(main)
