@@ -132,7 +132,7 @@ def main(argv: Sequence[str]) -> None:
     """Measures the cases and writes one file of results."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
-    is_dry = flags.FLAGS["dry-run"].value
+    is_dry = bool(flags.FLAGS["dry-run"].value)
     if not is_dry and jax.default_backend() != "gpu":
         sys.exit(f"JAX computes on {jax.default_backend()}, not on a GPU; try --dry-run")
     chosen = flags.FLAGS.case or CASES
