@@ -149,7 +149,8 @@ class _Compiler:
         needed = [each for match in own for each in (*match.inputs, *match.results)]
         needed += [operand for body in groups for operand in body.op.operands]
         given = _list_given(graph)
-        missing = {each: None for each in needed if isinstance(each, Value) and each not in given}
+        known = frozenset(given)
+        missing = {each: None for each in needed if isinstance(each, Value) and each not in known}
         # Constants are arguments: in the program, XLA would fold them.
         cut = dataclasses.replace(graph, inputs=given, constants=(), outputs=tuple(missing))
         run = functools.partial(evaluate_graph, DeadCode().apply(cut))
