@@ -1,18 +1,20 @@
-"""How fast any graph of a program's kernels can be: its longest chain with nothing beside it.
+"""What the longest chain of a graph takes with nothing beside it.
 
     PYTHONPATH=. python benchmarks/longest_chain.py [--output DIR] [--case NAME] [--rounds N]
 
-A profile finds the longest chain of kernels that wait for one another. Its nodes, one after another
-with the edges that they have, become a graph of their own, and this graph, the whole one and
-`jax.jit` are timed in turns. Whatever the order of nodes, the lanes and the edges: the whole holds
-this chain. What the chain computes is not looked at, since what other kernels would write is not
-there; so a program must have kernels of XLA's alone, which stay within their arrays on any values.
+A profile finds the longest chain of nodes that wait for one another, for values, memory or the lane
+that they are in. It becomes a graph of its own, which is launched in turns with the whole one;
+`jax.jit` is timed behind them. How much faster the whole is without all that runs beside the chain
+is the most that another order of its nodes can gain.
+
+What the chain computes is not looked at, since what other nodes would write is not there. XLA's
+kernels stay within their arrays on any values. A loop might not end, and a handler might fail: a
+program with one of them on its chain is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import itertools
 import statistics
 import sys
@@ -23,12 +25,14 @@ import jax
 import numerics
 from absl import app, flags
 from gpu_timing import time_total
-from machine import read_driver, read_processor, write_files
+from machine import write_files
 
 import tracegraph as tg
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.graph_nodes import ConditionalNode
+from tracegraph.runtime.library_nodes import FfiCallNode
 from tracegraph.verification.whole_times import time_in_turns
 
 # The flags are those of `numerics`, whose cases they choose from.
@@ -64,9 +68,12 @@ def cut_chain(definition: GraphDefinition, path: Sequence[int]) -> GraphDefiniti
         path: the nodes, by their indices.
 
     Raises:
-        ValueError: there are several stages.
+        ValueError: there are several stages, or one of the nodes depends on values to end.
     """
     (stage,) = definition.stages
+    for node in path:
+        if isinstance(stage.nodes[node], ConditionalNode | FfiCallNode):
+            raise ValueError(f"`{stage.nodes[node].name}` is on the chain, and needs its values")
     places = {node: place for place, node in enumerate(path)}
     edges = tuple(itertools.pairwise(range(len(path))))
     early = {(places.get(one), places.get(other)) for one, other in stage.programmatic}
@@ -141,15 +148,7 @@ def main(argv: Sequence[str]) -> None:
     if unknown:
         raise app.UsageError(f"no case {', '.join(unknown)}; there are {', '.join(makers)}")
     found = {name: measure(makers[name]()) for name in chosen}
-    device = jax.devices()[0]
-    run = {
-        "date": str(datetime.date.today()),
-        "command": " ".join(sys.argv),
-        "jax": jax.__version__,
-        "device": device.device_kind,
-        "driver": read_driver(),
-        "processor": read_processor(),
-    }
+    run = numerics.describe_run(is_dry=is_dry)
     lines = [
         "# The longest chain alone",
         "",

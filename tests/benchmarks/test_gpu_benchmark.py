@@ -91,6 +91,23 @@ def test_a_chain_keeps_its_nodes_and_early_edges() -> None:
     assert stage == ["acde", [[0, 1], [1, 2], [2, 3]], [[0, 1], [2, 3]]]
 
 
+def test_a_chain_with_a_loop_is_refused() -> None:
+    refusal = _evaluate(
+        "import json, longest_chain\n"
+        "from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Stage\n"
+        "from tracegraph.runtime.graph_nodes import ConditionalNode\n"
+        "loop = ConditionalNode.__new__(ConditionalNode)\n"
+        "object.__setattr__(loop, 'name', 'while.1')\n"
+        "stage = Stage(('a', loop), ((0, 1),))\n"
+        "whole = GraphDefinition('f', ArenaSize(0, 0), (), (stage,), (), ())\n"
+        "try:\n"
+        "    longest_chain.cut_chain(whole, (0, 1))\n"
+        "except ValueError as error:\n"
+        "    print(json.dumps(str(error)))\n"
+    )
+    assert refusal == "`while.1` is on the chain, and needs its values"
+
+
 def test_two_streams_are_compared_with_one(tmp_path: pathlib.Path) -> None:
     script = str(ROOT / "benchmarks" / "two_streams.py")
     ran = _run([script], "--dry-run", f"--output={tmp_path}")

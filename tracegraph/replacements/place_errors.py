@@ -101,7 +101,7 @@ def measure_places(
         options: XLA's, over its defaults.
     """
     with ThreadPoolExecutor(MAX_COMPILERS, "tracegraph-errors") as threads:
-        programs = _Compiler(threads, options).compile_programs(graph, matches)
+        programs = _PlaceCompiler(threads, options).compile_programs(graph, matches)
         return _run_programs(programs, arguments)
 
 
@@ -113,9 +113,9 @@ class _Programs:
         graph: that the matches were found in.
         matches: of it.
         missing: the values that are needed and not given.
-        compute: computes them, of inputs and constants.
-        compare: of each match outside of bodies.
-        inside: of each body with matches.
+        compute: the program that computes them, of inputs and constants.
+        compare: the program of each match outside of bodies.
+        inside: the programs of each body with matches.
     """
 
     graph: Graph
@@ -127,18 +127,18 @@ class _Programs:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Compiler:
+class _PlaceCompiler:
     """Compiles in threads; programs that compare are one where their text is.
 
     Attributes:
         threads: that compile.
         options: XLA's, of what computes values.
-        found: what compares, by its number of inputs and its text.
+        comparisons: what compares, by its number of inputs and its text.
     """
 
     threads: ThreadPoolExecutor
     options: Options
-    found: dict[tuple[int, str], Future[jax.stages.Compiled]] = dataclasses.field(
+    comparisons: dict[tuple[int, str], Future[jax.stages.Compiled]] = dataclasses.field(
         default_factory=dict
     )
 
@@ -167,9 +167,9 @@ class _Compiler:
     ) -> Future[jax.stages.Compiled]:
         lowered = _lower_comparison(match, makers)
         key = len(match.inputs), lowered.as_text()
-        if key not in self.found:
-            self.found[key] = self._submit(lowered, UNTIMED)
-        return self.found[key]
+        if key not in self.comparisons:
+            self.comparisons[key] = self._submit(lowered, UNTIMED)
+        return self.comparisons[key]
 
     def _submit(
         self, lowered: jax.stages.Lowered, options: dict[str, bool | str] | None = None

@@ -134,14 +134,14 @@ def test_bodies_are_compiled_before_anything_runs(monkeypatch: pytest.MonkeyPatc
 
     graph = run_passes(trace_function(function, (X,), {}, name="f").graph, DEFAULT_PASSES)[0]
     events: list[str] = []
-    submit = place_errors._Compiler._submit
+    submit = place_errors._PlaceCompiler._submit
 
     def note(*args: Any) -> Any:
         events.append("compile")
         return submit(*args)
 
     run = place_errors._run_programs
-    monkeypatch.setattr(place_errors._Compiler, "_submit", note)
+    monkeypatch.setattr(place_errors._PlaceCompiler, "_submit", note)
     monkeypatch.setattr(
         place_errors, "_run_programs", lambda *args: events.append("run") or run(*args)
     )
