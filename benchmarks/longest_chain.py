@@ -7,6 +7,9 @@ that they are in. It becomes a graph of its own, which is launched in turns with
 `jax.jit` is timed behind them. How much faster the whole is without all that runs beside the chain
 is the most that another order of its nodes can gain.
 
+So does the longest chain in which each node reads what the one before it has written: no order, no
+memory plan and no lanes can make a graph of the same nodes shorter than that.
+
 What the chain computes is not looked at, since what other nodes would write is not there. XLA's
 kernels stay within their arrays on any values. A loop might not end, and a handler might fail: a
 program with one of them on its chain is refused.
@@ -18,6 +21,7 @@ import dataclasses
 import itertools
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,9 +34,11 @@ from machine import write_files
 import tracegraph as tg
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
+from tracegraph.lowering.build_graph import find_programmatic
 from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import ConditionalNode
-from tracegraph.runtime.library_nodes import FfiCallNode
+from tracegraph.runtime.graph_nodes import ConditionalNode, Node
+from tracegraph.runtime.library_nodes import FfiCallNode, MatmulNode
+from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
 from tracegraph.verification.whole_times import time_in_turns
 
 # The flags are those of `numerics`, whose cases they choose from.
@@ -46,16 +52,20 @@ class ChainTimes:
     Attributes:
         nodes: of the graph.
         chain_nodes: of its longest chain.
+        value_nodes: of the longest chain of values.
         whole_us: a launch of the graph.
         chain_us: a launch of the chain alone.
+        value_chain_us: a launch of the chain of values alone.
         one_by_one_us: the chain's nodes, each timed behind itself, added up.
         jit_us: a call of `jax.jit`.
     """
 
     nodes: int
     chain_nodes: int
+    value_nodes: int
     whole_us: float
     chain_us: float
+    value_chain_us: float
     one_by_one_us: float
     jit_us: float
 
@@ -74,16 +84,63 @@ def cut_chain(definition: GraphDefinition, path: Sequence[int]) -> GraphDefiniti
     for node in path:
         if isinstance(stage.nodes[node], ConditionalNode | FfiCallNode):
             raise ValueError(f"`{stage.nodes[node].name}` is on the chain, and needs its values")
-    places = {node: place for place, node in enumerate(path)}
+    nodes = tuple(stage.nodes[node] for node in path)
     edges = tuple(itertools.pairwise(range(len(path))))
-    early = {(places.get(one), places.get(other)) for one, other in stage.programmatic}
-    chain = dataclasses.replace(
-        stage,
-        nodes=tuple(stage.nodes[node] for node in path),
-        edges=edges,
-        programmatic=frozenset(edge for edge in edges if edge in early),
-    )
+    # What a kernel loads ahead of its wait may be there or not: values do not count here.
+    early = find_programmatic(nodes, edges, frozenset(map(id, nodes)))
+    chain = dataclasses.replace(stage, nodes=nodes, edges=edges, programmatic=early)
     return dataclasses.replace(definition, stages=(chain,))
+
+
+def find_value_chain(nodes: Sequence[Node], times: Sequence[float]) -> tuple[int, ...]:
+    """Returns the longest chain in which each node reads what the one before it has written.
+
+    What a kernel writes counts as read, too: it may be changed in place. The workspace of a matmul
+    does not.
+
+    Args:
+        nodes: in program order.
+        times: of each, in any unit.
+    """
+    writers: defaultdict[str, list[tuple[BufferUse, int]]] = defaultdict(list)
+    best: list[tuple[float, int | None]] = []
+    for index, node in enumerate(nodes):
+        reads, writes = _list_uses(node)
+        before = {
+            writer
+            for use in reads
+            for written, writer in writers[use.buffer]
+            if written.overlaps(use)
+        }
+        last = max(before, key=lambda writer: best[writer][0], default=None)
+        best.append((times[index] + (0 if last is None else best[last][0]), last))
+        for use in writes:
+            known = writers[use.buffer]
+            # What is written over as a whole has no readers any more.
+            known[:] = [each for each in known if not _covers(use, each[0])] + [(use, index)]
+    place = max(range(len(nodes)), key=lambda index: best[index][0], default=None)
+    path: list[int] = []
+    while place is not None:
+        path.append(place)
+        place = best[place][1]
+    return tuple(reversed(path))
+
+
+def _list_uses(node: Node) -> tuple[list[BufferUse], list[BufferUse]]:
+    if isinstance(node, KernelNode):
+        return list(node.ranges), [use for use, is_written in node.uses if is_written]
+    if isinstance(node, MatmulNode):
+        return [use for role, use in node.operands if role != "workspace"], list(node.written)
+    if isinstance(node, CopyNode):
+        return [node.source], [node.target]
+    if isinstance(node, FillNode):
+        return [], [node.target]
+    return list(node.ranges), list(node.ranges)
+
+
+def _covers(whole: BufferUse, part: BufferUse) -> bool:
+    end = whole.offset + whole.nbytes
+    return whole.offset <= part.offset and part.offset + part.nbytes <= end
 
 
 def measure(case: numerics.NumericsCase) -> ChainTimes:
@@ -95,19 +152,31 @@ def measure(case: numerics.NumericsCase) -> ChainTimes:
     prepared = step._prepare(args, {}, has_values=True)
     captured = step._find_capture(prepared, args, {}).graph
     whole, path = captured.lowered, profile.critical_path()
-    chain = dataclasses.replace(whole, definition=cut_chain(whole.definition, path))
+    (stage,) = whole.definition.stages
+    times = [node.warm_us or 0.0 for node in profile.nodes if node.part == 0]
+    of_values = find_value_chain(stage.nodes, times)
+    lowered = [
+        dataclasses.replace(whole, definition=definition)
+        for definition in (
+            whole.definition,
+            cut_chain(whole.definition, path),
+            cut_chain(whole.definition, of_values),
+        )
+    ]
     graphs = [
         LoweredCapture(
             prepared, captured.checked, each, step._device, FunctionPool(None), {}
         ).instantiate()
-        for each in (whole, chain)
+        for each in lowered
     ]
-    whole_s, chain_s = time_in_turns(graphs, prepared.leaves, step._device)
+    whole_s, chain_s, values_s = time_in_turns(graphs, prepared.leaves, step._device)
     return ChainTimes(
-        len(whole.definition.stages[0].nodes),
+        len(stage.nodes),
         len(path),
+        len(of_values),
         1e6 * whole_s,
         1e6 * chain_s,
+        1e6 * values_s,
         profile.parts[0].path_us,
         _time_jit(case, args[0]),
     )
@@ -129,9 +198,10 @@ def _time_jit(case: numerics.NumericsCase, state: Any) -> float:
 def format_row(name: str, found: ChainTimes) -> str:
     """Returns a row of the page."""
     return (
-        f"| {name} | {found.nodes} | {found.chain_nodes} | {found.one_by_one_us:.1f} | "
-        f"{found.chain_us:.1f} | {found.whole_us:.1f} | {found.jit_us:.1f} | "
-        f"{found.chain_us / found.jit_us:.2f} | {found.whole_us / found.jit_us:.2f} |"
+        f"| {name} | {found.nodes} | {found.chain_nodes} | {found.value_nodes} | "
+        f"{found.one_by_one_us:.1f} | {found.chain_us:.1f} | {found.value_chain_us:.1f} | "
+        f"{found.whole_us:.1f} | {found.jit_us:.1f} | {found.chain_us / found.jit_us:.2f} | "
+        f"{found.value_chain_us / found.jit_us:.2f} | {found.whole_us / found.jit_us:.2f} |"
     )
 
 
@@ -155,9 +225,9 @@ def main(argv: Sequence[str]) -> None:
         f"{run['driver']}, jax {run['jax']}, {run['date']}: microseconds, "
         "medians. `one by one` adds up what each node of the chain takes behind itself.",
         "",
-        "| Program | nodes | of the chain | one by one | chain alone | graph | jax.jit "
-        "| chain / jit | graph / jit |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| Program | nodes | of the chain | of values | one by one | chain alone | values alone "
+        "| graph | jax.jit | chain / jit | values / jit | graph / jit |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(format_row(name, each) for name, each in found.items()),
         "",
     ]

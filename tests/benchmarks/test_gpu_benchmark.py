@@ -73,22 +73,45 @@ def test_the_longest_chain_is_timed_beside_the_whole(tmp_path: pathlib.Path) -> 
     document = json.loads((tmp_path / "longest_chain_dry_run.json").read_text())
     (case,) = document["cases"].values()
     # On the host a graph is one node, and so is its chain.
-    assert (case["nodes"], case["chain_nodes"]) == (1, 1)
-    assert min(case["whole_us"], case["chain_us"], case["one_by_one_us"], case["jit_us"]) > 0
+    assert (case["nodes"], case["chain_nodes"], case["value_nodes"]) == (1, 1, 1)
+    assert all(time > 0 for name, time in case.items() if name.endswith("_us"))
     assert (tmp_path / "longest_chain_dry_run.md").read_text() in ran.stdout
 
 
-def test_a_chain_keeps_its_nodes_and_early_edges() -> None:
+def test_a_chain_keeps_its_nodes_and_starts_them_early_where_they_wait() -> None:
     stage = _evaluate(
-        "import json, longest_chain, types\n"
+        "import json, longest_chain\n"
         "from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Stage\n"
-        "edges = ((0, 1), (0, 2), (1, 3), (2, 3), (3, 4))\n"
-        "stage = Stage(tuple('abcde'), edges, programmatic=frozenset([(0, 2), (1, 3), (3, 4)]))\n"
+        "from tracegraph.runtime.nodes import BufferUse, CopyNode, KernelNode\n"
+        "kernel = lambda name, waits: KernelNode(name, None, None, (), (), waits)\n"
+        "copy = CopyNode('d', BufferUse('x', 0, 4), BufferUse('y', 0, 4))\n"
+        "a, b, c, e = (kernel(name, name != 'a') for name in 'abce')\n"
+        "stage = Stage((a, b, c, copy, e), ((0, 1), (0, 2), (1, 3), (2, 3), (3, 4)))\n"
         "whole = GraphDefinition('f', ArenaSize(0, 0), (), (stage,), (), ())\n"
         "(chain,) = longest_chain.cut_chain(whole, (0, 2, 3, 4)).stages\n"
-        "print(json.dumps([''.join(chain.nodes), chain.edges, sorted(chain.programmatic)]))\n"
+        "names = ''.join(node.name for node in chain.nodes)\n"
+        "print(json.dumps([names, chain.edges, sorted(chain.programmatic)]))\n"
     )
-    assert stage == ["acde", [[0, 1], [1, 2], [2, 3]], [[0, 1], [2, 3]]]
+    assert stage == ["acde", [[0, 1], [1, 2], [2, 3]], [[0, 1]]]
+
+
+def test_a_chain_of_values_follows_what_was_written_last() -> None:
+    found = _evaluate(
+        "import json, longest_chain\n"
+        "from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode\n"
+        "use = lambda name, offset=0: BufferUse(name, offset, 4)\n"
+        "nodes = (\n"
+        "    FillNode('long', use('a')),\n"
+        "    FillNode('written over', use('a')),\n"
+        "    CopyNode('other bytes', use('x'), use('b', 4)),\n"
+        "    CopyNode('reads', use('a'), use('b')),\n"
+        "    KernelNode('in place', None, None, (use('b'),), (True,)),\n"
+        "    CopyNode('no reader', use('y'), use('a')),\n"
+        ")\n"
+        "print(json.dumps([longest_chain.find_value_chain(nodes, times)\n"
+        "    for times in ([1] * 6, [9] + [1] * 5, [1, 1, 9, 1, 1, 1], [1] * 5 + [9])]))\n"
+    )
+    assert found == [[1, 3, 4], [0], [2], [5]]
 
 
 def test_a_chain_with_a_loop_is_refused() -> None:
