@@ -18,6 +18,9 @@ SMALL_ROWS = 32
 # Values of jaxlib's attribute `algorithm` of `syevd`: by size, or Jacobi's method.
 _BY_SIZE, _JACOBI = 0, 2
 _WHY = "which waits for the GPU: cuSOLVER decides on the host whether it goes on"
+# The way of `docs/gpu.md#singular-values` waits for nothing, and has other bits.
+_WHY_SVD = f"{_WHY}; a polar decomposition and `eigh` do without, see docs/gpu.md#singular-values"
+_WHY_EIGH = f"{_WHY}; with `implementation=jax.lax.linalg.EighImplementation.QR` it does not"
 
 
 def find_wait(call: FfiCall) -> str:
@@ -27,16 +30,16 @@ def find_wait(call: FfiCall) -> str:
         call: of any handler.
     """
     if call.target in ("cusolver_gesvd_ffi", "cusolver_gesvdp_ffi"):
-        return _WHY
+        return _WHY_SVD
     if call.target == "cusolver_gesvdj_ffi":
-        return "" if _is_small_batch(call) else _WHY
+        return "" if _is_small_batch(call) else _WHY_SVD
     if call.target != "cusolver_syevd_ffi":
         return ""
     algorithm = dict(call.attributes.items).get("algorithm")
     value = algorithm.value if isinstance(algorithm, ScalarAttribute) else _BY_SIZE
     is_small = call.operands[0].dims[-1] <= SMALL_ROWS
     is_jacobi = value == _JACOBI or (value == _BY_SIZE and is_small)
-    return _WHY if is_jacobi and not _is_small_batch(call) else ""
+    return _WHY_EIGH if is_jacobi and not _is_small_batch(call) else ""
 
 
 def _is_small_batch(call: FfiCall) -> bool:

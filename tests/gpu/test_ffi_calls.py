@@ -116,6 +116,25 @@ def test_handler_of_a_user_is_captured() -> None:
     assert captured.cache_info().misses == 1
 
 
+def test_singular_values_have_a_way_that_waits_for_nothing() -> None:
+    """The one of `docs/gpu.md`."""
+
+    def compute(x: Any) -> Any:
+        u, h = jax.scipy.linalg.polar(x)
+        v, s = jax.lax.linalg.eigh(h, implementation=jax.lax.linalg.EighImplementation.QR)
+        return (u @ v)[:, ::-1], s[::-1], v[:, ::-1].T
+
+    captured: Any = tg.capture(compute)
+    for seed, rows in ((0, 24), (1, 24), (2, 90)):
+        x = np.random.default_rng(seed).normal(size=(rows, rows // 2)).astype(np.float32)
+        found = captured(x)
+        for one, other in zip(found, jax.jit(compute)(x), strict=True):
+            np.testing.assert_array_equal(one, other)
+        wanted = np.linalg.svd(x, compute_uv=False)
+        np.testing.assert_allclose(found[1], wanted, rtol=2e-4)
+    assert captured.cache_info().captures == 2
+
+
 @pytest.mark.parametrize(
     ("function", "x"),
     [
