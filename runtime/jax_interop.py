@@ -30,6 +30,8 @@ from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
 
 SUPPORTED_JAX = "jax>=0.10,<0.13"
+# JAX's kinds of memory that no kernel is to read from.
+HOST_KINDS = ("pinned_host", "unpinned_host")
 
 PRIVATE_NAMES = {
     "jax._src.compilation_cache.extract_executable_and_time": "see Note [Code of JAX's cache]",
@@ -296,6 +298,18 @@ def is_row_major(array: Any) -> bool:
         is_default = dims is None or tuple(dims.major_to_minor) == tuple(range(array.ndim))
         _row_major_layouts[layout] = is_default
     return is_default
+
+
+def is_in_memory_of(array: jax.Array, device: Any) -> bool:
+    """True for a plain array in the memory of one device, False also for one in host memory."""
+    return array.devices() == {device} and array.sharding.memory_kind not in HOST_KINDS
+
+
+def leave_host(value: Any) -> Any:
+    """Returns a plain array of host memory in the memory of its device, anything else as it is."""
+    if not isinstance(value, jax.Array) or value.sharding.memory_kind not in HOST_KINDS:
+        return value
+    return jax.device_put(value, jax.memory.Space.Device)
 
 
 def to_row_major(array: jax.Array) -> jax.Array:

@@ -23,6 +23,7 @@ from tracegraph.runtime.jax_interop import (
     ArrayImpl,
     computing,
     is_default_device,
+    leave_host,
     make_aval,
     uncommit,
 )
@@ -110,6 +111,7 @@ _readers_lock = threading.RLock()
 
 def place(array: jax.Array, jax_device: Any) -> jax.Array:
     """Returns a plain array on a device, committed to it only where `Array` would be."""
+    array = leave_host(array)
     if not is_default_device(jax_device):
         return jax.device_put(array, jax_device)
     is_here = array.devices() == {jax_device}

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend import core as extend_core
 from jax.interpreters import ad
 
@@ -326,10 +327,18 @@ def find_source_path(op: Equation) -> str | None:
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Returns a jaxpr and the arrays it closes over; JAX 0.11 made the two classes one."""
-    if not hasattr(jaxpr, "consts"):
-        return jaxpr, ()
-    return getattr(jaxpr, "jaxpr", jaxpr), tuple(jaxpr.consts)
+    """Returns a jaxpr and the arrays it closes over; JAX 0.11 made the two classes one.
+
+    What a kernel of Pallas has traced inside of itself holds its own references, which are tracers:
+    they are parameters.
+    """
+    consts = tuple(getattr(jaxpr, "consts", ()))
+    is_open = any(_is_traced_reference(each) for each in consts)
+    return getattr(jaxpr, "jaxpr", jaxpr), () if is_open else consts
+
+
+def _is_traced_reference(value: Any) -> bool:
+    return isinstance(value, Tracer) and hasattr(value.aval, "inner_aval")
 
 
 def replace_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
@@ -635,9 +644,17 @@ def has_plain_placement(op: Equation) -> bool:
     return not (has_sharding or has_layout or op.params.get("compiler_options_kvs"))
 
 
-def make_array_aval(shape: Sequence[int], dtype: Any, *, weak_type: bool) -> Any:
-    """Returns the abstract value of an array on one device."""
-    return _ShapedArray(tuple(shape), dtype, weak_type=weak_type)
+def make_array_aval(
+    shape: Sequence[int], dtype: Any, *, weak_type: bool, is_on_host: bool = False
+) -> Any:
+    """Returns the abstract value of an array on one device, or in its host memory."""
+    space = jax.memory.Space.Host if is_on_host else jax.memory.Space.Device
+    return _ShapedArray(tuple(shape), dtype, weak_type=weak_type, memory_space=space)
+
+
+def is_host_aval(aval: Any) -> bool:
+    """True for the abstract value of an array in host memory."""
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
 def eval_op_by_op(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
@@ -760,7 +777,8 @@ def to_logical(array: Any, aval: Any) -> Any:
         return jax.random.wrap_key_data(array, impl=aval.dtype._impl)
     if aval.dtype == jax.dtypes.float0:
         return np.zeros(aval.shape, jax.dtypes.float0)
-    return array
+    # XLA leaves out what moves there and back.
+    return jax.device_put(array, jax.memory.Space.Host) if is_host_aval(aval) else array
 
 
 def to_physical(value: Any, aval: Any) -> Any:
@@ -769,6 +787,8 @@ def to_physical(value: Any, aval: Any) -> Any:
         return jax.random.key_data(value)
     if aval.dtype == jax.dtypes.float0:
         return jnp.zeros(aval.shape, bool)
+    if is_host_aval(aval):
+        return jax.device_put(value, jax.memory.Space.Device)
     if isinstance(value, jax.Array):
         return value
     # With a dtype, `asarray` makes a strong type of a Python number.

@@ -16,8 +16,10 @@ from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import (
+    HOST_KINDS,
     ArrayImpl,
     find_sharding,
+    is_in_memory_of,
     is_row_major,
     make_aval,
     to_plain,
@@ -162,7 +164,7 @@ class CudaBuffer:
             self.context.copy(self.address, value.address, self.nbytes)
             return
         value = to_plain(value)
-        if isinstance(value, jax.Array) and value.devices() == {self.jax_device}:
+        if isinstance(value, jax.Array) and is_in_memory_of(value, self.jax_device):
             self.context.copy_array(value, self.address, self.nbytes)
             return
         host = np.ascontiguousarray(np.asarray(value, dtype=self.dtype))
@@ -207,7 +209,6 @@ class CudaBuffer:
         patch, await_array = self.patchers[0], order.await_array
         enter_thread, thread, primary = order.enter_thread, order.thread, order.primary
         expected = find_sharding(self.jax_device)
-        here = expected.device_set
         # Arrays of one origin share the object that says where they are; it is held, so that no
         # other gets its id.
         known = {id(expected): expected}
@@ -220,7 +221,7 @@ class CudaBuffer:
             nonlocal made
             sharding = value.sharding
             if id(sharding) not in known:
-                if sharding.device_set != here and not is_here(value, expected):
+                if not is_here(value, expected):
                     self.write(value)
                     return
                 if len(known) < MAX_KNOWN:
@@ -280,7 +281,7 @@ class CudaBuffer:
 
 
 def is_here(array: Any, expected: Any) -> bool:
-    """True for an array on the buffer's device, False for one that JAX would move there.
+    """True for an array in the memory of the buffer's device, False for one that JAX moves there.
 
     Args:
         array: a plain array.
@@ -290,7 +291,7 @@ def is_here(array: Any, expected: Any) -> bool:
         ValueError: the user has committed it to another device; the caller says so.
     """
     if array.sharding.device_set == expected.device_set:
-        return True
+        return array.sharding.memory_kind not in HOST_KINDS
     if array.committed:
         raise ValueError(f"wanted an array on {expected}, got one on {array.sharding}")
     return False

@@ -18,7 +18,7 @@ from tracegraph.replacements.place_errors import PlaceError
 from tracegraph.replacements.report import Replacement
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError, UnsupportedError
-from tracegraph.runtime.jax_interop import carry_settings, to_plain
+from tracegraph.runtime.jax_interop import carry_settings, leave_host, to_plain
 from tracegraph.tracing.prepared_call import PreparedCall
 
 NO_MEMORY = "no memory is left to time it"
@@ -79,7 +79,7 @@ def measure_matches(
         name: of the rule.
         found: the matches.
     """
-    arguments = [to_plain(leaf) for leaf in prepared.leaves]
+    arguments = [leave_host(to_plain(leaf)) for leaf in prepared.leaves]
     try:
         with jax.default_device(device.jax_device):
             errors = measure_errors(found, arguments)

@@ -37,6 +37,7 @@ from tracegraph.capturing.spread_graphs import (
     make_lowered,
 )
 from tracegraph.capturing.variant import Variant
+from tracegraph.constraints.host_memory import check_host_memory
 from tracegraph.constraints.meshes import check_context_mesh, check_meshes
 from tracegraph.constraints.spread import Spread
 from tracegraph.constraints.violation import make_capture_error
@@ -63,6 +64,7 @@ from tracegraph.tracing.checked_graph import (
 )
 from tracegraph.tracing.outer_values import OuterValues, read_outer_values
 from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.result_names import name_results
 from tracegraph.tracing.trace import JaxTrace
 from tracegraph.verification.capture_verification import verify_capture
 from tracegraph.verification.jit_comparison import (
@@ -223,7 +225,8 @@ class CapturePipeline:
             if self._device.takes_kernels:
                 check_spread_graphs(self._prepared, first.checked, self._spread)
             return first
-        violations = check_meshes(graph, self._device.jax_device)
+        name = functools.partial(name_results, first.checked.out_tree, first.checked.probes)
+        violations = check_meshes(graph, self._device.jax_device) + check_host_memory(graph, name)
         if violations:
             raise make_capture_error(violations, graph_name=graph.name, graph=graph)
         return first

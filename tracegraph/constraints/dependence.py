@@ -12,11 +12,10 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from tracegraph.ir.graph import Graph, Op, Operand, Value
+from tracegraph.ir.kernel_calls import KERNEL_CALLS
 
 # Their results change at every replay, whatever their operands are.
 _CHANGING = frozenset({"pure_callback", "io_callback", "rng_uniform", "infeed"})
-# Device code in a language of its own: its loops run inside one kernel.
-OPAQUE_KERNELS = frozenset({"pallas_call", "mosaic_gpu", "triton_kernel_call"})
 _OUR_PLATFORMS = frozenset({"cpu", "cuda", "gpu", "rocm"})
 
 
@@ -123,7 +122,7 @@ class _Walk:
 
     def _transfer_call(self, op: Op, operands: list[bool]) -> list[bool]:
         is_any_dependent = any(operands)
-        if op.name in OPAQUE_KERNELS or not op.subgraphs:
+        if op.name in KERNEL_CALLS or not op.subgraphs:
             return [is_any_dependent] * len(op.results)
         if len(op.subgraphs) == 1 and _is_plain_call(op, op.subgraphs[0][1]):
             return self._walk(op.subgraphs[0][1], operands)
@@ -147,7 +146,7 @@ def iterate_ops(graph: Graph) -> Iterator[Op]:
 
 def list_subgraphs(op: Op) -> list[Graph]:
     """Returns the subgraphs of an op that can run in a capture."""
-    if op.name in OPAQUE_KERNELS:
+    if op.name in KERNEL_CALLS:
         return []
     subgraphs = [graph for _, graph in op.subgraphs]
     platforms = op.params.get("branches_platforms")

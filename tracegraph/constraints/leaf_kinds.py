@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 
 from tracegraph.constraints.variable_trees import list_variable_leaves
 from tracegraph.runtime.array import Array
@@ -25,7 +25,8 @@ _NUMBERS = (bool, int, float, complex)
 _ARRAY_METHODS = ("__jax_array__", "__array__", "__dlpack__")
 # Most leaves are of these types.
 _KNOWN_ARRAYS = frozenset((ArrayImpl, Array, np.ndarray, *_NUMBERS))
-_ARRAYS = (jax.Array, jax.Ref, jax.ShapeDtypeStruct)
+# A `ShapedArray` is the type of an array in host memory.
+_ARRAYS = (jax.Array, jax.Ref, jax.ShapeDtypeStruct, ShapedArray)
 # NumPy's scalars that hold no number: texts, bytes, dates and durations.
 _STATIC_SCALARS = (np.str_, np.bytes_, np.datetime64, np.timedelta64)
 # Generators and coroutines are hashed by identity, and another call would find them at their end.

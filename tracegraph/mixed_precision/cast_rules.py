@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from tracegraph.ir.kernel_calls import KERNEL_CALLS
 from tracegraph.jax_internals import find_open_precision, list_primitive_names, name_jaxprs
 from tracegraph.mixed_precision.amp_errors import (
     make_dtype_error,
@@ -33,7 +34,7 @@ reduce_sum reduce_prod cumsum cumprod cumlogsumexp reduce_window_sum
 """
 IN_FLOAT32 = frozenset(_IN_FLOAT32.split())
 # What a user's kernel computes is in its own text; a custom call's too.
-OPAQUE = frozenset({"pallas_call", "ffi_call"})
+OPAQUE = KERNEL_CALLS | {"ffi_call"}
 KEEP, PROMOTE = "keep", "promote"
 # A cast that is written stays; in a call, a loop or a branch each op has a rule of its own.
 _UNRULED = """

@@ -20,13 +20,12 @@ import jax
 import numpy as np
 from jax import lax
 
+from tracegraph.ir.kernel_calls import KERNEL_CALLS
 from tracegraph.jax_internals import is_jaxpr, open_jaxpr, replace_equations
 from tracegraph.precision.flags import UNSET, PrecisionFlags
 
 _TF32_TYPES = frozenset({np.dtype(np.float32), np.dtype(np.complex64)})
 _MATMULS = frozenset({"dot_general", "ragged_dot_general"})
-# What a user's kernel computes is in its own text.
-_OPAQUE = frozenset({"pallas_call"})
 
 
 def apply_flags(jaxpr: Any, flags: PrecisionFlags) -> Any:
@@ -61,7 +60,7 @@ class _Writer:
 
     def _write_equation(self, equation: Any) -> Any:
         name = equation.primitive.name
-        if name in _OPAQUE:
+        if name in KERNEL_CALLS:
             return equation
         if name in _MATMULS or name == "conv_general_dilated":
             return self._write_product(equation)

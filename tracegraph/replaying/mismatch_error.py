@@ -13,7 +13,7 @@ from tracegraph.constraints.spread import print_sharding
 from tracegraph.runtime.errors import ReplayError, shorten_list
 from tracegraph.tracing.call_spec import CallSpec
 from tracegraph.tracing.prepared_call import PreparedCall
-from tracegraph.tracing.signature import Signature
+from tracegraph.tracing.signature import LeafType, Signature
 
 # Characters before and behind the first difference of two structures.
 _CONTEXT = 30
@@ -53,13 +53,13 @@ def make_mismatch_error(
 
 
 def _describe_shardings(names: Sequence[str], wanted: Signature, found: PreparedCall) -> str:
-    """Returns which leaves are spread in another way over several devices."""
-    before = {name: leaf.sharding for name, leaf in zip(names, wanted.leaves, strict=True)}
+    """Returns which leaves are spread in another way over several devices, or in other memory."""
+    before = dict(zip(names, wanted.leaves, strict=True))
     after = zip(found.names, found.signature.leaves, strict=True)
     lines = [
-        f"{name}: {_print_places(before[name], leaf.sharding)}"
+        f"{name}: {_print_places(before[name], leaf)}"
         for name, leaf in after
-        if name in before and leaf.sharding != before[name]
+        if name in before and _find_place(leaf) != _find_place(before[name])
     ]
     return "; ".join(shorten_list(lines))
 
@@ -74,12 +74,17 @@ def _describe_structures(wanted: Any, got: Any) -> str:
     return place if one == other else f"{place}: wanted ...{one}..., got ...{other}..."
 
 
-def _print_places(*given: Any) -> str:
+def _find_place(leaf: LeafType) -> tuple[Any, bool]:
+    return leaf.sharding, leaf.is_on_host
+
+
+def _print_places(*given: LeafType) -> str:
     texts = list(map(_print_place, given))
     if texts[0] == texts[1]:
         # Then the meshes have the same axes, over other devices or in another order.
         texts = [
-            f"{text} on {_list_devices(each)}" for text, each in zip(texts, given, strict=True)
+            f"{text} on {_list_devices(each.sharding)}"
+            for text, each in zip(texts, given, strict=True)
         ]
     return f"wanted {texts[0]}, got {texts[1]}"
 
@@ -89,8 +94,10 @@ def _list_devices(sharding: Any) -> str:
     return ", ".join(map(str, devices.flat))
 
 
-def _print_place(sharding: Any) -> str:
-    return "one device" if sharding is None else print_sharding(sharding)
+def _print_place(leaf: LeafType) -> str:
+    if leaf.sharding is not None:
+        return print_sharding(leaf.sharding)
+    return "host memory" if leaf.is_on_host else "one device"
 
 
 def _list_leaf_specs(names: Sequence[str], signature: Signature) -> list[LeafSpec]:

@@ -27,8 +27,8 @@ class Difference:
     """One difference between a call and a captured graph.
 
     Attributes:
-        kind: ``shape``, ``dtype``, ``weak type``, ``static value``, ``tree`` or ``setting``;
-            ``signature`` for everything else.
+        kind: ``shape``, ``dtype``, ``weak type``, ``memory``, ``sharding``, ``static value``,
+            ``tree`` or ``setting``; ``signature`` for everything else.
         name: of the leaf, argument or setting.
         new: what the call has.
         old: what the graph was captured with.
@@ -125,7 +125,9 @@ def _find_kind(one: LeafType | None, other: LeafType | None) -> str:
         return "shape"
     if one.dtype != other.dtype:
         return "dtype"
-    return "weak type" if one.weak_type != other.weak_type else "sharding"
+    if one.weak_type != other.weak_type:
+        return "weak type"
+    return "memory" if one.is_on_host != other.is_on_host else "sharding"
 
 
 def _compare_trees(names: Sequence[str], new: Any, old: Any, start: int) -> Difference:
@@ -145,6 +147,7 @@ def _print(value: Any) -> str:
         return NOTHING
     if isinstance(value, LeafType):
         text = print_leaf_type(value.shape, value.dtype, value.weak_type)
+        text += " in host memory" if value.is_on_host else ""
         return text if value.sharding is None else f"{text} as {print_sharding(value.sharding)}"
     return print_value(value)
 

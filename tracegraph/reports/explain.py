@@ -110,6 +110,7 @@ def _list_signature(prepared: PreparedCall) -> list[str]:
     lines = [
         f"{name}: {print_leaf_type(leaf.shape, leaf.dtype, leaf.weak_type)}"
         + (f", {print_sharding(leaf.sharding)}" if leaf.sharding is not None else "")
+        + (", in host memory" if leaf.is_on_host else "")
         for name, leaf in zip(prepared.names, signature.leaves, strict=True)
     ]
     lines += [f"{name}: {print_value(value)}" for name, value in prepared.list_static_values()]

@@ -17,7 +17,7 @@ from tracegraph.runtime.device import Device
 from tracegraph.runtime.placement import list_joint
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
-from tracegraph.verification.report import name_results
+from tracegraph.tracing.result_names import name_results
 
 MAX_KINDS, MAX_NAMED_DEVICES = 6, 8
 

@@ -32,6 +32,7 @@ FIXES = {
     "shape": "pad to a few sizes, so that few shapes occur",
     "dtype": "convert to one dtype before the call, as with jnp.asarray(x, jnp.float32)",
     "weak type": "convert Python numbers before the call, as with jnp.asarray(x, jnp.float32)",
+    "memory": "put arguments in one kind of memory before the call, with jax.device_put",
     "sharding": "put arguments on one mesh in one way before the call, with jax.device_put",
     "static value": "pass what changes from call to call as an array, not as a static argument",
     "tree": "pass trees of one structure: the same keys, types and number of leaves",

@@ -153,6 +153,7 @@ def _list_arguments(prepared: PreparedCall, sizes: Sequence[int]) -> list[str]:
         kind = f"{type(value).__name__}, {count_noun(stop - start, 'leaf', 'leaves')}"
         if not paths[0]:
             kind = print_leaf_type(leaf.shape, leaf.dtype, leaf.weak_type)
+            kind += ", in host memory" if leaf.is_on_host else ""
         donated = ", donated" if argument.is_donated else ""
         lines.append(f"{name}: {kind}, {sum(sizes[start:stop]):,} bytes{donated}")
         start = stop

@@ -14,10 +14,11 @@ from tracegraph.replaying.replayable_graph import ReplayableGraph
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import InternalError
 from tracegraph.saving.loaded_graphs import LoadedEntry, LoadedParts
+from tracegraph.tracing.result_names import name_results
 from tracegraph.tracing.signature import Signature
 from tracegraph.verification.device_verification import verify_on_device
 from tracegraph.verification.host_verification import verify_on_host
-from tracegraph.verification.report import VerificationReport, name_results
+from tracegraph.verification.report import VerificationReport
 
 
 def find_unproven(parts: LoadedParts, device: Device) -> dict[Signature, str]:

@@ -115,6 +115,8 @@ def pack_call(call: CallSpec) -> SavedCall:
     signature = call.signature
     if any(leaf.sharding is not None for leaf in signature.leaves):
         raise SaveProblem("its arguments are spread over several devices")
+    if any(leaf.is_on_host for leaf in signature.leaves):
+        raise SaveProblem("an argument is in host memory")
     values = tuple((name, _pack_named(name, value)) for name, value in call.statics)
     return SavedCall(
         tuple(map(_pack_argument, call.arguments)),

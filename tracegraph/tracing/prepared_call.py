@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 
 from tracegraph.constraints.arguments import ArgumentLeaf, check_arguments
 from tracegraph.constraints.frames import locate_caller
@@ -134,12 +135,7 @@ class PreparedCall:
 
     def make_abstract_arguments(self) -> tuple[Any, Any]:
         """Returns the dynamic arguments with types for values, as JAX traces them."""
-        types = [
-            jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, weak_type=leaf.weak_type, sharding=leaf.sharding
-            )
-            for leaf in self.signature.leaves
-        ]
+        types = [leaf.make_type() for leaf in self.signature.leaves]
         args, kwargs = wrap_static_leaves(jax.tree_util.tree_unflatten(self.signature.tree, types))
         return args, kwargs
 
@@ -192,7 +188,7 @@ def prepare_call(
         bound = dataclasses.replace(bound, args=dynamic_args, kwargs=dynamic_kwargs)
     names, argument_leaves = name_leaves(function, options, bound)
     _check_not_donated(argument_leaves)
-    abstract = jax.ShapeDtypeStruct
+    abstract = (jax.ShapeDtypeStruct, ShapedArray)
     violations = check_arguments(
         [x for x in argument_leaves if has_values or not isinstance(x.value, abstract)],
         device=device,

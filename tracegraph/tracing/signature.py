@@ -14,7 +14,7 @@ import jax
 from tracegraph.constraints.arguments import ArgumentLeaf, find_spread_sharding
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.leaf_kinds import suggest_static
-from tracegraph.jax_internals import read_settings
+from tracegraph.jax_internals import is_host_aval, make_array_aval, read_settings
 from tracegraph.options import Options
 from tracegraph.runtime.errors import CaptureError
 from tracegraph.tracing.spellings import read_spellings
@@ -126,24 +126,40 @@ class LeafType:
         dtype: JAX's.
         weak_type: True for values that adopt the dtype of what they meet.
         sharding: of an array over several devices, with its mesh and memory kind; None for others.
+        is_on_host: True for an array of one device that is in host memory, as ``pinned_host``.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     weak_type: bool
     sharding: Any = None
+    is_on_host: bool = False
+
+    def make_type(self) -> Any:
+        """Returns the type that JAX traces."""
+        if self.is_on_host:
+            # A `jax.ShapeDtypeStruct` stands for device memory, whatever its sharding says.
+            return make_array_aval(
+                self.shape, self.dtype, weak_type=self.weak_type, is_on_host=True
+            )
+        return jax.ShapeDtypeStruct(
+            self.shape, self.dtype, weak_type=self.weak_type, sharding=self.sharding
+        )
 
 
 def describe_leaf(value: Any) -> LeafType:
     """Returns the type of an array, a `jax.ShapeDtypeStruct` or a Python scalar, as JAX sees it."""
     aval = jax.typeof(value)
-    return LeafType(tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
+    weak_type, is_on_host = bool(getattr(aval, "weak_type", False)), is_host_aval(aval)
+    return LeafType(tuple(aval.shape), aval.dtype, weak_type, is_on_host=is_on_host)
 
 
 def describe_placed_leaf(value: Any) -> LeafType:
     """Returns the type of a leaf with its sharding, where it is spread over several devices."""
     leaf, sharding = describe_leaf(value), find_spread_sharding(value)
-    return leaf if sharding is None else dataclasses.replace(leaf, sharding=sharding)
+    if sharding is None:
+        return leaf
+    return dataclasses.replace(leaf, sharding=sharding, is_on_host=False)
 
 
 def is_leaf_tree(tree: Any) -> bool:

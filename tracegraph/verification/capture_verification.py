@@ -5,11 +5,12 @@ from __future__ import annotations
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.runtime.device import Device
 from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.result_names import name_results
 from tracegraph.verification.device_verification import verify_on_device
 from tracegraph.verification.expectation import Expectation, expect
 from tracegraph.verification.host_verification import verify_on_host
 from tracegraph.verification.other_inputs import choose_other_inputs
-from tracegraph.verification.report import VerificationReport, name_results
+from tracegraph.verification.report import VerificationReport
 
 
 def verify_capture(

@@ -24,7 +24,7 @@ from tracegraph.lowering.collector import hold_collector
 from tracegraph.replaying.replayable_graph import ReplayableGraph
 from tracegraph.runtime.device import MemoryComparison
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.jax_interop import to_plain, to_row_major, unwrap_key
+from tracegraph.runtime.jax_interop import is_in_memory_of, to_plain, to_row_major, unwrap_key
 from tracegraph.runtime.packing import count_packed_bytes
 from tracegraph.verification.difference import measure_difference, relate
 from tracegraph.verification.expectation import Expectation
@@ -165,7 +165,7 @@ def place_values(captured: ReplayableGraph, leaves: Sequence[Any]) -> list[jax.A
     here = captured.replay.jax_device
     arrays = [
         value
-        if isinstance(value, jax.Array) and value.devices() == {here}
+        if isinstance(value, jax.Array) and is_in_memory_of(value, here)
         else jax.device_put(np.asarray(value, spec.dtype), here)
         for value, spec in zip(values, specs, strict=True)
     ]

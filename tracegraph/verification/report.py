@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from tracegraph.probing.collect_probes import ProbeSpec
 from tracegraph.runtime.errors import VerificationError, shorten_list
 from tracegraph.runtime.jax_interop import unwrap_key
-from tracegraph.tracing.static_leaves import wrap_static_leaves
 from tracegraph.verification.difference import measure_difference
 
 # For floats, relative to the largest magnitude in the array, where something is left to chance, for
@@ -130,15 +128,6 @@ def _suggest(report: VerificationReport) -> str:
 def is_inexact(value: Any) -> bool:
     """True for an array of floats or complex numbers."""
     return bool(jax.numpy.issubdtype(np.dtype(value.dtype), jax.numpy.inexact))
-
-
-def name_results(tree: Any, probes: Iterable[ProbeSpec] = ()) -> list[str]:
-    """Returns one name per result of a tree of results, as ``result['loss']``, and per probe."""
-    numbered = wrap_static_leaves(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))
-    return [
-        "result" + jax.tree_util.keystr(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(numbered)
-    ] + [f"probe {each.name!r}" for each in probes for _ in range(each.tree.num_leaves)]
 
 
 def flatten_results(result: Any) -> list[Any]:

@@ -28,11 +28,12 @@ from tracegraph.runtime.errors import VerificationError, shorten_list
 from tracegraph.runtime.jax_interop import join_parts, list_parts, to_plain, unwrap_key
 from tracegraph.runtime.spread_buffer import place_value
 from tracegraph.tracing.prepared_call import PreparedCall
+from tracegraph.tracing.result_names import name_results
 from tracegraph.verification.difference import measure_difference
 from tracegraph.verification.expectation import expect
 from tracegraph.verification.other_inputs import choose_other_inputs
 from tracegraph.verification.reference_run import run_reference
-from tracegraph.verification.report import VerificationReport, judge_differences, name_results
+from tracegraph.verification.report import VerificationReport, judge_differences
 
 
 def verify_spread(prepared: PreparedCall, call: SpreadCall) -> VerificationReport:
