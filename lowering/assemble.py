@@ -93,7 +93,7 @@ def _place_region(compiled: XlaRegion, is_whole: bool) -> tuple[list[BufferSpec]
     """Returns the buffers that the region adds, and its steps over our buffers."""
     region, program = compiled.region, compiled.program
     _verify_program(compiled)
-    fixed, constants = _name_fixed(region, program)
+    fixed, whole = _name_fixed(region, program)
     loose = {allocation.name for allocation in program.allocations} - fixed.keys()
     results = [
         BufferUse(name, 0, spec.nbytes)
@@ -102,7 +102,7 @@ def _place_region(compiled: XlaRegion, is_whole: bool) -> tuple[list[BufferSpec]
     xla_steps = find_first_reads(program.steps, results)
     split = split_allocations(xla_steps, loose, results, is_whole=is_whole)
     part_names, temporaries = _name_parts(region, results, split)
-    added = [*constants, *temporaries]
+    added = [*whole, *temporaries]
     if any(_has_empty(step) for step in xla_steps):
         added.append(BufferSpec(_name_empty(region), (0,), BYTE))
     steps = [
@@ -131,19 +131,21 @@ def _put_behind(step: Step, behind: tuple[BufferUse, ...]) -> Step:
 
 
 def _name_fixed(region: Region, program: XlaProgram) -> tuple[dict[str, str], list[BufferSpec]]:
-    """Returns our buffer for each parameter and constant, and the constants."""
+    """Returns our buffer for each allocation that stays whole, and those that are not inputs."""
     fixed: dict[str, str] = {}
-    constants: list[BufferSpec] = []
+    added: list[BufferSpec] = []
     for allocation in program.allocations:
         if allocation.kind is AllocationKind.PARAMETER and allocation.parameter is not None:
             fixed[allocation.name] = region.inputs[allocation.parameter].name
         if allocation.kind is AllocationKind.CONSTANT:
-            name = f"{region.name}.constant.{len(constants)}"
+            name = f"{region.name}.constant.{len(added)}"
             fixed[allocation.name] = name
-            constants.append(
-                BufferSpec(name, (allocation.nbytes,), BYTE, content=allocation.content)
-            )
-    return fixed, constants
+            added.append(BufferSpec(name, (allocation.nbytes,), BYTE, content=allocation.content))
+        if allocation.is_host and allocation.kind is AllocationKind.TEMPORARY:
+            name = f"{region.name}.host.{len(added)}"
+            fixed[allocation.name] = name
+            added.append(BufferSpec(name, (allocation.nbytes,), BYTE, is_host=True))
+    return fixed, added
 
 
 def _name_parts(
@@ -290,11 +292,12 @@ def _verify_program(compiled: XlaRegion) -> None:
         if allocation.nbytes < spec.nbytes:
             raise _make_packed_error(spec, allocation, region)
     check_ranges(region, program)
-    donated = {spec.name for spec in region.inputs[: compiled.in_place]}
-    fixed, _ = _name_fixed(region, program)
+    fixed, whole = _name_fixed(region, program)
+    written = {spec.name for spec in region.inputs[: compiled.in_place]}
+    written |= {spec.name for spec in whole if spec.is_host}
     for step in list_device_steps(program.steps):
         for use in step.writes:
-            if use.nbytes and use.buffer in fixed and fixed[use.buffer] not in donated:
+            if use.nbytes and use.buffer in fixed and fixed[use.buffer] not in written:
                 raise _make_assembly_error(
                     f"`{step.name}` writes `{fixed[use.buffer]}`, which is not donated", region
                 )

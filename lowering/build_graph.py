@@ -95,6 +95,7 @@ def build_graph(
             content=buffer.content,
             is_packed=buffer.is_packed,
             is_lent=buffer.name in lent,
+            is_host=buffer.is_host,
         )
         for buffer in program.buffers
     )

@@ -59,7 +59,7 @@ def verify_ranges(definition: GraphDefinition) -> None:
     sizes = {slot.name: slot.nbytes for slot in definition.slots}
     arena = {"arena": definition.arena_bytes}
     for slot in definition.slots:
-        within = [] if slot.is_lent else [BufferUse("arena", slot.offset, slot.nbytes)]
+        within = [] if slot.is_outside else [BufferUse("arena", slot.offset, slot.nbytes)]
         problem = _find_outside(within, arena)
         if slot.content is not None and len(slot.content) != slot.nbytes:
             problem = f"its content has {len(slot.content):,} bytes, not {slot.nbytes:,}"

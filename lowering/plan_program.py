@@ -134,6 +134,7 @@ def _find_whole_peak(regions: Sequence[RegionSteps]) -> int:
                 each.name
                 for each in region.program.allocations
                 if each.kind not in (AllocationKind.PARAMETER, AllocationKind.CONSTANT)
+                and not each.is_host
             }.difference(region.program.outputs),
         )
         for region in regions

@@ -19,7 +19,7 @@ BYTE = np.dtype(np.uint8)
 
 @dataclasses.dataclass(frozen=True)
 class BufferSpec:
-    """One array in device memory.
+    """One array in device memory, or a value that the program keeps in host memory.
 
     Attributes:
         name: unique in its request.
@@ -28,6 +28,8 @@ class BufferSpec:
         weak_type: True when JAX lets the value adopt the dtype of what it meets.
         content: the bytes of a constant of the compiled program; None for every other buffer.
         is_packed: True where elements of less than a byte share bytes.
+        is_host: True for a temporary in host memory, see Note [Host memory] in
+            `planning/memory_plan.py`.
     """
 
     name: str
@@ -36,6 +38,7 @@ class BufferSpec:
     weak_type: bool = False
     content: bytes | None = dataclasses.field(default=None, repr=False)
     is_packed: bool = False
+    is_host: bool = False
 
     @functools.cached_property
     def nbytes(self) -> int:

@@ -38,6 +38,8 @@ class BufferSlot:
         is_lent: True for an input that only kernels read, and that has memory only where a call
             can't have it read in the caller's: Note [Lent inputs] in
             `lowering/planning/lent_inputs.py`.
+        is_host: True for a temporary in page-locked host memory: Note [Host memory] in
+            `lowering/planning/memory_plan.py`.
 
     More than six fields because a slot is all that a device knows of a buffer.
     """
@@ -51,6 +53,12 @@ class BufferSlot:
     content: bytes | None = dataclasses.field(default=None, repr=False)
     is_packed: bool = False
     is_lent: bool = False
+    is_host: bool = False
+
+    @property
+    def is_outside(self) -> bool:
+        """True for what has no bytes in the arena."""
+        return self.is_lent or self.is_host
 
     @property
     def nbytes(self) -> int:

@@ -95,6 +95,8 @@ class _Forwarding:
         moving = [spec.buffer.name for spec in program.inputs if spec.role is Role.COPIED]
         moving += [spec.buffer.name for spec in program.outputs if spec.alias is None]
         self._moving = frozenset(moving)
+        # A kernel would read it, or write it, through the bus.
+        self._host = {spec.name for spec in program.buffers if spec.is_host}
         self._users: dict[str, set[int]] = defaultdict(set)
         for index, step in enumerate(self.steps):
             for use in list_uses(step):
@@ -107,6 +109,8 @@ class _Forwarding:
         if not isinstance(node, CopyNode):
             return False
         source, target = node.source, node.target
+        if {source.buffer, target.buffer} & self._host:
+            return False
         if self._can_read_in_place(index, source, target):
             self._replace(index, target, source)
             return True

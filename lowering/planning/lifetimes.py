@@ -32,6 +32,7 @@ class Lifetime:
         last: step after which no step needs the value.
         is_kept: True when the value outlives a replay, or is there before it.
         is_lent: True for an input without memory of its own, see Note [Lent inputs].
+        is_host: True for what is in host memory, see Note [Host memory].
     """
 
     name: str
@@ -40,6 +41,12 @@ class Lifetime:
     last: int
     is_kept: bool = False
     is_lent: bool = False
+    is_host: bool = False
+
+    @property
+    def is_outside(self) -> bool:
+        """True for what has no bytes in the arena."""
+        return self.is_lent or self.is_host
 
 
 def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
@@ -67,6 +74,9 @@ def find_lifetimes(program: DeviceProgram) -> tuple[Lifetime, ...]:
     lifetimes: list[Lifetime] = []
     for buffer in program.buffers:
         name, nbytes = buffer.name, buffer.nbytes
+        if buffer.is_host:
+            lifetimes.append(Lifetime(name, nbytes, 0, final, is_kept=True, is_host=True))
+            continue
         # A constant of a compiled program is filled once, before the first replay.
         if name in inputs or buffer.content is not None:
             is_kept, is_lent = name not in passing, name in lent

@@ -9,6 +9,11 @@ state, constants, results) is *kept*, at the bottom, side by side. Temporaries a
 it: between two replays those bytes mean nothing, so the graphs of one pool have their scratch in
 the same memory, whatever the order in which they are replayed. Inputs that are *lent* have their
 places behind the end of the arena: Note [Lent inputs] in `lent_inputs.py`.
+
+Note [Host memory]. A function may keep values in host memory (`jax.memory.Space.Host`), as
+`jax.checkpoint` does with what it offloads. XLA plans that memory apart, in allocations of their
+own, and these stay whole: what they save is memory of the device. A graph has page-locked memory
+for them as long as it lives; their places here are behind the end of the arena, too.
 """
 
 from __future__ import annotations
@@ -41,7 +46,8 @@ class MemoryPlan:
     Attributes:
         name: the captured function's name.
         lifetimes: every buffer with its size and lifetime.
-        offsets: bytes from the start of the arena, by buffer name; behind its end for what is lent.
+        offsets: bytes from the start of the arena, by buffer name; behind its end for what is lent
+            or in host memory.
         arena_bytes: size of the arena.
         kept_bytes: size of its lower part, see Note [Kept and scratch].
     """
@@ -60,12 +66,17 @@ class MemoryPlan:
     @property
     def sum_bytes(self) -> int:
         """Bytes that all buffers take side by side, each rounded up to the alignment."""
-        return sum(align(each.nbytes) for each in self.lifetimes if not each.is_lent)
+        return sum(align(each.nbytes) for each in self.lifetimes if not each.is_outside)
 
     @property
     def lent_bytes(self) -> int:
         """Bytes of the inputs that are read in the caller's memory."""
         return sum(each.nbytes for each in self.lifetimes if each.is_lent)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory."""
+        return sum(each.nbytes for each in self.lifetimes if each.is_host)
 
     @functools.cached_property
     def peak_bytes(self) -> int:
@@ -109,7 +120,7 @@ def plan_memory(
             found = _place(sorted(searched, key=key), base, limit_bytes=best[1])
             best = min(best, found, key=operator.itemgetter(1))
     offsets, arena_bytes = best
-    offsets = {**stacked, **placed, **offsets, **_stack_lent(lifetimes, arena_bytes)}
+    offsets = {**stacked, **placed, **offsets, **_stack_outside(lifetimes, arena_bytes)}
     plan = MemoryPlan(name, lifetimes, offsets, arena_bytes, kept_bytes)
     verify_plan(plan)
     return plan
@@ -203,17 +214,17 @@ def _stack_kept(lifetimes: Iterable[Lifetime]) -> tuple[dict[str, int], int]:
     offsets: dict[str, int] = {}
     end = 0
     for lifetime in lifetimes:
-        if lifetime.is_kept and not lifetime.is_lent:
+        if lifetime.is_kept and not lifetime.is_outside:
             offsets[lifetime.name] = end if lifetime.nbytes else 0
             end += align(lifetime.nbytes)
     return offsets, end
 
 
-def _stack_lent(lifetimes: Iterable[Lifetime], arena_bytes: int) -> dict[str, int]:
-    """Returns the offsets of what is lent, side by side behind the arena."""
-    lent = [lifetime for lifetime in lifetimes if lifetime.is_lent]
-    ends = itertools.accumulate((align(each.nbytes) for each in lent), initial=arena_bytes)
-    return {each.name: start for each, start in zip(lent, ends, strict=False)}
+def _stack_outside(lifetimes: Iterable[Lifetime], arena_bytes: int) -> dict[str, int]:
+    """Returns the offsets of what is lent or in host memory, side by side behind the arena."""
+    outside = [lifetime for lifetime in lifetimes if lifetime.is_outside]
+    ends = itertools.accumulate((align(each.nbytes) for each in outside), initial=arena_bytes)
+    return {each.name: start for each, start in zip(outside, ends, strict=False)}
 
 
 def _stack(lifetimes: Sequence[Lifetime], base: int) -> tuple[dict[str, int], int, list[Lifetime]]:
@@ -305,9 +316,10 @@ def _find_misplaced(plan: MemoryPlan) -> Iterator[str]:
         if offset % ALIGNMENT:
             yield f"the offset {offset} of `{lifetime.name}` is not a multiple of {ALIGNMENT}"
         end = offset + lifetime.nbytes
-        if lifetime.is_lent:
+        if lifetime.is_outside:
             if offset < plan.arena_bytes or not lifetime.is_kept:
-                yield f"`{lifetime.name}` is lent, and stands at {offset} in the arena"
+                what = "lent" if lifetime.is_lent else "in host memory"
+                yield f"`{lifetime.name}` is {what}, and stands at {offset} in the arena"
             continue
         if end > plan.arena_bytes:
             yield f"`{lifetime.name}` reaches outside the arena, to {end}"
@@ -358,7 +370,7 @@ def find_least_bytes(lifetimes: Iterable[Lifetime]) -> int:
         512
     """
     lifetimes = tuple(lifetimes)
-    kept = [each for each in lifetimes if each.is_kept and not each.is_lent]
+    kept = [each for each in lifetimes if each.is_kept and not each.is_outside]
     return sum(align(each.nbytes) for each in kept) + _find_peak(_list_scratch(lifetimes))
 
 

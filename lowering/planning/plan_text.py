@@ -40,7 +40,7 @@ def format_lifetimes(
     cells += [
         (
             names[lifetime.name],
-            "lent" if lifetime.is_lent else f"{offsets[lifetime.name]:,}",
+            _print_place(lifetime, offsets[lifetime.name]),
             f"{lifetime.nbytes:,}",
             f"{lifetime.first}..{lifetime.last}",
             draw_bar(lifetime, step_count),
@@ -55,6 +55,12 @@ def format_lifetimes(
             f"  {count_noun(len(left_out), 'smaller buffer')} left out, {left_out_bytes:,} bytes"
         )
     return lines
+
+
+def _print_place(lifetime: Lifetime, offset: int) -> str:
+    if lifetime.is_host:
+        return "host"
+    return "lent" if lifetime.is_lent else f"{offset:,}"
 
 
 def draw_bar(lifetime: Lifetime, step_count: int) -> str:

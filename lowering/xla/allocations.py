@@ -15,11 +15,14 @@ from tracegraph.runtime.nodes import BufferUse
 _WHOLE_BYTES = ("PRED", "S8", "S16", "S32", "S64", "U8", "U16", "U32", "U64")
 _WHOLE_BYTES += ("F16", "BF16", "F32", "F64", "C64", "C128")
 # Types of less than a byte share bytes on a GPU, and JAX keeps them so.
+# XLA's number of the host's memory, where `jax.memory.Space.Host` puts values.
+_HOST_MEMORY = 5
 _PACKED_BITS = {"S4": 4, "U4": 4, "F4E2M1FN": 4, "S2": 2, "U2": 2}
+_IN_HOST_MEMORY = (AllocationKind.TEMPORARY, AllocationKind.UNUSED)
 
 
 def read_views(messages: Sequence[Any]) -> tuple[BufferUse | None, ...]:
-    """Returns the bytes of each allocation by its number; None for what is no device memory.
+    """Returns the bytes of each allocation by its number; None for what no step may name.
 
     Raises:
         Refusal: numbers out of order, or memory of another space.
@@ -31,7 +34,7 @@ def read_views(messages: Sequence[Any]) -> tuple[BufferUse | None, ...]:
         if message.is_thread_local:
             views.append(None)
             continue
-        if message.color:
+        if message.color not in (0, _HOST_MEMORY):
             raise Refusal(f"has allocation #{position} in memory space {message.color}")
         views.append(BufferUse(f"#{position}", 0, message.size))
     return tuple(views)
@@ -63,7 +66,7 @@ def read_allocations(
     allocations = []
     for message in executable.buffer_allocations.values:
         name, size = f"#{message.index}", message.size
-        is_used = name in used or name in outputs
+        is_used, is_host = name in used or name in outputs, message.color == _HOST_MEMORY
         if message.is_entry_computation_parameter:
             allocations.append(_make_parameter(message, name))
         elif not is_used:
@@ -76,7 +79,9 @@ def read_allocations(
             allocations.append(Allocation(name, size, AllocationKind.CONSTANT, None, content))
         else:
             kind = AllocationKind.OUTPUT if name in outputs else AllocationKind.TEMPORARY
-            allocations.append(Allocation(name, size, kind))
+            allocations.append(Allocation(name, size, kind, is_host=is_host))
+        if is_host and allocations[-1].kind not in _IN_HOST_MEMORY:
+            raise Refusal(f"has the {allocations[-1].kind.value} {name} in host memory")
     _check_parameters(allocations, executable.program_shape.parameters)
     return tuple(allocations)
 

@@ -215,6 +215,8 @@ ALLOWED: dict[str, Fields] = {
     # Memory and order.
     "xla.gpu.CopyThunkProto": _fields("source_buffer destination_buffer mem_size"),
     "xla.gpu.DeviceToDeviceCopyThunkProto": _fields("copy_thunk"),
+    "xla.gpu.DeviceToHostCopyThunkProto": _fields("copy_thunk"),
+    "xla.gpu.HostToDeviceCopyThunkProto": _fields("copy_thunk"),
     "xla.gpu.MemzeroThunkProto": _fields("dest_buffer"),
     "xla.gpu.Memset32BitValueThunkProto": _fields("dest_buffer value"),
     "xla.gpu.ReplicaIdThunkProto": _fields("dest_buffer"),
@@ -242,8 +244,8 @@ ALLOWED: dict[str, Fields] = {
     "xla.gpu.CollectiveBufferProto": _fields(
         "source_buffer destination_buffer",
         element_count="the byte ranges say it",
-        source_memory_space="memory of another color is refused with its allocation",
-        destination_memory_space="memory of another color is refused with its allocation",
+        source_memory_space="its allocation says it",
+        destination_memory_space="its allocation says it",
     ),
     "xla.ReplicaGroup": _fields("replica_ids"),
     "xla.SourceTarget": _fields("source target"),

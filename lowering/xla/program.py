@@ -28,6 +28,7 @@ class Allocation:
         kind: what it holds; a parameter that a result updates in place is a PARAMETER.
         parameter: number of the flat argument, for a PARAMETER.
         content: the bytes of a CONSTANT.
+        is_host: True for a TEMPORARY in host memory.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Allocation:
     kind: AllocationKind
     parameter: int | None = None
     content: bytes | None = dataclasses.field(default=None, repr=False)
+    is_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -148,7 +148,7 @@ def _decode_copy(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
     return [DeviceStep(CopyNode(name, source, target), reads=(source,), writes=(target,))]
 
 
-def _decode_device_copy(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
+def _decode_wrapped_copy(message: Any, name: str, scope: Scope) -> list[DeviceStep]:
     return _decode_copy(message.copy_thunk, name, scope)
 
 
@@ -224,8 +224,9 @@ _DECODERS: Mapping[str, Decoder] = {
     "custom_call": _decode_ffi_call,
     "fft": decode_fft,
     "triangular_solve": decode_triangular_solve,
-    "device_to_device_copy": _decode_device_copy,
-    # All memory of the host is refused with its allocation, so both sides are device memory.
+    "device_to_device_copy": _decode_wrapped_copy,
+    "device_to_host_copy": _decode_wrapped_copy,
+    "host_to_device_copy": _decode_wrapped_copy,
     "copy": _decode_copy,
     "memzero": _decode_memzero,
     "memset32bit_value": _decode_memset,
@@ -242,7 +243,8 @@ _DECODERS: Mapping[str, Decoder] = {
 _SAME_IN_ALL_ITERATIONS = frozenset(
     [
         *("custom_kernel", "kernel", "cublas_lt_matmul", "convolution", "cudnn"),
-        *("device_to_device_copy", "copy", "memzero", "memset32bit_value"),
+        *("device_to_device_copy", "device_to_host_copy", "host_to_device_copy", "copy"),
+        *("memzero", "memset32bit_value"),
     ]
 )
 

@@ -13,6 +13,7 @@ from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.array import Array
 from tracegraph.runtime.array_parts import find_part_rows
 from tracegraph.runtime.cuda.context import CudaContext
+from tracegraph.runtime.cuda.memory.host_values import HostValues
 from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays
 from tracegraph.runtime.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.jax_interop import (
@@ -100,6 +101,7 @@ class CudaBuffer:
         arena: where its bytes are; the buffer holds it, so they outlive arrays that read them.
         context: of its GPU.
         clock: counts the replays of the graph that owns the buffer.
+        host_values: of the graph, for a buffer in host memory.
 
     Attributes:
         patchers: functions that point one executable graph at another address for this buffer.
@@ -117,6 +119,7 @@ class CudaBuffer:
         "clock",
         "context",
         "dtype",
+        "host_values",
         "is_lent",
         "is_unread",
         "jax_device",
@@ -128,16 +131,25 @@ class CudaBuffer:
     memory = None
 
     def __init__(
-        self, slot: BufferSlot, arena: Arena, context: CudaContext, clock: ReplayClock
+        self,
+        slot: BufferSlot,
+        arena: Arena,
+        context: CudaContext,
+        clock: ReplayClock,
+        host_values: HostValues | None = None,
     ) -> None:
         self.name, self.shape, self.dtype = slot.name, slot.shape, slot.dtype
         self.arena, self.context, self.clock = arena, context, clock
+        self.host_values = host_values
         self.jax_device = context.jax_device
         self.nbytes = slot.nbytes
         self._is_packed = slot.is_packed
         self.is_lent = slot.is_lent
         # Of what is lent none, until `hold_memory`.
-        self.address = self._bound = 0 if slot.is_lent else arena.locate(slot.offset)
+        self.address = 0 if slot.is_outside else arena.locate(slot.offset)
+        if host_values is not None:
+            self.address = host_values.locate(slot)
+        self._bound = self.address
         self.aval = make_aval(slot.shape, slot.dtype, weak_type=slot.weak_type)
         self.patchers: Sequence[Callable[[int], None]] = ()
         self.is_unread = False

@@ -37,10 +37,10 @@ class CudaContext:
     def __init__(self, jax_device: Any, order: JaxOrder) -> None:
         self.jax_device, self.order = jax_device, order
         self.driver = order.driver
-        pinned = find_pinned_allocator(self.driver, order.primary)
-        self.staging = Staging(self.driver, order.stream, pinned)
+        self.pinned = find_pinned_allocator(self.driver, order.primary)
+        self.staging = Staging(self.driver, order.stream, self.pinned)
         self.held = HeldMemory(order)
-        self._reads = HostReads(order, pinned)
+        self._reads = HostReads(order, self.pinned)
         # What says that an array is here: arrays of one origin share the object. It is held, so
         # that no other gets its id.
         self._known: dict[int, Any] = {}

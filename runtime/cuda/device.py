@@ -22,7 +22,7 @@ from tracegraph.runtime.cuda.graphs.builder import ErrorPlace, Library, label_no
 from tracegraph.runtime.cuda.graphs.foreign_graph import CudaExchange
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
-from tracegraph.runtime.cuda.graphs.stages import BlockingStage, CudaStage, EagerStage
+from tracegraph.runtime.cuda.graphs.stages import BlockingStage, CudaStage, EagerStage, NotedStage
 from tracegraph.runtime.cuda.jax_order import JaxOrder, find_compute_stream
 from tracegraph.runtime.cuda.libraries.cublas import BlasCalls, CuBlas, count_workspace_bytes
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
@@ -33,6 +33,7 @@ from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
 from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
 from tracegraph.runtime.cuda.memory.events import CudaEvents
+from tracegraph.runtime.cuda.memory.host_values import HostValues
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
 from tracegraph.runtime.cuda.memory.virtual_provider import CudaVirtualProvider
 from tracegraph.runtime.cuda.node_timer import CudaTimer
@@ -134,11 +135,15 @@ class CudaDevice:
     def bind_buffers(
         self, definition: GraphDefinition, arena: Arena, clock: ReplayClock
     ) -> Mapping[str, CudaBuffer]:
-        """Returns every slot as a range of the arena, filled with NaN, constants apart."""
+        """Returns every slot as a range of memory, filled with NaN, constants apart."""
+        in_host_memory = [slot for slot in definition.slots if slot.is_host]
+        host = HostValues(self.context.pinned, in_host_memory) if in_host_memory else None
         buffers = {
-            slot.name: CudaBuffer(slot, arena, self.context, clock) for slot in definition.slots
+            slot.name: CudaBuffer(slot, arena, self.context, clock, host if slot.is_host else None)
+            for slot in definition.slots
         }
-        for address, nbytes in arena.ranges:
+        ranges = [*arena.ranges, *([(host.address, host.nbytes)] if host is not None else [])]
+        for address, nbytes in ranges:
             self.context.fill(address, POISON, nbytes)
         for slot in definition.slots:
             if slot.content is not None:
@@ -209,6 +214,9 @@ class CudaDevice:
             # Every port is renewed before the first stage, whichever stage writes it.
             renewed = tuple(ports.values()) if index == min(graphs) else ()
             stages.insert(index, CudaStage(graph, renewed, order))
+        host = next((each.host_values for each in buffers.values() if each.host_values), None)
+        if host is not None:
+            stages = [NotedStage(stage, host, order.stream) for stage in stages]
         if read_launch_blocking() and reached is None:
             stages = [BlockingStage(stage, order, definition.name) for stage in stages]
         return Instance(tuple(stages), {name: port.hand_out for name, port in ports.items()})

@@ -57,6 +57,12 @@ def _find_problems(definition: GraphDefinition) -> Iterator[str]:
         yield "two buffers have one name"
     for slot in definition.slots:
         yield from _check_slot(slot, definition)
+    named = {*definition.inputs, *definition.outputs}
+    yield from (
+        f"{slot.name} is in host memory, and no temporary"
+        for slot in definition.slots
+        if slot.is_host and (slot.name in named or slot.is_lent or slot.is_resident)
+    )
     for what, names in (("static input", definition.inputs), ("result", definition.outputs)):
         yield from (f"the {what} {n} has no place in the arena" for n in names if n not in slots)
     yield from _check_lent(definition)
@@ -117,7 +123,7 @@ def _check_slot(slot: BufferSlot, definition: GraphDefinition) -> Iterator[str]:
     start, end = 0, definition.arena_bytes
     if slot.is_resident:
         end = definition.arena_size.kept_bytes
-    elif slot.is_lent:
+    elif slot.is_outside:
         start, end = end, MAX_ARENA_BYTES
     if slot.offset < start or slot.offset + slot.nbytes > end:
         yield f"the buffer {slot.name} is outside of its part of the arena"

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import tracegraph as tg
+from tests.offloading import DEVICE, HOST, TRAINS, add_there, make_arguments
+from tests.oracles.tree_equality import assert_same
 
-HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 VALUES = np.arange(4, dtype=np.float32)
 
 
@@ -24,11 +25,6 @@ def put_on_host(values: Any) -> jax.Array:
 
 def double(x: Any) -> Any:
     return jax.device_put(x, DEVICE) * 2
-
-
-def add_there(x: Any, y: Any) -> Any:
-    """Adds in host memory."""
-    return jax.device_put(x + jax.device_put(y, HOST), DEVICE) * 2
 
 
 def compare(function: Any, *args: Any, **options: Any) -> Any:
@@ -59,7 +55,11 @@ def test_where_an_argument_is_belongs_to_the_signature() -> None:
 
 @pytest.mark.parametrize("mode", ["whole", "partial"])
 def test_values_in_host_memory_are_added_there(mode: str) -> None:
-    compare(add_there, put_on_host(VALUES), jnp.ones(4), mode=mode)
+    def add(x: Any, y: Any) -> Any:
+        return jax.device_put(x + jax.device_put(y, HOST), DEVICE) * 2
+
+    compare(add, put_on_host(VALUES), jnp.ones(4), mode=mode)
+    compare(add_there, jnp.asarray(VALUES), jnp.ones(4), mode=mode)
 
 
 def test_jax_refuses_two_kinds_of_memory_in_one_op() -> None:
@@ -97,29 +97,15 @@ def test_donated_host_memory_is_given_up() -> None:
     assert x.is_deleted()
 
 
-def offload(name: str) -> Any:
-    """Returns a policy that keeps values of a name in host memory."""
-    return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=[name],
-        offload_src="device",
-        offload_dst="pinned_host",
-    )
-
-
-def test_activations_are_kept_in_host_memory() -> None:
-    from jax.ad_checkpoint import checkpoint_name
-
-    def apply(h: Any, w: Any) -> tuple[Any, None]:
-        return jnp.tanh(checkpoint_name(jnp.sin(h @ w), "hidden")), None
-
-    def compute(x: Any, weights: Any) -> Any:
-        layer = jax.checkpoint(apply, policy=offload("hidden"))
-        return jax.grad(lambda w: jax.lax.scan(layer, x, w)[0].sum())(weights)
-
-    rng = np.random.default_rng(0)
-    x, weights = (rng.normal(size=s).astype(np.float32) for s in ((8, 8), (3, 8, 8)))
-    compare(compute, x, weights)
+@pytest.mark.parametrize("train", TRAINS)
+def test_activations_are_kept_in_host_memory(train: Any) -> None:
+    weights, x = make_arguments(3, 8)
+    captured: Any = tg.capture(train, donate_argnums=0)
+    for _ in range(3):
+        expected = jax.jit(train)(weights, x)
+        found = captured(weights, x)
+        assert_same(found, expected)
+        weights = expected[0]
 
 
 def test_a_host_argument_cannot_be_saved(tmp_path: Any) -> None:

@@ -240,8 +240,9 @@ def _list_roles(lowered: Lowered) -> list[str]:
     given = {spec.buffer.name for spec in program.inputs}
     outputs = {output.buffer.name for output in program.outputs if output.alias is None}
     temporaries: dict[str, int] = {}
+    in_host_memory = [buffer.nbytes for buffer in program.buffers if buffer.is_host]
     for buffer in program.buffers:
-        if buffer.name in given:
+        if buffer.name in given or buffer.is_host:
             continue
         kind = "constants" if buffer.content is not None else "results"
         is_kept = buffer.content is not None or buffer.name in outputs
@@ -256,6 +257,9 @@ def _list_roles(lowered: Lowered) -> list[str]:
     if lent:
         count, nbytes = count_noun(len(lent), "argument"), sum(lent.values())
         lines.append(f"  not in it: {count}, {nbytes:,} bytes, read where the caller has them")
+    if in_host_memory:
+        count, nbytes = count_noun(len(in_host_memory), "buffer"), sum(in_host_memory)
+        lines.append(f"  not in it: {count}, {nbytes:,} bytes, in host memory, page-locked")
     if temporaries:
         count, nbytes = count_noun(len(temporaries), "buffer"), sum(temporaries.values())
         scratch_bytes = lowered.definition.arena_size.scratch_bytes

@@ -33,7 +33,7 @@ def describe_live_plans() -> list[dict[str, Any]]:
                 (life.name, place, life.nbytes, life.first, life.last)
                 for life in plan.lifetimes
                 for place in (arena.find_place(plan.offsets[life.name]),)
-                if place is not None and not life.is_lent
+                if place is not None and not life.is_outside
             ],
         )
         for plan, arena in sorted(plans, key=lambda pair: pair[1].block.address)

@@ -9,6 +9,7 @@ from typing import Protocol
 from tracegraph.runtime.cuda.buffer import CudaBuffer
 from tracegraph.runtime.cuda.graphs.builder import ErrorPlace
 from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.cuda.memory.host_values import HostValues
 from tracegraph.runtime.cuda.results import ResultPort
 from tracegraph.runtime.graph import ExecutableGraph, Stage
 from tracegraph.runtime.nodes import CallNode
@@ -132,6 +133,30 @@ class BlockingStage:
         with ErrorPlace(f"call of `{self._name}`"):
             self.stage.launch()
             self._order.synchronize()
+
+
+class NotedStage:
+    """A stage whose graph uses host memory, which is noted at each launch.
+
+    Args:
+        stage: any other.
+        host_values: the host memory.
+        stream: that the stage is launched on.
+    """
+
+    def __init__(self, stage: ExecutableGraph, host_values: HostValues, stream: int) -> None:
+        self.stage = stage
+        self._host_values, self._stream = host_values, stream
+
+    @property
+    def handles(self) -> tuple[int, int] | None:
+        """Those of the stage."""
+        return self.stage.handles
+
+    def launch(self) -> None:
+        """Launches the stage."""
+        self.stage.launch()
+        self._host_values.note_launch(self._stream)
 
 
 class EagerStage:

@@ -64,6 +64,21 @@ def test_only_a_result_that_begins_earlier_may_take_more_memory() -> None:
     assert not forward_copies(program(fill("f", "y[0:1024]"), *WRITE)).may_grow
 
 
+@pytest.mark.parametrize("steps", [READ, WRITE], ids=["read", "write"])
+@pytest.mark.parametrize("name", ["x", "y", "t"])
+def test_copies_from_and_to_host_memory_stay(steps: Any, name: str) -> None:
+    given = program(*steps)
+    buffers = tuple(dataclasses.replace(each, is_host=each.name == name) for each in given.buffers)
+    found = forward_copies(dataclasses.replace(given, buffers=buffers)).program
+    touches = any(
+        use.buffer == name
+        for step in steps
+        if step.name == "c"
+        for use in (*step.reads, *step.writes)
+    )
+    assert (len(found.steps) == 2) == touches
+
+
 def test_a_piece_is_written_where_it_belongs() -> None:
     later = kernel("l", T, Z)
     found = forward_copies(program(*WRITE, later)).program

@@ -248,6 +248,23 @@ def test_what_is_kept_stands_below_the_scratch():
     assert (plan.kept_bytes, plan.arena_bytes, plan.peak_bytes) == (768, 1280, 1280)
 
 
+def test_host_memory_is_not_in_the_arena():
+    lifetimes = [
+        Lifetime("a", 512, 0, 1),
+        Lifetime("there", 700, 0, 2, is_kept=True, is_host=True),
+        Lifetime("lent", 300, 0, 2, is_kept=True, is_lent=True),
+        Lifetime("b", 300, 1, 2),
+    ]
+    plan = plan_memory("f", lifetimes)
+    assert (plan.arena_bytes, plan.kept_bytes, plan.peak_bytes) == (1024, 0, 1024)
+    assert (plan.sum_bytes, plan.host_bytes, plan.lent_bytes) == (1024, 700, 300)
+    assert {name: plan.offsets[name] for name in ("there", "lent")} == {"there": 1024, "lent": 1792}
+    assert any(line.split()[:3] == ["there", "host", "700"] for line in str(plan).splitlines())
+    inside = dataclasses.replace(plan, offsets={**plan.offsets, "there": 256})
+    with pytest.raises(InternalError, match="`there` is in host memory, and stands at 256"):
+        verify_plan(inside)
+
+
 GOOD = plan_memory("f", [Lifetime("a", 512, 0, 1), Lifetime("b", 300, 1, 2)])
 
 

@@ -54,6 +54,10 @@ FAULTS = {
         change("buffer_allocations.values[3].color", 1),
         "has allocation #3 in memory space 1",
     ),
+    "parameter in host memory": (
+        change("buffer_allocations.values[1].color", 5),
+        "has the parameter #1 in host memory",
+    ),
     "numbers": (
         change("buffer_allocations.values[3].index", 7),
         "has allocation #7 of 512 bytes at 3",

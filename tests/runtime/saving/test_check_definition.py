@@ -90,6 +90,15 @@ def lend(*nodes: Any, **changes: Any) -> GraphDefinition:
     return define(*nodes, slots=slots, inputs=("a", "w"))
 
 
+def keep_on_host(*nodes: Any, inputs: Any = ("a",), **changes: Any) -> GraphDefinition:
+    there = change(LENT, **{"is_lent": False, "is_host": True, **changes})
+    return define(*nodes, slots=(*SLOTS, there), inputs=inputs)
+
+
+def test_a_temporary_in_host_memory():
+    assert find_definition_problem(keep_on_host(READS, COPY)) == ""
+
+
 def test_an_input_that_is_lent():
     assert find_definition_problem(lend(READS, COPY)) == ""
 
@@ -108,6 +117,13 @@ PROBLEMS: dict[str, tuple[GraphDefinition, str]] = {
         lend(change(READS, written=(True, True))),
         f"{KERNEL.name} uses w, which is lent",
     ),
+    "host memory inside": (keep_on_host(READS, offset=128), "the buffer w is outside"),
+    "input in host memory": (
+        keep_on_host(READS, inputs=("a", "w")),
+        "w is in host memory, and no temporary",
+    ),
+    "state in host memory": (keep_on_host(READS, is_resident=True, offset=0), "w is in host"),
+    "lent in host memory": (keep_on_host(READS, is_lent=True, inputs=("a", "w")), "w is in host"),
     "negative arena": (define(arena_size=ArenaSize(-1, 512)), "the arena has -1"),
     "huge arena": (define(arena_size=ArenaSize(1 << 60)), "the arena has"),
     "same names": (define(**slot(name="a")), "two buffers have one name"),
