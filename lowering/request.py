@@ -30,6 +30,8 @@ class BufferSpec:
         is_packed: True where elements of less than a byte share bytes.
         is_host: True for a temporary in host memory, see Note [Host memory] in
             `planning/memory_plan.py`.
+
+    More than six fields because it is all that lowering knows of an array.
     """
 
     name: str

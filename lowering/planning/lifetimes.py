@@ -33,6 +33,8 @@ class Lifetime:
         is_kept: True when the value outlives a replay, or is there before it.
         is_lent: True for an input without memory of its own, see Note [Lent inputs].
         is_host: True for what is in host memory, see Note [Host memory].
+
+    More than six fields because it is all that the plan knows of a buffer.
     """
 
     name: str

@@ -44,10 +44,13 @@ class Frame:
         results: address of each result.
 
     Attributes:
+        call: as given.
+        addresses: of the operands, then of the results.
         args, rets, attrs: as they are copied into XLA_FFI_CallFrame.
     """
 
     def __init__(self, call: FfiCall, operands: Sequence[int], results: Sequence[int]) -> None:
+        self.call, self.addresses = call, (*operands, *results)
         self._kept: list[Any] = []
         types, args = self._pack_buffers(call.operands, operands)
         self.args = c_api.Args.new(size=len(operands), types=types, args=args)

@@ -34,15 +34,16 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.cuda.libraries.mosaic import TARGET, find_mosaic
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.ffi.c_api import Stage
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_callable
 from tracegraph.runtime.ffi.context import CallContext, InterfaceError, Scratch
 from tracegraph.runtime.ffi.frames import Frame
-from tracegraph.runtime.ffi.handler import Handler
 from tracegraph.runtime.ffi.states import States
 from tracegraph.runtime.ffi.waiting_solvers import find_wait
 from tracegraph.runtime.library_nodes import FfiCallNode
@@ -53,6 +54,18 @@ from tracegraph.runtime.nodes import Locate
 PLATFORM = "CUDA"
 # What may stand in a graph; a graph inside is looked into.
 CAPTURABLE = frozenset(("KERNEL", "MEMCPY", "MEMSET", "EMPTY"))
+
+
+class AnyHandler(Protocol):
+    """What is called stage by stage: a `Handler`, or a `MosaicHandler`."""
+
+    def has(self, stage: Stage) -> bool:
+        """True when it does something in a stage."""
+        ...
+
+    def run(self, stage: Stage, frame: Frame, context: CallContext) -> None:
+        """Does what it does in a stage."""
+        ...
 
 
 class WarmStream:
@@ -79,7 +92,7 @@ class PreparedCall:
         states: what the first stages have left.
     """
 
-    handler: Handler
+    handler: AnyHandler
     states: States
 
 
@@ -137,7 +150,7 @@ class HandlerCalls:
         self._open_allocator = open_allocator
         self._lock = threading.Lock()
         self._streams: list[WarmStream] = []
-        self._problems: dict[tuple[Handler, FfiCall], str] = {}
+        self._problems: dict[tuple[AnyHandler, FfiCall], str] = {}
 
     def find_problem(self, call: FfiCall) -> str:
         """Returns why a call cannot be in a graph, or an empty text; see Note [Calls of handlers].
@@ -145,13 +158,19 @@ class HandlerCalls:
         Raises:
             OutOfMemoryError: there is no memory to try it out.
         """
-        handler = find_callable(call, PLATFORM)
+        handler = self.find(call)
         if isinstance(handler, str):
             return handler
         key = handler, call
         if key not in self._problems:
             self._problems[key] = find_wait(call) or self._try(handler, call)
         return self._problems[key]
+
+    def find(self, call: FfiCall) -> AnyHandler | str:
+        """Returns what a call calls, or why it cannot be called; reads on after its name."""
+        if call.target == TARGET:
+            return find_mosaic(call, self._order.primary)
+        return find_callable(call, PLATFORM)
 
     def take_stream(self) -> WarmStream:
         """Returns a stream that no other graph has; `give_back` takes it."""
@@ -166,7 +185,7 @@ class HandlerCalls:
         # No lock: a finaliser may run while this thread holds it.
         self._streams.append(stream)
 
-    def warm(self, handler: Handler, call: FfiCall, stream: WarmStream) -> None:
+    def warm(self, handler: AnyHandler, call: FfiCall, stream: WarmStream) -> None:
         """Runs a call once on zeros, if it has not run on the stream yet.
 
         Raises:
@@ -177,7 +196,7 @@ class HandlerCalls:
         self._rehearse(handler, call, stream, is_captured=False)
         stream.calls.add(call)
 
-    def _try(self, handler: Handler, call: FfiCall) -> str:
+    def _try(self, handler: AnyHandler, call: FfiCall) -> str:
         stream = self.take_stream()
         failed = "failed when it was tried out on zeros"
         is_broken = False
@@ -200,7 +219,7 @@ class HandlerCalls:
         return ""
 
     def _rehearse(
-        self, handler: Handler, call: FfiCall, stream: WarmStream, *, is_captured: bool
+        self, handler: AnyHandler, call: FfiCall, stream: WarmStream, *, is_captured: bool
     ) -> frozenset[str]:
         """Runs all stages on zeros; returns the kinds of nodes of the last one, if captured."""
         allocator, driver = self._open_allocator(), self._order.driver
@@ -223,7 +242,9 @@ class HandlerCalls:
                     allocator.free(block)
         return kinds
 
-    def begin(self, handler: Handler, frame: Frame, stream: WarmStream, scratch: Scratch) -> States:
+    def begin(
+        self, handler: AnyHandler, frame: Frame, stream: WarmStream, scratch: Scratch
+    ) -> States:
         """Runs the stages before the last one, and waits for what they enqueue."""
         states = States()
         handler.run(Stage.INSTANTIATE, frame, CallContext(states))
@@ -235,7 +256,7 @@ class HandlerCalls:
         return states
 
     def _capture(
-        self, handler: Handler, frame: Frame, context: CallContext, stream: WarmStream
+        self, handler: AnyHandler, frame: Frame, context: CallContext, stream: WarmStream
     ) -> frozenset[str]:
         driver = self._order.driver
         driver.begin_capture(stream.handle)
@@ -293,7 +314,7 @@ class GraphCalls:
         Raises:
             CudaError: the handler is gone, or returns an error.
         """
-        handler = find_callable(node.call, PLATFORM)
+        handler = self._calls.find(node.call)
         if isinstance(handler, str):
             raise make_call_error(node, handler)
         frame = _make_frame(node, locate)
