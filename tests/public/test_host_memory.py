@@ -108,6 +108,33 @@ def test_activations_are_kept_in_host_memory(train: Any) -> None:
         weights = expected[0]
 
 
+def test_a_lazy_capture_takes_host_arguments() -> None:
+    captured: Any = tg.capture(double, warm=False)
+    x = put_on_host(VALUES)
+    np.testing.assert_array_equal(captured(x), 2 * VALUES)
+    assert captured.wait_until_captured()
+    np.testing.assert_array_equal(captured(x), 2 * VALUES)
+    assert captured.cache_info().hits == 1
+
+
+def test_a_gradient_is_where_that_of_jit_is() -> None:
+    captured: Any = tg.capture(double)
+    wanted = jax.grad(lambda x: jax.jit(double)(x).sum())(put_on_host(VALUES))
+    for _ in range(2):
+        found = jax.grad(lambda x: captured(x).sum())(put_on_host(VALUES))
+        np.testing.assert_array_equal(found, wanted)
+        assert found.sharding.memory_kind == wanted.sharding.memory_kind == "pinned_host"
+    assert captured.cache_info().hits == 1
+
+
+def test_other_transformations_take_host_arguments() -> None:
+    x = put_on_host(VALUES)
+    captured: Any = tg.capture(double)
+    nested: Any = tg.capture(lambda y: captured(y) + 1)
+    for found in (jax.jit(captured)(x), jax.vmap(captured)(x), nested(x) - 1):
+        np.testing.assert_array_equal(found, 2 * VALUES)
+
+
 def test_a_host_argument_cannot_be_saved(tmp_path: Any) -> None:
     captured = compare(double, put_on_host(VALUES))
     with pytest.raises(tg.SavedFileError, match="an argument is in host memory"):

@@ -195,6 +195,9 @@ def _compile(
         # Donated leaves that no result can use are consumed all the same, as in any capture.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         jitted = jax.jit(function, donate_argnums=tuple(sorted(prepared.donated)))
+        if any(leaf.is_on_host for leaf in prepared.signature.leaves):
+            # What is compiled for types takes all arguments on the device: the call compiles.
+            return overlap.run(lambda: jitted, on_late=progress.enter)
         lowered = jitted.lower(*types)
     compiled = overlap.run(carry_settings(lowered.compile), on_late=progress.enter)
     run = get_quick_call(compiled)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 
 from tracegraph.constraints.arguments import ArgumentLeaf, find_spread_sharding
 from tracegraph.constraints.frames import locate_caller
@@ -148,8 +149,8 @@ class LeafType:
 
 
 def describe_leaf(value: Any) -> LeafType:
-    """Returns the type of an array, a `jax.ShapeDtypeStruct` or a Python scalar, as JAX sees it."""
-    aval = jax.typeof(value)
+    """Returns the type of an array, a type or a Python scalar, as JAX sees it."""
+    aval = value if isinstance(value, ShapedArray) else jax.typeof(value)
     weak_type, is_on_host = bool(getattr(aval, "weak_type", False)), is_host_aval(aval)
     return LeafType(tuple(aval.shape), aval.dtype, weak_type, is_on_host=is_on_host)
 
