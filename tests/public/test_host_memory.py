@@ -53,6 +53,12 @@ def test_where_an_argument_is_belongs_to_the_signature() -> None:
     assert "x: f32[4], in host memory, 16 bytes" in captured.explain(put_on_host(VALUES))
 
 
+def test_types_in_host_memory_are_printed_as_such() -> None:
+    text = str(tg.capture(double).trace(put_on_host(VALUES)))
+    assert "graph double(%0: f32<host>[4]):" in text
+    assert "%1: f32[4] = device_put" in text
+
+
 @pytest.mark.parametrize("mode", ["whole", "partial"])
 def test_values_in_host_memory_are_added_there(mode: str) -> None:
     def add(x: Any, y: Any) -> Any:
@@ -92,6 +98,8 @@ def test_an_argument_that_stays_in_host_memory_is_refused_as_a_result() -> None:
 def test_donated_host_memory_is_given_up() -> None:
     captured = tg.capture(double, donate_argnums=0)
     x = put_on_host(VALUES)
+    # The result is in other memory, so it is not computed in place.
+    assert captured.trace(x).graph.aliases == ()
     np.testing.assert_array_equal(captured(x), 2 * VALUES)
     np.testing.assert_array_equal(captured(put_on_host(VALUES + 1)), 2 * VALUES + 2)
     assert x.is_deleted()

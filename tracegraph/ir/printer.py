@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
-from tracegraph.jax_internals import is_jaxpr, measure_scan
+from tracegraph.jax_internals import is_host_aval, is_jaxpr, measure_scan
 
 _SHORT_KINDS = (
     ("bfloat", "bf"),
@@ -96,7 +96,7 @@ def print_operand(operand: Operand) -> str:
 
 
 def print_type(aval: Any) -> str:
-    """Returns an abstract value as ``f32[8,128]``.
+    """Returns an abstract value as ``f32[8,128]``, in host memory as ``f32<host>[8,128]``.
 
     Example:
         >>> import jax
@@ -109,7 +109,8 @@ def print_type(aval: Any) -> str:
     if not hasattr(aval, "dtype"):
         return _clean(repr(aval))
     shape = ",".join(str(size) for size in aval.shape)
-    return f"{print_dtype(aval.dtype)}[{shape}]"
+    place = "<host>" if is_host_aval(aval) else ""
+    return f"{print_dtype(aval.dtype)}{place}[{shape}]"
 
 
 def print_dtype(dtype: Any) -> str:

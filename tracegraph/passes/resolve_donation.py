@@ -8,13 +8,15 @@ from collections.abc import Hashable
 from typing import Any
 
 from tracegraph.ir.graph import Graph
+from tracegraph.jax_internals import is_host_aval
 
 
 @dataclasses.dataclass(frozen=True)
 class ResolveDonation:
     """Aliases each donated input with one output of its type, as ``jax.jit`` does.
 
-    The weak type has to be the same, too: a leaf that is updated in place keeps its type.
+    The weak type has to be the same, too: a leaf that is updated in place keeps its type. And so
+    has the memory.
 
     Attributes:
         donated: indices of the donated inputs.
@@ -58,4 +60,5 @@ def _can_alias(graph: Graph, output: int, index: int) -> bool:
 def _identify(aval: Any) -> Hashable:
     if not hasattr(aval, "dtype"):
         return aval
-    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
+    is_weak = bool(getattr(aval, "weak_type", False))
+    return tuple(aval.shape), aval.dtype, is_weak, is_host_aval(aval)

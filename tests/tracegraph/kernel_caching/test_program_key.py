@@ -83,6 +83,7 @@ DIFFERENT: dict[str, Callable[[], str]] = {
     "trips": lambda: find_key(functools.partial(add, stop=4)),
     "shape": lambda: find_key(add, X[:3]),
     "dtype": lambda: find_key(add, X.astype(jnp.float16)),
+    "memory": lambda: find_key(add, jax.device_put(X, jax.memory.Space.Host)),
     "weak type": lambda: find_key(lambda x: add(x), jnp.asarray(1.0)),
     "surroundings": lambda: find_key(add, option=2),
     "op": lambda: find_key(lambda x: -add(x)),
