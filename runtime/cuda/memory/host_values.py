@@ -29,7 +29,7 @@ class HostValues:
         # Among them may be what is lent, and has no bytes here.
         self._start = min(slot.offset for slot in slots)
         self.nbytes = max(slot.offset + slot.nbytes for slot in slots) - self._start
-        self._allocator, self._block = allocator, allocator.allocate(self.nbytes)
+        self._allocator, self._block = allocator, allocator.allocate(self.nbytes, is_exact=True)
         self.address = self._block.address
         weakref.finalize(self, allocator.free_later, self._block).atexit = False
 

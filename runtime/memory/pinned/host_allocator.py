@@ -41,6 +41,10 @@ _allocators: weakref.WeakSet[CachingHostAllocator] = weakref.WeakSet()
 _allocators_lock = threading.Lock()
 
 
+# Of the host's memory.
+PAGE_BYTES = 4096
+
+
 class _Mending:
     """Has the next call repair what an interrupt leaves half done; used under the lock.
 
@@ -138,13 +142,21 @@ class CachingHostAllocator:
         if poller is not None:
             poller.stop()
 
-    def allocate(self, nbytes: int, stream: int = 0, *, is_non_blocking: bool = False) -> HostBlock:
+    def allocate(
+        self,
+        nbytes: int,
+        stream: int = 0,
+        *,
+        is_non_blocking: bool = False,
+        is_exact: bool = False,
+    ) -> HostBlock:
         """Returns a block of at least ``nbytes`` bytes; its contents are undefined.
 
         Args:
             nbytes: wanted size, rounded up to a power of two.
             stream: for which it is; while that one is captured, the block comes from its pool.
             is_non_blocking: the user promises not to change it while copies read it.
+            is_exact: round up to whole pages only, for what is large and lives long.
 
         Raises:
             OutOfMemoryError: the machine has no more memory that can be locked.
@@ -152,7 +164,8 @@ class CachingHostAllocator:
         """
         if nbytes < 0:
             raise make_pin_error(f"cannot pin {nbytes:,} bytes", "an array has zero bytes or more")
-        size, block = self._round_size(nbytes), None
+        pages = -(-max(nbytes, 1) // PAGE_BYTES)
+        size, block = pages * PAGE_BYTES if is_exact else self._round_size(nbytes), None
         try:
             with self._lock, self._mending:
                 self._reclaim()

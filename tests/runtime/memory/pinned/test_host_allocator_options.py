@@ -90,6 +90,17 @@ def test_above_the_threshold_sizes_are_exact(pages: FakePages, nbytes: int, size
     assert allocator.allocate(nbytes).nbytes == size
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "size"), [(0, 4096), (5, 4096), (4096, 4096), (5000, 8192), ((1 << 20) + 1, 1052672)]
+)
+def test_what_is_to_be_exact_takes_whole_pages(pages: FakePages, nbytes: int, size: int) -> None:
+    allocator = make(pages, "")
+    block = allocator.allocate(nbytes, is_exact=True)
+    assert block.nbytes == size
+    allocator.free(block)
+    assert allocator.allocate(nbytes, is_exact=True) is block
+
+
 def test_above_the_cached_size_memory_goes_back(pages: FakePages, events: FakeEvents) -> None:
     allocator = make(pages, "pinned_max_cached_size_mb:1", events)
     large, small = allocator.allocate(1 << 21), allocator.allocate(1 << 20)
