@@ -35,6 +35,7 @@ import tracegraph as tg
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.lowering.build_graph import find_programmatic
+from tracegraph.profiling.critical_path import schedule
 from tracegraph.runtime.graph import GraphDefinition
 from tracegraph.runtime.graph_nodes import ConditionalNode, Node
 from tracegraph.runtime.library_nodes import FfiCallNode, MatmulNode
@@ -103,27 +104,20 @@ def find_value_chain(nodes: Sequence[Node], times: Sequence[float]) -> tuple[int
         times: of each, in any unit.
     """
     writers: defaultdict[str, list[tuple[BufferUse, int]]] = defaultdict(list)
-    best: list[tuple[float, int | None]] = []
+    waits: dict[int, list[int]] = {}
     for index, node in enumerate(nodes):
         reads, writes = _list_uses(node)
-        before = {
+        waits[index] = [
             writer
             for use in reads
             for written, writer in writers[use.buffer]
             if written.overlaps(use)
-        }
-        last = max(before, key=lambda writer: best[writer][0], default=None)
-        best.append((times[index] + (0 if last is None else best[last][0]), last))
+        ]
         for use in writes:
             known = writers[use.buffer]
             # What is written over as a whole has no readers any more.
-            known[:] = [each for each in known if not _covers(use, each[0])] + [(use, index)]
-    place = max(range(len(nodes)), key=lambda index: best[index][0], default=None)
-    path: list[int] = []
-    while place is not None:
-        path.append(place)
-        place = best[place][1]
-    return tuple(reversed(path))
+            known[:] = [each for each in known if not use.contains(each[0])] + [(use, index)]
+    return schedule(range(len(nodes)), waits, dict(enumerate(times))).path
 
 
 def _list_uses(node: Node) -> tuple[list[BufferUse], list[BufferUse]]:
@@ -136,11 +130,6 @@ def _list_uses(node: Node) -> tuple[list[BufferUse], list[BufferUse]]:
     if isinstance(node, FillNode):
         return [], [node.target]
     return list(node.ranges), list(node.ranges)
-
-
-def _covers(whole: BufferUse, part: BufferUse) -> bool:
-    end = whole.offset + whole.nbytes
-    return whole.offset <= part.offset and part.offset + part.nbytes <= end
 
 
 def measure(case: numerics.NumericsCase) -> ChainTimes:

@@ -30,7 +30,7 @@ from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
 
 SUPPORTED_JAX = "jax>=0.10,<0.13"
-# JAX's kinds of memory that no kernel is to read from.
+# JAX's kinds of memory that are the host's.
 HOST_KINDS = ("pinned_host", "unpinned_host")
 
 PRIVATE_NAMES = {

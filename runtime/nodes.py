@@ -27,6 +27,21 @@ class BufferUse(NamedTuple):
             self.offset + self.nbytes, other.offset + other.nbytes
         )
 
+    def contains(self, other: BufferUse) -> bool:
+        """True when every byte of another range is one of this.
+
+        Example:
+            >>> BufferUse("a", 0, 8).contains(BufferUse("a", 4, 4))
+            True
+            >>> BufferUse("a", 0, 8).contains(BufferUse("a", 4, 8))
+            False
+        """
+        return (
+            self.buffer == other.buffer
+            and self.offset <= other.offset
+            and other.offset + other.nbytes <= self.offset + self.nbytes
+        )
+
     def fits(self, nbytes: int) -> bool:
         """True when it lies within a buffer of so many bytes.
 

@@ -63,7 +63,7 @@ def _find_holders(value: BufferUse, indices: Sequence[int], steps: Sequence[Step
     for index in others:
         step = steps[index]
         if _overlaps(step.writes, value):
-            is_covered = any(_contains(use, value) for use in step.writes)
+            is_covered = any(use.contains(value) for use in step.writes)
             return holders if is_covered and not _overlaps(step.reads, value) else []
         if _overlaps(step.reads, value):
             if not _is_within(step, value):
@@ -75,20 +75,11 @@ def _find_holders(value: BufferUse, indices: Sequence[int], steps: Sequence[Step
 def _is_within(step: Step, value: BufferUse) -> bool:
     """True for a node of the device that touches nothing else of the value's buffer."""
     uses = [use for use in list_uses(step) if use.buffer == value.buffer]
-    return isinstance(step, DeviceStep) and all(_contains(value, use) for use in uses)
+    return isinstance(step, DeviceStep) and all(value.contains(use) for use in uses)
 
 
 def _overlaps(uses: Sequence[BufferUse], value: BufferUse) -> bool:
     return any(use.overlaps(value) for use in uses)
-
-
-def _contains(whole: BufferUse, part: BufferUse) -> bool:
-    end = part.offset + part.nbytes
-    return (
-        whole.buffer == part.buffer
-        and whole.offset <= part.offset
-        and end <= whole.offset + whole.nbytes
-    )
 
 
 def _move(step: Step, value: BufferUse, new: str) -> Step:

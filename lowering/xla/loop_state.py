@@ -119,7 +119,7 @@ def move_iteration(
 
         def relocate(use: BufferUse) -> BufferUse:
             for piece, place in places.items():
-                if _contains(piece, use):
+                if piece.contains(use):
                     offset = place.offset + use.offset - piece.offset
                     return BufferUse(place.buffer, offset, use.nbytes)
             return use
@@ -204,11 +204,4 @@ def _is_read_first(piece: BufferUse, steps: Sequence[DeviceStep]) -> bool:
 
 def _is_apart(step: DeviceStep, piece: BufferUse) -> bool:
     """True where each range that a step names is in the piece or shares no byte with it."""
-    return all(_contains(piece, use) or not use.overlaps(piece) for use in step.ranges)
-
-
-def _contains(piece: BufferUse, use: BufferUse) -> bool:
-    end = piece.offset + piece.nbytes
-    return (
-        use.buffer == piece.buffer and piece.offset <= use.offset and use.offset + use.nbytes <= end
-    )
+    return all(piece.contains(use) or not use.overlaps(piece) for use in step.ranges)

@@ -143,6 +143,14 @@ def test_other_transformations_take_host_arguments() -> None:
         np.testing.assert_array_equal(found, 2 * VALUES)
 
 
+def test_static_inputs_and_replacements_take_host_arguments() -> None:
+    x = put_on_host(VALUES)
+    static = tg.static_input(x)
+    np.testing.assert_array_equal(static, VALUES)
+    assert static.sharding.memory_kind == "device"
+    compare(double, x, numerics="equivalent")
+
+
 def test_a_host_argument_cannot_be_saved(tmp_path: Any) -> None:
     captured = compare(double, put_on_host(VALUES))
     with pytest.raises(tg.SavedFileError, match="an argument is in host memory"):

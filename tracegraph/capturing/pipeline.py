@@ -225,8 +225,8 @@ class CapturePipeline:
             if self._device.takes_kernels:
                 check_spread_graphs(self._prepared, first.checked, self._spread)
             return first
-        name = functools.partial(name_results, first.checked.out_tree, first.checked.probes)
-        violations = check_meshes(graph, self._device.jax_device) + check_host_memory(graph, name)
+        names = functools.partial(name_results, first.checked.out_tree, first.checked.probes)
+        violations = check_meshes(graph, self._device.jax_device) + check_host_memory(graph, names)
         if violations:
             raise make_capture_error(violations, graph_name=graph.name, graph=graph)
         return first

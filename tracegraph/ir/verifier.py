@@ -55,7 +55,9 @@ def _verify(graph: Graph, known: KnownTypes, verified: set[Graph]) -> None:
             scope.define(value, op)
         if op not in known:
             _verify_op(graph, op, known)
-        for _, subgraph in op.subgraphs if op.name not in KERNEL_CALLS else ():
+        # A kernel's body has axes and rules of its own.
+        inner = () if op.name in KERNEL_CALLS else op.subgraphs
+        for _, subgraph in inner:
             with bind_axes(op):
                 _verify(subgraph, known, verified)
     for index, operand in enumerate(graph.outputs):

@@ -26,16 +26,18 @@ from typing import Any
 import jax
 
 from tracegraph.runtime.cuda.properties import PLUGIN_MAJORS
-from tracegraph.runtime.ffi.c_api import ErrorCode, Stage
+from tracegraph.runtime.ffi.c_api import DataType, ErrorCode, Stage
 from tracegraph.runtime.ffi.call import FfiCall, ScalarAttribute
 from tracegraph.runtime.ffi.context import CallContext, InterfaceError
 from tracegraph.runtime.ffi.frames import Frame
 
 TARGET = "mosaic_gpu_v2"
-# Those in which the functions have these arguments.
-VERSIONS = ("0.11.1", "0.11.2")
-# What a kernel of one GPU sets; all others are about several.
+# Of JAX, in which the functions have these arguments: those that ran on a GPU.
+VERSIONS = ("0.11.2",)
+# Set for kernels of several GPUs.
 _FLAGS = ("use_custom_barrier", "skip_device_barrier", "uses_xla_collective_metadata")
+_UNSET = ScalarAttribute(DataType.PRED, False)
+_PLAIN = ("kernel_hash", "module")
 _LAUNCH: Any = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 )
@@ -52,7 +54,6 @@ class MosaicHandler:
 
     context: int
     library: str
-    target = TARGET
 
     def has(self, stage: Stage) -> bool:
         """True for the stages that do something."""
@@ -106,15 +107,15 @@ def find_mosaic(call: FfiCall, context: int) -> MosaicHandler | str:
     if jax.__version__ not in VERSIONS:
         return f"whose kernels tracegraph can launch with JAX {' and '.join(VERSIONS)} only"
     attributes = dict(call.attributes.items)
-    flags = {name: attributes.pop(name, None) for name in _FLAGS}
-    is_set = [
+    if not isinstance(attributes.get("module"), bytes):
+        return "which has no module"
+    others = [
         name
-        for name, flag in flags.items()
-        if flag is not None and not (isinstance(flag, ScalarAttribute) and flag.value is False)
+        for name, value in attributes.items()
+        if name not in _PLAIN and (name not in _FLAGS or value != _UNSET)
     ]
-    unknown = sorted({*attributes, *is_set} - {"kernel_hash", "module"})
-    if unknown or not isinstance(attributes.get("module"), bytes):
-        return f"whose kernel is for several GPUs: it sets {', '.join(unknown) or 'no module'}"
+    if others:
+        return f"whose kernel is for several GPUs: it sets {', '.join(others)}"
     library = find_library()
     if library is None:
         return "which JAX's CUDA plugin does not export the compiler of"
@@ -142,15 +143,16 @@ def _load_compiler(library: str) -> Callable[[bytes, int], Any]:
     return compile_module
 
 
-_lock = threading.Lock()
-
-
 @functools.cache
 def _compile(handler: MosaicHandler, module: bytes) -> MosaicKernel:
     compiled = _load_compiler(handler.library)(module, len(module))
     if not compiled:
         raise InterfaceError(ErrorCode.INTERNAL, "the kernel of Mosaic GPU cannot be compiled")
     return MosaicKernel(compiled[0], compiled[1])
+
+
+# Two threads that ask for one kernel would both compile it.
+_lock = threading.Lock()
 
 
 def _find_kernel(handler: MosaicHandler, module: bytes) -> MosaicKernel:

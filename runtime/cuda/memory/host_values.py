@@ -26,7 +26,6 @@ class HostValues:
     """
 
     def __init__(self, allocator: CachingHostAllocator, slots: Sequence[BufferSlot]) -> None:
-        # Among them may be what is lent, and has no bytes here.
         self._start = min(slot.offset for slot in slots)
         self.nbytes = max(slot.offset + slot.nbytes for slot in slots) - self._start
         self._allocator, self._block = allocator, allocator.allocate(self.nbytes, is_exact=True)

@@ -39,9 +39,7 @@ from tracegraph.runtime.memory.providers.segment import Segment
 
 _allocators: weakref.WeakSet[CachingHostAllocator] = weakref.WeakSet()
 _allocators_lock = threading.Lock()
-
-
-# Of the host's memory.
+# Of the host's memory: the driver locks whole pages.
 PAGE_BYTES = 4096
 
 
@@ -153,7 +151,7 @@ class CachingHostAllocator:
         """Returns a block of at least ``nbytes`` bytes; its contents are undefined.
 
         Args:
-            nbytes: wanted size, rounded up to a power of two.
+            nbytes: wanted size, rounded up to a power of two unless it is to be exact.
             stream: for which it is; while that one is captured, the block comes from its pool.
             is_non_blocking: the user promises not to change it while copies read it.
             is_exact: round up to whole pages only, for what is large and lives long.
@@ -164,8 +162,7 @@ class CachingHostAllocator:
         """
         if nbytes < 0:
             raise make_pin_error(f"cannot pin {nbytes:,} bytes", "an array has zero bytes or more")
-        pages = -(-max(nbytes, 1) // PAGE_BYTES)
-        size, block = pages * PAGE_BYTES if is_exact else self._round_size(nbytes), None
+        size, block = _round_pages(nbytes) if is_exact else self._round_size(nbytes), None
         try:
             with self._lock, self._mending:
                 self._reclaim()
@@ -433,6 +430,10 @@ class CachingHostAllocator:
             self._surplus.popleft()
             with self._lock:
                 self.statistics.count_host_free((time.perf_counter_ns() - start) // 1000)
+
+
+def _round_pages(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
 
 
 def find_host_block(address: int) -> tuple[CachingHostAllocator, HostBlock] | None:

@@ -14,6 +14,7 @@ from tracegraph.lowering.planning import rename_values
 from tracegraph.lowering.planning.rename_values import rename_passing_values
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.nodes import BufferUse
 
 LIMIT = 1 << 20
 
@@ -141,16 +142,21 @@ def test_random_programs_compute_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "verdict"), [("_is_within", True), ("_contains", True), ("_overlaps", False)]
+    ("owner", "check", "verdict"),
+    [
+        (rename_values, "_is_within", True),
+        (BufferUse, "contains", True),
+        (rename_values, "_overlaps", False),
+    ],
 )
 def test_without_a_check_random_programs_differ(
-    monkeypatch: pytest.MonkeyPatch, check: str, *, verdict: bool
+    monkeypatch: pytest.MonkeyPatch, owner: Any, check: str, *, verdict: bool
 ) -> None:
-    found = getattr(rename_values, check)
+    found = getattr(owner, check)
 
     def be_lenient(*args: Any) -> bool:
         # Steps that read two ranges are taken for steps that read none of the value.
         return verdict if check != "_overlaps" else found(*args) and len(args[0]) == 1
 
-    monkeypatch.setattr(rename_values, check, be_lenient)
+    monkeypatch.setattr(owner, check, be_lenient)
     assert find_differing(500)[1]

@@ -6,28 +6,18 @@ import gc
 import weakref
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
-from jax.experimental import pallas
-from jax.experimental.pallas import mosaic_gpu
 
 import tracegraph as tg
+from tests.mosaic_kernels import double_exp
 from tracegraph.ir.graph import Graph
 
 X = jnp.ones((256, 128))
 
 
 def call_mosaic(x: Any) -> Any:
-    def body(source: Any, target: Any) -> None:
-        rows = pallas.ds(lax.axis_index("m") * 128, 128)
-        target[rows, :] = jnp.exp(source[rows, :]) * 2
-
-    kernel = mosaic_gpu.kernel(
-        body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), grid=(2,), grid_names=("m",)
-    )
-    return kernel(x) + 1
+    return double_exp(x) + 1
 
 
 def list_graphs(graph: Graph) -> list[Graph]:
