@@ -25,7 +25,7 @@ class ElementOperand:
 
 
 @dataclasses.dataclass(frozen=True)
-class ElementOp:
+class LoopOp:
     """One operation on one element of each of its operands.
 
     Attributes:
@@ -42,7 +42,7 @@ class ElementOp:
 
 
 @dataclasses.dataclass(frozen=True)
-class ElementFunction:
+class LoopFunction:
     """What is computed for each element; equal ones compute the same.
 
     Attributes:
@@ -52,7 +52,7 @@ class ElementFunction:
     """
 
     operands: tuple[ElementOperand, ...]
-    ops: tuple[ElementOp, ...]
+    ops: tuple[LoopOp, ...]
     results: tuple[int, ...]
 
     def find_kind(self, value: int) -> str:
@@ -72,12 +72,12 @@ class ElementLoop:
             arguments of the kernel.
     """
 
-    function: ElementFunction
+    function: LoopFunction
     count: int
     arguments: tuple[int, ...]
 
 
-def normalize_loop(function: ElementFunction, count: int) -> ElementLoop:
+def normalize_loop(function: LoopFunction, count: int) -> ElementLoop:
     """Returns a loop whose function is the same for all orders of its operands and operations.
 
     Values are numbered in the order in which the results need them.
@@ -88,7 +88,7 @@ def normalize_loop(function: ElementFunction, count: int) -> ElementLoop:
     """
     first = len(function.operands)
     order: list[int] = []
-    ops: list[ElementOp] = []
+    ops: list[LoopOp] = []
     known: dict[int, tuple[str, int]] = {}
 
     def visit(value: int) -> None:
@@ -109,7 +109,7 @@ def normalize_loop(function: ElementFunction, count: int) -> ElementLoop:
     order += [operand for operand in range(first) if operand not in known]
     shift = {"operand": 0, "op": first}
     number = {value: shift[kind] + place for value, (kind, place) in known.items()}
-    normal = ElementFunction(
+    normal = LoopFunction(
         tuple(function.operands[operand] for operand in order),
         tuple(
             dataclasses.replace(op, operands=tuple(number[each] for each in op.operands))

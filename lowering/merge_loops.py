@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep, Step, list_uses
-from tracegraph.lowering.element_loops import ElementFunction, ElementLoop
+from tracegraph.lowering.element_loops import ElementLoop, LoopFunction
 from tracegraph.lowering.kernels.merged_loops import (
     OPTIONS,
     SYMBOL,
@@ -247,6 +247,6 @@ def _number_arguments(
     return LoopArguments(loop.count, tuple(places[:count]), tuple(places[count:]))
 
 
-def _list_kinds(function: ElementFunction) -> list[str]:
+def _list_kinds(function: LoopFunction) -> list[str]:
     operands = [operand.kind for operand in function.operands]
     return operands + [function.find_kind(result) for result in function.results]

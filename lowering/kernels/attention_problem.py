@@ -19,7 +19,7 @@ _GROUP, _AHEAD = 4, 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Update:
+class CacheUpdate:
     """What is written into a cache before it is read: one position.
 
     Attributes:
@@ -46,7 +46,7 @@ class Cached:
     parameter: int
     base: ElementFunction
     stride: int
-    update: Update | None = None
+    update: CacheUpdate | None = None
     is_settled: bool = False
 
 

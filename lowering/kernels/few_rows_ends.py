@@ -18,9 +18,9 @@ from tracegraph.lowering.kernels.few_rows_problem import (
 )
 from tracegraph.lowering.kernels.row_functions import (
     REDUCTIONS,
+    ElementPosition,
     ElementWriter,
     Form,
-    Place,
     RowFactors,
     RowFunction,
     RowLoop,
@@ -167,7 +167,7 @@ def _name_held(problem: FewRows, held: Mapping[int, RowOperand]) -> dict[int, st
 def _write_row(problem: FewRows, reading: Reading, held: Mapping[int, str]) -> list[str]:
     """Returns what computes a row, and keeps the block's part of it."""
     start, factors = problem.start, find_factors(problem)
-    place = Place("row", "column", "DEPTH")
+    place = ElementPosition("row", "column", "DEPTH")
     if factors is not None:
         body = ElementWriter(start, place, held)
         value = " * ".join(map(body.write, factors.elements))
@@ -247,7 +247,7 @@ def write_factor(problem: FewRows) -> str:
             ),
         ]
     known = {number: f"v{number}" for number in factors.sums}
-    body = ElementWriter(start, Place("row", "0", "1"), known)
+    body = ElementWriter(start, ElementPosition("row", "0", "1"), known)
     factor = " * ".join(map(body.write, factors.rows))
     lines += [
         *body.lines,
@@ -278,7 +278,7 @@ def write_hoisted(problem: FewRows, tiling: Tiling) -> str:
         "    if (index >= ROWS * SHARE || row >= ALL_ROWS || column >= columns) continue;",
     ]
     for number, segment in enumerate(problem.segments):
-        body = ElementWriter(segment.finish, Place("row", "column", "columns"), {})
+        body = ElementWriter(segment.finish, ElementPosition("row", "column", "columns"), {})
         first = segment.finish.sums
         values = [body.write(first + index) for index in range(len(segment.finish.operands))]
         stores = [f"f{number}_{index}[turn] = {value};" for index, value in enumerate(values)]
@@ -296,7 +296,7 @@ def write_finish(problem: FewRows) -> str:
         known = {m: f"sum[{m}]" for m in range(problem.count)}
         operands = range(len(segment.finish.operands))
         known |= {problem.count + index: f"f{number}_{index}[turn]" for index in operands}
-        body = ElementWriter(segment.finish, Place("row", "column", "columns"), known)
+        body = ElementWriter(segment.finish, ElementPosition("row", "column", "columns"), known)
         values = list(map(body.write, segment.finish.results))
         lines += [f"if (segment == {number}) {{", *(f"    {line}" for line in body.lines)]
         stored = len(segment.kinds)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tracegraph.lowering.element_loops import ElementFunction, ElementOp
+from tracegraph.lowering.element_loops import LoopFunction, LoopOp
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 
 THREADS = 256
@@ -63,7 +63,7 @@ class LoopArguments:
 
 
 def write_merged_loops(
-    function: ElementFunction,
+    function: LoopFunction,
     loops: Sequence[LoopArguments],
     kinds: Sequence[str],
     *,
@@ -107,7 +107,7 @@ def write_merged_loops(
     return HEAD + "\n".join(lines) + "\n"
 
 
-def _write_body(function: ElementFunction) -> list[str]:
+def _write_body(function: LoopFunction) -> list[str]:
     """Returns the statements for element ``i``: all is read before anything is written."""
     lines: list[str] = []
     for index, operand in enumerate(function.operands):
@@ -121,7 +121,7 @@ def _write_body(function: ElementFunction) -> list[str]:
     return lines
 
 
-def _write_op(function: ElementFunction, op: ElementOp) -> str:
+def _write_op(function: LoopFunction, op: LoopOp) -> str:
     values = [f"v{operand}" for operand in op.operands]
     if op.opcode == "constant":
         return _write_constant(op)
@@ -138,7 +138,7 @@ def _write_op(function: ElementFunction, op: ElementOp) -> str:
     return f"({TYPES[op.kind]}){value}"
 
 
-def _write_constant(op: ElementOp) -> str:
+def _write_constant(op: LoopOp) -> str:
     if op.kind == "F32":
         return f"literal(0x{op.detail}u)"
     if op.kind in ("BF16", "F16"):

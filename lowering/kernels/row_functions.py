@@ -100,7 +100,7 @@ _INDICES = {Form.FULL: "{row} * {columns} + {column}", Form.COLUMN: "{column}", 
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ElementPosition:
     """Where one element is, as expressions in C++.
 
     Attributes:
@@ -123,7 +123,9 @@ class ElementWriter:
         known: expressions of values that are there: sums, and what has been reduced.
     """
 
-    def __init__(self, function: RowFunction, place: Place, known: Mapping[int, str]) -> None:
+    def __init__(
+        self, function: RowFunction, place: ElementPosition, known: Mapping[int, str]
+    ) -> None:
         self._function, self._place, self._known = function, place, dict(known)
         self.lines: list[str] = []
 
@@ -186,7 +188,9 @@ def write_reductions(
     for number, op in enumerate(function.ops, start=function.first_op):
         if op.opcode in REDUCTIONS:
             begin, combine = REDUCTIONS[op.opcode]
-            body = ElementWriter(function, Place("row", "column", columns), {**loop.known, **known})
+            body = ElementWriter(
+                function, ElementPosition("row", "column", columns), {**loop.known, **known}
+            )
             added = combine.format(f"v{number}", body.write(op.operands[0]))
             lines += [
                 f"float v{number} = literal(0x{begin}u);",
@@ -194,7 +198,7 @@ def write_reductions(
                 write_reduction_of_row(function, number),
             ]
         elif op.form in (Form.ROW, Form.ONE) and op.opcode != "constant":
-            body = ElementWriter(function, Place("row", "0", "1"), known)
+            body = ElementWriter(function, ElementPosition("row", "0", "1"), known)
             name = body.write(number)
             lines += [f"float v{number};", "{", *body.lines, f"v{number} = {name};", "}"]
         else:

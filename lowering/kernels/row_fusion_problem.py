@@ -7,7 +7,7 @@ import dataclasses
 from tracegraph.lowering.kernels.device_head import TYPES
 from tracegraph.lowering.kernels.element_functions import ElementFunction
 from tracegraph.lowering.kernels.few_rows_problem import ELEMENT_BYTES, VECTOR_BYTES, WARP
-from tracegraph.lowering.kernels.tiled_attention import SHARED_LIMIT, Stage
+from tracegraph.lowering.kernels.tiled_attention import SHARED_LIMIT, RowValue
 
 # Elements that a thread works on at once; rows begin at a multiple of eight.
 EIGHT, FOUR = 8, 4
@@ -75,7 +75,7 @@ class RowFusion:
     columns: int
     kinds: tuple[str, ...]
     inputs: tuple[RowInput, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[RowValue, ...]
     elements: tuple[Output, ...]
     row_values: tuple[Output, ...]
     sums: tuple[ElementFunction, ...]

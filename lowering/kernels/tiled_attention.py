@@ -82,7 +82,7 @@ class Lines:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class RowValue:
     """A value of each row, from all of its columns.
 
     Attributes:
@@ -119,7 +119,7 @@ class TiledAttention:
     width: int
     kinds: tuple[str, ...]
     products: tuple[tuple[Lines, Lines], ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[RowValue, ...]
     kind: str
 
     @property
@@ -139,7 +139,7 @@ class TiledAttention:
 
 
 @dataclasses.dataclass(frozen=True)
-class Output:
+class ResultLines:
     """Where a result's lines are, whose elements lie side by side.
 
     Attributes:
@@ -216,7 +216,7 @@ def find_lines_problem(problem: TiledAttention, lines: Lines) -> str:
     return ""
 
 
-def find_output_problem(problem: TiledAttention, output: Output) -> str:
+def find_output_problem(problem: TiledAttention, output: ResultLines) -> str:
     """Returns why a result's lines cannot be written, or an empty text."""
     if output.kind not in (problem.kind, "F32"):
         return f"results are {output.kind}"
@@ -350,7 +350,7 @@ def write_bases(problem: TiledAttention, arrays: Sequence[Lines]) -> str:
     return indent(lines, 4)
 
 
-def write_place(problem: TiledAttention, output: Output, parameter: int) -> str:
+def write_place(problem: TiledAttention, output: ResultLines, parameter: int) -> str:
     """Returns where the block's first line of a result is, in C++."""
     names = [*name_groups(problem), "first"]
     terms = [
@@ -376,7 +376,7 @@ def name_rows(stages: Iterable[int], expression: str) -> dict[str, str]:
     return {f"row{number}": expression.format(number) for number in stages}
 
 
-def find_reduction(stage: Stage) -> tuple[str, str]:
+def find_reduction(stage: RowValue) -> tuple[str, str]:
     """Returns what a stage begins with, and how two of its values are joined, in C++."""
     begin, joined = REDUCTIONS[f"reduce_{stage.kind}"]
     return f"literal(0x{begin}u)", joined

@@ -21,7 +21,7 @@ from tracegraph.lowering.kernels.tiled_attention import (
     SHARED_LIMIT,
     STRIP,
     Lines,
-    Output,
+    ResultLines,
     Strips,
     TiledAttention,
     choose_strips,
@@ -60,7 +60,7 @@ _SHARERS = (4, 2, 1)
 # Of lines of more elements the results leave no registers for 32 rows.
 _MAX_LONG = 64
 
-ColumnOutput = tuple[ElementFunction, Lines, Output]
+ColumnOutput = tuple[ElementFunction, Lines, ResultLines]
 
 
 def write_columns(

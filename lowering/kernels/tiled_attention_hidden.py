@@ -30,7 +30,7 @@ import numpy as np
 
 from tracegraph.lowering.kernels.element_functions import FLOAT, ElementFunction, ElementOp
 from tracegraph.lowering.kernels.element_values import Bits, look_at_elements
-from tracegraph.lowering.kernels.tiled_attention import STRIP, Stage, TiledAttention
+from tracegraph.lowering.kernels.tiled_attention import STRIP, RowValue, TiledAttention
 from tracegraph.lowering.kernels.tiled_attention_elements import Terms
 
 # To look at more elements takes longer than to compile the kernel.
@@ -64,7 +64,7 @@ class Hidden:
 # Layers that are alike are looked at once.
 @functools.lru_cache(maxsize=64)
 def find_hidden(
-    problem: TiledAttention, stages: tuple[Stage, ...], weights: tuple[ElementFunction, ...]
+    problem: TiledAttention, stages: tuple[RowValue, ...], weights: tuple[ElementFunction, ...]
 ) -> Hidden | None:
     """Returns what is hidden, or None where that is nothing, or nothing that can be left out.
 

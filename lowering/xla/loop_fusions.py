@@ -12,10 +12,10 @@ from typing import Any
 
 from tracegraph.lowering.element_loops import (
     ELEMENT_BYTES,
-    ElementFunction,
     ElementLoop,
-    ElementOp,
     ElementOperand,
+    LoopFunction,
+    LoopOp,
     normalize_loop,
 )
 from tracegraph.lowering.xla.constants import read_literal
@@ -85,7 +85,7 @@ class _Reader:
         self._shape: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._operands: dict[int, ElementOperand] = {}
         self._numbers: dict[int, int] = {}
-        self._ops: list[ElementOp] = []
+        self._ops: list[LoopOp] = []
 
     def read(self) -> ElementLoop:
         """Returns the loop.
@@ -118,7 +118,7 @@ class _Reader:
         elif any(self._is_single(self._find_instruction(each)) for each in returned):
             raise _OtherFormSignal
         count = 1 if self._shape is None else math.prod(self._shape[0])
-        return normalize_loop(ElementFunction(operands, tuple(self._ops), results), count)
+        return normalize_loop(LoopFunction(operands, tuple(self._ops), results), count)
 
     def _read(self, instruction: Any) -> int:
         """Returns the number of the value of an instruction."""
@@ -146,7 +146,7 @@ class _Reader:
             if getattr(instruction, "comparison_type", "") not in _COMPARISONS:
                 raise _OtherFormSignal
             detail = instruction.comparison_direction
-        self._ops.append(ElementOp(opcode, kind, operands, detail))
+        self._ops.append(LoopOp(opcode, kind, operands, detail))
         return len(self._operands) + len(self._ops) - 1
 
     def _is_known(self, opcode: str, kind: str, operands: tuple[int, ...]) -> bool:

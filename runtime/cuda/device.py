@@ -28,7 +28,11 @@ from tracegraph.runtime.cuda.libraries.cublas import BlasCalls, CuBlas, count_wo
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
 from tracegraph.runtime.cuda.libraries.cudnn import Cudnn, GraphCudnn
 from tracegraph.runtime.cuda.libraries.cufft import CuFft, FftCalls
-from tracegraph.runtime.cuda.libraries.handler_calls import GraphCalls, HandlerCalls, LeasedStream
+from tracegraph.runtime.cuda.libraries.handler_calls import (
+    GraphHandlerCalls,
+    HandlerCalls,
+    LeasedStream,
+)
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
 from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.memory.driver_providers import CudaAsyncProvider, CudaProvider
@@ -239,7 +243,7 @@ class CudaDevice:
         arena = next(iter(buffers.values())).arena
         libraries: dict[str, Any] = {CudnnNode.kind: GraphCudnn(self._cudnn)}
         if any(isinstance(node, FfiCallNode) for _, node in nodes):
-            libraries[FfiCallNode.kind] = GraphCalls(self._handlers, arena.allocate_beside)
+            libraries[FfiCallNode.kind] = GraphHandlerCalls(self._handlers, arena.allocate_beside)
         if any(isinstance(node, LibraryCallNode) for _, node in nodes):
             stream = LeasedStream(self._handlers)
             blas = BlasCalls(self._cublas, stream, arena.allocate_beside)

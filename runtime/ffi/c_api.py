@@ -93,7 +93,7 @@ class AttrType(enum.IntEnum):
     STRING = 4
 
 
-class Stage(enum.IntEnum):
+class ExecutionStage(enum.IntEnum):
     """XLA_FFI_ExecutionStage."""
 
     INSTANTIATE = 0

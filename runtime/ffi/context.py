@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from tracegraph.runtime.ffi import c_api
-from tracegraph.runtime.ffi.c_api import ErrorCode, Stage
+from tracegraph.runtime.ffi.c_api import ErrorCode, ExecutionStage
 from tracegraph.runtime.ffi.states import States
 
 FUTURE_LIMIT_S = 60.0
@@ -25,7 +25,7 @@ FUTURE_LIMIT_S = 60.0
 MAX_ALIGNMENT = 16
 
 
-class Scratch(Protocol):
+class HandlerScratch(Protocol):
     """Memory for temporaries of handlers."""
 
     def allocate(self, nbytes: int) -> int:
@@ -59,7 +59,11 @@ class CallContext:
     """
 
     def __init__(
-        self, states: States, stream: int = 0, scratch: Scratch | None = None, ordinal: int = -1
+        self,
+        states: States,
+        stream: int = 0,
+        scratch: HandlerScratch | None = None,
+        ordinal: int = -1,
     ) -> None:
         self.states, self.stream, self.scratch = states, stream, scratch
         self.ordinal = ordinal
@@ -222,14 +226,14 @@ def _register_type(given: Any) -> None:
 
 def _set_state(given: Any) -> None:
     context = _find_context(given)
-    problem = context.states.put(Stage(given.stage), given.type_id[0].type_id, given.state)
+    problem = context.states.put(ExecutionStage(given.stage), given.type_id[0].type_id, given.state)
     if problem:
         raise InterfaceError(ErrorCode.FAILED_PRECONDITION, problem)
 
 
 def _get_state(given: Any) -> None:
     context = _find_context(given)
-    found = context.states.find(Stage(given.stage), given.type_id[0].type_id)
+    found = context.states.find(ExecutionStage(given.stage), given.type_id[0].type_id)
     if found is None:
         raise InterfaceError(ErrorCode.NOT_FOUND, "there is no state of this type and stage")
     given.state = found

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 
 from tracegraph.runtime.ffi import c_api
-from tracegraph.runtime.ffi.c_api import Stage
+from tracegraph.runtime.ffi.c_api import ExecutionStage
 from tracegraph.runtime.ffi.context import (
     CallContext,
     find_table,
@@ -42,13 +42,13 @@ class Handler:
     """
 
     target: str
-    stages: tuple[tuple[Stage, int], ...]
+    stages: tuple[tuple[ExecutionStage, int], ...]
 
-    def has(self, stage: Stage) -> bool:
+    def has(self, stage: ExecutionStage) -> bool:
         """True when the handler has a function for a stage."""
         return stage in dict(self.stages)
 
-    def run(self, stage: Stage, frame: Frame, context: CallContext) -> None:
+    def run(self, stage: ExecutionStage, frame: Frame, context: CallContext) -> None:
         """Calls the function of a stage, and waits until it is done; nothing where it has none.
 
         Raises:
@@ -88,11 +88,11 @@ def read_facts(handler: Handler) -> HandlerFacts:
     extension.extension_base.struct_size = ctypes.sizeof(extension)
     extension.extension_base.type = c_api.EXTENSION_METADATA
     frame = c_api.CallFrame.new(
-        extension_start=ctypes.addressof(extension), api=find_table(), stage=Stage.EXECUTE
+        extension_start=ctypes.addressof(extension), api=find_table(), stage=ExecutionStage.EXECUTE
     )
     frame.args, frame.rets = c_api.Args.new(), c_api.Rets.new()
     frame.attrs = c_api.Attrs.new()
-    address = dict(handler.stages)[Stage.EXECUTE]
+    address = dict(handler.stages)[ExecutionStage.EXECUTE]
     error = c_api.HANDLER(address)(ctypes.addressof(frame)) or 0
     if error:
         raise make_interface_error(error)

@@ -6,7 +6,7 @@ import ctypes
 import importlib
 from typing import Any
 
-from tracegraph.runtime.ffi.c_api import Stage, TypeId, TypeInfo
+from tracegraph.runtime.ffi.c_api import ExecutionStage, TypeId, TypeInfo
 from tracegraph.runtime.ffi.handler import Handler
 from tracegraph.runtime.ffi.recorder import recorded_targets, recorded_types
 from tracegraph.runtime.ffi.states import States
@@ -35,7 +35,7 @@ def find_handler(target: str, platform: str) -> Handler | None:
     return Handler(
         target,
         tuple(
-            (Stage[stage.upper()], _read_capsule(capsule))
+            (ExecutionStage[stage.upper()], _read_capsule(capsule))
             for stage, capsule in stages.items()
             if capsule is not None
         ),

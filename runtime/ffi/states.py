@@ -6,7 +6,7 @@ import weakref
 from typing import ClassVar
 
 from tracegraph.runtime.ffi import c_api
-from tracegraph.runtime.ffi.c_api import Stage
+from tracegraph.runtime.ffi.c_api import ExecutionStage
 
 
 class States:
@@ -15,7 +15,7 @@ class States:
     _deleters: ClassVar[dict[int, int | None]] = {}
 
     def __init__(self) -> None:
-        self._states: dict[Stage, tuple[int, int]] = {}
+        self._states: dict[ExecutionStage, tuple[int, int]] = {}
         weakref.finalize(self, _delete_states, self._states)
 
     @classmethod
@@ -23,7 +23,7 @@ class States:
         """Says which function deletes states of a type; None for none."""
         cls._deleters[type_id] = deleter
 
-    def put(self, stage: Stage, type_id: int, state: int) -> str:
+    def put(self, stage: ExecutionStage, type_id: int, state: int) -> str:
         """Takes a state over; returns why that is not possible, or an empty text."""
         if stage in self._states:
             return f"the state of the stage `{stage.name.lower()}` is set twice"
@@ -35,7 +35,7 @@ class States:
         self._states[stage] = type_id, state
         return ""
 
-    def find(self, stage: Stage, type_id: int) -> int | None:
+    def find(self, stage: ExecutionStage, type_id: int) -> int | None:
         """Returns the state of a stage, if it has this type."""
         found = self._states.get(stage)
         return None if found is None or found[0] != type_id else found[1]
@@ -44,7 +44,7 @@ class States:
         return bool(self._states)
 
 
-def _delete_states(states: dict[Stage, tuple[int, int]]) -> None:
+def _delete_states(states: dict[ExecutionStage, tuple[int, int]]) -> None:
     for type_id, state in states.values():
         deleter = States._deleters.get(type_id)
         if deleter and state:

@@ -16,7 +16,7 @@ from typing import Any
 import jax.ffi
 import pytest
 
-from tracegraph.runtime.ffi.c_api import Stage
+from tracegraph.runtime.ffi.c_api import ExecutionStage
 from tracegraph.runtime.ffi.context import MAX_ALIGNMENT
 from tracegraph.runtime.ffi.handler import Handler
 
@@ -43,7 +43,9 @@ def find_address(function: str) -> int:
 def make_handler(execute: str, **others: str) -> Handler:
     """Returns a handler of functions of the library, by stage."""
     functions = {**others, "execute": execute}
-    stages = tuple((Stage[name.upper()], find_address(each)) for name, each in functions.items())
+    stages = tuple(
+        (ExecutionStage[name.upper()], find_address(each)) for name, each in functions.items()
+    )
     return Handler(execute, stages)
 
 

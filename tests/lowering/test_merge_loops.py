@@ -12,10 +12,10 @@ from tests.fakes.gpu_programs import make_frame, spec, use
 from tracegraph.lowering import merge_loops as merge_loops_module
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.element_loops import (
-    ElementFunction,
     ElementLoop,
-    ElementOp,
     ElementOperand,
+    LoopFunction,
+    LoopOp,
 )
 from tracegraph.lowering.merge_loops import MAX_ELEMENTS, MAX_PARAMETERS, MIN_STEPS, merge_loops
 from tracegraph.lowering.planning.stream_order import verify_order
@@ -23,9 +23,9 @@ from tracegraph.runtime.code_target import CompiledSource
 from tracegraph.runtime.nodes import KernelCode, KernelNode, LaunchShape
 
 EACH, SINGLE = (ElementOperand("F32", is_single=flag) for flag in (False, True))
-UPDATE = ElementFunction(
+UPDATE = LoopFunction(
     (EACH, EACH, SINGLE),
-    (ElementOp("multiply", "F32", (1, 2)), ElementOp("subtract", "F32", (0, 3))),
+    (LoopOp("multiply", "F32", (1, 2)), LoopOp("subtract", "F32", (0, 3))),
     (4,),
 )
 OTHER = dataclasses.replace(UPDATE, results=(3,))
@@ -35,7 +35,7 @@ OWN = KernelCode("loop", b"code")
 def update(
     number: int,
     *,
-    function: ElementFunction = UPDATE,
+    function: LoopFunction = UPDATE,
     count: int = 4,
     waits: bool = True,
     reads: str = "",
@@ -65,7 +65,7 @@ def cast(number: int) -> DeviceStep:
         (False, True),
         True,
     )
-    function = ElementFunction((EACH,), (ElementOp("convert", "BF16", (0,)),), (1,))
+    function = LoopFunction((EACH,), (LoopOp("convert", "BF16", (0,)),), (1,))
     loop = ElementLoop(function, 4, (0, 1))
     return DeviceStep(node, (use(f"w{number}"),), (use(f"c{number}"),), loop=loop)
 

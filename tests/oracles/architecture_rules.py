@@ -39,6 +39,8 @@ ROOM_PARENTS = ("tracegraph", "lowering", "runtime", "runtime/cuda", "runtime/me
 LINE_LIMIT = 400
 LINE_EXCUSE = "past 400 lines because"
 FIELD_LIMIT = 6
+# Its structures are called as in XLA's header.
+HEADER_FILE = "runtime/ffi/c_api.py"
 # They override methods of `pickle.Unpickler` and `argparse.ArgumentParser`.
 NAMED_BY_PYTHON = ("find_class", "error")
 FIELD_EXCUSE = "More than six fields because"
@@ -326,6 +328,19 @@ def _find_record_problems(node: ast.ClassDef) -> Iterator[str]:
         yield f"record `{node.name}` has {len(fields)} fields, more than {FIELD_LIMIT}"
 
 
+def check_class_names(root: pathlib.Path) -> list[str]:
+    """A name means one thing: no two files have public classes of one name."""
+    places: dict[str, str] = {}
+    return [
+        f"{source.path}:{node.lineno}: `{node.name}` is a class of {known} too"
+        for source in read_sources(root)
+        for node in source.tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        if source.path != HEADER_FILE
+        if (known := places.setdefault(node.name, source.path)) != source.path
+    ]
+
+
 def check_error_names(root: pathlib.Path) -> list[str]:
     """One idiom of errors: a function's name says if it returns an error or raises one."""
     return [
@@ -376,5 +391,6 @@ RULES: tuple[Rule, ...] = (
     check_file_lengths,
     check_module_names,
     check_records,
+    check_class_names,
     check_error_names,
 )

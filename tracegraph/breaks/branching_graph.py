@@ -44,7 +44,7 @@ _ARRAY_TYPES = (ArrayImpl, Array, PRNGKeyArray)
 _MAX_KNOWN = 16
 
 
-class Call(NamedTuple):
+class CallArguments(NamedTuple):
     """The arguments of one call.
 
     Attributes:
@@ -179,7 +179,7 @@ class BranchingGraph:
             self._calls += 1
         return result
 
-    def _read_call(self, joined: Sequence[Any], is_checked: bool) -> Call | None:
+    def _read_call(self, joined: Sequence[Any], is_checked: bool) -> CallArguments | None:
         for index, slot in enumerate(self.order.slots):
             if slot is not None and not slot.collect(joined[index], []):
                 return None
@@ -196,7 +196,7 @@ class BranchingGraph:
                 return None
         if not is_checked and not self._fit(leaves):
             return None
-        return Call(leaves, tuple([joined[index] for index in self._donated]))
+        return CallArguments(leaves, tuple([joined[index] for index in self._donated]))
 
     def _fit(self, leaves: Sequence[Any]) -> bool:
         """True for arrays of the signature's types that are here; what differs is looked at."""
@@ -214,7 +214,7 @@ class BranchingGraph:
                 return False
         return not self._donated or len(set(map(id, leaves))) == len(leaves)
 
-    def _walk(self, call: Call) -> Any:
+    def _walk(self, call: CallArguments) -> Any:
         """Replays the parts of a call; runs the user's function where the path is not known."""
         loaded: LoadedParts = {}
         try:
@@ -223,7 +223,7 @@ class BranchingGraph:
             drop_parts(loaded)
 
     # Not in `_walk`: an interrupt between two turns of a loop passes the handlers around it.
-    def _follow(self, call: Call, loaded: LoadedParts) -> Any:
+    def _follow(self, call: CallArguments, loaded: LoadedParts) -> Any:
         levels: list[Sequence[Any]] = [call.leaves]
         reads: list[Any] = []
         nodes: list[Node] = []
@@ -250,7 +250,7 @@ class BranchingGraph:
         self,
         node: Node,
         levels: Sequence[Sequence[Any]],
-        call: Call,
+        call: CallArguments,
         loaded: LoadedPart | None = None,
     ) -> Any:
         """Replays the part that the function ends with; returns what the function returns.

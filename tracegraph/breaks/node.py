@@ -40,7 +40,7 @@ class LoadedPart(NamedTuple):
     args: tuple[Any, ...]
 
 
-class Part:
+class FunctionPart:
     """A captured part of a function.
 
     Args:
@@ -165,7 +165,7 @@ class Node:
     # One per part: what the phases of its capture returned.
     def __init__(
         self,
-        part: Part | None,
+        part: FunctionPart | None,
         traced: Graph,
         results: tuple[int, ...],
         read: Read | None,

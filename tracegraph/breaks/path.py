@@ -19,9 +19,9 @@ from typing import Any
 
 import jax
 
-from tracegraph.breaks.branching_graph import BranchingGraph, Call, fetch
+from tracegraph.breaks.branching_graph import BranchingGraph, CallArguments, fetch
 from tracegraph.breaks.break_errors import make_difference_error, make_reference_error
-from tracegraph.breaks.node import Node, Part, Read
+from tracegraph.breaks.node import FunctionPart, Node, Read
 from tracegraph.breaks.part_capture import NewPart, capture_part, compute_part, trace_part
 from tracegraph.breaks.part_trace import RecordedPart, TracedValue
 from tracegraph.breaks.reads import READ_NAMES, make_key
@@ -39,7 +39,7 @@ from tracegraph.runtime.residence import Donation
 
 
 def run_path(
-    graph: BranchingGraph, call: Call, levels: list[Sequence[Any]], reads: list[Any]
+    graph: BranchingGraph, call: CallArguments, levels: list[Sequence[Any]], reads: list[Any]
 ) -> Any:
     """Runs the function for a call whose path is not known; see Note [Running a path].
 
@@ -62,7 +62,11 @@ def run_path(
 
 class _Path:
     def __init__(
-        self, graph: BranchingGraph, call: Call, levels: list[Sequence[Any]], reads: list[Any]
+        self,
+        graph: BranchingGraph,
+        call: CallArguments,
+        levels: list[Sequence[Any]],
+        reads: list[Any],
     ) -> None:
         self._graph, self._prepared = graph, graph.prepared
         self._call, self._levels, self._reads = call, levels, reads
@@ -186,12 +190,12 @@ class _Path:
 
     def _capture(
         self, new: NewPart, inputs: Sequence[TracedValue], donated_names: Sequence[str]
-    ) -> Part:
+    ) -> FunctionPart:
         graph = self._graph
         names = [*map(self._name, inputs), *donated_names]
         capture = capture_part(self._prepared, names, new, graph.device, graph.pool)
         graph.add_seconds(capture.seconds)
-        return Part(capture, tuple(map(self._locate, inputs)))
+        return FunctionPart(capture, tuple(map(self._locate, inputs)))
 
     def _name(self, value: TracedValue) -> str:
         level, place = self._locate(value)

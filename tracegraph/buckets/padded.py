@@ -39,7 +39,7 @@ class Padding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Index:
+class AxisIndex:
     """The elements count 0, 1, 2, ... along an axis."""
 
     axis: int
@@ -62,7 +62,7 @@ class Maximum:
     axes: tuple[int, ...]
 
 
-Meaning = Index | TrueSize | Maximum
+Meaning = AxisIndex | TrueSize | Maximum
 
 
 @dataclasses.dataclass(frozen=True)

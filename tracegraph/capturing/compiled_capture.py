@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from tracegraph.capturing.stage import Stage, list_executables
+from tracegraph.capturing.capture_stage import CaptureStage, list_executables
 from tracegraph.constraints.frames import hides_own_frames, locate_caller
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.request import Role
@@ -42,7 +42,7 @@ class MemoryAnalysis:
     pool_bytes: int
 
 
-class CompiledCapture(Stage):
+class CompiledCapture(CaptureStage):
     """A captured graph of one signature; `LoweredCapture.compile` makes it.
 
     As with `jax.jit`, a call takes the dynamic arguments only: static ones are compiled in. With

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Hashable
 from typing import Any
 
+from tracegraph.capturing.capture_stage import CaptureStage
 from tracegraph.capturing.compiled_capture import CompiledCapture
 from tracegraph.capturing.function_pool import FunctionPool
-from tracegraph.capturing.stage import Stage
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.memory_plan import MemoryPlan
@@ -27,7 +27,7 @@ from tracegraph.user_memory.live_plans import watch_plan
 
 
 @dataclasses.dataclass(frozen=True)
-class LoweredCapture(Stage):
+class LoweredCapture(CaptureStage):
     """A function lowered for one signature: everything is known, nothing is allocated.
 
     Attributes:

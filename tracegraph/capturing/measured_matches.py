@@ -25,7 +25,7 @@ NO_MEMORY = "no memory is left to time it"
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredMatches:
     """What became of the matches of one rule.
 
     Attributes:
@@ -38,8 +38,8 @@ class Measured:
 
 
 def measure_beside(
-    measure: Callable[[], Measured], make_candidate: Callable[[], Variant]
-) -> tuple[Measured, Callable[[], Variant]]:
+    measure: Callable[[], MeasuredMatches], make_candidate: Callable[[], Variant]
+) -> tuple[MeasuredMatches, Callable[[], Variant]]:
     """Measures in a thread while the candidate with all matches is lowered.
 
     What fails beside the other, for want of memory perhaps, is done again by itself.
@@ -69,7 +69,7 @@ def measure_matches(
     measure_errors: Callable[[Sequence[Match], Sequence[Any]], Sequence[PlaceError]],
     name: str,
     found: Sequence[Match],
-) -> Measured:
+) -> MeasuredMatches:
     """Returns which matches are exact enough on the values of a call.
 
     Args:
@@ -95,11 +95,11 @@ def measure_matches(
         for number, error in enumerate(errors)
         if not error.is_allowed
     ]
-    return Measured(exact, dropped)
+    return MeasuredMatches(exact, dropped)
 
 
-def _drop_all(name: str, found: Sequence[Match], why: str) -> Measured:
-    return Measured({}, [Replacement(name, (), locate_matches(found), why)])
+def _drop_all(name: str, found: Sequence[Match], why: str) -> MeasuredMatches:
+    return MeasuredMatches({}, [Replacement(name, (), locate_matches(found), why)])
 
 
 def locate_matches(matches: Sequence[Match]) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from tracegraph.capturing.agreement import Agreement
+from tracegraph.capturing.capture_stage import CaptureStage
 from tracegraph.capturing.compiled_capture import CompiledCapture, MemoryAnalysis
-from tracegraph.capturing.stage import Stage
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.spread import Spread, check_spread, find_spread
 from tracegraph.constraints.violation import Violation, make_capture_error
@@ -38,7 +38,7 @@ from tracegraph.verification.spread_verification import verify_spread
 
 
 @dataclasses.dataclass(frozen=True)
-class LoweredSpread(Stage):
+class LoweredSpread(CaptureStage):
     """A function compiled for several devices: everything is known, nothing is allocated.
 
     Attributes:

@@ -30,7 +30,7 @@ class Hole:
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitCall:
+class ObjectFunctionCall:
     """A call with its objects taken out.
 
     Attributes:
@@ -93,7 +93,7 @@ class ObjectFunction:
         return result, {i: new for i, (old, new) in enumerate(pairs) if new is not old}
 
 
-def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> SplitCall:
+def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectFunctionCall:
     """Returns a call with its objects taken out; those that are shared are split once."""
     nnx = find_nnx()
     flat, tree = flatten_to_objects(nnx, (args, kwargs))
@@ -106,4 +106,4 @@ def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> SplitCall:
         else:
             leaves.append(leaf)
     structure, state = nnx.split(tuple(objects))
-    return SplitCall(tuple(objects), structure, state, jax.tree.unflatten(tree, leaves))
+    return ObjectFunctionCall(tuple(objects), structure, state, jax.tree.unflatten(tree, leaves))

@@ -35,7 +35,7 @@ from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class DifferentiatedCall:
     """One call of a callable whose arguments are being differentiated.
 
     Attributes:
@@ -66,7 +66,7 @@ def call_differentiated(graphs: CallableGraphs, args: tuple[Any, ...], kwargs: A
     """Calls a callable while an eager `jax.vjp` linearizes what is around it."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     traced = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer))
-    call = Call(graphs, leaves, tree, traced)
+    call = DifferentiatedCall(graphs, leaves, tree, traced)
     if not traced:
         return _call_plainly(call, ())
     # The tree is known when the rule has run.
@@ -75,7 +75,7 @@ def call_differentiated(graphs: CallableGraphs, args: tuple[Any, ...], kwargs: A
     return jax.tree.unflatten(trees[0], results)
 
 
-def _call_plainly(call: Call, values: Any) -> Any:
+def _call_plainly(call: DifferentiatedCall, values: Any) -> Any:
     args, kwargs = jax.tree.unflatten(call.tree, call.fill(values))
     with run_in(eval_trace):
         return call.graphs.call(args, kwargs)
@@ -83,14 +83,14 @@ def _call_plainly(call: Call, values: Any) -> Any:
 
 # Where no operand has a tangent.
 @graphed_call.def_impl
-def _compute(*values: Any, call: Call, trees: list[Any]) -> list[Any]:
+def _compute(*values: Any, call: DifferentiatedCall, trees: list[Any]) -> list[Any]:
     results, tree = jax.tree.flatten(wrap_static_leaves(_call_plainly(call, values)))
     trees.append(tree)
     return results
 
 
 def _run_forward(
-    call: Call, trees: list[Any], values: Any, has_tangent: Sequence[bool]
+    call: DifferentiatedCall, trees: list[Any], values: Any, has_tangent: Sequence[bool]
 ) -> tuple[list[Any], list[Any], GraphPair]:
     """Replays the forward graph; returns results, residuals and the pair."""
     wanted = tuple(itertools.compress(call.traced, has_tangent))
@@ -114,7 +114,7 @@ def _move_tangents(
 
 
 def _linearize(
-    has_tangent: Sequence[bool], *values: Any, call: Call, trees: list[Any]
+    has_tangent: Sequence[bool], *values: Any, call: DifferentiatedCall, trees: list[Any]
 ) -> tuple[list[Any], list[bool], Callable[[Sequence[Any]], list[Any]]]:
     # JAX gives a tangent to an integer, too.
     has_tangent = [
@@ -131,7 +131,7 @@ def _linearize(
 
 # Where JAX has another form of rules for `jax.vjp` than we know.
 def _differentiate(
-    values: Any, tangents: Any, *, call: Call, trees: list[Any]
+    values: Any, tangents: Any, *, call: DifferentiatedCall, trees: list[Any]
 ) -> tuple[list[Any], list[Any]]:
     has_tangent = [type(tangent) is not ad.Zero for tangent in tangents]
     results, residuals, pair = _run_forward(call, trees, values, has_tangent)

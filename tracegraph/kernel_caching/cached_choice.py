@@ -16,7 +16,7 @@ from tracegraph.runtime.saving.record_codec import ContentProblem, RecordCodec
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class RuleOutcomes:
     """What became of each rule that found something.
 
     Attributes:
@@ -26,10 +26,10 @@ class Choice:
     replacements: tuple[Replacement, ...]
 
 
-_codec = RecordCodec([Choice, Replacement])
+_codec = RecordCodec([RuleOutcomes, Replacement])
 
 
-def find_choice(slot: CacheSlot) -> Choice | None:
+def find_choice(slot: CacheSlot) -> RuleOutcomes | None:
     """Returns the choice for a program, or None.
 
     Args:
@@ -44,7 +44,7 @@ def find_choice(slot: CacheSlot) -> Choice | None:
             raise ContentProblem("the content", "it is not a choice")
         if file.content["key"] != key:
             raise ContentProblem("the content", "it is that of another program")
-        return _codec.decode(file.content["choice"], file.blobs, Choice)
+        return _codec.decode(file.content["choice"], file.blobs, RuleOutcomes)
     except ContentProblem as problem:
         slot.store.drop(key, str(problem))
         return None
@@ -59,7 +59,7 @@ def add_choice(slot: CacheSlot, replacements: Sequence[Replacement]) -> None:
     """
     key = _derive_key(slot)
     if key is not None:
-        encoded = _codec.encode(Choice(tuple(replacements)))
+        encoded = _codec.encode(RuleOutcomes(tuple(replacements)))
         slot.store.add(key, {"key": key, "choice": encoded.tree}, encoded.blobs)
 
 

@@ -1,12 +1,12 @@
 """ObjectCalls: calls of a captured function with objects of flax.nnx.
 
 Note [Objects]. The function that is captured takes the arrays of all objects as one donated dict,
-and the other arguments with a `Place` where an object is. So the state is resident, and the
-structure of the objects belongs to the signature. After a call the user's objects hold the new
-arrays. As under `nnx.jit`, an object that is passed twice is one object inside; calls that share
-objects in another way have another structure, and a graph of their own. A function that leaves the
-structure as it is has its state updated in place. One that changes it, by a new Variable or another
-attribute, returns all state with the new structure, and nnx changes the user's objects.
+and the other arguments with an `ObjectPlaceholder` where an object is. So the state is resident,
+and the structure of the objects belongs to the signature. After a call the user's objects hold the
+new arrays. As under `nnx.jit`, an object that is passed twice is one object inside; calls that
+share objects in another way have another structure, and a graph of their own. A function that
+leaves the structure as it is has its state updated in place. One that changes it, by a new Variable
+or another attribute, returns all state with the new structure, and nnx changes the user's objects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STATE = "nnx_state"
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ObjectPlaceholder:
     """What stands for an object among the arguments.
 
     Attributes:
@@ -79,7 +79,7 @@ class SplitCall(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     objects: dict[int, Any]
-    places: dict[int, Place]
+    places: dict[int, ObjectPlaceholder]
     state: dict[str, Any]
     paths: dict[str, tuple[Any, ...]]
 
@@ -162,7 +162,7 @@ class ObjectCalls:
         objects = {index: leaf for index, leaf in enumerate(leaves) if is_object(nnx, leaf)}
         split = split_objects(nnx, list(objects.values()), tag)
         names = name_positions(self._function, len(args))
-        places: dict[int, Place] = {}
+        places: dict[int, ObjectPlaceholder] = {}
         state: dict[str, Any] = {}
         paths: dict[str, tuple[Any, ...]] = {}
         for number, (index, each) in enumerate(zip(objects, split, strict=True)):
@@ -172,7 +172,7 @@ class ObjectCalls:
             own = [".".join(map(str, (label, *each))) for each in keys]
             state.update(zip(own, (array for _, array in arrays), strict=True))
             paths.update(zip(own, ((number, *each) for each in keys), strict=True))
-            leaves[index] = places[index] = Place(inner, tuple(own))
+            leaves[index] = places[index] = ObjectPlaceholder(inner, tuple(own))
         new_args, new_kwargs = structure.unflatten(leaves)
         return SplitCall(tuple(new_args), new_kwargs, objects, places, state, paths)
 
@@ -257,7 +257,7 @@ def _name_leaf(names: Sequence[str], path: tuple[Any, ...]) -> str:
 
 
 def _is_place(value: Any) -> bool:
-    return isinstance(value, Place)
+    return isinstance(value, ObjectPlaceholder)
 
 
 def _make_pure(function: Callable[..., Any]) -> Callable[..., Any]:

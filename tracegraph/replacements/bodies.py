@@ -34,7 +34,7 @@ from tracegraph.passes.rewrite import (
     renumber_graph,
     replace_operands,
 )
-from tracegraph.replacements.match import Body, Match
+from tracegraph.replacements.match import Match, OpBody
 from tracegraph.runtime.errors import InternalError
 
 _T = TypeVar("_T")
@@ -171,9 +171,9 @@ def _list_index_ops(makers: Mapping[Operand, Op], operand: Operand) -> list[Op] 
     return list(found.values()) if visit(operand) else None
 
 
-def group_by_body(matches: Iterable[Match]) -> dict[Body, list[Match]]:
+def group_by_body(matches: Iterable[Match]) -> dict[OpBody, list[Match]]:
     """Returns the matches inside of bodies by the outermost one, as they are seen from there."""
-    groups: dict[Body, list[Match]] = {}
+    groups: dict[OpBody, list[Match]] = {}
     for match in matches:
         if match.path:
             outer, *rest = match.path
@@ -182,7 +182,7 @@ def group_by_body(matches: Iterable[Match]) -> dict[Body, list[Match]]:
     return groups
 
 
-def enter_body(body: Body, operands: Sequence[Any]) -> list[Any]:
+def enter_body(body: OpBody, operands: Sequence[Any]) -> list[Any]:
     """Returns what the first iteration reads, one array per input of the body.
 
     Args:
@@ -199,7 +199,7 @@ def enter_body(body: Body, operands: Sequence[Any]) -> list[Any]:
     return list(operands)
 
 
-def change_body(body: Body, graph: Graph) -> Match:
+def change_body(body: OpBody, graph: Graph) -> Match:
     """Returns a match of the op of a body as a whole, which has another body.
 
     Args:

@@ -35,7 +35,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Body:
+class OpBody:
     """What an op runs once or again and again, as rules see it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Match:
     compute: Callable[..., Sequence[Any]]
     reference: Callable[..., Sequence[Any]]
     terms: int = 1
-    path: tuple[Body, ...] = ()
+    path: tuple[OpBody, ...] = ()
 
 
 class Rule(Protocol):

@@ -31,7 +31,7 @@ from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.ir.interpreter import evaluate_graph
 from tracegraph.passes.dead_code import DeadCode
 from tracegraph.replacements.bodies import describe, enter_body, group_by_body
-from tracegraph.replacements.match import Body, Match
+from tracegraph.replacements.match import Match, OpBody
 from tracegraph.runtime.jax_interop import carry_settings
 
 Options = Sequence[tuple[str, bool | str]]
@@ -123,7 +123,7 @@ class _Programs:
     missing: tuple[Value, ...]
     compute: Future[jax.stages.Compiled]
     compare: Sequence[Future[jax.stages.Compiled]]
-    inside: Mapping[Body, _Programs]
+    inside: Mapping[OpBody, _Programs]
 
 
 @dataclasses.dataclass(frozen=True)

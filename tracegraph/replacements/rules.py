@@ -15,7 +15,7 @@ from tracegraph.replacements.few_rows.cells import count_left, open_cell
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.few_rows.small_matmuls import SmallMatmuls
 from tracegraph.replacements.float_matmuls import FloatMatmuls
-from tracegraph.replacements.match import Body, Machine, Match, Rule
+from tracegraph.replacements.match import Machine, Match, OpBody, Rule
 from tracegraph.replacements.matmul_updates import MatmulUpdates
 from tracegraph.replacements.row_fusions.rule import RowFusions
 from tracegraph.replacements.row_scatters import RowScatters
@@ -70,7 +70,7 @@ def find_matches(rule: Rule, graph: Graph, machine: Machine | None) -> list[Matc
         if opened.constants:
             continue
         opened, matches = _find_in_body(rule, op, opened, machine)
-        body = Body(op, name, opened)
+        body = OpBody(op, name, opened)
         found += [dataclasses.replace(match, path=(body, *match.path)) for match in matches]
     return found
 

@@ -21,7 +21,7 @@ from tracegraph.passes.rewrite import (
     replace_operands,
 )
 from tracegraph.replacements.bodies import change_body, describe, group_by_body
-from tracegraph.replacements.match import Body, Match
+from tracegraph.replacements.match import Match, OpBody
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.jax_interop import carry_settings
 from tracegraph.tracing.trace import JaxTrace, build_traced
@@ -99,7 +99,7 @@ def _sort(ops: Sequence[Op]) -> list[Op]:
     return list(placed.values())
 
 
-def _change(body: Body, inner: Sequence[Match]) -> tuple[Match, Graph]:
+def _change(body: OpBody, inner: Sequence[Match]) -> tuple[Match, Graph]:
     """Returns a match of the op of a body, and the same op with another body as a graph."""
     return _trace(change_body(body, splice_matches(body.graph, inner)))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tracegraph.ir.graph import Op, Operand, Value
 from tracegraph.lowering.kernels.element_functions import FLOAT, ElementOp
-from tracegraph.lowering.kernels.tiled_attention import Stage
+from tracegraph.lowering.kernels.tiled_attention import RowValue
 from tracegraph.replacements.element_reader import TYPES, Element, ElementReader, UnreadableError
 from tracegraph.replacements.indices import (
     Index,
@@ -44,9 +44,9 @@ class StageReader(ElementReader):
         self._stages: list[tuple[str, int]] = []
         self._known_stages: dict[Any, int] = {}
 
-    def list_stages(self) -> tuple[Stage, ...]:
+    def list_stages(self) -> tuple[RowValue, ...]:
         """Returns the sums and maxima of rows, each computed from those before it."""
-        return tuple(Stage(kind, self.finish(element)) for kind, element in self._stages)
+        return tuple(RowValue(kind, self.finish(element)) for kind, element in self._stages)
 
     def _save(self) -> Any:
         return super()._save(), len(self._stages), dict(self._known_stages)

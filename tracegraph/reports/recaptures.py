@@ -68,7 +68,7 @@ class Recapture:
         return f"capture {self.captures} after {calls}{dropped}, at {self.where}"
 
 
-class KeptGraph(Protocol):
+class ComparedGraph(Protocol):
     """A graph that a call is compared with; `CapturedGraph` is one."""
 
     signature: Signature
@@ -96,7 +96,7 @@ class RecaptureLog:
         self._has_warned = False
 
     def explain(
-        self, prepared: PreparedCall, kept: Iterable[KeptGraph], *, calls: int, is_full: bool
+        self, prepared: PreparedCall, kept: Iterable[ComparedGraph], *, calls: int, is_full: bool
     ) -> Recapture | None:
         """Returns why a call needs a capture, None for the function's first; logs it if asked to.
 

@@ -24,7 +24,7 @@ from tracegraph.saving.saved_calls import unpack_call, unpack_results
 from tracegraph.saving.saved_constants import unpack_constants
 from tracegraph.saving.saved_function import Opened, SavedEntry, decode_entry
 from tracegraph.saving.saved_parameters import unpack_options, unpack_parameters
-from tracegraph.saving.saved_target import Origin
+from tracegraph.saving.saved_target import FileOrigin
 from tracegraph.tracing.call_spec import CallSpec, ResultSpec
 from tracegraph.tracing.spellings import make_spellings
 from tracegraph.user_memory.live_plans import watch_plan
@@ -89,7 +89,7 @@ class LoadedParts:
     options: Options
     entries: tuple[LoadedEntry, ...]
     source: str
-    origin: Origin
+    origin: FileOrigin
     checksum: str
 
 

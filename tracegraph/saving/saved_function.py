@@ -22,7 +22,7 @@ from tracegraph.saving.plain_values import VALUE_TYPES
 from tracegraph.saving.saved_calls import CALL_TYPES, SavedCall, SavedResults
 from tracegraph.saving.saved_constants import SavedConstant, SavedConstants
 from tracegraph.saving.saved_parameters import SavedOptions, SavedParameter
-from tracegraph.saving.saved_target import Origin, read_origin
+from tracegraph.saving.saved_target import FileOrigin, read_origin
 from tracegraph.saving.saved_trees import TREE_TYPES
 from tracegraph.verification.expectation import Expectation
 from tracegraph.verification.other_inputs import OtherInputs
@@ -89,7 +89,7 @@ class Opened:
     """
 
     source: str
-    origin: Origin
+    origin: FileOrigin
     function: SavedFunction
     lowered: tuple[Any, ...]
     extra: Any

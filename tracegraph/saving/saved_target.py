@@ -21,7 +21,7 @@ MAX_FEATURES = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class FileOrigin:
     """What a file was made with.
 
     Attributes:
@@ -49,7 +49,7 @@ def describe_origin(target: CodeTarget, version: str) -> dict[str, Any]:
         version: of tracegraph.
     """
     # Code of a version of CUDA runs with every driver of the same major version.
-    origin = Origin(
+    origin = FileOrigin(
         dataclasses.replace(target, driver=target.compiler // 1000 * 1000),
         version,
         jax.__version__,
@@ -58,7 +58,7 @@ def describe_origin(target: CodeTarget, version: str) -> dict[str, Any]:
     return dataclasses.asdict(origin)
 
 
-def read_origin(content: Any, source: str) -> Origin:
+def read_origin(content: Any, source: str) -> FileOrigin:
     """Returns what a file says.
 
     Args:
@@ -69,7 +69,7 @@ def read_origin(content: Any, source: str) -> Origin:
         SavedFileError: it says nothing, or other things than `describe_origin`.
     """
     place = "the header, origin"
-    wanted = {each.name for each in dataclasses.fields(Origin)}
+    wanted = {each.name for each in dataclasses.fields(FileOrigin)}
     if not isinstance(content, dict) or content.keys() != wanted:
         raise_damage(source, place, f"it has not {', '.join(sorted(wanted))}")
     target = content["target"]
@@ -81,10 +81,10 @@ def read_origin(content: Any, source: str) -> Origin:
     if not all(type(each) is str for each in texts):
         raise_damage(source, place, "a version or a feature is not a text")
     features = tuple(target["features"])
-    return Origin(**{**content, "target": CodeTarget(**{**target, "features": features})})
+    return FileOrigin(**{**content, "target": CodeTarget(**{**target, "features": features})})
 
 
-def check_origin(origin: Origin, target: CodeTarget, source: str) -> None:
+def check_origin(origin: FileOrigin, target: CodeTarget, source: str) -> None:
     """Refuses a file for another machine or another JAX.
 
     Args:
@@ -108,7 +108,7 @@ def check_origin(origin: Origin, target: CodeTarget, source: str) -> None:
     )
 
 
-def _find_problem(origin: Origin, target: CodeTarget) -> tuple[str, str, str, str] | None:
+def _find_problem(origin: FileOrigin, target: CodeTarget) -> tuple[str, str, str, str] | None:
     """Returns what the file is for, what is here, why that matters, and what to do."""
     saved = origin.target
     if (saved.platform, saved.architecture) != (target.platform, target.architecture):

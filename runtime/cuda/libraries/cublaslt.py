@@ -60,7 +60,7 @@ STATUS_SUCCESS = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Algorithm:
+class MatmulAlgorithm:
     """An entry of cublasLt's list for a matmul.
 
     Attributes:
@@ -104,7 +104,7 @@ class CublasLt:
         self._nvmath: Any = None
         self._handle = 0
         self._permitted_bytes: int | None = None
-        self._algorithms: dict[tuple[Matmul, int], Algorithm] = {}
+        self._algorithms: dict[tuple[Matmul, int], MatmulAlgorithm] = {}
 
     def preload(self) -> None:
         """Imports the bindings, if they are installed: that takes half a second, once."""
@@ -264,7 +264,7 @@ class CublasLt:
             values["EPILOGUE_AUX_BATCH_STRIDE"] = node.matmul.d.batch_stride
         self._set_attributes(node, operation, values)
 
-    def _choose(self, node: MatmulNode, descriptors: Descriptors) -> Algorithm:
+    def _choose(self, node: MatmulNode, descriptors: Descriptors) -> MatmulAlgorithm:
         """See Note [The algorithm that XLA chose]."""
         matmul, permitted_bytes = node.matmul, self._find_workspace_bytes(node)
         key = (matmul, permitted_bytes)
@@ -296,7 +296,7 @@ class CublasLt:
 
     def _list_algorithms(
         self, node: MatmulNode, descriptors: Descriptors, limit_bytes: int, length: int
-    ) -> list[Algorithm]:
+    ) -> list[MatmulAlgorithm]:
         lt = self._lt
         results: Any = np.zeros(length, lt.matmul_heuristic_result_dtype)
         found = np.zeros(1, np.int32)
@@ -329,7 +329,7 @@ class CublasLt:
         finally:
             lt.matmul_preference_destroy(preference)
         return [
-            Algorithm(results["algo"][i : i + 1].copy(), int(results["workspace_size"][i]))
+            MatmulAlgorithm(results["algo"][i : i + 1].copy(), int(results["workspace_size"][i]))
             for i in range(int(found[0]))
             if results["state"][i] == STATUS_SUCCESS
         ]
@@ -338,7 +338,7 @@ class CublasLt:
         self,
         node: MatmulNode,
         descriptors: Descriptors,
-        algorithm: Algorithm,
+        algorithm: MatmulAlgorithm,
         addresses: dict[str, int],
         stream: int,
     ) -> None:

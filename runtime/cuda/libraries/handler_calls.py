@@ -39,10 +39,10 @@ from typing import Protocol
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.libraries.mosaic import TARGET, find_mosaic
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.ffi.c_api import Stage
+from tracegraph.runtime.ffi.c_api import ExecutionStage
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_callable
-from tracegraph.runtime.ffi.context import CallContext, InterfaceError, Scratch
+from tracegraph.runtime.ffi.context import CallContext, HandlerScratch, InterfaceError
 from tracegraph.runtime.ffi.frames import Frame
 from tracegraph.runtime.ffi.states import States
 from tracegraph.runtime.ffi.waiting_solvers import find_wait
@@ -59,11 +59,11 @@ CAPTURABLE = frozenset(("KERNEL", "MEMCPY", "MEMSET", "EMPTY"))
 class AnyHandler(Protocol):
     """What is called stage by stage: a `Handler`, or a `MosaicHandler`."""
 
-    def has(self, stage: Stage) -> bool:
+    def has(self, stage: ExecutionStage) -> bool:
         """True when it does something in a stage."""
         ...
 
-    def run(self, stage: Stage, frame: Frame, context: CallContext) -> None:
+    def run(self, stage: ExecutionStage, frame: Frame, context: CallContext) -> None:
         """Does what it does in a stage."""
         ...
 
@@ -84,7 +84,7 @@ class WarmStream:
 
 
 @dataclasses.dataclass(frozen=True)
-class PreparedCall:
+class PreparedHandlerCall:
     """A call between its first stages and its last one.
 
     Attributes:
@@ -234,7 +234,7 @@ class HandlerCalls:
                 if is_captured:
                     kinds = self._capture(handler, frame, context, stream)
                 else:
-                    handler.run(Stage.EXECUTE, frame, context)
+                    handler.run(ExecutionStage.EXECUTE, frame, context)
             finally:
                 # The memory may be in use until then.
                 driver.synchronize_stream(stream.handle)
@@ -243,15 +243,15 @@ class HandlerCalls:
         return kinds
 
     def begin(
-        self, handler: AnyHandler, frame: Frame, stream: WarmStream, scratch: Scratch
+        self, handler: AnyHandler, frame: Frame, stream: WarmStream, scratch: HandlerScratch
     ) -> States:
         """Runs the stages before the last one, and waits for what they enqueue."""
         states = States()
-        handler.run(Stage.INSTANTIATE, frame, CallContext(states))
-        handler.run(Stage.PREPARE, frame, CallContext(states, ordinal=self.ordinal))
+        handler.run(ExecutionStage.INSTANTIATE, frame, CallContext(states))
+        handler.run(ExecutionStage.PREPARE, frame, CallContext(states, ordinal=self.ordinal))
         context = CallContext(states, stream.handle, scratch, self.ordinal)
-        handler.run(Stage.INITIALIZE, frame, context)
-        if handler.has(Stage.INITIALIZE):
+        handler.run(ExecutionStage.INITIALIZE, frame, context)
+        if handler.has(ExecutionStage.INITIALIZE):
             self._order.driver.synchronize_stream(stream.handle)
         return states
 
@@ -261,7 +261,7 @@ class HandlerCalls:
         driver = self._order.driver
         driver.begin_capture(stream.handle)
         try:
-            handler.run(Stage.EXECUTE, frame, context)
+            handler.run(ExecutionStage.EXECUTE, frame, context)
         except BaseException:
             driver.abort_capture(stream.handle)
             raise
@@ -285,7 +285,7 @@ class LeasedStream:
         weakref.finalize(self, calls.give_back, stream).atexit = False
 
 
-class GraphCalls:
+class GraphHandlerCalls:
     """The calls of handlers in one graph: lives as long as the graph.
 
     Args:
@@ -298,7 +298,7 @@ class GraphCalls:
         self._stream = calls.take_stream()
         # Calls of one graph follow one another, so they share it.
         self._scratch = BlockScratch(allocate)
-        self._prepared: dict[FfiCallNode, PreparedCall] = {}
+        self._prepared: dict[FfiCallNode, PreparedHandlerCall] = {}
         weakref.finalize(self, calls.give_back, self._stream).atexit = False
 
     @property
@@ -323,7 +323,7 @@ class GraphCalls:
             states = self._calls.begin(handler, frame, self._stream, self._scratch)
         except InterfaceError as error:
             raise make_call_error(node, f"whose handler returned {error}") from error
-        self._prepared[node] = PreparedCall(handler, states)
+        self._prepared[node] = PreparedHandlerCall(handler, states)
 
     def enqueue(self, node: FfiCallNode, locate: Locate, stream: int) -> None:
         """Lets the handler enqueue its work on the stream that is being captured.
@@ -334,7 +334,7 @@ class GraphCalls:
         prepared = self._prepared[node]
         context = CallContext(prepared.states, stream, self._scratch, self._calls.ordinal)
         try:
-            prepared.handler.run(Stage.EXECUTE, _make_frame(node, locate), context)
+            prepared.handler.run(ExecutionStage.EXECUTE, _make_frame(node, locate), context)
         except InterfaceError as error:
             raise make_call_error(node, f"whose handler returned {error}") from error
 
@@ -359,7 +359,7 @@ def make_call_error(node: FfiCallNode, reason: str) -> CudaError:
 
 
 def _allocate_zeros(
-    call: FfiCall, scratch: Scratch, order: JaxOrder
+    call: FfiCall, scratch: HandlerScratch, order: JaxOrder
 ) -> tuple[list[int], list[int]]:
     """Returns the address of zeros for each operand and each result."""
     driver = order.driver

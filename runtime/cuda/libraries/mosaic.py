@@ -26,7 +26,7 @@ from typing import Any
 import jax
 
 from tracegraph.runtime.cuda.properties import PLUGIN_MAJORS
-from tracegraph.runtime.ffi.c_api import DataType, ErrorCode, Stage
+from tracegraph.runtime.ffi.c_api import DataType, ErrorCode, ExecutionStage
 from tracegraph.runtime.ffi.call import FfiCall, ScalarAttribute
 from tracegraph.runtime.ffi.context import CallContext, InterfaceError
 from tracegraph.runtime.ffi.frames import Frame
@@ -55,11 +55,11 @@ class MosaicHandler:
     context: int
     library: str
 
-    def has(self, stage: Stage) -> bool:
+    def has(self, stage: ExecutionStage) -> bool:
         """True for the stages that do something."""
-        return stage in (Stage.INSTANTIATE, Stage.EXECUTE)
+        return stage in (ExecutionStage.INSTANTIATE, ExecutionStage.EXECUTE)
 
-    def run(self, stage: Stage, frame: Frame, context: CallContext) -> None:
+    def run(self, stage: ExecutionStage, frame: Frame, context: CallContext) -> None:
         """Compiles the kernel of a call, or launches it; the context is current.
 
         Raises:
@@ -70,7 +70,7 @@ class MosaicHandler:
         module = dict(frame.call.attributes.items)["module"]
         assert isinstance(module, bytes)
         kernel = _find_kernel(self, module)
-        if stage is Stage.EXECUTE:
+        if stage is ExecutionStage.EXECUTE:
             kernel.launch(context.stream, frame.addresses)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.kernels_on_host import run_on_host
-from tracegraph.lowering.element_loops import ElementFunction, ElementOp, ElementOperand
+from tracegraph.lowering.element_loops import ElementOperand, LoopFunction, LoopOp
 from tracegraph.lowering.kernels.merged_loops import LoopArguments, write_merged_loops
 
 DTYPES: dict[str, Any] = {
@@ -25,7 +25,7 @@ VALUES = np.array([-2.5, -0.75, 0.0, 0.3, 1.0, 7.25, np.inf, np.nan], np.float32
 OTHERS = np.array([0.5, -3.0, 2.0, 0.3, -4.0, 3.0, 1.0, 1.0], np.float32)
 
 
-def apply(function: ElementFunction, *arrays: Any) -> list[Any]:
+def apply(function: LoopFunction, *arrays: Any) -> list[Any]:
     """Runs one loop of a function; returns its results."""
     kinds = [operand.kind for operand in function.operands]
     kinds += [function.find_kind(result) for result in function.results]
@@ -39,9 +39,9 @@ def apply(function: ElementFunction, *arrays: Any) -> list[Any]:
     return results
 
 
-def make(opcode: str, operands: int, kind: str = "F32", detail: str = "") -> ElementFunction:
-    op = ElementOp(opcode, kind, tuple(range(operands)), detail)
-    return ElementFunction((F32,) * operands, (op,), (operands,))
+def make(opcode: str, operands: int, kind: str = "F32", detail: str = "") -> LoopFunction:
+    op = LoopOp(opcode, kind, tuple(range(operands)), detail)
+    return LoopFunction((F32,) * operands, (op,), (operands,))
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_ops_of_one_operand(opcode: str, expected: Any) -> None:
 )
 def test_comparisons_choices_and_logic(direction: str, compare: Any) -> None:
     ops = (
-        ElementOp("compare", "PRED", (0, 1), direction),
-        ElementOp("not", "PRED", (2,)),
-        ElementOp("select", "F32", (2, 0, 1)),
-        ElementOp("and", "PRED", (2, 3)),
-        ElementOp("or", "PRED", (2, 3)),
+        LoopOp("compare", "PRED", (0, 1), direction),
+        LoopOp("not", "PRED", (2,)),
+        LoopOp("select", "F32", (2, 0, 1)),
+        LoopOp("and", "PRED", (2, 3)),
+        LoopOp("or", "PRED", (2, 3)),
     )
-    results = apply(ElementFunction((F32, F32), ops, (2, 3, 4, 5, 6)), VALUES, OTHERS)
+    results = apply(LoopFunction((F32, F32), ops, (2, 3, 4, 5, 6)), VALUES, OTHERS)
     truth = compare(VALUES, OTHERS)
     wanted = [truth, ~truth, np.where(truth, VALUES, OTHERS), truth & ~truth, truth | ~truth]
     for got, right in zip(results, wanted, strict=True):
@@ -111,12 +111,12 @@ def test_sixteen_bits_are_converted_and_rounded_once(kind: str) -> None:
     given = np.linspace(-3, 3, 101).astype(DTYPES[kind])
     narrow = ElementOperand(kind, is_single=False)
     ops = (
-        ElementOp("convert", "F32", (0,)),
-        ElementOp("constant", "F32", (), np.float32(1.7).tobytes()[::-1].hex()),
-        ElementOp("multiply", "F32", (1, 2)),
-        ElementOp("convert", kind, (3,)),
+        LoopOp("convert", "F32", (0,)),
+        LoopOp("constant", "F32", (), np.float32(1.7).tobytes()[::-1].hex()),
+        LoopOp("multiply", "F32", (1, 2)),
+        LoopOp("convert", kind, (3,)),
     )
-    results = apply(ElementFunction((narrow,), ops, (1, 4)), given)
+    results = apply(LoopFunction((narrow,), ops, (1, 4)), given)
     wide = given.astype(np.float32)
     np.testing.assert_array_equal(results[0], wide)
     np.testing.assert_array_equal(results[1], (wide * np.float32(1.7)).astype(DTYPES[kind]))
@@ -124,21 +124,21 @@ def test_sixteen_bits_are_converted_and_rounded_once(kind: str) -> None:
 
 def test_constants_and_integers() -> None:
     ops = (
-        ElementOp("constant", "S32", (), np.int32(-7).tobytes()[::-1].hex()),
-        ElementOp("constant", "PRED", (), "01"),
-        ElementOp("constant", "BF16", (), "3fc0"),
-        ElementOp("convert", "F32", (1,)),
-        ElementOp("select", "F32", (2, 4, 0)),
+        LoopOp("constant", "S32", (), np.int32(-7).tobytes()[::-1].hex()),
+        LoopOp("constant", "PRED", (), "01"),
+        LoopOp("constant", "BF16", (), "3fc0"),
+        LoopOp("convert", "F32", (1,)),
+        LoopOp("select", "F32", (2, 4, 0)),
     )
-    results = apply(ElementFunction((F32,), ops, (1, 3, 5)), np.ones(3, np.float32))
+    results = apply(LoopFunction((F32,), ops, (1, 3, 5)), np.ones(3, np.float32))
     assert [list(map(float, each)) for each in results] == [[-7.0] * 3, [1.5] * 3, [-7.0] * 3]
 
 
 def test_each_loop_has_its_own_arrays_and_size() -> None:
     rate = ElementOperand("F32", is_single=True)
-    function = ElementFunction(
+    function = LoopFunction(
         (F32, F32, rate),
-        (ElementOp("multiply", "F32", (1, 2)), ElementOp("subtract", "F32", (0, 3))),
+        (LoopOp("multiply", "F32", (1, 2)), LoopOp("subtract", "F32", (0, 3))),
         (4,),
     )
     sizes = [5, 1, 300]

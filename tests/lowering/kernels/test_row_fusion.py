@@ -22,7 +22,7 @@ from tracegraph.lowering.kernels.row_fusion_problem import (
     count_blocks,
     find_row_problem,
 )
-from tracegraph.lowering.kernels.tiled_attention import Stage
+from tracegraph.lowering.kernels.tiled_attention import RowValue
 
 TYPES: dict[str, Any] = {
     "F32": np.float32,
@@ -49,10 +49,10 @@ def make_fusion(rows: int, columns: int, kind: str) -> RowFusion:
         RowInput(4, table, is_own=False),
     )
     stages = (
-        Stage("max", build("input0")),
-        Stage("sum", build(("exp", ("sub", "input0", "row0")))),
-        Stage("sum", build(PRODUCT)),
-        Stage("sum", build(("mul", SHARE, "input3"))),
+        RowValue("max", build("input0")),
+        RowValue("sum", build(("exp", ("sub", "input0", "row0")))),
+        RowValue("sum", build(PRODUCT)),
+        RowValue("sum", build(("mul", SHARE, "input3"))),
     )
     rest = ("add", ("mul", "input1", "row2"), ("mul", ("to_float", "t"), "row3"))
     elements = (

@@ -17,7 +17,7 @@ from tests.lowering.kernels.test_few_rows import (
     plain,
 )
 from tracegraph.lowering.kernels import small_matmul
-from tracegraph.lowering.kernels.few_rows_problem import SHARED_BYTES, FewRows, Segment
+from tracegraph.lowering.kernels.few_rows_problem import SHARED_BYTES, FewRows, MatrixGroup
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOp, RowOperand
 from tracegraph.lowering.kernels.small_matmul import (
@@ -96,7 +96,7 @@ def add_bias_and_residual(first: int) -> RowFunction:
 
 
 def test_a_norm_in_front_and_two_results_behind() -> None:
-    segment = Segment(24, (2,), add_bias_and_residual(3), ("F32", "F32"))
+    segment = MatrixGroup(24, (2,), add_bias_and_residual(3), ("F32", "F32"))
     problem = FewRows(19, 64, ("F32",) * 5, make_norm(0, 64), "F32", (segment,))
     operands = make_operands(problem)
     kernel = write_small_matmul(problem, 4)

@@ -15,8 +15,8 @@ from tests.lowering.kernels.element_programs import build, evaluate
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.tiled_attention import (
     Lines,
-    Output,
-    Stage,
+    ResultLines,
+    RowValue,
     TiledAttention,
     find_lines_problem,
     find_tiled_problem,
@@ -117,7 +117,7 @@ def make_problem(case: Case) -> TiledAttention:
         case.width,
         (case.kind, case.kind, case.kind, "PRED", "F32"),
         ((queries, keys), (gradients, values))[: case.program.products],
-        tuple(Stage(kind, build(each)) for kind, each in case.program.stages),
+        tuple(RowValue(kind, build(each)) for kind, each in case.program.stages),
         case.kind,
     )
 
@@ -138,11 +138,11 @@ def make_arrays(case: Case) -> list[np.ndarray[Any, Any]]:
     return [*arrays, mask, rng.normal(size=4096).astype(np.float32)]
 
 
-def make_output(case: Case, lines: int) -> tuple[np.ndarray[Any, Any], Output]:
+def make_output(case: Case, lines: int) -> tuple[np.ndarray[Any, Any], ResultLines]:
     """Returns a result (B, lines, H, D), and where its lines are."""
     line = case.heads * case.width
     array = np.full((case.batch, lines, case.heads, case.width), np.nan, DTYPES[case.kind])
-    return align_array(array), Output((lines * line, case.width, line), case.kind)
+    return align_array(array), ResultLines((lines * line, case.width, line), case.kind)
 
 
 def write_kernels(case: Case) -> tuple[OwnKernel, OwnKernel]:
@@ -388,6 +388,6 @@ def test_lines_that_shared_memory_has_no_place_for_are_refused() -> None:
     problem = make_problem(case)
     assert find_tiled_problem(problem) == ""
     third = dataclasses.replace(KEY_LINES, parameter=GRADIENTS)
-    output = Output((0, 0, 96), "F32")
+    output = ResultLines((0, 0, 96), "F32")
     with pytest.raises(ValueError, match="bytes are more than shared memory has"):
         write_rows(problem, build("sum0"), third, output, 1, keeps_rows=False)

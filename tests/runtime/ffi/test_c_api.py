@@ -121,7 +121,7 @@ def test_counted_sizes_equal_the_header() -> None:
         ("Error_Code", c_api.ErrorCode),
         ("DataType", c_api.DataType),
         ("AttrType", c_api.AttrType),
-        ("ExecutionStage", c_api.Stage),
+        ("ExecutionStage", c_api.ExecutionStage),
     ],
 )
 def test_enum_equals_the_header(name: str, ours: Any) -> None:

@@ -20,7 +20,7 @@ from tests.fakes.ffi_handlers import (
     take_report,
 )
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.ffi.c_api import DataType, ErrorCode, Stage
+from tracegraph.runtime.ffi.c_api import DataType, ErrorCode, ExecutionStage
 from tracegraph.runtime.ffi.call import (
     ArrayAttribute,
     ArrayType,
@@ -122,7 +122,7 @@ def run(
     results: list[np.ndarray],
     attributes: Mapping[str, Any] | None = None,
     context: CallContext | None = None,
-    stage: Stage = Stage.EXECUTE,
+    stage: ExecutionStage = ExecutionStage.EXECUTE,
 ) -> None:
     call = FfiCall(
         handler.target,
@@ -130,7 +130,7 @@ def run(
         tuple(map(type_of, results)),
         dictionary_of(attributes or {}),
     )
-    has_data = stage is not Stage.INSTANTIATE
+    has_data = stage is not ExecutionStage.INSTANTIATE
     frame = Frame(
         call,
         [each.ctypes.data if has_data else 0 for each in operands],
@@ -173,17 +173,17 @@ def test_state_of_the_first_stage_reaches_the_last_and_is_deleted() -> None:
     theirs = take_report()
     handler = find_handler("tracegraph_stateful", "cpu")
     assert handler is not None
-    assert handler.has(Stage.INSTANTIATE)
+    assert handler.has(ExecutionStage.INSTANTIATE)
     before = read_number("deleted_states")
     states = States()
-    for stage in (Stage.INSTANTIATE, Stage.PREPARE, Stage.EXECUTE):
+    for stage in (ExecutionStage.INSTANTIATE, ExecutionStage.PREPARE, ExecutionStage.EXECUTE):
         run(handler, [x], [y], context=CallContext(states), stage=stage)
     # XLA's own first stage on a CPU has no operands.
     ours, theirs = take_report().splitlines(), theirs.splitlines()
     assert ours[-4:] == theirs[-4:]
     assert ours[-1] == " state 41"
     with pytest.raises(InterfaceError, match="is set twice"):
-        run(handler, [x], [y], context=CallContext(states), stage=Stage.INSTANTIATE)
+        run(handler, [x], [y], context=CallContext(states), stage=ExecutionStage.INSTANTIATE)
     assert states
     del states
     gc.collect()
@@ -194,7 +194,7 @@ def test_state_without_registration_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(States, "_deleters", {})
     handler = make_handler("record_execute", instantiate="record_instantiate")
     with pytest.raises(InterfaceError, match="before tracegraph was imported"):
-        run(handler, [], [], stage=Stage.INSTANTIATE)
+        run(handler, [], [], stage=ExecutionStage.INSTANTIATE)
 
 
 def test_everything_that_a_handler_may_ask() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import pytest
 
-from tracegraph.capturing.measured_matches import NO_MEMORY, Measured, measure_beside
+from tracegraph.capturing.measured_matches import NO_MEMORY, MeasuredMatches, measure_beside
 from tracegraph.replacements.report import Replacement
 from tracegraph.runtime.errors import UnsupportedError
 
 LIMIT_S = 60.0
-NOTHING = Measured({}, [])
-NO_ROOM = Measured({}, [Replacement("rule", (), ("here",), NO_MEMORY)])
+NOTHING = MeasuredMatches({}, [])
+NO_ROOM = MeasuredMatches({}, [Replacement("rule", (), ("here",), NO_MEMORY)])
 
 
 class Steps:
@@ -34,7 +34,7 @@ def test_both_run_at_once_and_the_candidate_is_made_once() -> None:
     begun, measured = threading.Event(), threading.Event()
     make = Steps("candidate")
 
-    def measure() -> Measured:
+    def measure() -> MeasuredMatches:
         assert begun.wait(LIMIT_S)
         measured.set()
         return NOTHING
@@ -82,7 +82,7 @@ def test_what_the_thread_raises_is_raised_behind_the_candidate() -> None:
 def test_the_thread_has_the_settings_of_the_call() -> None:
     seen: list[bool] = []
 
-    def measure() -> Measured:
+    def measure() -> MeasuredMatches:
         seen.append(bool(jax.config.read("jax_enable_x64")))
         return NOTHING
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tracegraph.kernel_caching.cached_choice import Choice, add_choice, find_choice
+from tracegraph.kernel_caching.cached_choice import RuleOutcomes, add_choice, find_choice
 from tracegraph.kernel_caching.cached_lowering import CacheSlot
 from tracegraph.replacements.report import Replacement
 from tracegraph.runtime.saving.kernel_store import KernelStore
@@ -38,7 +38,7 @@ def read_file(slot: CacheSlot) -> tuple[str, Any]:
 def test_what_was_stored_is_found_under_the_same_key_only(slot: CacheSlot) -> None:
     assert find_choice(slot) is None
     add_choice(slot, CHOSEN)
-    assert find_choice(slot) == Choice(CHOSEN)
+    assert find_choice(slot) == RuleOutcomes(CHOSEN)
     assert find_choice(make_slot(slot.store, "abd")) is None
     # The program itself is in another file.
     assert slot.store.find("abc") is None

@@ -21,7 +21,7 @@ from tracegraph.ir.interpreter import evaluate_graph
 from tracegraph.ir.verifier import verify_graph
 from tracegraph.replacements import bodies, rules
 from tracegraph.replacements.bodies import change_body, compute_shared, list_bodies
-from tracegraph.replacements.match import Body, Machine, Match
+from tracegraph.replacements.match import Machine, Match, OpBody
 from tracegraph.replacements.place_errors import measure_places
 from tracegraph.replacements.rules import find_matches, open_graph
 from tracegraph.replacements.splice import splice_matches
@@ -241,7 +241,7 @@ def test_a_body_holds_no_arrays() -> None:
     graph, matches = find(scan)
     (body,) = matches[0].path
     held = build(lambda c, w: (jnp.sin(c * w) + TABLE, c + w), X, X)
-    assert isinstance(body, Body)
+    assert isinstance(body, OpBody)
     assert len(held.constants) == 1
     with pytest.raises(InternalError, match="new body of `scan` holds 1 arrays"):
         change_body(body, held)

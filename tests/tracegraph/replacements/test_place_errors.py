@@ -15,7 +15,7 @@ from tracegraph.ir.graph import Graph
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
 from tracegraph.replacements import place_errors
 from tracegraph.replacements.bodies import list_bodies
-from tracegraph.replacements.match import Body, Match
+from tracegraph.replacements.match import Match, OpBody
 from tracegraph.replacements.place_errors import PlaceError, measure_places
 from tracegraph.tracing.trace import trace_function
 
@@ -162,6 +162,6 @@ def find_sines(graph: Graph) -> list[Match]:
         if op.name == "sin":
             found.append(Match(op, op.results, op.operands, compute_sine, compute_sine))
     for op, name, inner in list_bodies(graph):
-        body = Body(op, name, inner)
+        body = OpBody(op, name, inner)
         found += [dataclasses.replace(each, path=(body, *each.path)) for each in find_sines(inner)]
     return found

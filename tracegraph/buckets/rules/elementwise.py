@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracegraph.buckets.padded import Index, Maximum, Padded, Padding, TrueSize, as_scalar
+from tracegraph.buckets.padded import AxisIndex, Maximum, Padded, Padding, TrueSize, as_scalar
 from tracegraph.buckets.rules.context import Context, merge_axis
 from tracegraph.ir.graph import Op
 
@@ -152,15 +152,15 @@ def _compare_index(context: Context, axis: int, padding: Padding) -> np.generic 
     return fill if size.offset <= largest and counts else None
 
 
-def _read_comparison(context: Context) -> tuple[str, Index, TrueSize] | None:
+def _read_comparison(context: Context) -> tuple[str, AxisIndex, TrueSize] | None:
     """Returns a comparison of an index and a true size, as if the index stood first."""
     name = context.op.name
     if name not in _COMPARED:
         return None
     first, second = (each.meaning for each in context.operands)
-    if isinstance(first, Index) and isinstance(second, TrueSize):
+    if isinstance(first, AxisIndex) and isinstance(second, TrueSize):
         return name, first, second
-    if isinstance(first, TrueSize) and isinstance(second, Index):
+    if isinstance(first, TrueSize) and isinstance(second, AxisIndex):
         return _COMPARED[name], second, first
     return None
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tracegraph.buckets.padded import Index, Maximum, Padded, Padding, RefusedError, forget_fill
+from tracegraph.buckets.padded import AxisIndex, Maximum, Padded, Padding, RefusedError, forget_fill
 from tracegraph.buckets.rules.context import Context, merge_axis
 
 _KEEP_WHOLE = "keep the padded axis whole; the result's padded part is cut off after the call"
@@ -23,11 +23,11 @@ def apply_broadcast(context: Context) -> list[Padded]:
         if padding is not None:
             axes[target] = padding
     meaning: Any = operand.meaning
-    if isinstance(meaning, Index):
+    if isinstance(meaning, AxisIndex):
         target = dims[meaning.axis]
         # One element that is repeated counts nothing.
         is_whole = shape[meaning.axis] == context.op.results[0].aval.shape[target]
-        meaning = Index(target) if is_whole else None
+        meaning = AxisIndex(target) if is_whole else None
     elif isinstance(meaning, Maximum) and not _keeps_places(meaning, dims, shape):
         meaning = None
     if operand.uniform is not None:
@@ -60,11 +60,11 @@ def apply_reshape(context: Context) -> list[Padded]:
         if before_it is not None and after_it is not None:
             axes[target] = dataclasses.replace(before_it, scale=after_it.scale)
     meaning: Any = operand.meaning
-    if isinstance(meaning, Index):
+    if isinstance(meaning, AxisIndex):
         moved = dict(targets)
         same = moved.get(meaning.axis)
         is_alone = same is not None and before[0][meaning.axis] == after[0][same]
-        meaning = Index(same) if is_alone and same is not None else None
+        meaning = AxisIndex(same) if is_alone and same is not None else None
     elif isinstance(meaning, Maximum):
         meaning = None
     return [Padded(tuple(axes), operand.uniform, meaning, operand.leak)]
@@ -115,8 +115,8 @@ def apply_squeeze(context: Context) -> list[Padded]:
     dropped = context.op.params["dimensions"]
     kept = [axis for axis in range(len(operand.axes)) if axis not in dropped]
     meaning: Any = operand.meaning
-    if isinstance(meaning, Index):
-        meaning = Index(kept.index(meaning.axis)) if meaning.axis in kept else None
+    if isinstance(meaning, AxisIndex):
+        meaning = AxisIndex(kept.index(meaning.axis)) if meaning.axis in kept else None
     elif isinstance(meaning, Maximum):
         meaning = None
     axes = tuple(operand.axes[axis] for axis in kept)
@@ -127,8 +127,8 @@ def apply_transpose(context: Context) -> list[Padded]:
     """Reorders axes."""
     operand, order = context.operands[0], context.op.params["permutation"]
     meaning: Any = operand.meaning
-    if isinstance(meaning, Index):
-        meaning = Index(order.index(meaning.axis))
+    if isinstance(meaning, AxisIndex):
+        meaning = AxisIndex(order.index(meaning.axis))
     elif isinstance(meaning, Maximum):
         meaning = None
     axes = tuple(operand.axes[axis] for axis in order)
@@ -137,7 +137,7 @@ def apply_transpose(context: Context) -> list[Padded]:
 
 def apply_iota(context: Context) -> list[Padded]:
     """Counts along an axis."""
-    return context.make_result(meaning=Index(context.op.params["dimension"]))
+    return context.make_result(meaning=AxisIndex(context.op.params["dimension"]))
 
 
 def apply_slice(context: Context) -> list[Padded]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from tracegraph.ir.graph import Op, Operand, Value
-from tracegraph.lowering.kernels.attention_problem import Cached, Update
+from tracegraph.lowering.kernels.attention_problem import Cached, CacheUpdate
 from tracegraph.replacements.attention.softmax_chain import ELEMENT, TIME
 from tracegraph.replacements.element_reader import ElementReader, UnreadableError
 from tracegraph.replacements.indices import (
@@ -88,7 +88,7 @@ class _Write:
     place: Place
     axis: int
 
-    def read(self, makers: Mapping[Operand, Op], arrays: dict[Value, int]) -> Update:
+    def read(self, makers: Mapping[Operand, Op], arrays: dict[Value, int]) -> CacheUpdate:
         """Returns what is written, and where.
 
         Raises:
@@ -103,10 +103,10 @@ class _Write:
                 Index() if axis == self.axis else each for axis, each in enumerate(self.place)
             )
             found = position.clamp(as_index(start), 0, length - 1)
-            return Update(position.finish(found), element.finish(element.read(source, at)))
+            return CacheUpdate(position.finish(found), element.finish(element.read(source, at)))
         found = find_scatter_place(position, self.op, self.place, self.axis)
         source = element.read(self.op.operands[2], found.update)
-        return Update(position.finish(found.index), element.finish(source))
+        return CacheUpdate(position.finish(found.index), element.finish(source))
 
 
 def find_cache(makers: Mapping[Operand, Op], value: Operand, place: Place) -> Cache | None:

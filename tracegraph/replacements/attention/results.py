@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
-from tracegraph.lowering.kernels.tiled_attention import Output, TiledAttention
+from tracegraph.lowering.kernels.tiled_attention import ResultLines, TiledAttention
 from tracegraph.replacements.attention.gradients import Factor
 from tracegraph.replacements.attention.products import ROW
 from tracegraph.replacements.attention.softmax_chain import ELEMENT
@@ -20,7 +20,7 @@ from tracegraph.replacements.match import Machine
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrangement:
+class ResultLayout:
     """How a kernel's result is in memory, and what shape the graph has for it.
 
     Attributes:
@@ -33,7 +33,7 @@ class Arrangement:
     stored: jax.ShapeDtypeStruct
     axes: tuple[int, ...]
     shape: tuple[int, ...]
-    output: Output
+    output: ResultLines
 
     def apply(self, array: Any) -> Any:
         """Returns a result as the graph has it."""
@@ -54,7 +54,7 @@ class ForwardCall:
     kernel: OwnKernel
     machine: Machine
     count: int
-    result: Arrangement
+    result: ResultLayout
 
     def __call__(self, *operands: Any) -> list[Any]:
         """Returns the one result."""
@@ -80,7 +80,7 @@ class BackwardCall:
     machine: Machine
     count: int
     row_values: jax.ShapeDtypeStruct
-    results: tuple[Arrangement, ...]
+    results: tuple[ResultLayout, ...]
     joined: jax.ShapeDtypeStruct | None
 
     def __call__(self, *operands: Any) -> list[Any]:
@@ -100,7 +100,7 @@ class BackwardCall:
         return [each.apply(array) for each, array in arrays]
 
 
-def arrange_result(problem: TiledAttention, factor: Factor) -> Arrangement:
+def arrange_result(problem: TiledAttention, factor: Factor) -> ResultLayout:
     """Returns how a result is written: the last axis of groups, as heads, behind the lines.
 
     So do models join heads, which then moves nothing.
@@ -117,11 +117,13 @@ def arrange_result(problem: TiledAttention, factor: Factor) -> Arrangement:
     axes = tuple(names.index(name) for name in factor.list_result_names())
     groups = [f"g{n}" for n in range(len(problem.groups))]
     given = tuple(strides.get(name, 0) for name in (*groups, along))
-    output = Output(given, FLOAT_KINDS[str(result.dtype)])
-    return Arrangement(jax.ShapeDtypeStruct(shape, result.dtype), axes, tuple(result.shape), output)
+    output = ResultLines(given, FLOAT_KINDS[str(result.dtype)])
+    return ResultLayout(
+        jax.ShapeDtypeStruct(shape, result.dtype), axes, tuple(result.shape), output
+    )
 
 
-def place_part(problem: TiledAttention, factor: Factor, place: Index) -> Output | None:
+def place_part(problem: TiledAttention, factor: Factor, place: Index) -> ResultLines | None:
     """Returns where a result's lines are in an array, or None where they do not lie in one.
 
     Args:
@@ -135,4 +137,4 @@ def place_part(problem: TiledAttention, factor: Factor, place: Index) -> Output 
     if None in strides or not list_variables(place) <= known or place.find_factor(ELEMENT) != 1:
         return None
     kind = FLOAT_KINDS[str(factor.op.results[0].dtype)]
-    return Output(tuple(each or 0 for each in strides), kind, place.constant)
+    return ResultLines(tuple(each or 0 for each in strides), kind, place.constant)

@@ -12,7 +12,7 @@ import numpy as np
 from tracegraph.ir.graph import Graph, Op, Operand, Value
 from tracegraph.lowering.kernels.tiled_attention import (
     Lines,
-    Output,
+    ResultLines,
     TiledAttention,
     find_lines_problem,
     find_output_problem,
@@ -249,7 +249,7 @@ def _make_problem(
 
 
 def _has_problem(
-    problem: TiledAttention, lines: Sequence[Lines], outputs: Sequence[Output]
+    problem: TiledAttention, lines: Sequence[Lines], outputs: Sequence[ResultLines]
 ) -> bool:
     """True where there is no kernel."""
     return bool(

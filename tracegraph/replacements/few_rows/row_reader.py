@@ -76,7 +76,7 @@ def keeps_elements(op: Op) -> bool:
     return op.name in _SAME_ELEMENTS
 
 
-class UnreadableError(Exception):
+class UnreadableRowError(Exception):
     """An op, or an array, that no row function takes."""
 
 
@@ -121,7 +121,7 @@ class RowReader:
         """Returns what stands for a value until `finish` numbers it.
 
         Raises:
-            UnreadableError: its type is none that kernels read.
+            UnreadableRowError: its type is none that kernels read.
         """
         key = (value, form)
         if key not in self._known:
@@ -155,7 +155,7 @@ class RowReader:
         state = len(self._ops), dict(self.arrays), dict(self._known), dict(self.read_ops)
         try:
             return self._read_op(maker, form)
-        except UnreadableError:
+        except UnreadableRowError:
             # All of it or none: what an op that is left out would read is not read.
             del self._ops[state[0] :]
             self.arrays, self._known, self.read_ops = state[1:]
@@ -163,7 +163,7 @@ class RowReader:
 
     def _read_array(self, value: Value, form: Form) -> tuple[str, int]:
         if str(value.dtype) not in FLOAT_KINDS:
-            raise UnreadableError
+            raise UnreadableRowError
         key = (value, Form.ONE if math.prod(value.shape) == 1 else form)
         return "array", self.arrays.setdefault(key, len(self.arrays))
 
@@ -174,15 +174,15 @@ class RowReader:
 
     def _read_parts(self, op: Op, form: Form) -> tuple[str, int]:
         if len(op.results) != 1 or not op.operands:
-            raise UnreadableError
+            raise UnreadableRowError
         value, result = op.operands[0], op.results[0]
         if str(result.dtype) not in FLOAT_KINDS:
-            raise UnreadableError
+            raise UnreadableRowError
         if keeps_elements(op):
             return self.read(value, form)
         if op.name == "convert_element_type":
             if isinstance(value, Value) and str(value.dtype) not in FLOAT_KINDS:
-                raise UnreadableError
+                raise UnreadableRowError
             return self.read(value, form)
         if op.name == "broadcast_in_dim":
             return self.read(value, self._find_form(expand_shape(op), form, result.shape))
@@ -195,7 +195,7 @@ class RowReader:
         # Arrays that are padded to be added up are parts of one, which is smaller than all of them.
         is_join = any(getattr(self._makers.get(each), "name", "") == "pad" for each in op.operands)
         if opcode not in EXPRESSIONS or is_join:
-            raise UnreadableError
+            raise UnreadableRowError
         shapes = [tuple(each.aval.shape) for each in op.operands]
         forms = [self._find_form(shape, form, result.shape) for shape in shapes]
         return self._add(RowOp(opcode, form, self._read_all(op, forms)))
@@ -210,16 +210,16 @@ class RowReader:
         kept = len(shape) - len(axes)
         is_row = math.prod(shape[kept:]) == self._shape.columns
         if axes != tuple(range(kept, len(shape))) or not is_row:
-            raise UnreadableError
+            raise UnreadableRowError
         if math.prod(shape[:kept]) != self._shape.rows:
-            raise UnreadableError
+            raise UnreadableRowError
         operand: Any = (self.read(value, Form.FULL),)
         return self._add(RowOp(op.name, Form.ROW, operand))
 
     def _read_power(self, op: Op, form: Form) -> tuple[str, int]:
         operand = self.read(op.operands[0], form)
         if op.params["y"] not in (2, 3):
-            raise UnreadableError
+            raise UnreadableRowError
         factors: Any = (operand,)
         square = self._add(RowOp("square", form, factors))
         both: Any = (square, operand)
@@ -228,7 +228,7 @@ class RowReader:
     def _find_form(self, given: tuple[int, ...], context: Form, shape: tuple[int, ...]) -> Form:
         form = self._shape.find_form(given, context, shape)
         if form is None:
-            raise UnreadableError
+            raise UnreadableRowError
         return form
 
     def _add(self, op: RowOp) -> tuple[str, int]:

@@ -25,7 +25,7 @@ _SLOW = frozenset(["tanh", "logistic", "exp"])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Region:
+class RowRegion:
     """Ops that one kernel may compute, see Note [Regions of rows].
 
     Attributes:
@@ -51,7 +51,7 @@ class Regions:
             to read it.
     """
 
-    found: tuple[Region, ...]
+    found: tuple[RowRegion, ...]
     makers: Mapping[Operand, Op]
 
 
@@ -181,11 +181,11 @@ class RegionFinder:
 
     def _make_region(
         self, group: list[Op], kept: Collection[Value], is_used: Sequence[bool]
-    ) -> Region:
+    ) -> RowRegion:
         ops = tuple(op for op in group if id(op) in self._along)
         sums = tuple(op for op in group if id(op) not in self._along)
         stored = tuple(op.results[0] for op in ops if self._is_stored(op, kept, is_used))
-        return Region(self._space, ops, sums, stored)
+        return RowRegion(self._space, ops, sums, stored)
 
     def _is_stored(self, op: Op, kept: Collection[Value], is_used: Sequence[bool]) -> bool:
         """True for a value that is read, and not computed again, by what needs it."""

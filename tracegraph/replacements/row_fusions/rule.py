@@ -31,7 +31,7 @@ from tracegraph.replacements.kinds import FLOAT_KINDS
 from tracegraph.replacements.match import Machine, Match
 from tracegraph.replacements.row_fusions.forms import REDUCTIONS, RowForm, RowSpace
 from tracegraph.replacements.row_fusions.line_reader import LineReader
-from tracegraph.replacements.row_fusions.regions import Region, RegionFinder
+from tracegraph.replacements.row_fusions.regions import RegionFinder, RowRegion
 from tracegraph.replacements.stage_reader import COLUMN, ROW
 from tracegraph.replacements.wide_ops import WideOps
 
@@ -126,7 +126,7 @@ def _is_worthwhile(space: RowSpace) -> bool:
 
 
 def _match(
-    view: GraphView, region: Region, makers: Mapping[Operand, Op], machine: Machine
+    view: GraphView, region: RowRegion, makers: Mapping[Operand, Op], machine: Machine
 ) -> Match | None:
     """Returns the kernel for a region, or None where there is none.
 
@@ -172,7 +172,7 @@ def _match(
     return Match(last, results, inputs, call, WideOps(ops, inputs, results), terms)
 
 
-def _list_stored(region: Region) -> list[Value]:
+def _list_stored(region: RowRegion) -> list[Value]:
     """Returns the values of elements, then those of rows."""
     forms = {value: region.space.find_form(value) for value in region.stored}
     return [
@@ -180,7 +180,7 @@ def _list_stored(region: Region) -> list[Value]:
     ]
 
 
-def _read(reader: LineReader, region: Region) -> RowFusion:
+def _read(reader: LineReader, region: RowRegion) -> RowFusion:
     """Returns what is stored and added up; its kinds, inputs and stages are known afterwards.
 
     Raises:

@@ -19,7 +19,7 @@ from tests.fakes.ffi_handlers import (
 )
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
 from tracegraph.runtime.ffi import recorder
-from tracegraph.runtime.ffi.c_api import DataType, ErrorCode, Stage
+from tracegraph.runtime.ffi.c_api import DataType, ErrorCode, ExecutionStage
 from tracegraph.runtime.ffi.call import ArrayType, FfiCall
 from tracegraph.runtime.ffi.context import CallContext, InterfaceError, count_living
 from tracegraph.runtime.ffi.frames import Frame
@@ -251,7 +251,9 @@ def test_a_handler_that_fails_only_while_it_is_captured_says_so(
 ) -> None:
     run, broken = Handler.run, list[int]()
 
-    def run_and_wait(self: Handler, stage: Stage, frame: Frame, context: CallContext) -> None:
+    def run_and_wait(
+        self: Handler, stage: ExecutionStage, frame: Frame, context: CallContext
+    ) -> None:
         run(self, stage, frame, context)
         if context.stream in device.driver._captures:
             broken.append(context.stream)

@@ -13,7 +13,7 @@ import pytest
 
 from tracegraph.runtime.cuda.libraries import mosaic
 from tracegraph.runtime.cuda.libraries.mosaic import TARGET, MosaicHandler, find_mosaic
-from tracegraph.runtime.ffi.c_api import DataType, Stage
+from tracegraph.runtime.ffi.c_api import DataType, ExecutionStage
 from tracegraph.runtime.ffi.call import (
     ArrayType,
     Attribute,
@@ -77,7 +77,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mosaic, "find_library", lambda: "plugin.so")
 
 
-def run(stage: Stage, addresses: list[int], stream: int = 7, **attributes: Any) -> None:
+def run(stage: ExecutionStage, addresses: list[int], stream: int = 7, **attributes: Any) -> None:
     frame = Frame(make_call(**attributes), addresses[:2], addresses[2:])
     HANDLER.run(stage, frame, CallContext(States(), stream))
 
@@ -120,11 +120,14 @@ def test_another_jax_is_refused_and_a_plugin_without_the_compiler(
 
 
 def test_it_is_compiled_once_and_launched_with_all_addresses(plugin: FakePlugin) -> None:
-    assert [stage for stage in Stage if HANDLER.has(stage)] == [Stage.INSTANTIATE, Stage.EXECUTE]
-    for stage in Stage:
+    assert [stage for stage in ExecutionStage if HANDLER.has(stage)] == [
+        ExecutionStage.INSTANTIATE,
+        ExecutionStage.EXECUTE,
+    ]
+    for stage in ExecutionStage:
         run(stage, [1, 2, 3])
-    run(Stage.EXECUTE, [4, 5, 6], stream=8)
-    run(Stage.EXECUTE, [7, 8, 9], module=b"other")
+    run(ExecutionStage.EXECUTE, [4, 5, 6], stream=8)
+    run(ExecutionStage.EXECUTE, [7, 8, 9], module=b"other")
     assert plugin.compiled == [b"one", b"other"]
     assert plugin.launches == [
         (0xF1, 7, [1, 2, 3]),
@@ -136,7 +139,7 @@ def test_it_is_compiled_once_and_launched_with_all_addresses(plugin: FakePlugin)
 def test_what_cannot_be_compiled_is_said_and_tried_again(plugin: FakePlugin) -> None:
     for _ in range(2):
         with pytest.raises(InterfaceError, match="cannot be compiled"):
-            run(Stage.INSTANTIATE, [1, 2, 3], module=b"bad")
+            run(ExecutionStage.INSTANTIATE, [1, 2, 3], module=b"bad")
     assert plugin.compiled == [b"bad"] * 2
 
 

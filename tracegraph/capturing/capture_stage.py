@@ -1,4 +1,4 @@
-"""Stage: what a lowered and a compiled capture say of themselves, as `jax.stages` do."""
+"""CaptureStage: what a lowered and a compiled capture say of themselves, as `jax.stages` do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
 
 
-class Stage:
+class CaptureStage:
     """A stage of a capture for one signature.
 
     Attributes:
