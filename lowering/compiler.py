@@ -21,7 +21,7 @@ from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.runtime.library_nodes import MatmulNode
 
 # XLA's options with their values.
-Options: TypeAlias = tuple[tuple[str, bool | str], ...]
+XlaOptions: TypeAlias = tuple[tuple[str, bool | str], ...]
 
 
 class CompileTarget(Protocol):
@@ -116,8 +116,8 @@ class Compiler:
         donated: int = 0,
         *,
         count: int = 1,
-        options: Options = (),
-        keep_known: Callable[[Options], Options] = tuple,
+        options: XlaOptions = (),
+        keep_known: Callable[[XlaOptions], XlaOptions] = tuple,
     ) -> Callable[..., Any]:
         """Returns the compiled region, or for an eager one its function as it is.
 
@@ -195,7 +195,7 @@ def _lower(
 
 
 def _compile_known(
-    lowered: jax.stages.Lowered, options: Options, keep_known: Callable[[Options], Options]
+    lowered: jax.stages.Lowered, options: XlaOptions, keep_known: Callable[[XlaOptions], XlaOptions]
 ) -> jax.stages.Compiled:
     """Compiles a program with those of the options that this XLA knows.
 

@@ -98,7 +98,7 @@ def _write_parameters(fusion: RowFusion) -> list[str]:
     given = [f"const {TYPES[kind]} *__restrict__ p{n}" for n, kind in enumerate(fusion.kinds)]
     stored = [
         f"{TYPES[each.kind]} *__restrict__ {name}{n}"
-        for name, outputs in (("elements", fusion.elements), ("values", fusion.row_values))
+        for name, outputs in (("elements", fusion.elements), ("values", fusion.row_outputs))
         for n, each in enumerate(outputs)
     ]
     return given + stored + [f"float *__restrict__ {name}" for name in _name_partials(fusion)]
@@ -133,21 +133,21 @@ def _write_row(fusion: RowFusion) -> list[str]:
             opened = ElementLines(given.base, f"b{number}_")
             lines += opened.write({"r": "r"})
             lines.append(f"const int base{number} = {opened.name_results()[0]};")
-    for turn, stages in enumerate(_group_stages(fusion)):
-        lines += _write_pass(fusion, stages, turn)
+    for turn, row_values in enumerate(_group_row_values(fusion)):
+        lines += _write_pass(fusion, row_values, turn)
     lines += _write_elements(fusion)
-    for number, output in enumerate(fusion.row_values):
+    for number, output in enumerate(fusion.row_outputs):
         (name,), statements, _ = _open(fusion, [output.function], f"v{number}_")
         stored = f"values{number}[r] = narrow({name}, {TYPES[output.kind]}());"
         lines += ["{", *statements, f"if (lane == 0) {stored}", "}"]
     return lines
 
 
-def _group_stages(fusion: RowFusion) -> list[list[int]]:
-    """Returns the numbers of the stages of each pass: those whose row values are known then."""
+def _group_row_values(fusion: RowFusion) -> list[list[int]]:
+    """Returns the numbers of the row values of each pass: those whose operands are known then."""
     turns: list[int] = []
-    for stage in fusion.stages:
-        needed = [turns[number] for number in _list_numbers(stage.function, "row")]
+    for row_value in fusion.row_values:
+        needed = [turns[number] for number in _list_numbers(row_value.function, "row")]
         turns.append(1 + max(needed, default=-1))
     return [
         [number for number, each in enumerate(turns) if each == turn]
@@ -165,20 +165,20 @@ def _is_named(variable: str, name: str) -> bool:
     return variable.startswith(name) and variable[len(name) :].isdigit()
 
 
-def _write_pass(fusion: RowFusion, stages: Sequence[int], turn: int) -> list[str]:
-    functions = [fusion.stages[number].function for number in stages]
-    kinds = [REDUCTIONS[f"reduce_{fusion.stages[number].kind}"] for number in stages]
+def _write_pass(fusion: RowFusion, row_values: Sequence[int], turn: int) -> list[str]:
+    functions = [fusion.row_values[number].function for number in row_values]
+    kinds = [REDUCTIONS[f"reduce_{fusion.row_values[number].kind}"] for number in row_values]
     names, once, statements = _open(fusion, functions, f"s{turn}_")
     added = [
         f"row{number} = {combine.format(f'row{number}', name)};"
-        for number, (_, combine), name in zip(stages, kinds, names, strict=True)
+        for number, (_, combine), name in zip(row_values, kinds, names, strict=True)
     ]
     lines = once + [
         f"float row{number} = literal(0x{begin}u);"
-        for number, (begin, _) in zip(stages, kinds, strict=True)
+        for number, (begin, _) in zip(row_values, kinds, strict=True)
     ]
     lines += _write_loop(fusion, functions, [*statements, *added], [], [])
-    for number, (_, combine) in zip(stages, kinds, strict=True):
+    for number, (_, combine) in zip(row_values, kinds, strict=True):
         joined = f"[](float a, float b) {{ return {combine.format('a', 'b')}; }}"
         lines.append(f"row{number} = reduce_row(row{number}, scratch, {joined});")
     return lines
@@ -262,7 +262,7 @@ def _open(
         where it comes behind a maximum; what each element computes.
     """
     inputs = [f"input{number}" for number in range(len(fusion.inputs))]
-    rows = [f"row{number}" for number in range(len(fusion.stages))]
+    rows = [f"row{number}" for number in range(len(fusion.row_values))]
     # Values of float32 keep all bits.
     fast = _FAST if fusion.is_narrow else {}
     opened = open_functions(functions, prefix, ("t", *inputs), fast)

@@ -65,9 +65,9 @@ class RowFusion:
         columns: elements of each.
         kinds: XLA's name of the type of each array that is read, in the order of the parameters.
         inputs: what is read along a row.
-        stages: the row values, each of ``t``, inputs and earlier ones.
+        row_values: the row values, each of ``t``, inputs and earlier ones.
         elements: what is stored for each element.
-        row_values: what is stored for each row.
+        row_outputs: what is stored for each row.
         sums: what is added up along the columns.
     """
 
@@ -75,9 +75,9 @@ class RowFusion:
     columns: int
     kinds: tuple[str, ...]
     inputs: tuple[RowInput, ...]
-    stages: tuple[RowValue, ...]
+    row_values: tuple[RowValue, ...]
     elements: tuple[Output, ...]
-    row_values: tuple[Output, ...]
+    row_outputs: tuple[Output, ...]
     sums: tuple[ElementFunction, ...]
 
     @property

@@ -5,7 +5,7 @@ For each group, products of all rows with all columns stay in registers, and are
 
 * sums: one or two products of each row and column, as queries with keys, and in the backward pass
   the gradient of the result with values;
-* row values: one stage after the other, each a function of sums and earlier row values that is
+* row values: one after the other, each a function of sums and earlier row values that is
   added up, or of which the largest is found, along the columns. Nothing here knows a softmax;
 * weights: a function of sums and row values, by which lines of a matrix are multiplied and added.
 
@@ -109,7 +109,7 @@ class TiledAttention:
         width: elements of a line.
         kinds: XLA's name of the type of each array that is read, in the order of the parameters.
         products: one or two pairs, left and right.
-        stages: the row values.
+        row_values: the row values.
         kind: XLA's name of the type of lines and results.
     """
 
@@ -119,7 +119,7 @@ class TiledAttention:
     width: int
     kinds: tuple[str, ...]
     products: tuple[tuple[Lines, Lines], ...]
-    stages: tuple[RowValue, ...]
+    row_values: tuple[RowValue, ...]
     kind: str
 
     @property
@@ -243,7 +243,7 @@ def _find_factor(function: ElementFunction) -> int:
 
 def count_exchanged(problem: TiledAttention, tiling: Strips) -> int:
     """Returns the bytes through which the warps of a strip add up their row values."""
-    return 4 * len(problem.stages) * tiling.warps * STRIP
+    return 4 * len(problem.row_values) * tiling.warps * STRIP
 
 
 def count_parts(problem: TiledAttention, tiling: Strips) -> int:
@@ -313,7 +313,7 @@ def write_sizes(problem: TiledAttention, tiling: Strips, others: dict[str, int])
         "WIDTH": problem.width,
         "VECTOR": problem.vector,
         "PRODUCTS": len(problem.products),
-        "STAGES": len(problem.stages),
+        "ROW_VALUES": len(problem.row_values),
         "STRIPS": tiling.strips,
         "SHARERS": tiling.sharers,
         "SHARE": tiling.share,
@@ -366,17 +366,17 @@ def name_sums(problem: TiledAttention) -> dict[str, str]:
     }
 
 
-def name_rows(stages: Iterable[int], expression: str) -> dict[str, str]:
+def name_rows(row_values: Iterable[int], expression: str) -> dict[str, str]:
     """Returns the variables of row values.
 
     Args:
-        stages: their numbers.
+        row_values: their numbers.
         expression: of one, with its number in braces.
     """
-    return {f"row{number}": expression.format(number) for number in stages}
+    return {f"row{number}": expression.format(number) for number in row_values}
 
 
-def find_reduction(stage: RowValue) -> tuple[str, str]:
-    """Returns what a stage begins with, and how two of its values are joined, in C++."""
-    begin, joined = REDUCTIONS[f"reduce_{stage.kind}"]
+def find_reduction(row_value: RowValue) -> tuple[str, str]:
+    """Returns what a row value begins with, and how two of its values are joined, in C++."""
+    begin, joined = REDUCTIONS[f"reduce_{row_value.kind}"]
     return f"literal(0x{begin}u)", joined

@@ -73,7 +73,7 @@ def write_columns(
     """Returns the kernel, see Note [Columns of attention].
 
     Its parameters are the arrays that are read, the row values, float32 of the shape (groups,
-    stages, rows), and the results.
+    row values, rows), and the results.
 
     Args:
         problem: without a problem, see `find_tiled_problem`.
@@ -185,7 +185,7 @@ def _list_arrays(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> li
 def _count_shared(problem: TiledAttention, arrays: int, tiling: Strips) -> int:
     unit = tiling.sharers * tiling.share
     places = 2 if problem.rows > unit else 1
-    rows = places * unit * (arrays * problem.line_bytes + 4 * len(problem.stages))
+    rows = places * unit * (arrays * problem.line_bytes + 4 * len(problem.row_values))
     own = len(problem.products) * tiling.strips * STRIP * problem.line_bytes
     return max(rows + own, count_parts(problem, tiling))
 
@@ -198,7 +198,7 @@ def _write_body(
     weights = open_functions([weight for weight, _, _ in outputs], "w_")
     heads = weights.write(name_groups(problem))
     # The compiler would compute anew for each column what comes behind a maximum or an inverse.
-    rows = name_rows(range(len(problem.stages)), "kept[{} * UNIT + line]")
+    rows = name_rows(range(len(problem.row_values)), "kept[{} * UNIT + line]")
     row = weights.write({"r": "r", **rows})
     inner = weights.write({"t": "t", **name_sums(problem)})
     for number, result in enumerate(weights.name_results()):
@@ -223,7 +223,7 @@ def _write_body(
 
 def _write_test(problem: TiledAttention, test: ElementFunction) -> str:
     written = open_function(test, "h_")
-    rows = name_rows(range(len(problem.stages)), "given[{} * ROWS + r]")
+    rows = name_rows(range(len(problem.row_values)), "given[{} * ROWS + r]")
     lines = written.write({**name_groups(problem), "r": "r", **rows})
     parts = {"{ROW}\n": indent(lines, 8), "{TEST}": written.name_results()[0]}
     return fill_parts(UNIT_TEST, parts)

@@ -49,7 +49,7 @@ class Hidden:
 
     Attributes:
         seen: for each 16 rows the tiles that are seen, a bit for each 16 columns.
-        largest: of each stage what it is at hidden elements, if it is a maximum; else None.
+        largest: of each row value what it is at hidden elements, if it is a maximum; else None.
         test: of the group, ``r`` and row values: where it is zero, hidden elements add nothing;
             None where they never do.
         known: how many row values have to be known for the test.
@@ -64,29 +64,29 @@ class Hidden:
 # Layers that are alike are looked at once.
 @functools.lru_cache(maxsize=64)
 def find_hidden(
-    problem: TiledAttention, stages: tuple[RowValue, ...], weights: tuple[ElementFunction, ...]
+    problem: TiledAttention, row_values: tuple[RowValue, ...], weights: tuple[ElementFunction, ...]
 ) -> Hidden | None:
     """Returns what is hidden, or None where that is nothing, or nothing that can be left out.
 
     Args:
         problem: what is computed.
-        stages: that are computed, each one's result is a row value of those behind it.
+        row_values: that are computed, each one's result is a row value of those behind it.
         weights: what lines are multiplied by.
     """
     terms = Terms()
-    results = [terms.take(each) for each in (*(stage.function for stage in stages), *weights)]
+    results = [terms.take(each) for each in (*(given.function for given in row_values), *weights)]
     is_hidden = _find_elements(problem, terms, results)
     if is_hidden is None:
         return None
     forms, results = _fold(problem, terms, results, is_hidden)
     varying = forms.find_dependents(("t", *_name_sums(problem)))
     largest: list[ElementFunction | None] = []
-    added = results[len(stages) :]
-    for stage, result in zip(stages, results, strict=False):
-        if stage.kind == "max" and result in varying:
+    added = results[len(row_values) :]
+    for row_value, result in zip(row_values, results, strict=False):
+        if row_value.kind == "max" and result in varying:
             return None
-        largest.append(forms.finish(result) if stage.kind == "max" else None)
-        added += [result] if stage.kind == "sum" else []
+        largest.append(forms.finish(result) if row_value.kind == "max" else None)
+        added += [result] if row_value.kind == "sum" else []
     # The last one has most of what the weights are computed from.
     tests = [
         number
@@ -99,7 +99,7 @@ def find_hidden(
         function = None if test is None else forms.finish(test)
         known = 0 if function is None else _count_rows(function)
         # What is added up before the test is known must be zero for sure.
-        early = [results[n] for n, each in enumerate(stages[:known]) if each.kind == "sum"]
+        early = [results[n] for n, each in enumerate(row_values[:known]) if each.kind == "sum"]
         if _is_zero(forms, early, None):
             return Hidden(_list_seen(is_hidden), tuple(largest), function, known)
     return None

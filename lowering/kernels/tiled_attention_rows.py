@@ -70,7 +70,7 @@ def write_rows(
     """Returns the kernel, see Note [Rows of attention].
 
     Its parameters are the arrays that are read, the result, and where they are kept the row values,
-    float32 of the shape (groups, stages, rows).
+    float32 of the shape (groups, row values, rows).
 
     Args:
         problem: without a problem, see `find_tiled_problem`.
@@ -150,7 +150,7 @@ def _find_hidden(
 
     Nothing is hidden where all blocks see all columns.
     """
-    hidden = find_hidden(problem, problem.stages, (weight,))
+    hidden = find_hidden(problem, problem.row_values, (weight,))
     tiling = choose_row_strips(problem, matrix, processors, is_hidden=hidden is not None)
     if hidden is None:
         return None, tiling, None

@@ -227,7 +227,7 @@ ROW_BODY = """\
 {COPIES}
 {HEADS}
     float sums[PRODUCTS][TILES][4] = {};
-    float rows[STAGES + 1][2];
+    float rows[ROW_VALUES + 1][2];
     await_copies<1>();
     sync_block();
 {STEPS}
@@ -295,11 +295,11 @@ JOIN = """\
 KEPT = """\
     if (lane % 4 == 0 && sharer == 0)
         #pragma unroll
-        for (int stage = 0; stage < STAGES; ++stage)
+        for (int row_value = 0; row_value < ROW_VALUES; ++row_value)
             #pragma unroll
             for (int upper = 0; upper < 2; ++upper)
-                kept[((long long)group * STAGES + stage) * ROWS + first + own + upper * 8
-                     + lane / 4] = rows[stage][upper];
+                kept[((long long)group * ROW_VALUES + row_value) * ROWS + first + own + upper * 8
+                     + lane / 4] = rows[row_value][upper];
 """
 
 COLUMN_BODY = """\
@@ -307,19 +307,19 @@ COLUMN_BODY = """\
     wait();
     constexpr int UNIT = SHARERS * SHARE, UNITS = ROWS / UNIT, TILES = SHARE / 8;
     // In vectors: rows that are copied at once, and the columns behind two of them.
-    constexpr int VALUES = UNIT / 4, PLACE = ARRAYS * UNIT * LINE + STAGES * VALUES;
+    constexpr int VALUES = UNIT / 4, PLACE = ARRAYS * UNIT * LINE + ROW_VALUES * VALUES;
     constexpr int OWN = (UNITS > 1 ? 2 : 1) * PLACE;
 {PLACE}
     const int first = block * STRIPS * 16;
 {BASES}
     Vector *shared = (Vector *)shared_memory();
     const Slot slot = hold_slot(shared);
-    const float *given = rows + (long long)group * STAGES * ROWS;
+    const float *given = rows + (long long)group * ROW_VALUES * ROWS;
     auto find = [&](int turn) { return {FIND}; };
     auto ask = [&](int turn) {
         const int place = turn % 2 * PLACE, row = find(turn) * UNIT;
 {COPIES}
-        go_through<STAGES * VALUES>([&](int, int index) {
+        go_through<ROW_VALUES * VALUES>([&](int, int index) {
             copy_async(slot, place + ARRAYS * UNIT * LINE + index,
                        given + index / VALUES * ROWS + row + index % VALUES * 4);
         });

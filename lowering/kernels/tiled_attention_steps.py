@@ -29,10 +29,10 @@ _AWAIT = "    await_copies<0>();\n    sync_block();\n"
 class RowSteps:
     """Writes the steps, see Note [Attention in tiles].
 
-    Before each stage, and before the weights, comes what all that is left has in common once the
-    row values that it needs are there: values that take the place of sums. A product comes right
-    before the first step that uses it. So where a mask hides tiles the second one is made when it
-    is known whether their weights are zero.
+    Before each row value, and before the weights, comes what all that is left has in common once
+    the row values that it needs are there: values that take the place of sums. A product comes
+    right before the first step that uses it. So where a mask hides tiles the second one is made
+    when it is known whether their weights are zero.
 
     Args:
         problem: what is computed.
@@ -59,15 +59,15 @@ class RowSteps:
         self._waiting = {number: number for number in range(len(problem.products))}
         self._is_awaited = False
         self._texts: list[str] = []
-        left = [*(each.function for each in problem.stages), weight]
+        left = [*(each.function for each in problem.row_values), weight]
         for number in range(len(left)):
             self._write_test(number)
             shared, rest = share_elements(left, len(problem.products), number)
             if shared and len(left) > 1:
                 left = rest
                 self._write_shared(number, shared)
-            if number < len(problem.stages):
-                self._write_stage(number, left.pop(0))
+            if number < len(problem.row_values):
+                self._write_row_value(number, left.pop(0))
         self._write_weights(left[0])
 
     def write(self, *, keeps_rows: bool) -> str:
@@ -97,7 +97,7 @@ class RowSteps:
         return written
 
     def _use(self, functions: Iterable[ElementFunction], number: int) -> None:
-        """Writes the products that functions need, before the stage of a number."""
+        """Writes the products that functions need, before the row value of a number."""
         names = {op.detail for each in functions for op in each.ops if op.opcode == "variable"}
         for product, place in list(self._waiting.items()):
             if f"sum{place}" not in names:
@@ -132,9 +132,9 @@ class RowSteps:
             inner.append(f"sums[{place}][tile][upper * 2 + e] = value{place};")
         self._add_elements(own, inner)
 
-    def _write_stage(self, number: int, function: ElementFunction) -> None:
+    def _write_row_value(self, number: int, function: ElementFunction) -> None:
         self._use([function], number)
-        begin, join = find_reduction(self._problem.stages[number])
+        begin, join = find_reduction(self._problem.row_values[number])
         written = self._open(function, f"s{number}_")
         own, inner = self._write_element([written])
         inner.append(f"values[e] = {join.format('values[e]', written.name_results()[0])};")
@@ -152,7 +152,7 @@ class RowSteps:
         self._texts.append(fill_parts(JOIN, parts))
 
     def _write_weights(self, function: ElementFunction) -> None:
-        self._use([function], len(self._problem.stages))
+        self._use([function], len(self._problem.row_values))
         self._texts.append("{KEPT}\n")
         written = self._open(function, "w_")
         own, inner = self._write_element([written])
@@ -161,7 +161,7 @@ class RowSteps:
 
     @property
     def _rows(self) -> dict[str, str]:
-        return name_rows(range(len(self._problem.stages)), "rows[{}][upper]")
+        return name_rows(range(len(self._problem.row_values)), "rows[{}][upper]")
 
     def _write_element(self, written: Sequence[ElementLines]) -> tuple[list[str], list[str]]:
         """Returns statements of each row, then of each of its elements."""

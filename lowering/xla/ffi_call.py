@@ -19,7 +19,7 @@ from tracegraph.runtime.ffi.call import (
     ITEM_BYTES,
     ArrayAttribute,
     ArrayType,
-    Attribute,
+    CallAttribute,
     DictionaryAttribute,
     FfiCall,
     ScalarAttribute,
@@ -112,7 +112,7 @@ def _read_dictionary(message: Any) -> DictionaryAttribute:
     )
 
 
-def _read_attribute(message: Any, key: str) -> Attribute:
+def _read_attribute(message: Any, key: str) -> CallAttribute:
     kind = message.WhichOneof("value")
     if kind == "str":
         return bytes(message.str) if isinstance(message.str, bytes) else message.str.encode()

@@ -25,7 +25,7 @@ SMALL_BYTES = 1 << 16
 MAX_SPARES = 8
 
 # A plain array and its address.
-Piece: TypeAlias = tuple[Any, int]
+ArrayPiece: TypeAlias = tuple[Any, int]
 
 
 def count_stock(nbytes: int) -> int:
@@ -60,7 +60,7 @@ class ResultMemory:
         # Results append to it, in any thread and between any two lines of what takes from it. That
         # is one step, and changes nothing else: whose the memory is that a graph writes, only
         # launches say.
-        self.spares: list[Piece] = []
+        self.spares: list[ArrayPiece] = []
         self.room = 0
 
     def allocate(self, count: int) -> list[Any]:
@@ -93,7 +93,7 @@ class ResultPort(ResultMemory):
         lock = buffer.clock.lock
         super().__init__(buffer.name, buffer.aval, buffer.nbytes, buffer.context, lock)
         self._patchers = tuple(patchers)
-        self._piece: Piece | None = None
+        self._piece: ArrayPiece | None = None
         self.room = MAX_SPARES
         # Nothing is bound yet; the first launch takes memory.
         self.is_taken = True
@@ -125,7 +125,7 @@ class ResultPort(ResultMemory):
         assert self._piece is not None
         return Array(Result(self, self._piece), self.clock.generation, ArrayState.FRESH)
 
-    def _stock_up(self) -> Piece:
+    def _stock_up(self) -> ArrayPiece:
         raws = self.allocate(count_stock(self.nbytes))
         piece, *spares = ((raw, _get_pointer(raw)) for raw in raws)
         self.spares += spares
@@ -152,7 +152,7 @@ class Result:
     __slots__ = ("_is_seen", "_piece", "_port")
     arena = None
 
-    def __init__(self, port: ResultMemory, piece: Piece) -> None:
+    def __init__(self, port: ResultMemory, piece: ArrayPiece) -> None:
         self._port, self._piece, self._is_seen = port, piece, False
 
     def __del__(self) -> None:

@@ -78,11 +78,11 @@ class ArrayAttribute:
 class DictionaryAttribute:
     """Attributes by name, sorted by it."""
 
-    items: tuple[tuple[str, Attribute], ...]
+    items: tuple[tuple[str, CallAttribute], ...]
 
 
 # Bytes are a string, which is text in most cases but need not be.
-Attribute: TypeAlias = ScalarAttribute | ArrayAttribute | DictionaryAttribute | bytes
+CallAttribute: TypeAlias = ScalarAttribute | ArrayAttribute | DictionaryAttribute | bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tracegraph.runtime.ffi.c_api import AttrType, DataType
 from tracegraph.runtime.ffi.call import (
     ArrayAttribute,
     ArrayType,
-    Attribute,
+    CallAttribute,
     DictionaryAttribute,
     FfiCall,
     ScalarAttribute,
@@ -99,7 +99,7 @@ class Frame:
         characters = self._keep(ctypes.create_string_buffer(text, len(text) + 1))
         return self._keep(c_api.ByteSpan(characters, len(text)))
 
-    def _pack_attribute(self, attribute: Attribute) -> tuple[AttrType, int]:
+    def _pack_attribute(self, attribute: CallAttribute) -> tuple[AttrType, int]:
         if isinstance(attribute, bytes):
             return AttrType.STRING, self._pack_text(attribute)
         if isinstance(attribute, DictionaryAttribute):

@@ -60,9 +60,9 @@ KNOWN, UNKNOWN = ("xla_llvm_disable_expensive_passes", True), ("xla_gpu_unheard_
 
 
 def test_options_that_xla_refuses_are_left_out_and_all_others_asked_for_nothing() -> None:
-    asked: list[compiler.Options] = []
+    asked: list[compiler.XlaOptions] = []
 
-    def keep_known(options: compiler.Options) -> compiler.Options:
+    def keep_known(options: compiler.XlaOptions) -> compiler.XlaOptions:
         asked.append(options)
         return tuple(option for option in options if option != UNKNOWN)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import itertools
 import pathlib
-import re
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -21,6 +20,7 @@ from tests.oracles.architecture_sources import (
     list_nodes,
     read_sources,
 )
+from tests.oracles.naming_rules import check_error_names, check_type_names
 
 ALLOWED_LAYERS = {
     "tracegraph": ("tracegraph", "lowering", "runtime"),
@@ -39,10 +39,6 @@ ROOM_PARENTS = ("tracegraph", "lowering", "runtime", "runtime/cuda", "runtime/me
 LINE_LIMIT = 400
 LINE_EXCUSE = "past 400 lines because"
 FIELD_LIMIT = 6
-# Its structures are called as in XLA's header.
-HEADER_FILE = "runtime/ffi/c_api.py"
-# They override methods of `pickle.Unpickler` and `argparse.ArgumentParser`.
-NAMED_BY_PYTHON = ("find_class", "error")
 FIELD_EXCUSE = "More than six fields because"
 
 Rule: TypeAlias = Callable[[pathlib.Path], list[str]]
@@ -328,57 +324,6 @@ def _find_record_problems(node: ast.ClassDef) -> Iterator[str]:
         yield f"record `{node.name}` has {len(fields)} fields, more than {FIELD_LIMIT}"
 
 
-def check_class_names(root: pathlib.Path) -> list[str]:
-    """A name means one thing: no two files have public classes of one name."""
-    places: dict[str, str] = {}
-    return [
-        f"{source.path}:{node.lineno}: `{node.name}` is a class of {known} too"
-        for source in read_sources(root)
-        for node in source.tree.body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-        if source.path != HEADER_FILE
-        if (known := places.setdefault(node.name, source.path)) != source.path
-    ]
-
-
-def check_error_names(root: pathlib.Path) -> list[str]:
-    """One idiom of errors: a function's name says if it returns an error or raises one."""
-    return [
-        f"{source.path}:{node.lineno}: {problem}"
-        for source in read_sources(root)
-        for node in list_nodes(source.tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if node.name not in NAMED_BY_PYTHON
-        for problem in _find_name_problems(node)
-    ]
-
-
-def _find_name_problems(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    name = node.name.removeprefix("_")
-    if re.match(r"refuse(_|$)|report_", name):
-        yield f"`{node.name}` is no name of this idiom: make_, find_, check_ or raise_"
-    kinds = [each.rpartition(".")[2] for each in _list_return_types(node)]
-    if kinds == ["NoReturn"] and not name.startswith("raise_"):
-        yield f"`{node.name}` always raises, so it is named raise_..."
-    if (
-        kinds
-        and all(kind.endswith("Error") for kind in kinds)
-        and not re.fullmatch(r"make_\w+_error", name)
-    ):
-        yield f"`{node.name}` returns an error, so it is named make_..._error"
-    if kinds == ["Violation"] and not re.fullmatch(r"make_(\w+_)?violation", name):
-        yield f"`{node.name}` returns a violation, so it is named make_..._violation"
-    if kinds == ["Violation", "None"] and not re.fullmatch(r"find_\w+_violation", name):
-        yield f"`{node.name}` looks for a violation, so it is named find_..._violation"
-    if name.startswith("raise_") and kinds != ["NoReturn"]:
-        yield f"`{node.name}` is to return NoReturn"
-
-
-def _list_return_types(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Returns the members of the union that a function is annotated to return."""
-    return [] if node.returns is None else ast.unparse(node.returns).strip("'").split(" | ")
-
-
 RULES: tuple[Rule, ...] = (
     check_layers,
     check_local_imports,
@@ -391,6 +336,6 @@ RULES: tuple[Rule, ...] = (
     check_file_lengths,
     check_module_names,
     check_records,
-    check_class_names,
+    check_type_names,
     check_error_names,
 )

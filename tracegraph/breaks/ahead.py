@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from tracegraph.breaks.node import LoadedPart, Node, Read
+from tracegraph.breaks.node import LoadedPart, PartNode, Read
 from tracegraph.runtime.array import Array, ArrayState
 
-LoadedParts: TypeAlias = dict[Node, LoadedPart]
+LoadedNodes: TypeAlias = dict[PartNode, LoadedPart]
 
 
 def begin_read(levels: Sequence[Sequence[Any]], read: Read) -> Array | None:
@@ -32,8 +32,8 @@ def begin_read(levels: Sequence[Sequence[Any]], read: Read) -> Array | None:
 
 
 def load_parts(
-    loaded: LoadedParts,
-    nodes: Sequence[Node],
+    loaded: LoadedNodes,
+    nodes: Sequence[PartNode],
     levels: Sequence[Sequence[Any]],
     donated: Sequence[Any],
     value: Array,
@@ -57,7 +57,7 @@ def load_parts(
             loaded[node] = part
 
 
-def drop_parts(loaded: LoadedParts) -> None:
+def drop_parts(loaded: LoadedNodes) -> None:
     """Forgets what was loaded and is not called."""
     while loaded:
         _, part = loaded.popitem()

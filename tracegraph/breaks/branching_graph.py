@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tracegraph.breaks.ahead import LoadedParts, begin_read, drop_parts, load_parts
-from tracegraph.breaks.node import MAX_PARTS, LoadedPart, Node, Read
+from tracegraph.breaks.ahead import LoadedNodes, begin_read, drop_parts, load_parts
+from tracegraph.breaks.node import MAX_PARTS, LoadedPart, PartNode, Read
 from tracegraph.breaks.reads import has_few_values, make_key, read_value
 from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.kept_graph import KeptGraph, restore_graphs
@@ -96,7 +96,7 @@ class BranchingGraph:
         is_alone = len(jax.devices(device.jax_device.platform)) == 1
         self._here = None if is_alone else {device.jax_device}
         self._takes_static_leaves = prepared.options.takes_static_leaves
-        self.root: Node | None = None
+        self.root: PartNode | None = None
         self.part_count = 0
         self.seconds: dict[str, float] = {}
         self.lock = threading.Lock()
@@ -117,7 +117,7 @@ class BranchingGraph:
         """Returns what the probes of the last call showed; nothing without probes."""
         return [self._probes] if self._probes.turn else []
 
-    def show_probes(self, nodes: Iterable[Node]) -> None:
+    def show_probes(self, nodes: Iterable[PartNode]) -> None:
         """Shows the probes of the parts that a call has replayed."""
         parts = [node.part for node in nodes if node.part is not None and node.part.has_probes]
         if parts or self._probes.turn:
@@ -130,7 +130,7 @@ class BranchingGraph:
         """Returns a call with the arguments that this signature has; None if it has others."""
         return self.order.respell(args, kwargs)
 
-    def list_nodes(self) -> list[tuple[int, Node]]:
+    def list_nodes(self) -> list[tuple[int, PartNode]]:
         """Returns all nodes with their depth, each before those that follow it."""
         with self.lock:
             return _list_below(self.root)
@@ -216,17 +216,17 @@ class BranchingGraph:
 
     def _walk(self, call: CallArguments) -> Any:
         """Replays the parts of a call; runs the user's function where the path is not known."""
-        loaded: LoadedParts = {}
+        loaded: LoadedNodes = {}
         try:
             return self._follow(call, loaded)
         finally:
             drop_parts(loaded)
 
     # Not in `_walk`: an interrupt between two turns of a loop passes the handlers around it.
-    def _follow(self, call: CallArguments, loaded: LoadedParts) -> Any:
+    def _follow(self, call: CallArguments, loaded: LoadedNodes) -> Any:
         levels: list[Sequence[Any]] = [call.leaves]
         reads: list[Any] = []
-        nodes: list[Node] = []
+        nodes: list[PartNode] = []
         node = self.root
         while node is not None:
             nodes.append(node)
@@ -248,7 +248,7 @@ class BranchingGraph:
 
     def run_last(
         self,
-        node: Node,
+        node: PartNode,
         levels: Sequence[Sequence[Any]],
         call: CallArguments,
         loaded: LoadedPart | None = None,
@@ -265,20 +265,20 @@ class BranchingGraph:
             return node.out_tree.unflatten(())
         return node.part.run(levels, call.donated, loaded)
 
-    def _rank_branches(self, node: Node) -> list[Node]:
+    def _rank_branches(self, node: PartNode) -> list[PartNode]:
         """Returns what has followed a read, the most frequent first."""
         with self.lock:
             keys = sorted(node.hits, key=lambda key: node.hits[key], reverse=True)
             return [node.branches[key] for key in keys]
 
-    def find_branch(self, node: Node, key: Hashable) -> Node | None:
+    def find_branch(self, node: PartNode, key: Hashable) -> PartNode | None:
         """Returns what follows a read; None if that is not captured."""
         with self.lock:
             if key in node.branches:
                 node.hits[key] += 1
             return node.branches.get(key)
 
-    def add_root(self, node: Node) -> Node:
+    def add_root(self, node: PartNode) -> PartNode:
         """Takes a first part; returns the one of another thread if that was earlier."""
         with self.lock:
             if self.root is None:
@@ -286,7 +286,7 @@ class BranchingGraph:
                 self.part_count += 1
             return self.root
 
-    def add_branch(self, before: Node, read: Any, node: Node) -> Node:
+    def add_branch(self, before: PartNode, read: Any, node: PartNode) -> PartNode:
         """Takes what follows a read; returns that of another thread if it was earlier."""
         key = make_key(read)
         with self.lock:
@@ -296,7 +296,7 @@ class BranchingGraph:
                 before.shown[key] = _show(read)
             return before.branches.setdefault(key, node)
 
-    def peek_branch(self, node: Node, key: Hashable) -> Node | None:
+    def peek_branch(self, node: PartNode, key: Hashable) -> PartNode | None:
         """Returns what follows a read, without counting it."""
         with self.lock:
             return node.branches.get(key)
@@ -307,7 +307,7 @@ class BranchingGraph:
             for phase, value in seconds.items():
                 self.seconds[phase] = self.seconds.get(phase, 0.0) + value
 
-    def may_capture(self, before: Node, read: Any, new_count: int) -> bool:
+    def may_capture(self, before: PartNode, read: Any, new_count: int) -> bool:
         """True if what follows a read is to be captured, see Note [Branches].
 
         Args:
@@ -341,9 +341,9 @@ def _show(read: Any) -> str:
     return str(read)
 
 
-def _list_below(root: Node | None) -> list[tuple[int, Node]]:
+def _list_below(root: PartNode | None) -> list[tuple[int, PartNode]]:
     stack = [(0, root)] if root is not None else []
-    found: list[tuple[int, Node]] = []
+    found: list[tuple[int, PartNode]] = []
     while stack:
         depth, node = stack.pop()
         found.append((depth, node))

@@ -145,7 +145,7 @@ class Read:
     nbytes: int
 
 
-class Node:
+class PartNode:
     """A part with what follows it; the owner of the tree holds a lock for changes.
 
     Args:
@@ -173,7 +173,7 @@ class Node:
     ) -> None:
         self.part, self.traced, self.results = part, traced, results
         self.read, self.out_tree = read, out_tree
-        self.branches: dict[Hashable, Node] = {}
+        self.branches: dict[Hashable, PartNode] = {}
         self.hits: dict[Hashable, int] = {}
         self.shown: dict[Hashable, str] = {}
         self.uncaptured = 0

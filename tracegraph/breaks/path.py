@@ -21,7 +21,7 @@ import jax
 
 from tracegraph.breaks.branching_graph import BranchingGraph, CallArguments, fetch
 from tracegraph.breaks.break_errors import make_difference_error, make_reference_error
-from tracegraph.breaks.node import FunctionPart, Node, Read
+from tracegraph.breaks.node import FunctionPart, PartNode, Read
 from tracegraph.breaks.part_capture import NewPart, capture_part, compute_part, trace_part
 from tracegraph.breaks.part_trace import RecordedPart, TracedValue
 from tracegraph.breaks.reads import READ_NAMES, make_key
@@ -73,7 +73,7 @@ class _Path:
         self._given = len(reads)
         self._next = graph.root
         # Of this path, known and new; nothing is added once parts are computed op by op.
-        self._nodes: list[Node] = []
+        self._nodes: list[PartNode] = []
         self._is_captured = True
         self._new_count = 0
         self._run = Run(self._prepared, self._end_part)
@@ -162,7 +162,7 @@ class _Path:
 
     def _make_node(
         self, recorded: RecordedPart, traced: Graph, alive: Sequence[TracedValue], read: Read
-    ) -> Node:
+    ) -> PartNode:
         """Captures a part that ends with a read."""
         part = None
         if alive or has_work(recorded):
@@ -172,13 +172,13 @@ class _Path:
             new = NewPart(name, recorded.jaxpr, out_tree, values, 0, "fresh")
             part = self._capture(new, recorded.inputs, ())
         self._new_count += 1
-        return Node(part, traced, tuple(each.index for each in alive), read, None)
+        return PartNode(part, traced, tuple(each.index for each in alive), read, None)
 
-    def _make_last(self, recorded: RecordedPart, traced: Graph, out_tree: Any) -> Node:
+    def _make_last(self, recorded: RecordedPart, traced: Graph, out_tree: Any) -> PartNode:
         """Captures the part that the function ends with."""
         self._new_count += 1
         if not (out_tree.num_leaves or has_work(recorded) or self._call.donated):
-            return Node(None, traced, (), None, out_tree)
+            return PartNode(None, traced, (), None, out_tree)
         donated = self._prepared.donated
         inputs = recorded.inputs[: len(recorded.inputs) - len(donated)]
         args = (*self._gather(inputs), *self._call.donated)
@@ -186,7 +186,7 @@ class _Path:
         count = len(self._call.donated)
         new = NewPart(self._graph.name, recorded.jaxpr, out_tree, args, count, outputs)
         names = [self._prepared.names[index] for index in sorted(donated)]
-        return Node(self._capture(new, inputs, names), traced, (), None, out_tree)
+        return PartNode(self._capture(new, inputs, names), traced, (), None, out_tree)
 
     def _capture(
         self, new: NewPart, inputs: Sequence[TracedValue], donated_names: Sequence[str]
@@ -213,7 +213,7 @@ class _Path:
         return value.part + 1, value.place
 
     def _compare(
-        self, node: Node, traced: Graph, kind: str | None, calls: Sequence[SourceCall] = ()
+        self, node: PartNode, traced: Graph, kind: str | None, calls: Sequence[SourceCall] = ()
     ) -> None:
         """Checks that a part is what was traced before with the same reads.
 
@@ -238,7 +238,9 @@ class _Path:
 
     def _check(self, last: Graph | None) -> None:
         """Traces the function once more with the same reads, see Note [Running a path]."""
-        nodes = self._nodes if last is None else [*self._nodes, Node(None, last, (), None, None)]
+        nodes = (
+            self._nodes if last is None else [*self._nodes, PartNode(None, last, (), None, None)]
+        )
         done = 0
 
         def compare(traced: Graph, kind: str | None) -> None:
@@ -265,9 +267,9 @@ class _Path:
         finally:
             run.end()
 
-    def _commit(self, nodes: Sequence[Node]) -> Any:
+    def _commit(self, nodes: Sequence[PartNode]) -> Any:
         """Adds the path to the tree; returns its last node, or that of an earlier thread."""
-        before: Node | None = None
+        before: PartNode | None = None
         for node, read in zip(nodes, [None, *self._reads], strict=False):
             if before is None:
                 before = self._graph.add_root(node)

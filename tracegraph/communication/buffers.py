@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracegraph.communication.operands import Operand, make_argument_error
+from tracegraph.communication.operands import CopyOperand, make_argument_error
 
 DEFAULT_BYTES = 10 << 20
 
@@ -36,7 +36,7 @@ def check_buffer_size(buffer_size: Any, call: str) -> int:
     )
 
 
-def plan_buffers(sources: Sequence[Sequence[Operand]], buffer_size: int) -> list[list[int]]:
+def plan_buffers(sources: Sequence[Sequence[CopyOperand]], buffer_size: int) -> list[list[int]]:
     """Returns which arrays share a buffer, as lists of indices.
 
     Args:
@@ -66,7 +66,7 @@ def plan_buffers(sources: Sequence[Sequence[Operand]], buffer_size: int) -> list
     return buffers
 
 
-def _find_key(array: Operand) -> Any:
+def _find_key(array: CopyOperand) -> Any:
     """Returns what arrays must have in common to be joined; None for one that stays alone."""
     if isinstance(array, np.ndarray):
         return array.dtype
@@ -77,13 +77,15 @@ def _find_key(array: Operand) -> Any:
     return array.dtype, *array.devices()
 
 
-def join_buffers(arrays: Sequence[Operand], buffers: Sequence[Sequence[int]]) -> list[Operand]:
+def join_buffers(
+    arrays: Sequence[CopyOperand], buffers: Sequence[Sequence[int]]
+) -> list[CopyOperand]:
     """Returns each buffer of `plan_buffers`, joined where its arrays are."""
     return [_join_arrays([arrays[i] for i in indices]) for indices in buffers]
 
 
 def split_buffers(
-    joined: Sequence[jax.Array], arrays: Sequence[Operand], buffers: Sequence[Sequence[int]]
+    joined: Sequence[jax.Array], arrays: Sequence[CopyOperand], buffers: Sequence[Sequence[int]]
 ) -> tuple[jax.Array, ...]:
     """Returns the arrays inside of buffers that were moved, in the order of the arrays.
 
@@ -100,7 +102,7 @@ def split_buffers(
     return tuple(found[i] for i in range(len(arrays)))
 
 
-def _join_arrays(arrays: Sequence[Operand]) -> Operand:
+def _join_arrays(arrays: Sequence[CopyOperand]) -> CopyOperand:
     """Returns the elements of arrays of one dtype in one row; an array alone stays as it is."""
     if len(arrays) == 1:
         return arrays[0]

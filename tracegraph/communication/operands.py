@@ -16,10 +16,10 @@ from tracegraph.runtime.jax_interop import to_plain
 from tracegraph.runtime.stream import is_tracing
 
 # What can be copied to a device.
-Operand: TypeAlias = jax.Array | np.ndarray[Any, Any]
+CopyOperand: TypeAlias = jax.Array | np.ndarray[Any, Any]
 
 
-def read_array(value: Any, argument: str, call: str) -> Operand:
+def read_array(value: Any, argument: str, call: str) -> CopyOperand:
     """Returns an argument as a plain array.
 
     Args:
@@ -51,7 +51,7 @@ def read_array(value: Any, argument: str, call: str) -> Operand:
     )
 
 
-def read_arrays(values: Any, argument: str, call: str) -> list[Operand]:
+def read_arrays(values: Any, argument: str, call: str) -> list[CopyOperand]:
     """Returns an argument as a list of plain arrays, at least one.
 
     Args:
@@ -97,7 +97,7 @@ def read_devices(devices: Any, call: str) -> list[Any]:
     return [find_jax_device(each, f"devices[{i}]") for i, each in enumerate(found)]
 
 
-def read_dim(dim: Any, arrays: Sequence[Operand], call: str) -> int:
+def read_dim(dim: Any, arrays: Sequence[CopyOperand], call: str) -> int:
     """Returns a dimension that all arrays have, counted from the front.
 
     Raises:
@@ -115,7 +115,9 @@ def read_dim(dim: Any, arrays: Sequence[Operand], call: str) -> int:
     )
 
 
-def check_alike(arrays: Mapping[str, Operand], call: str, *, but_for: int | None = None) -> None:
+def check_alike(
+    arrays: Mapping[str, CopyOperand], call: str, *, but_for: int | None = None
+) -> None:
     """Refuses arrays of different shapes or dtypes.
 
     Args:
@@ -140,7 +142,7 @@ def check_alike(arrays: Mapping[str, Operand], call: str, *, but_for: int | None
         )
 
 
-def describe_type(array: Operand) -> tuple[tuple[int, ...], Any]:
+def describe_type(array: CopyOperand) -> tuple[tuple[int, ...], Any]:
     """Returns shape and dtype as on a device: without 64 bits where x64 is off."""
     aval = jax.typeof(array)
     return aval.shape, aval.dtype

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tracegraph.communication.operands import (
-    Operand,
+    CopyOperand,
     check_alike,
     list_items,
     make_argument_error,
@@ -88,7 +88,7 @@ def gather(tensors: Iterable[Any], dim: int = 0, destination: Any = None) -> jax
     return jnp.concatenate([jax.device_put(array, target) for array in arrays], axis=dim)
 
 
-def _cut(array: Operand, start: int, size: int, dim: int) -> Operand:
+def _cut(array: CopyOperand, start: int, size: int, dim: int) -> CopyOperand:
     if isinstance(array, np.ndarray):
         return np.take(array, range(start, start + size), axis=dim)
     # The start is an operand, so that equal pieces are cut by one program.

@@ -16,7 +16,7 @@ from tracegraph.communication.buffers import (
     split_buffers,
 )
 from tracegraph.communication.operands import (
-    Operand,
+    CopyOperand,
     check_alike,
     describe_type,
     list_items,
@@ -85,7 +85,7 @@ def reduce_add_coalesced(
     return split_buffers(sums, sources[0], buffers)
 
 
-def _add_up(arrays: Sequence[Operand], device: Any) -> jax.Array:
+def _add_up(arrays: Sequence[CopyOperand], device: Any) -> jax.Array:
     # One at a time: the destination holds the sum and one more.
     total = jax.device_put(arrays[0], device)
     for array in arrays[1:]:
@@ -93,7 +93,7 @@ def _add_up(arrays: Sequence[Operand], device: Any) -> jax.Array:
     return total
 
 
-def _check_lengths(sources: Sequence[Sequence[Operand]], call: str) -> None:
+def _check_lengths(sources: Sequence[Sequence[CopyOperand]], call: str) -> None:
     for index, arrays in enumerate(sources):
         if len(arrays) == len(sources[0]):
             continue
@@ -105,7 +105,7 @@ def _check_lengths(sources: Sequence[Sequence[Operand]], call: str) -> None:
         )
 
 
-def _check_numbers(arrays: Mapping[str, Operand], call: str) -> None:
+def _check_numbers(arrays: Mapping[str, CopyOperand], call: str) -> None:
     check_alike(arrays, call)
     name, first = next(iter(arrays.items()))
     dtype = describe_type(first)[1]

@@ -16,11 +16,11 @@ import numpy as np
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic, jax.Array)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 # Of a variable, by the place in it and the value there.
-Parts = list[tuple[str, Any]]
+NamedParts = list[tuple[str, Any]]
 
 
 def list_variable_leaves(
-    name: str, value: Any, *, find_more: Callable[[Any], Parts] | None = None
+    name: str, value: Any, *, find_more: Callable[[Any], NamedParts] | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yields the leaves of a variable, each with its name; None is one.
 
@@ -53,7 +53,7 @@ def list_variable_leaves(
         waiting.extend((place + step, part) for step, part in parts)
 
 
-def _open(value: Any) -> Parts | None:
+def _open(value: Any) -> NamedParts | None:
     """Returns what a node of a tree holds, or None for a leaf."""
     if type(value) in _DICTS:
         return [(f"[{key!r}]", value[key]) for key in _sort(value)]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from tracegraph.graph_pictures.records import EdgeData, NodeData
-from tracegraph.graph_pictures.trace_file import Event
+from tracegraph.graph_pictures.trace_file import TraceEvent
 
 _LAUNCH = re.compile(r"grid:(\d+),(\d+),(\d+) block:(\d+),(\d+),(\d+)")
 # What the driver calls them differs by size and direction: memcpy128, MemcpyD2D, Memset 0.
@@ -45,7 +45,7 @@ class Execution:
     """
 
     graph_id: int
-    events: dict[int, list[Event]]
+    events: dict[int, list[TraceEvent]]
 
     @property
     def launches(self) -> list[str]:
@@ -58,12 +58,12 @@ class Execution:
         return f"{self.graph_id} ({count} replay{'s' * (count != 1)})"
 
 
-def read_launch(event: Event) -> str:
+def read_launch(event: TraceEvent) -> str:
     """Returns what all events of one launch share."""
     return str(event["args"].get("correlation_id", ""))
 
 
-def find_executions(events: Iterable[Event]) -> dict[int, Execution]:
+def find_executions(events: Iterable[TraceEvent]) -> dict[int, Execution]:
     """Returns the executable graphs of a trace by their numbers.
 
     CUPTI numbers nodes in 64 bits: the upper half is the number of the executable graph. The number
@@ -113,7 +113,7 @@ def find_mismatch(graph: LaunchedGraph, execution: Execution) -> str:
     return "" if missing is None else f"it has no kernel at node {missing}, {nodes[missing].name}"
 
 
-def find_difference(node: NodeData, event: Event) -> str:
+def find_difference(node: NodeData, event: TraceEvent) -> str:
     """Returns in what an event is not that of a node; an empty text if it may be.
 
     Args:

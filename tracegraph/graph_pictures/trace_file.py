@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.runtime.errors import ConfigError, shorten_list
 
-Event: TypeAlias = dict[str, Any]
+TraceEvent: TypeAlias = dict[str, Any]
 # Not those of `create_perfetto_trace`, which end in _trace.json.gz and have the same events.
 _PATTERNS = ("*.trace.json.gz", "*.trace.json")
 _MOST_FILES = 4

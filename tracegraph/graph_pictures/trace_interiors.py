@@ -28,7 +28,7 @@ from tracegraph.graph_pictures.trace_executions import (
     holds_nodes,
     read_launch,
 )
-from tracegraph.graph_pictures.trace_file import Event
+from tracegraph.graph_pictures.trace_file import TraceEvent
 
 # A few tell as much as all, and a long trace has thousands.
 _MOST_REPLAYS = 8
@@ -129,7 +129,7 @@ def _find_windows(
 
 
 def _read_starts(
-    events: Iterable[Event], launches: Mapping[str, int]
+    events: Iterable[TraceEvent], launches: Mapping[str, int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns the first and the last start in each replay; for none, what fits everywhere."""
     first, last = np.full(len(launches), np.inf), np.full(len(launches), -np.inf)
@@ -143,7 +143,7 @@ def _read_starts(
 
 def _find_allowed(
     items: Sequence[_Item],
-    events: Sequence[Event],
+    events: Sequence[TraceEvent],
     windows: _Windows,
     launches: Mapping[str, int],
 ) -> int:
@@ -158,7 +158,7 @@ def _find_allowed(
     return bits
 
 
-def _fits_name(node: NodeData | None, events: Sequence[Event]) -> bool:
+def _fits_name(node: NodeData | None, events: Sequence[TraceEvent]) -> bool:
     """False for a node of a body whose events have other names; what libraries launch has any."""
     if node is None or holds_nodes(node):
         return True

@@ -16,7 +16,7 @@ from tracegraph.graph_pictures.trace_executions import (
     find_mismatch,
 )
 from tracegraph.graph_pictures.trace_file import (
-    Event,
+    TraceEvent,
     find_trace,
     make_trace_error,
     read_trace,
@@ -154,10 +154,10 @@ def _take_graphs(
     return chosen
 
 
-def _label_events(graph: LaunchedGraph, execution: Execution) -> list[Event]:
+def _label_events(graph: LaunchedGraph, execution: Execution) -> list[TraceEvent]:
     """Writes the label of its node into each event, and returns those that have one now."""
     labels = dict(enumerate(graph.nodes)) | (number_inside(graph, execution) or {})
-    labelled: list[Event] = []
+    labelled: list[TraceEvent] = []
     for number in sorted(execution.events.keys() & labels.keys()):
         for event in execution.events[number]:
             event["args"].update(_make_label(labels[number]))

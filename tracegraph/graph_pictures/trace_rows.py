@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from tracegraph.graph_pictures.trace_executions import read_launch
-from tracegraph.graph_pictures.trace_file import Event
+from tracegraph.graph_pictures.trace_file import TraceEvent
 
 # A trace counts in microseconds with fractions; slices are cut in whole nanoseconds.
 _NS = 1000
@@ -14,8 +14,8 @@ _MARK = "tracegraph_graph_id"
 
 
 def make_rows(
-    events: Sequence[Event], labelled: Iterable[Event], name: str, graph_id: int
-) -> tuple[list[Event], list[Event]]:
+    events: Sequence[TraceEvent], labelled: Iterable[TraceEvent], name: str, graph_id: int
+) -> tuple[list[TraceEvent], list[TraceEvent]]:
     """Returns the names of further rows, one for each row of a graph's events, and their slices.
 
     Args:
@@ -24,12 +24,12 @@ def make_rows(
         name: of the captured function.
         graph_id: of its executable graph.
     """
-    rows: dict[tuple[int, int], list[Event]] = {}
+    rows: dict[tuple[int, int], list[TraceEvent]] = {}
     for event in labelled:
         rows.setdefault((event["pid"], event["tid"]), []).append(event)
     taken = [tid for event in events if isinstance(tid := event.get("tid"), int)]
-    names: list[Event] = []
-    slices: list[Event] = []
+    names: list[TraceEvent] = []
+    slices: list[TraceEvent] = []
     for tid, ((pid, source), each) in enumerate(sorted(rows.items()), max(taken, default=0) + 1):
         found = list(_cut_slices(each))
         if not found:
@@ -43,7 +43,7 @@ def make_rows(
     return names, slices
 
 
-def drop_rows(events: Iterable[Event], graph_id: int) -> list[Event]:
+def drop_rows(events: Iterable[TraceEvent], graph_id: int) -> list[TraceEvent]:
     """Returns the events of a trace without the rows that `make_rows` has made for a graph.
 
     Args:
@@ -80,7 +80,7 @@ def split_scope(scope: str) -> tuple[str, ...]:
     return tuple(part for part in named if part)
 
 
-def _read_row(events: Iterable[Event], pid: int, tid: int) -> tuple[str, int]:
+def _read_row(events: Iterable[TraceEvent], pid: int, tid: int) -> tuple[str, int]:
     """Returns the name and the place of a row."""
     title, order = f"row {tid}", tid
     for event in events:
@@ -91,7 +91,7 @@ def _read_row(events: Iterable[Event], pid: int, tid: int) -> tuple[str, int]:
     return title, order
 
 
-def _cut_slices(events: Iterable[Event]) -> Iterator[Event]:
+def _cut_slices(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
     """Yields the slices of a row: neighbours of one replay share those of their common scopes."""
     open_slices: list[tuple[str, int]] = []
     launch, end = "", 0
@@ -111,7 +111,7 @@ def _cut_slices(events: Iterable[Event]) -> Iterator[Event]:
     yield from _close(open_slices, 0, end)
 
 
-def _close(open_slices: list[tuple[str, int]], kept: int, end: int) -> Iterator[Event]:
+def _close(open_slices: list[tuple[str, int]], kept: int, end: int) -> Iterator[TraceEvent]:
     """Yields the inner slices, and keeps the outer ones open."""
     while len(open_slices) > kept:
         path = "/".join(name for name, _ in open_slices)

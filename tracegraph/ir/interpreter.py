@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.jax_internals import bind_op, describe_physical, measure_scan, to_logical
 
-Rule = Callable[[Op, list[Any]], list[Any]]
+OpRule = Callable[[Op, list[Any]], list[Any]]
 # Runs a sub-graph; the text says which run it is, as ``iteration 2``.
-Run = Callable[[Graph, list[Any], str], Any]
+RunSubgraph = Callable[[Graph, list[Any], str], Any]
 
 
 def interpret(graph: Graph, *arrays: Any) -> tuple[Any, ...]:
@@ -55,7 +55,7 @@ def evaluate_graph(graph: Graph, *arrays: Any) -> tuple[Any, ...]:
     return tuple(_run(graph, list(arrays), bind_op))
 
 
-def _run(graph: Graph, arrays: list[Any], apply: Rule) -> list[Any]:
+def _run(graph: Graph, arrays: list[Any], apply: OpRule) -> list[Any]:
     environment: dict[Value, Any] = dict(zip(graph.inputs, arrays, strict=True))
     environment |= {constant.value: constant.array for constant in graph.constants}
 
@@ -68,7 +68,7 @@ def _run(graph: Graph, arrays: list[Any], apply: Rule) -> list[Any]:
     return [read(operand) for operand in graph.outputs]
 
 
-def apply_op(op: Op, operands: list[Any], run: Run) -> list[Any]:
+def apply_op(op: Op, operands: list[Any], run: RunSubgraph) -> list[Any]:
     """Evaluates one op alone; calls and control flow go through ``run``, in plain Python."""
     rule = _RULES.get(op.name)
     return bind_op(op, operands) if rule is None else rule(op, operands, run)
@@ -78,18 +78,18 @@ def _interpret_op(op: Op, operands: list[Any]) -> list[Any]:
     return apply_op(op, operands, lambda graph, arrays, _: interpret(graph, *arrays))
 
 
-def _interpret_call(op: Op, operands: list[Any], run: Run) -> list[Any]:
+def _interpret_call(op: Op, operands: list[Any], run: RunSubgraph) -> list[Any]:
     ((_, subgraph),) = op.subgraphs
     return list(run(subgraph, operands, ""))
 
 
-def _interpret_cond(op: Op, operands: list[Any], run: Run) -> list[Any]:
+def _interpret_cond(op: Op, operands: list[Any], run: RunSubgraph) -> list[Any]:
     index, *rest = operands
     branch = min(max(int(index), 0), len(op.subgraphs) - 1)
     return list(run(op.subgraphs[branch][1], rest, f"branch {branch}"))
 
 
-def _interpret_while(op: Op, operands: list[Any], run: Run) -> list[Any]:
+def _interpret_while(op: Op, operands: list[Any], run: RunSubgraph) -> list[Any]:
     subgraphs = dict(op.subgraphs)
     first, second = op.params["cond_nconsts"], op.params["body_nconsts"]
     cond_constants, body_constants = operands[:first], operands[first : first + second]
@@ -104,7 +104,7 @@ def _interpret_while(op: Op, operands: list[Any], run: Run) -> list[Any]:
     return carry
 
 
-def _interpret_scan(op: Op, operands: list[Any], run: Run) -> list[Any]:
+def _interpret_scan(op: Op, operands: list[Any], run: RunSubgraph) -> list[Any]:
     ((_, body),) = op.subgraphs
     length = op.params["length"]
     constant_count, carry_count = measure_scan(op.params)
@@ -125,7 +125,7 @@ def _interpret_scan(op: Op, operands: list[Any], run: Run) -> list[Any]:
     return [*carry, *(jnp.stack(column) for column in zip(*steps, strict=True))]
 
 
-_RULES: dict[str, Callable[[Op, list[Any], Run], list[Any]]] = {
+_RULES: dict[str, Callable[[Op, list[Any], RunSubgraph], list[Any]]] = {
     "jit": _interpret_call,
     "pjit": _interpret_call,
     "closed_call": _interpret_call,

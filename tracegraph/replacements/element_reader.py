@@ -33,7 +33,7 @@ from tracegraph.replacements.indices import (
     flatten_index,
     make_scalar,
 )
-from tracegraph.replacements.places import Place, fit_place, move_place
+from tracegraph.replacements.places import Indices, fit_place, move_place
 
 # By JAX's names of types.
 TYPES = {"float32": FLOAT, "bfloat16": FLOAT, "float16": FLOAT, "int32": INT, "bool": BOOL}
@@ -76,9 +76,9 @@ class ElementReader:
         self._emitted: dict[ElementOp, int] = {}
         self._of_sum: set[int] = set()
         self._seeks_sum = False
-        self.sum: tuple[Op, Place] | None = None
+        self.sum: tuple[Op, Indices] | None = None
 
-    def read_score(self, value: Operand, place: Place) -> Element:
+    def read_score(self, value: Operand, place: Indices) -> Element:
         """Reads an element that is computed from a sum of the kernel, which becomes a variable.
 
         Raises:
@@ -87,7 +87,7 @@ class ElementReader:
         self._seeks_sum = True
         return self.read(value, place)
 
-    def read(self, value: Operand, place: Place) -> Element:
+    def read(self, value: Operand, place: Indices) -> Element:
         """Returns what stands for an element.
 
         Args:
@@ -117,7 +117,7 @@ class ElementReader:
         number = self._emit("int_min", at_least, self._emit_constant(high))
         return make_scalar(number, low, high)
 
-    def _read(self, value: Value, place: Place) -> Element:
+    def _read(self, value: Value, place: Indices) -> Element:
         maker = self._makers.get(value)
         if maker is None or len(self._ops) > self.max_ops:
             return self._load(value, place)
@@ -140,7 +140,7 @@ class ElementReader:
         for value in [each for each in self._arrays if each not in arrays]:
             del self._arrays[value]
 
-    def _load(self, value: Value, place: Place) -> Element:
+    def _load(self, value: Value, place: Indices) -> Element:
         kind = TYPES.get(str(value.dtype))
         if kind is None or math.prod(value.shape) > _HIGH:
             raise UnreadableError
@@ -160,7 +160,7 @@ class ElementReader:
         bits = f"{np.float32(literal.value).view(np.uint32):08x}"
         return self._add(ElementOp("constant", FLOAT, (), bits))
 
-    def _read_op(self, op: Op, place: Place) -> Element:
+    def _read_op(self, op: Op, place: Indices) -> Element:
         if len(op.results) != 1 or str(op.results[0].dtype) not in TYPES:
             raise UnreadableError
         if op.name == "dot_general" and self._seeks_sum and self.sum in (None, (op, place)):
@@ -179,7 +179,7 @@ class ElementReader:
             raise UnreadableError
         return self._read_arithmetic(op, opcode, self._read_all(op, place))
 
-    def _read_all(self, op: Op, place: Place) -> list[Element]:
+    def _read_all(self, op: Op, place: Indices) -> list[Element]:
         """Reads the operands of an element-wise op."""
         return [self.read(each, fit_place(place, each.aval.shape)) for each in op.operands]
 
@@ -213,7 +213,7 @@ class ElementReader:
             return make_scalar(self._emit(f"int_{opcode}", *numbers), *(choose(b) for b in bounds))
         raise UnreadableError
 
-    def _read_conversion(self, op: Op, place: Place) -> Element:
+    def _read_conversion(self, op: Op, place: Indices) -> Element:
         value = self.read(op.operands[0], place)
         kinds = [TYPES.get(str(each.aval.dtype)) for each in (op.operands[0], op.results[0])]
         if kinds[0] == kinds[1]:
@@ -225,7 +225,7 @@ class ElementReader:
             return self._emit("select", value, one, zero)
         raise UnreadableError
 
-    def _read_power(self, op: Op, place: Place) -> Element:
+    def _read_power(self, op: Op, place: Indices) -> Element:
         value, power = self.read(op.operands[0], place), op.params["y"]
         if abs(power) not in (1, 2, 3) or isinstance(value, Index):
             raise UnreadableError
@@ -235,12 +235,12 @@ class ElementReader:
             return found
         return self._emit("div", self._add(ElementOp("constant", FLOAT, (), _ONE)), found)
 
-    def _read_places(self, op: Op, place: Place) -> Element:
+    def _read_places(self, op: Op, place: Indices) -> Element:
         index = place[op.params["dimension"]]
         is_index = TYPES[str(op.results[0].dtype)] == INT
         return index if is_index else self._emit("to_float", self._emit_index(index))
 
-    def _read_comparison(self, op: Op, place: Place) -> Element:
+    def _read_comparison(self, op: Op, place: Indices) -> Element:
         first, second = self._read_all(op, place)
         if isinstance(first, Index) and isinstance(second, Index):
             difference = first.add(second.times(-1))
@@ -249,13 +249,13 @@ class ElementReader:
                 return self._add(ElementOp("constant", BOOL, (), str(known).lower()))
         return self._emit(op.name, self._emit_element(first), self._emit_element(second))
 
-    def _read_logic(self, op: Op, place: Place) -> Element:
+    def _read_logic(self, op: Op, place: Indices) -> Element:
         operands = self._read_all(op, place)
         if TYPES[str(op.results[0].dtype)] != BOOL:
             raise UnreadableError
         return self._emit(op.name, *map(self._emit_element, operands))
 
-    def _read_choice(self, op: Op, place: Place) -> Element:
+    def _read_choice(self, op: Op, place: Indices) -> Element:
         condition, *cases = self._read_all(op, place)
         if isinstance(condition, Index) or len(cases) != 2:
             raise UnreadableError
@@ -269,7 +269,7 @@ class ElementReader:
         lows, highs = zip(*bounds, strict=True)
         return make_scalar(number, min(lows), max(highs))
 
-    def _read_joined(self, op: Op, place: Place) -> Element:
+    def _read_joined(self, op: Op, place: Indices) -> Element:
         axis = op.params["dimension"]
         starts = [0]
         for operand in op.operands:
@@ -283,7 +283,7 @@ class ElementReader:
 
         return self._read_pieces(place[axis], starts, read)
 
-    def _read_stack(self, op: Op, place: Place) -> Element:
+    def _read_stack(self, op: Op, place: Indices) -> Element:
         axis = op.params["axis"]
         rest = (*place[:axis], *place[axis + 1 :])
         starts = range(len(op.operands) + 1)
@@ -361,7 +361,7 @@ def _compare_with_zero(name: str, difference: Index) -> bool | None:
     return True if always else False if never else None
 
 
-_READERS: dict[str, Callable[[ElementReader, Op, Place], Element]] = {
+_READERS: dict[str, Callable[[ElementReader, Op, Indices], Element]] = {
     "convert_element_type": ElementReader._read_conversion,
     "integer_pow": ElementReader._read_power,
     "iota": ElementReader._read_places,

@@ -34,7 +34,7 @@ from tracegraph.replacements.bodies import describe, enter_body, group_by_body
 from tracegraph.replacements.match import Match, OpBody
 from tracegraph.runtime.jax_interop import carry_settings
 
-Options = Sequence[tuple[str, bool | str]]
+XlaOptions = Sequence[tuple[str, bool | str]]
 # What runs once need not be fast: matmuls of the library, which are there, and its first algorithm.
 UNTIMED: dict[str, bool | str] = {
     "xla_gpu_autotune_level": "0",
@@ -69,7 +69,7 @@ def measure_options(
     graph: Graph,
     matches: Sequence[Match],
     arguments: Sequence[Any],
-    options: tuple[Options, Options],
+    options: tuple[XlaOptions, XlaOptions],
 ) -> list[PlaceError]:
     """Returns the errors of ops that stay, where XLA compiles with other options.
 
@@ -90,7 +90,7 @@ def measure_places(
     graph: Graph,
     matches: Sequence[Match],
     arguments: Sequence[Any],
-    options: Options = (),
+    options: XlaOptions = (),
 ) -> list[PlaceError]:
     """Returns the errors of matches on the values of one call.
 
@@ -137,7 +137,7 @@ class _PlaceCompiler:
     """
 
     threads: ThreadPoolExecutor
-    options: Options
+    options: XlaOptions
     comparisons: dict[tuple[int, str], Future[jax.stages.Compiled]] = dataclasses.field(
         default_factory=dict
     )

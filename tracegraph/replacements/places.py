@@ -9,12 +9,12 @@ from tracegraph.ir.graph import Op
 from tracegraph.replacements.indices import Index, flatten_index, unflatten_index
 
 # An index for each axis.
-Place: TypeAlias = tuple[Index, ...]
+Indices: TypeAlias = tuple[Index, ...]
 _SAME_ELEMENTS = frozenset(["squeeze", "expand_dims"])
 _SAME_PLACES = frozenset(["stop_gradient", "copy"])
 
 
-def fit_place(place: Place, shape: Sequence[int]) -> Place:
+def fit_place(place: Indices, shape: Sequence[int]) -> Indices:
     """Returns where an element is in an operand whose axes of size one are repeated.
 
     Args:
@@ -26,7 +26,7 @@ def fit_place(place: Place, shape: Sequence[int]) -> Place:
     return tuple(each if size > 1 else Index() for each, size in zip(place, shape, strict=True))
 
 
-def move_place(op: Op, place: Place) -> Place | None:
+def move_place(op: Op, place: Indices) -> Indices | None:
     """Returns where an element of an op's result is in its operand; None for one that computes.
 
     Args:

@@ -13,7 +13,7 @@ from jax.lax import GatherScatterMode
 from tracegraph.ir.graph import Op
 from tracegraph.replacements.element_reader import Element, ElementReader, UnreadableError
 from tracegraph.replacements.indices import Index
-from tracegraph.replacements.places import Place
+from tracegraph.replacements.places import Indices
 
 _CLIPS = GatherScatterMode.CLIP
 _MODES = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS, _CLIPS)
@@ -32,11 +32,11 @@ class ScatterPlace:
 
     index: Index
     component: int
-    update: Place
+    update: Indices
     free: tuple[int, ...]
 
 
-def find_scatter_place(reader: ElementReader, op: Op, place: Place, axis: int) -> ScatterPlace:
+def find_scatter_place(reader: ElementReader, op: Op, place: Indices, axis: int) -> ScatterPlace:
     """Returns where the one update of a row goes.
 
     Args:
@@ -52,7 +52,7 @@ def find_scatter_place(reader: ElementReader, op: Op, place: Place, axis: int) -
 
 
 class _Scatter:
-    def __init__(self, reader: ElementReader, op: Op, place: Place, axis: int) -> None:
+    def __init__(self, reader: ElementReader, op: Op, place: Indices, axis: int) -> None:
         self._reader, self._op, self._place, self._axis = reader, op, place, axis
         self._numbers = op.params["dimension_numbers"]
         self._scattered = tuple(self._numbers.scatter_dims_to_operand_dims)
@@ -112,7 +112,7 @@ class _Scatter:
                 return self._place[axis]
         raise UnreadableError
 
-    def _read(self, rows: Place, component: int) -> Index:
+    def _read(self, rows: Indices, component: int) -> Index:
         return as_index(self._reader.read(self._indices, (*rows, Index(constant=component))))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracegraph.breaks.branching_graph import BranchingGraph
-from tracegraph.breaks.node import MAX_BRANCHES, MAX_PARTS, Node
+from tracegraph.breaks.node import MAX_BRANCHES, MAX_PARTS, PartNode
 from tracegraph.breaks.reads import READ_NAMES
 from tracegraph.capturing.pipeline import Capture
 from tracegraph.constraints.violation import Violation
@@ -85,7 +85,7 @@ def explain_reads(
     return Report(cut_lines(lines))
 
 
-def _describe_break(node: Node) -> list[str]:
+def _describe_break(node: PartNode) -> list[str]:
     """Returns what a node reads, where, what it costs, and how often each branch was taken."""
     read = node.read
     if read is None:

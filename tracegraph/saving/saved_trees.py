@@ -29,8 +29,8 @@ from tracegraph.saving.plain_values import (
 from tracegraph.tracing.static_leaves import StaticLeaf, wrap_static_leaves
 
 MAX_DEPTH = 512
-Kind: TypeAlias = Literal["leaf", "none", "tuple", "list", "dict", "static", "node"]
-_BUILT_IN: dict[type, Kind] = {type(None): "none", tuple: "tuple", list: "list", dict: "dict"}
+TreeKind: TypeAlias = Literal["leaf", "none", "tuple", "list", "dict", "static", "node"]
+_BUILT_IN: dict[type, TreeKind] = {type(None): "none", tuple: "tuple", list: "list", dict: "dict"}
 _KINDS = {name: kind for kind, name in _BUILT_IN.items()}
 _LEAF = jax.tree_util.tree_structure(0)
 
@@ -48,7 +48,7 @@ class TreeNode:
         fields: names of the children, and of what is in ``data``, where JAX knows them.
     """
 
-    kind: Kind
+    kind: TreeKind
     arity: int = 0
     data: Any = None
     name: NamedObject | None = None

@@ -48,7 +48,7 @@ def make_fusion(rows: int, columns: int, kind: str) -> RowFusion:
         RowInput(2, build(0), is_own=False),
         RowInput(4, table, is_own=False),
     )
-    stages = (
+    row_values = (
         RowValue("max", build("input0")),
         RowValue("sum", build(("exp", ("sub", "input0", "row0")))),
         RowValue("sum", build(PRODUCT)),
@@ -62,7 +62,7 @@ def make_fusion(rows: int, columns: int, kind: str) -> RowFusion:
     values = (Output(build(("add", "row0", "row1")), "F32"), Output(build("row3"), kind))
     sums = (build(PRODUCT), build(("mul", "input1", SHARE)))
     kinds = (kind, kind, "F32", "S32", kind)
-    return RowFusion(rows, columns, kinds, inputs, stages, elements, values, sums)
+    return RowFusion(rows, columns, kinds, inputs, row_values, elements, values, sums)
 
 
 def make_operands(fusion: RowFusion, seed: int = 0) -> list[np.ndarray[Any, Any]]:
@@ -83,7 +83,7 @@ def run(
     """Returns elements, row values, and the parts of sums, added up."""
     shapes: list[tuple[tuple[int, ...], str]] = [
         *(((fusion.rows, fusion.columns), each.kind) for each in fusion.elements),
-        *(((fusion.rows,), each.kind) for each in fusion.row_values),
+        *(((fusion.rows,), each.kind) for each in fusion.row_outputs),
     ]
     count = len(shapes)
     blocks = count_blocks(fusion, PROCESSORS)
@@ -100,12 +100,12 @@ def compute(fusion: RowFusion, operands: Sequence[Any]) -> list[np.ndarray[Any, 
     for number, given in enumerate(fusion.inputs):
         base = evaluate(given.base, known, operands)
         known[f"input{number}"] = operands[given.parameter].ravel()[base + t].astype(np.float64)
-    for number, stage in enumerate(fusion.stages):
-        value = evaluate(stage.function, known, operands)
-        reduce = np.max if stage.kind == "max" else np.sum
+    for number, row_value in enumerate(fusion.row_values):
+        value = evaluate(row_value.function, known, operands)
+        reduce = np.max if row_value.kind == "max" else np.sum
         known[f"row{number}"] = reduce(value, axis=-1, keepdims=True)
     elements = [evaluate(each.function, known, operands) for each in fusion.elements]
-    values = [evaluate(each.function, known, operands)[:, 0] for each in fusion.row_values]
+    values = [evaluate(each.function, known, operands)[:, 0] for each in fusion.row_outputs]
     sums = [evaluate(each, known, operands).sum(0) for each in fusion.sums]
     return [*elements, *values, *sums]
 
@@ -153,12 +153,12 @@ def test_one_row_at_a_time_where_two_do_not_fit(
     assert_near(run(kernel, fusion, operands), compute(fusion, operands))
 
 
-def test_elements_alone_and_row_values_alone() -> None:
+def test_elements_alone_and_row_outputs_alone() -> None:
     whole = make_fusion(9, 64, "F32")
     operands = make_operands(whole)
-    none: Any = {"elements": (), "row_values": (), "sums": ()}
+    none: Any = {"elements": (), "row_outputs": (), "sums": ()}
     wanted = compute(whole, operands)
-    for name, right in (("elements", wanted[:2]), ("row_values", wanted[2:4])):
+    for name, right in (("elements", wanted[:2]), ("row_outputs", wanted[2:4])):
         fusion = dataclasses.replace(whole, **{**none, name: getattr(whole, name)})
         kernel = write_row_fusion(fusion, PROCESSORS)
         assert_near(run(kernel, fusion, operands), right)
@@ -178,7 +178,7 @@ def test_what_is_of_a_row_is_computed_ahead_of_its_elements() -> None:
     value = ("tanh", "row1")
     whole = make_fusion(20, 64, "F32")
     outputs = (Output(build(("mul", "input0", value)), "F32"),)
-    fusion = dataclasses.replace(whole, elements=outputs, row_values=(), sums=())
+    fusion = dataclasses.replace(whole, elements=outputs, row_outputs=(), sums=())
     operands = make_operands(fusion)
     kernel = write_row_fusion(fusion, PROCESSORS)
     ahead, of_elements = kernel.source.split("Pack<float> stored0;")

@@ -33,23 +33,23 @@ H100 = 132
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Expressions of stages and weights, as `build` takes them.
+    """Expressions of row values and weights, as `build` takes them.
 
     Attributes:
         products: how many.
-        stages: of each its kind and its function.
+        row_values: of each its kind and its function.
         row: the weight of the row kernel.
         columns: those of the column kernel.
     """
 
     products: int
-    stages: tuple[tuple[str, Any], ...]
+    row_values: tuple[tuple[str, Any], ...]
     row: Any
     columns: tuple[Any, ...]
 
 
 def make_softmax(score: Any) -> tuple[tuple[tuple[str, Any], ...], Any]:
-    """Returns the stages of a softmax, and its result."""
+    """Returns the row values of a softmax, and its result."""
     share = ("exp", ("sub", score, "row0"))
     return (("max", score), ("sum", share)), ("div", share, "row1")
 
@@ -66,15 +66,15 @@ LOADED = (
 
 
 def make_forward(score: Any) -> Program:
-    stages, share = make_softmax(score)
-    return Program(1, stages, share, (share,))
+    row_values, share = make_softmax(score)
+    return Program(1, row_values, share, (share,))
 
 
 def make_backward(score: Any) -> Program:
-    stages, share = make_softmax(score)
-    stages = (*stages, ("sum", ("mul", share, "sum1")))
+    row_values, share = make_softmax(score)
+    row_values = (*row_values, ("sum", ("mul", share, "sum1")))
     change = ("mul", ("mul", share, ("sub", "sum1", "row2")), 0.25)
-    return Program(2, stages, change, (share, change))
+    return Program(2, row_values, change, (share, change))
 
 
 NO_SOFTMAX = Program(
@@ -117,7 +117,7 @@ def make_problem(case: Case) -> TiledAttention:
         case.width,
         (case.kind, case.kind, case.kind, "PRED", "F32"),
         ((queries, keys), (gradients, values))[: case.program.products],
-        tuple(RowValue(kind, build(each)) for kind, each in case.program.stages),
+        tuple(RowValue(kind, build(each)) for kind, each in case.program.row_values),
         case.kind,
     )
 
@@ -168,7 +168,7 @@ def run(case: Case, kernels: tuple[OwnKernel, OwnKernel], *, copies_at_once: boo
     """Returns results of the row kernel, the row values, and results of the column kernel."""
     arrays = [align_array(each) for each in make_arrays(case)]
     problem = make_problem(case)
-    shape = (case.batch, case.heads, len(problem.stages), case.rows)
+    shape = (case.batch, case.heads, len(problem.row_values), case.rows)
     kept = align_array(np.full(shape, np.nan, np.float32))
     out, _ = make_output(case, case.rows)
     given = {"copies_at_once": copies_at_once}
@@ -200,7 +200,7 @@ def check(case: Case, found: Any) -> None:
         def find(expression: Any, known: Any = known, whole: Any = whole) -> Any:
             return np.broadcast_to(evaluate(build(expression), known, given), whole)
 
-        for number, (kind, each) in enumerate(case.program.stages):
+        for number, (kind, each) in enumerate(case.program.row_values):
             value = getattr(find(each), kind)(axis=1)
             scale = max(1.0, np.abs(value).max())
             np.testing.assert_allclose(kept[b, h, number], value, rtol=0, atol=1e-5 * scale)
@@ -240,7 +240,9 @@ CASES = {
     "few blocks": Case(BACKWARD, "BF16", 1, 1, 64, 80, 16, H100),
     "few float blocks": Case(make_backward(LOADED), "F32", 1, 1, 64, 64, 16, H100),
     "no softmax": Case(NO_SOFTMAX, "F32", 2, 2, 16, 32, 48),
-    "no stages": Case(Program(1, (), SCALED, (("tanh", SCALED), SCALED)), "BF16", 1, 1, 16, 16, 16),
+    "no row values": Case(
+        Program(1, (), SCALED, (("tanh", SCALED), SCALED)), "BF16", 1, 1, 16, 16, 16
+    ),
 }
 
 
@@ -269,13 +271,13 @@ FAULTS = {
         "    sync_block();\n    #pragma unroll\n",
         "    #pragma unroll\n",
     ),
-    "stages have their own place": (ROWS, "scratch + 1 * STRIPS", "scratch + 0 * STRIPS"),
+    "row values have their own place": (ROWS, "scratch + 1 * STRIPS", "scratch + 0 * STRIPS"),
     "the last columns": (ROWS, "|| place(tile) < EVERY", "|| true"),
     "the strip of a warp": (ROWS, "own = strip * 16;", "own = 0;"),
     "the upper row": (ROWS, "+ own + upper * 8 + lane / 4;", "+ own + lane / 4;"),
     "parts of a result": (ROWS, "sharer < SHARERS; ++sharer) add", "sharer < 1; ++sharer) add"),
     "all have read lines": (ROWS, "    // All have read what was there.\n    sync_block();\n", ""),
-    "rows that are kept": (ROWS, "group * STAGES + stage", "group + stage"),
+    "rows that are kept": (ROWS, "group * ROW_VALUES + row_value", "group + row_value"),
     "the matrix is there": (MATRIX, "await_copies<0>();\n    sync_block();\n    Mixed", "Mixed"),
     "two tiles are one operand": (MATRIX, "each / 2 ? second : first", "second"),
     "the rest of weights": (MATRIX, "multiply(mixed[two * 2], rest, low, Half());", ""),
@@ -328,7 +330,7 @@ def test_work_is_cut_so_that_all_multiprocessors_have_some() -> None:
 def test_elements_are_loaded_once_and_not_divided() -> None:
     rows, columns = write_kernels(CASES["half backward"])
     assert [rows.source.count(f"p{each}[") for each in (MASK, BIASES)] == [1, 1]
-    # One is divided by a row's value, for a stage and the weight; two weights have it in common.
+    # One is divided by a row value, for another and the weight; two weights have it in common.
     assert [each.source.count("= invert(") for each in (rows, columns)] == [2, 1]
     # More than there are sums cannot be kept.
     (score, share) = (build(each) for each in (LOADED, ("tanh", "sum0")))

@@ -95,7 +95,7 @@ def check(case: Case, found: Any) -> None:
             known: dict[str, Any] = {"g0": b, "g1": h, "sum0": queries[b, :, h] @ keys.T}
             known["r"], known["t"] = np.arange(case.rows)[:, None], np.arange(case.columns)[None]
             known["sum1"] = gradients[b, :, h] @ values.T
-            for number, (kind, each) in enumerate(case.program.stages):
+            for number, (kind, each) in enumerate(case.program.row_values):
                 value = evaluate(build(each), known, given)
                 value = np.broadcast_to(value, (case.rows, case.columns))
                 known[f"row{number}"] = getattr(value, kind)(axis=1, keepdims=True)
@@ -158,7 +158,7 @@ def test_tiles_are_found() -> None:
     def see(score: Any, rows: int = 64, columns: int = 48) -> Any:
         case = Case(make_backward(score), "BF16", 1, 2, rows, columns, 16)
         problem = make_problem(case)
-        hidden = find_hidden(problem, problem.stages, (build(case.program.row),))
+        hidden = find_hidden(problem, problem.row_values, (build(case.program.row),))
         return hidden and [f"{seen:03b}"[::-1] for seen in hidden.seen]
 
     assert see(CAUSAL) == ["100", "110", "111", "111"]
@@ -174,19 +174,19 @@ def test_tiles_are_found() -> None:
     assert see(("select", PAST, SCALED, ("to_float", "t"))) is None
     case = Case(NO_SOFTMAX, *SHAPE)
     problem = make_problem(case)
-    assert find_hidden(problem, problem.stages, (build(case.program.row),)) is None
+    assert find_hidden(problem, problem.row_values, (build(case.program.row),)) is None
     # Too many elements to look at, where each group has its own.
     many = dataclasses.replace(
         make_problem(Case(make_backward(hide(OWN_WINDOW, -1e9)), "BF16", 1, 2, 64, 64, 16)),
         groups=(1, 1 << 13),
     )
-    assert find_hidden(many, many.stages, (build("row1"),)) is None
+    assert find_hidden(many, many.row_values, (build("row1"),)) is None
 
 
 def test_blocks_that_see_most_come_first() -> None:
     def list_blocks(score: Any, columns: int = 64, sharers: int = 1) -> tuple[Blocks, Blocks]:
         problem = make_problem(Case(make_backward(score), "BF16", 1, 2, 64, columns, 16))
-        hidden = find_hidden(problem, problem.stages, (build(make_backward(score).row),))
+        hidden = find_hidden(problem, problem.row_values, (build(make_backward(score).row),))
         assert hidden is not None
         return (
             list_row_blocks(hidden, columns, 2, sharers),

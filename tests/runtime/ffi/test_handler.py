@@ -24,7 +24,7 @@ from tracegraph.runtime.ffi.c_api import DataType, ErrorCode, ExecutionStage
 from tracegraph.runtime.ffi.call import (
     ArrayAttribute,
     ArrayType,
-    Attribute,
+    CallAttribute,
     DictionaryAttribute,
     FfiCall,
     ScalarAttribute,
@@ -98,7 +98,7 @@ def type_of(array: Any) -> ArrayType:
     return ArrayType(DTYPES[array.dtype.name], tuple(array.shape))
 
 
-def attribute_of(value: Any) -> Attribute:
+def attribute_of(value: Any) -> CallAttribute:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, Mapping):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tracegraph.breaks import node as nodes
-from tracegraph.breaks.node import Node
+from tracegraph.breaks.node import PartNode
 from tracegraph.breaks.reads import has_few_values, make_key, read_value
 from tracegraph.ir.graph import Graph
 
@@ -39,5 +39,5 @@ def test_floats_and_arrays_have_many(value):
 
 def test_so_many_values_are_remembered(monkeypatch):
     monkeypatch.setattr(nodes, "_MAX_SEEN", 2)
-    node = Node(None, Graph("f", (), (), (), ()), (), None, None)
+    node = PartNode(None, Graph("f", (), (), (), ()), (), None, None)
     assert [node.is_recurring(key) for key in "aabcab"] == [False, True, False, False, False, False]

@@ -8,9 +8,9 @@ from tracegraph.buckets.padded import Padded
 from tracegraph.buckets.rules import control, elementwise, indexing, reductions, shapes
 from tracegraph.buckets.rules.context import Context
 
-Rule = Callable[[Context], list[Padded]]
+PaddingRule = Callable[[Context], list[Padded]]
 
-ALL_RULES: dict[str, Rule] = {
+ALL_RULES: dict[str, PaddingRule] = {
     **dict.fromkeys(elementwise.NAMES, elementwise.apply_elementwise),
     **shapes.RULES,
     **reductions.RULES,

@@ -16,7 +16,7 @@ from tracegraph.replacements.indices import (
     list_variables,
     make_variable,
 )
-from tracegraph.replacements.places import Place, move_place
+from tracegraph.replacements.places import Indices, move_place
 from tracegraph.replacements.scatter_places import as_index, find_scatter_place
 
 _FLOATS = ("bfloat16", "float16", "float32")
@@ -34,7 +34,7 @@ class Cache:
     """
 
     array: Value
-    place: Place
+    place: Indices
     updated: Value | None = None
     update: _Write | None = None
 
@@ -85,7 +85,7 @@ class _Write:
     """
 
     op: Op
-    place: Place
+    place: Indices
     axis: int
 
     def read(self, makers: Mapping[Operand, Op], arrays: dict[Value, int]) -> CacheUpdate:
@@ -109,7 +109,7 @@ class _Write:
         return CacheUpdate(position.finish(found.index), element.finish(source))
 
 
-def find_cache(makers: Mapping[Operand, Op], value: Operand, place: Place) -> Cache | None:
+def find_cache(makers: Mapping[Operand, Op], value: Operand, place: Indices) -> Cache | None:
     """Returns the array that holds keys or values, seen through what moves its elements.
 
     Args:
@@ -133,7 +133,7 @@ def find_cache(makers: Mapping[Operand, Op], value: Operand, place: Place) -> Ca
     return None
 
 
-def _find_write(makers: Mapping[Operand, Op], op: Op, place: Place) -> _Write | None:
+def _find_write(makers: Mapping[Operand, Op], op: Op, place: Indices) -> _Write | None:
     """Returns an op as one that writes a single position of a cache, if it is one."""
     along = [axis for axis, index in enumerate(place) if index.find_factor(TIME) != 0]
     if len(along) != 1 or len(op.results) != 1:

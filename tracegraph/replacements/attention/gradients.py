@@ -26,7 +26,7 @@ from tracegraph.replacements.attention.products import (
 from tracegraph.replacements.attention.softmax_chain import ELEMENT, list_free
 from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.indices import Index, list_variables, make_variable
-from tracegraph.replacements.places import Place
+from tracegraph.replacements.places import Indices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Factor:
     op: Op
     side: int
     along: str
-    lines: Place
-    weights: Place
-    result: Place
+    lines: Indices
+    weights: Indices
+    result: Indices
 
     @property
     def matrix(self) -> Operand:

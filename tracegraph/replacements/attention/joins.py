@@ -15,7 +15,7 @@ from tracegraph.ir.graph import Literal, Op, Operand, Value
 from tracegraph.replacements.attention.gradients import Factor
 from tracegraph.replacements.graph_view import GraphView
 from tracegraph.replacements.indices import Index, flatten_index, unflatten_index
-from tracegraph.replacements.places import Place
+from tracegraph.replacements.places import Indices
 
 _SAME_ORDER = frozenset(["reshape", "squeeze", "expand_dims", "broadcast_in_dim"])
 _ADDITIONS = frozenset(["add", "add_any"])
@@ -46,7 +46,7 @@ class _Part:
 
     op: Op
     value: Value
-    place: Place
+    place: Indices
 
 
 def find_join(view: GraphView, factors: Sequence[Factor]) -> Join | None:
@@ -130,7 +130,7 @@ def _climb(view: GraphView, op: Op) -> Op:
     return op
 
 
-def _move_forward(op: Op, place: Place) -> Place | None:
+def _move_forward(op: Op, place: Indices) -> Indices | None:
     """Returns where an element of an op's operand is in its result; None for one that computes."""
     shape = op.operands[0].aval.shape
     if op.name == "transpose":

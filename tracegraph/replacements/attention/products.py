@@ -21,8 +21,8 @@ from tracegraph.replacements.indices import (
     make_variable,
 )
 from tracegraph.replacements.kinds import FLOAT_KINDS
-from tracegraph.replacements.places import Place, move_place
-from tracegraph.replacements.stage_reader import COLUMN, ROW
+from tracegraph.replacements.places import Indices, move_place
+from tracegraph.replacements.row_value_reader import COLUMN, ROW
 
 _TENSOR_CORES = frozenset(["None", "DEFAULT", "TF32_TF32_F32", "BF16_BF16_F32", "F16_F16_F32"])
 _HALVES = ("bfloat16", "float16")
@@ -41,7 +41,7 @@ class Product:
     """
 
     op: Op
-    place: Place
+    place: Indices
     left: int
 
     @property
@@ -54,13 +54,13 @@ class Product:
         """How many rows and columns."""
         return count_lines(self.op, self.left), count_lines(self.op, 1 - self.left)
 
-    def place_lines(self, side: int) -> Place:
+    def place_lines(self, side: int) -> Indices:
         """Returns where an element of a line of one operand is."""
         batch, free = _split_place(self.op, self.place)
         return place_side(self.op, side, batch, free[side], make_variable(ELEMENT, self.width))
 
 
-def find_product(op: Op, place: Place) -> Product | None:
+def find_product(op: Op, place: Indices) -> Product | None:
     """Returns a matmul as a product, if each side has the lines of one direction."""
     if op.name != "dot_general" or find_depth(op) == 0 or not runs_on_tensor_cores(op):
         return None
@@ -113,7 +113,7 @@ def runs_on_tensor_cores(op: Op) -> bool:
 
 def place_side(
     op: Op, side: int, batch: Sequence[Index], free: Sequence[Index], contracted: Index
-) -> Place:
+) -> Indices:
     """Returns where an element of a matmul's operand is; further axes have one element."""
     axes, batches = (each[side] for each in op.params["dimension_numbers"])
     shape = op.operands[side].aval.shape
@@ -136,7 +136,7 @@ def find_lines(
     makers: Mapping[Operand, Op],
     arrays: dict[Value, int],
     value: Operand,
-    place: Place,
+    place: Indices,
     along: str,
 ) -> Lines | None:
     """Returns where lines are in memory, or None where their elements are not side by side.
@@ -173,7 +173,7 @@ def find_lines(
     return Lines(parameter, ElementReader(makers, arrays).finish(base), stride)
 
 
-def _move_through(op: Op, value: Value, place: Place) -> Place | None:
+def _move_through(op: Op, value: Value, place: Indices) -> Indices | None:
     """As `move_place`, also for one of the parts of an array."""
     if op.name != "split":
         return move_place(op, place) if len(op.results) == 1 else None
@@ -182,7 +182,7 @@ def _move_through(op: Op, value: Value, place: Place) -> Place | None:
     return (*place[:axis], place[axis].add(start), *place[axis + 1 :])
 
 
-def _split_place(op: Op, place: Place) -> tuple[Place, tuple[Place, Place]]:
+def _split_place(op: Op, place: Indices) -> tuple[Indices, tuple[Indices, Indices]]:
     """Returns the parts of a result's place: of the batch, and of the axes of each side."""
     batch = len(op.params["dimension_numbers"][1][0])
     own = batch + len(list_free(op, 0))

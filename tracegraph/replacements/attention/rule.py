@@ -35,7 +35,7 @@ from tracegraph.replacements.indices import list_variables, make_variable
 from tracegraph.replacements.kernel_call import call_kernel
 from tracegraph.replacements.kinds import FLOAT_KINDS
 from tracegraph.replacements.match import Machine, Match
-from tracegraph.replacements.places import Place
+from tracegraph.replacements.places import Indices
 from tracegraph.replacements.wide_ops import WideOps
 
 # Of what a kernel loads.
@@ -180,7 +180,7 @@ def _find_width(dot: Op) -> int | None:
     return dot.operands[0].aval.shape[axes[0]] if len(axes) == 1 else None
 
 
-def _place_factor(dot: Op, side: int, place: Place, width: int) -> Place:
+def _place_factor(dot: Op, side: int, place: Indices, width: int) -> Indices:
     """Returns where a factor of a product is that is added up at a place of a matmul's result."""
     batch = len(dot.params["dimension_numbers"][1][0])
     own = len(list_free(dot, 0))
@@ -188,7 +188,7 @@ def _place_factor(dot: Op, side: int, place: Place, width: int) -> Place:
     return place_operand(dot, side, place[:batch], free, make_variable(ELEMENT, width))
 
 
-def _holds_time(place: Place) -> bool:
+def _holds_time(place: Indices) -> bool:
     return any(TIME in list_variables(index) for index in place)
 
 

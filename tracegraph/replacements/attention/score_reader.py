@@ -5,7 +5,7 @@ What is between two matmuls of attention is mostly a softmax, and in the backwar
 derivative. How they are written differs: with a division or a factor, with the maximum taken away,
 with masks, caps and dropped scores, and each way has a derivative of its own. So none is looked
 for: whatever is computed from the elements of one row of the products is read, element by element,
-down to the products and to arrays. A sum or a maximum over the columns is a stage: its value is a
+down to the products and to arrays. A sum or a maximum over the columns is a row value: a
 variable of what is computed from it, as is the element of a product.
 """
 
@@ -19,11 +19,11 @@ from tracegraph.lowering.kernels.element_functions import FLOAT
 from tracegraph.replacements.attention.products import Product, find_product
 from tracegraph.replacements.element_reader import TYPES, Element, UnreadableError
 from tracegraph.replacements.indices import Index
-from tracegraph.replacements.places import Place
-from tracegraph.replacements.stage_reader import StageReader
+from tracegraph.replacements.places import Indices
+from tracegraph.replacements.row_value_reader import RowValueReader
 
 
-class ScoreReader(StageReader):
+class ScoreReader(RowValueReader):
     """Reads elements of rows of products, see Note [Row programs].
 
     Args:
@@ -55,13 +55,13 @@ class ScoreReader(StageReader):
         super()._restore(before)
         del self.products[products:]
 
-    def _read_op(self, op: Op, place: Place) -> Element:
+    def _read_op(self, op: Op, place: Indices) -> Element:
         is_float = len(op.results) == 1 and TYPES.get(str(op.results[0].dtype)) == FLOAT
         if is_float and op.name == "dot_general":
             return self._read_product(op, place)
         return super()._read_op(op, place)
 
-    def _read_product(self, op: Op, place: Place) -> int:
+    def _read_product(self, op: Op, place: Indices) -> int:
         product = find_product(op, place)
         if product is None:
             raise UnreadableError

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tracegraph.ir.graph import Literal, Op, Operand, Value
 from tracegraph.replacements.indices import Index, make_variable
-from tracegraph.replacements.places import Place, fit_place, move_place
+from tracegraph.replacements.places import Indices, fit_place, move_place
 
 _ROUNDS = frozenset(["convert_element_type", "stop_gradient", "copy"])
 TIME, ELEMENT = "t", "d"
@@ -62,11 +62,11 @@ class Mix:
         shape = self.op.operands[self.side].aval.shape
         return tuple(shape[axis] for axis in list_free(self.op, self.side))
 
-    def place_shares(self, axes: Axes) -> Place:
+    def place_shares(self, axes: Axes) -> Indices:
         """Returns where a share is among the shares."""
         return place_operand(self.op, self.side, axes.batch, axes.rows, self._make_time())
 
-    def place_values(self, axes: Axes) -> Place:
+    def place_values(self, axes: Axes) -> Indices:
         """Returns where an element of a value is among the values."""
         other = 1 - self.side
         shape = self.op.operands[other].aval.shape
@@ -86,7 +86,7 @@ def list_free(op: Op, side: int) -> tuple[int, ...]:
 
 def place_operand(
     op: Op, side: int, batch: Sequence[Index], free: Sequence[Index], contracted: Index
-) -> Place:
+) -> Indices:
     """Returns where an element of a matmul's operand is, which has one contracted axis."""
     (own,), axes = op.params["dimension_numbers"][0][side], op.params["dimension_numbers"][1][side]
     places = dict(zip(axes, batch, strict=True)) | {own: contracted}
@@ -133,8 +133,8 @@ def make_axes(mix: Mix, shared: Mapping[int, int]) -> Axes:
 
 
 def find_scores(
-    makers: Mapping[Operand, Op], shares: Operand, place: Place
-) -> tuple[Value, Place] | None:
+    makers: Mapping[Operand, Op], shares: Operand, place: Indices
+) -> tuple[Value, Indices] | None:
     """Returns the scores that shares are the softmax of, and where the one of a share is.
 
     Args:
@@ -160,7 +160,9 @@ def find_scores(
     return (scores, place) if is_softmax and added_up == (exponential.results[0], place) else None
 
 
-def _find_base(makers: Mapping[Operand, Op], value: Operand, place: Place) -> tuple[Operand, Place]:
+def _find_base(
+    makers: Mapping[Operand, Op], value: Operand, place: Indices
+) -> tuple[Operand, Indices]:
     """Returns what a value is before it is rounded, or its elements are moved, and where."""
     place = fit_place(place, value.aval.shape)
     while (op := makers.get(value)) is not None:
@@ -171,15 +173,17 @@ def _find_base(makers: Mapping[Operand, Op], value: Operand, place: Place) -> tu
     return value, place
 
 
-def _pass(makers: Mapping[Operand, Op], value: Operand, place: Place) -> tuple[Op | None, Place]:
+def _pass(
+    makers: Mapping[Operand, Op], value: Operand, place: Indices
+) -> tuple[Op | None, Indices]:
     """Returns the first op that computes something, behind those that round or move elements."""
     value, place = _find_base(makers, value, place)
     return makers.get(value), place
 
 
 def _find_reduced(
-    makers: Mapping[Operand, Op], value: Operand, place: Place, name: str
-) -> tuple[Operand, Place] | None:
+    makers: Mapping[Operand, Op], value: Operand, place: Indices, name: str
+) -> tuple[Operand, Indices] | None:
     """Returns an element of what a value is the sum, or the maximum, of: the one at `TIME`.
 
     Args:

@@ -116,7 +116,7 @@ def _write_forward(view: GraphView, mix: Factor, machine: Machine) -> _Found | N
         return None
     values = _find_lines(view, arrays, mix)
     problem = _make_problem(view, arrays, reader, list_group_sizes(mix.op))
-    if values is None or problem is None or not problem.stages:
+    if values is None or problem is None or not problem.row_values:
         return None
     if count_lines(mix.op, mix.side) != problem.width:
         return None
@@ -157,7 +157,7 @@ def _write_backward(view: GraphView, gradients: Gradients, machine: Machine) -> 
     pairs = [(gradients.of_rows, element), (gradients.of_columns, element), *shares]
     factors = [factor for factor, _ in pairs]
     lines = [_find_lines(view, arrays, factor) for factor in factors]
-    if problem is None or not problem.stages or None in lines:
+    if problem is None or not problem.row_values or None in lines:
         return None
     problem = dataclasses.replace(problem, kinds=_list_kinds(arrays))
     results = [arrange_result(problem, each) for each in factors]
@@ -177,7 +177,7 @@ def _write_backward(view: GraphView, gradients: Gradients, machine: Machine) -> 
     count = machine.processors
     by_rows = write_rows(problem, *first, processors=count, keeps_rows=True)
     by_columns = write_columns(problem, rest, processors=count, is_joined=join is not None)
-    shape = (*problem.groups, len(problem.stages), problem.rows)
+    shape = (*problem.groups, len(problem.row_values), problem.rows)
     call = BackwardCall(
         (by_rows, by_columns),
         machine,
@@ -243,7 +243,7 @@ def _make_problem(
         first.width,
         kinds,
         tuple(pairs),
-        reader.list_stages(),
+        reader.list_row_values(),
         used.pop(),
     )
 

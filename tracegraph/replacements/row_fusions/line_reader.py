@@ -9,14 +9,14 @@ from tracegraph.lowering.kernels.element_functions import FLOAT, ElementOp
 from tracegraph.lowering.kernels.row_fusion_problem import EIGHT, MAX_ELEMENTS, RowInput
 from tracegraph.replacements.element_reader import TYPES, Element, UnreadableError
 from tracegraph.replacements.indices import Index, flatten_index, make_variable
-from tracegraph.replacements.places import Place
+from tracegraph.replacements.places import Indices
 from tracegraph.replacements.row_fusions.forms import RowSpace, find_pick, is_rounding
-from tracegraph.replacements.stage_reader import COLUMN, ROW, StageReader
+from tracegraph.replacements.row_value_reader import COLUMN, ROW, RowValueReader
 
 _NAN = "7fc00000"
 
 
-class LineReader(StageReader):
+class LineReader(RowValueReader):
     """Reads elements of rows, and which arrays lie along them.
 
     Args:
@@ -56,7 +56,7 @@ class LineReader(StageReader):
     def _is_of_row(self, element: int) -> bool:  # noqa: ARG002
         return True
 
-    def _load(self, value: Value, place: Place) -> Element:
+    def _load(self, value: Value, place: Indices) -> Element:
         flat = flatten_index(place, value.shape)
         base = flat.drop(COLUMN)
         is_even = all(factor % EIGHT == 0 for _, factor in base.terms) and not base.constant % EIGHT
@@ -67,7 +67,7 @@ class LineReader(StageReader):
         number = self._inputs.setdefault((parameter, base), len(self._inputs))
         return self._add_variable(f"input{number}")
 
-    def _read_op(self, op: Op, place: Place) -> Element:
+    def _read_op(self, op: Op, place: Indices) -> Element:
         if op.name == "gather":
             return self._read_pick(op, place)
         # Weights are rounded where the program rounds them; between ops, values are not.
@@ -76,7 +76,7 @@ class LineReader(StageReader):
             return self._emit(f"round_{op.results[0].dtype}", self._emit_element(value))
         return super()._read_op(op, place)
 
-    def _read_pick(self, op: Op, place: Place) -> Element:
+    def _read_pick(self, op: Op, place: Indices) -> Element:
         """Returns the element at an index that is in bounds, or NaN."""
         pick = find_pick(op)
         if pick is None:

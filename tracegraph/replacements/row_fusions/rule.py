@@ -32,7 +32,7 @@ from tracegraph.replacements.match import Machine, Match
 from tracegraph.replacements.row_fusions.forms import REDUCTIONS, RowForm, RowSpace
 from tracegraph.replacements.row_fusions.line_reader import LineReader
 from tracegraph.replacements.row_fusions.regions import RegionFinder, RowRegion
-from tracegraph.replacements.stage_reader import COLUMN, ROW
+from tracegraph.replacements.row_value_reader import COLUMN, ROW
 from tracegraph.replacements.wide_ops import WideOps
 
 # Of what a kernel loads.
@@ -151,7 +151,7 @@ def _match(
     fusion = dataclasses.replace(
         fusion,
         inputs=reader.list_inputs(),
-        stages=reader.list_stages(),
+        row_values=reader.list_row_values(),
         kinds=tuple(_KINDS[str(value.dtype)] for value in arrays),
     )
     if find_row_problem(fusion) or any(value in makers for value in arrays):
@@ -181,7 +181,7 @@ def _list_stored(region: RowRegion) -> list[Value]:
 
 
 def _read(reader: LineReader, region: RowRegion) -> RowFusion:
-    """Returns what is stored and added up; its kinds, inputs and stages are known afterwards.
+    """Returns what is stored and added up; its kinds, inputs and row values are known afterwards.
 
     Raises:
         UnreadableError: something that is stored is no number that kernels compute.

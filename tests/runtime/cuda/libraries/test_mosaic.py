@@ -16,7 +16,7 @@ from tracegraph.runtime.cuda.libraries.mosaic import TARGET, MosaicHandler, find
 from tracegraph.runtime.ffi.c_api import DataType, ExecutionStage
 from tracegraph.runtime.ffi.call import (
     ArrayType,
-    Attribute,
+    CallAttribute,
     DictionaryAttribute,
     FfiCall,
     ScalarAttribute,
@@ -28,7 +28,7 @@ from tracegraph.runtime.ffi.states import States
 FLOATS = ArrayType(DataType.F32, (4,))
 NO = ScalarAttribute(DataType.PRED, False)
 YES = ScalarAttribute(DataType.PRED, True)
-PLAIN: dict[str, Attribute] = {
+PLAIN: dict[str, CallAttribute] = {
     "kernel_hash": b"k",
     "module": b"one",
     "use_custom_barrier": NO,

@@ -1,6 +1,6 @@
-"""StageReader: reads elements that need sums and maxima of their row.
+"""RowValueReader: reads elements that need sums and maxima of their row.
 
-Such a row value is a stage: a variable of what is computed from it.
+Such a row value is a variable of what is computed from it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tracegraph.replacements.indices import (
     make_variable,
     unflatten_index,
 )
-from tracegraph.replacements.places import Place
+from tracegraph.replacements.places import Indices
 
 # The variables of a row's number, and of an element's place in its row.
 ROW, COLUMN = "r", "t"
 _REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max"}
 
 
-class StageReader(ElementReader):
+class RowValueReader(ElementReader):
     """Reads elements of rows.
 
     Args:
@@ -40,30 +40,30 @@ class StageReader(ElementReader):
     ) -> None:
         super().__init__(makers, arrays)
         self._columns = columns
-        # Kind and element of each stage.
-        self._stages: list[tuple[str, int]] = []
-        self._known_stages: dict[Any, int] = {}
+        # Kind and element of each row value.
+        self._row_values: list[tuple[str, int]] = []
+        self._known_row_values: dict[Any, int] = {}
 
-    def list_stages(self) -> tuple[RowValue, ...]:
+    def list_row_values(self) -> tuple[RowValue, ...]:
         """Returns the sums and maxima of rows, each computed from those before it."""
-        return tuple(RowValue(kind, self.finish(element)) for kind, element in self._stages)
+        return tuple(RowValue(kind, self.finish(element)) for kind, element in self._row_values)
 
     def _save(self) -> Any:
-        return super()._save(), len(self._stages), dict(self._known_stages)
+        return super()._save(), len(self._row_values), dict(self._known_row_values)
 
     def _restore(self, state: Any) -> None:
-        before, stages, self._known_stages = state
+        before, row_values, self._known_row_values = state
         super()._restore(before)
-        del self._stages[stages:]
+        del self._row_values[row_values:]
 
-    def _read_op(self, op: Op, place: Place) -> Element:
+    def _read_op(self, op: Op, place: Indices) -> Element:
         is_float = len(op.results) == 1 and TYPES.get(str(op.results[0].dtype)) == FLOAT
         if is_float and op.name in _REDUCTIONS:
             return self._read_reduction(op, place)
         return super()._read_op(op, place)
 
-    def _read_reduction(self, op: Op, place: Place) -> Element:
-        """Returns the variable of a stage; over axes of one element nothing is to be done."""
+    def _read_reduction(self, op: Op, place: Indices) -> Element:
+        """Returns the variable of a row value; over axes of one element nothing is to be done."""
         shape, axes = op.operands[0].aval.shape, op.params["axes"]
         long = [axis for axis in axes if shape[axis] > 1]
         rest = iter(place)
@@ -76,16 +76,16 @@ class StageReader(ElementReader):
         if any(COLUMN in list_variables(index) for index in place):
             raise UnreadableError
         key = (id(op), place)
-        if key not in self._known_stages:
+        if key not in self._known_row_values:
             column = make_variable(COLUMN, self._columns)
             for axis, index in zip(long, unflatten_index(column, sizes), strict=True):
                 at[axis] = index
             element = self.read(op.operands[0], tuple(at))
             if isinstance(element, Index) or not self._is_of_row(element):
                 raise UnreadableError
-            self._known_stages[key] = len(self._stages)
-            self._stages.append((_REDUCTIONS[op.name], element))
-        return self._add_variable(f"row{self._known_stages[key]}")
+            self._known_row_values[key] = len(self._row_values)
+            self._row_values.append((_REDUCTIONS[op.name], element))
+        return self._add_variable(f"row{self._known_row_values[key]}")
 
     def _is_of_row(self, element: int) -> bool:
         """True for what the kernel computes a row value of."""
