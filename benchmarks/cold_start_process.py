@@ -32,7 +32,7 @@ from gpu_sides import find_captured
 
 import tracegraph as tg
 from tracegraph.capturing import pipeline
-from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.definition.graph_nodes import list_nested
 from tracegraph.tracing import checked_graph
 
 FIRST, HIT, LOAD = "first capture", "cache hit", "tg.load"

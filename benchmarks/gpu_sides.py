@@ -16,7 +16,7 @@ from gpu_models import Case, Shape, make_batches, make_state
 from gpu_timing import time_each, time_total
 from peer_process import serve_module
 
-from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.definition.graph_nodes import list_nested
 
 ANSWER_SECONDS = 400.0
 # Added to the relative tolerance of a norm, per element: leaves that are zero but for rounding.

@@ -36,10 +36,10 @@ from tracegraph.capturing.function_pool import FunctionPool
 from tracegraph.capturing.lowered_capture import LoweredCapture
 from tracegraph.lowering.build_graph import find_programmatic
 from tracegraph.profiling.critical_path import schedule
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import ConditionalNode, Node
-from tracegraph.runtime.library_nodes import FfiCallNode, MatmulNode
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, Node
+from tracegraph.runtime.definition.library_nodes import FfiCallNode, MatmulNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode, KernelNode
 from tracegraph.verification.whole_times import time_in_turns
 
 # The flags are those of `numerics`, whose cases they choose from.

@@ -28,8 +28,8 @@ from tracegraph.lowering.planning.split_temporaries import Part, Split, split_al
 from tracegraph.lowering.region_steps import PointSteps, RegionSteps, XlaRegion
 from tracegraph.lowering.request import BYTE, BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode
 from tracegraph.runtime.errors import InternalError, UnsupportedError
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode
 
 
 def assemble(

@@ -52,13 +52,13 @@ from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.lowering.planning.step_order import reduce_edges
 from tracegraph.lowering.planning.step_times import estimate_microseconds
 from tracegraph.lowering.request import Role
-from tracegraph.runtime.collective_nodes import CollectiveNode, JointCollectiveNode
-from tracegraph.runtime.early_loads import CompletedNodes, find_settled, find_writers
+from tracegraph.runtime.definition.collective_nodes import CollectiveNode, JointCollectiveNode
+from tracegraph.runtime.definition.early_loads import CompletedNodes, find_settled, find_writers
+from tracegraph.runtime.definition.event_nodes import EventNode
+from tracegraph.runtime.definition.graph import BufferSlot, GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, GraphNode, Node
+from tracegraph.runtime.definition.nodes import CallNode, CopyNode, KernelNode
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.event_nodes import EventNode
-from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, GraphNode, Node
-from tracegraph.runtime.nodes import CallNode, CopyNode, KernelNode
 
 # A node behind one may be started before it has completed.
 _KERNELS = (KernelNode, CollectiveNode)

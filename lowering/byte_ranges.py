@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.request import Region
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.graph_nodes import Node, list_nested
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode
 from tracegraph.runtime.errors import InternalError, UnsupportedError
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import Node, list_nested
-from tracegraph.runtime.nodes import BufferUse, CopyNode
 
 if TYPE_CHECKING:
     from tracegraph.lowering.xla.program import XlaProgram

@@ -18,7 +18,7 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.planning.step_order import find_ancestors
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, OutputSpec, Region, Role
-from tracegraph.runtime.event_nodes import HostEvent
+from tracegraph.runtime.definition.event_nodes import HostEvent
 
 
 def compile_request(

@@ -24,10 +24,10 @@ from tracegraph.lowering.planning.memory_plan import MemoryPlan
 from tracegraph.lowering.region_steps import PointSteps, RegionSteps, XlaRegion
 from tracegraph.lowering.request import BYTE, BufferSpec, CaptureRequest, Region
 from tracegraph.lowering.tuning import join_options
+from tracegraph.runtime.definition.event_nodes import EventNode
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.event_nodes import EventNode
 from tracegraph.runtime.late_import import import_late
-from tracegraph.runtime.nodes import BufferUse
 
 if TYPE_CHECKING:
     from tracegraph.lowering.xla.program import XlaProgram

@@ -20,8 +20,8 @@ from tracegraph.lowering.collectives import Collective, list_collectives
 from tracegraph.lowering.compiler import PhaseProgress
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.overlap import Overlap
+from tracegraph.runtime.arrays.spread_buffer import GlobalType
 from tracegraph.runtime.jax_interop import carry_settings
-from tracegraph.runtime.spread_buffer import GlobalType
 
 # Is called with what XLA is about to compile; raises where another process compiles something else.
 Agree: TypeAlias = Callable[[jax.stages.Lowered], None]

@@ -13,12 +13,12 @@ from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import Region
 from tracegraph.lowering.tuning import UNTUNED, Tuning
-from tracegraph.runtime.code_target import CodeTarget, CompileKernel
-from tracegraph.runtime.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.code_target import CodeTarget, CompileKernel
+from tracegraph.runtime.definition.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.library_calls import LibraryCall
+from tracegraph.runtime.definition.library_nodes import MatmulNode
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.jax_interop import carry_settings, is_default_device, keep_code
-from tracegraph.runtime.library_calls import LibraryCall
-from tracegraph.runtime.library_nodes import MatmulNode
 
 # XLA's options with their values.
 XlaOptions: TypeAlias = tuple[tuple[str, bool | str], ...]

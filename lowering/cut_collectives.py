@@ -24,14 +24,14 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.lowering.xla.refusal import make_refused_error
-from tracegraph.runtime.collective_nodes import (
+from tracegraph.runtime.definition.collective_nodes import (
     MAX_MEMBERS,
     CollectiveNode,
     JointCollectiveNode,
 )
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import RefusedWork, UnsupportedError
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import BufferUse
 
 _Uses: TypeAlias = tuple[BufferUse, ...]
 

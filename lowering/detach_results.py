@@ -32,9 +32,9 @@ from tracegraph.lowering.kernels.conditions import COUNTER_BYTES
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
 from tracegraph.lowering.kernels.waits import add_waits
 from tracegraph.lowering.request import BufferSpec
-from tracegraph.runtime.event_nodes import EventNode
-from tracegraph.runtime.graph import MAX_PATCHED_NODES
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
+from tracegraph.runtime.definition.event_nodes import EventNode
+from tracegraph.runtime.definition.graph import MAX_PATCHED_NODES
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode, KernelNode
 
 # So much more memory may always be taken, and this share of what the program keeps anyway.
 DETACHED_BYTES, DETACHED_SHARE = 1 << 16, 64

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from tracegraph.lowering.element_loops import ElementLoop
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec
-from tracegraph.runtime.graph_nodes import Construct, DeviceNode, Turn
-from tracegraph.runtime.nodes import BufferUse, Relocate, rename
+from tracegraph.runtime.definition.graph_nodes import Construct, DeviceNode, Turn
+from tracegraph.runtime.definition.nodes import BufferUse, Relocate, rename
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
 from tracegraph.lowering.xla.program import XlaProgram
-from tracegraph.runtime.library_nodes import MatmulNode
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.library_nodes import MatmulNode
+from tracegraph.runtime.definition.nodes import BufferUse
 
 # Returns what a matmul needs; None where nothing says it.
 FindBytes: TypeAlias = Callable[[MatmulNode], int | None]

@@ -16,12 +16,12 @@ from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, plan_memory
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.request import CaptureRequest
-from tracegraph.runtime.collective_nodes import CollectiveNode, JointCollectiveNode
-from tracegraph.runtime.cudnn_calls import CompiledGraph, Direction
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import Node, list_nested
+from tracegraph.runtime.definition.collective_nodes import CollectiveNode, JointCollectiveNode
+from tracegraph.runtime.definition.cudnn_calls import CompiledGraph, Direction
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.graph_nodes import Node, list_nested
+from tracegraph.runtime.definition.library_nodes import CudnnNode, FfiCallNode
 from tracegraph.runtime.late_import import import_late
-from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode
 
 if TYPE_CHECKING:
     from tracegraph.lowering.compile_gpu import CompiledForGpu

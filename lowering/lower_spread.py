@@ -35,9 +35,9 @@ from tracegraph.lowering.compiler import Compiler, CompileTarget, PhaseProgress
 from tracegraph.lowering.lower import lower_request
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Region, Role
+from tracegraph.runtime.arrays.spread_buffer import GlobalType
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.jax_interop import carry_settings
-from tracegraph.runtime.spread_buffer import GlobalType
 
 _Options: TypeAlias = tuple[tuple[str, bool | str], ...]
 # XLA has kernels of its own for small sums, which need its barriers.

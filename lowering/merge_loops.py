@@ -34,8 +34,8 @@ from tracegraph.lowering.kernels.merged_loops import (
 )
 from tracegraph.lowering.planning.drop_steps import drop_steps
 from tracegraph.lowering.planning.rename_values import rename_passing_values
-from tracegraph.runtime.code_target import CompileKernel
-from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
+from tracegraph.runtime.definition.code_target import CompileKernel
+from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 
 # Fewer small kernels take about as long as one that has to find its arrays.
 MIN_STEPS = 8

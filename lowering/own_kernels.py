@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from tracegraph.lowering.device_program import ConditionalStep, GraphStep
 from tracegraph.lowering.kernels.collectives import write_collective
 from tracegraph.lowering.kernels.own_kernel import OPTIONS, read_listing
-from tracegraph.runtime.code_target import CompileKernel
-from tracegraph.runtime.collective_nodes import CollectiveNode
-from tracegraph.runtime.nodes import KernelCode, KernelNode
+from tracegraph.runtime.definition.code_target import CompileKernel
+from tracegraph.runtime.definition.collective_nodes import CollectiveNode
+from tracegraph.runtime.definition.nodes import KernelCode, KernelNode
 
 
 def compile_own_kernels(

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from tracegraph.lowering.request import BufferSpec, CaptureRequest
+from tracegraph.runtime.definition.packing import is_packable
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.packing import is_packable
 
 # XLA computes with a byte for each of these, and JAX's arrays have a bit.
 REFUSED = ("int1", "uint1")

@@ -25,7 +25,7 @@ from tracegraph.lowering.planning.split_temporaries import find_whole_peak
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.xla.program import AllocationKind
-from tracegraph.runtime.code_target import CompileKernel
+from tracegraph.runtime.definition.code_target import CompileKernel
 
 # See Note [Budgets]: of what must be held, for levels; a smaller one, tried second; and the limits
 # of plans in which bytes rest, and of others.

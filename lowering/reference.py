@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from tracegraph.lowering.compiled_region import CompiledRegion
+from tracegraph.runtime.definition.packing import is_packable
 from tracegraph.runtime.jax_interop import uncommit
-from tracegraph.runtime.packing import is_packable
 
 
 def run_regions(regions: Sequence[CompiledRegion], inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tracegraph.lowering.device_program import DeviceStep, ExecutableCall
 from tracegraph.lowering.request import BufferSpec, Region
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 if TYPE_CHECKING:
     from tracegraph.lowering.xla.program import XlaProgram

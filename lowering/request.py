@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tracegraph.runtime.packing import count_packed_bytes
+from tracegraph.runtime.definition.packing import count_packed_bytes
 
 # Of buffers whose elements mean nothing to the lowering.
 BYTE = np.dtype(np.uint8)
@@ -113,7 +113,7 @@ class EventPoint:
     """Where each replay records an event of the user's, or waits for one.
 
     Attributes:
-        event: a `runtime.event.Event`.
+        event: a `runtime.streams.event.Event`.
         is_wait: False for a record.
     """
 

@@ -20,11 +20,11 @@ from tracegraph.lowering.late_executable import find_compiled
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.lifetimes import Lifetime
 from tracegraph.lowering.planning.memory_plan import MemoryPlan, find_plan_problems
+from tracegraph.runtime.definition.event_nodes import EventNode, HostEvent
+from tracegraph.runtime.definition.graph_nodes import list_nested
+from tracegraph.runtime.definition.nodes import CallNode
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.event_nodes import EventNode, HostEvent
-from tracegraph.runtime.graph_nodes import list_nested
 from tracegraph.runtime.jax_interop import load_executable, save_executable
-from tracegraph.runtime.nodes import CallNode
 from tracegraph.runtime.saved_executable import ArrayAval, SavedExecutable
 from tracegraph.runtime.saving.check_definition import find_definition_problem
 from tracegraph.runtime.saving.graph_records import GRAPH_TYPES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.library_nodes import LibraryCallNode, MatmulNode
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.graph_nodes import list_nested
+from tracegraph.runtime.definition.library_nodes import LibraryCallNode, MatmulNode
 
 
 @dataclasses.dataclass(frozen=True)

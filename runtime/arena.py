@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from tracegraph.runtime.graph import ArenaSize
+from tracegraph.runtime.definition.graph import ArenaSize
 from tracegraph.runtime.memory.caching.block import Block
 from tracegraph.runtime.memory.private_pool import PrivatePool, Scratch
 from tracegraph.runtime.memory.providers.provider import Provider

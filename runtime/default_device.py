@@ -15,7 +15,7 @@ from tracegraph.runtime.ffi.recorder import record_registrations
 from tracegraph.runtime.host.device import HostDevice, find_host_device
 from tracegraph.runtime.host.properties import read_properties as read_host_properties
 from tracegraph.runtime.late_import import import_late
-from tracegraph.runtime.stream_backend import StreamBackend, register_backend
+from tracegraph.runtime.streams.stream_backend import StreamBackend, register_backend
 
 if TYPE_CHECKING:
     from tracegraph.runtime.cuda.described_device import DescribedGpu

@@ -10,24 +10,24 @@ from typing import Any, Protocol
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.code_target import CodeTarget, CompileKernel
-from tracegraph.runtime.cudnn_calls import CudnnCall
-from tracegraph.runtime.ffi.call import FfiCall
-from tracegraph.runtime.graph import (
+from tracegraph.runtime.arrays.live_buffers import InputWriter
+from tracegraph.runtime.arrays.static_buffer import StaticBuffer
+from tracegraph.runtime.definition.code_target import CodeTarget, CompileKernel
+from tracegraph.runtime.definition.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.graph import (
     ExecutableGraph,
     GraphDefinition,
     Instance,
     ReplayClock,
 )
-from tracegraph.runtime.library_calls import LibraryCall
-from tracegraph.runtime.library_nodes import MatmulNode
-from tracegraph.runtime.live_buffers import InputWriter
+from tracegraph.runtime.definition.library_calls import LibraryCall
+from tracegraph.runtime.definition.library_nodes import MatmulNode
+from tracegraph.runtime.definition.nodes import KernelCode
+from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.node_timer import NodeTimer, TimedGraph
-from tracegraph.runtime.nodes import KernelCode
-from tracegraph.runtime.static_buffer import StaticBuffer
-from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.streams.stream import Stream
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.graph import ExecutableGraph, GraphDefinition, ReplayClock
-from tracegraph.runtime.graph_nodes import Node
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.graph import ExecutableGraph, GraphDefinition, ReplayClock
+from tracegraph.runtime.definition.graph_nodes import Node
+from tracegraph.runtime.definition.nodes import BufferUse
 
 
 @dataclasses.dataclass(frozen=True)

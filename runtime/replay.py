@@ -22,17 +22,17 @@ from typing import Any
 import jax
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.arrays.array import Array, ArrayState
+from tracegraph.runtime.arrays.leaf_set import LeafSet
+from tracegraph.runtime.arrays.residence import Donation
+from tracegraph.runtime.arrays.state_home import StateHome
+from tracegraph.runtime.arrays.static_buffer import StaticBuffer
+from tracegraph.runtime.definition.graph import GraphDefinition, ReplayClock, Stage
 from tracegraph.runtime.device import ReplayDevice
 from tracegraph.runtime.errors import TracegraphError
-from tracegraph.runtime.graph import GraphDefinition, ReplayClock, Stage
 from tracegraph.runtime.jax_interop import find_sharding
-from tracegraph.runtime.leaf_set import LeafSet
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.profiler_ranges import mark_call
-from tracegraph.runtime.residence import Donation
-from tracegraph.runtime.state_home import StateHome
-from tracegraph.runtime.static_buffer import StaticBuffer
 
 
 class Replay:

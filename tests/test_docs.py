@@ -244,7 +244,7 @@ def test_files_that_a_page_names_exist(path: pathlib.Path) -> None:
 
 
 def test_a_missing_file_is_noticed() -> None:
-    text = "`runtime/graph.py`, `graph.py`, `runtime/graphs.py` and `raph.py`"
+    text = "`runtime/definition/graph.py`, `graph.py`, `runtime/graphs.py` and `raph.py`"
     assert find_missing_files(text) == ["runtime/graphs.py", "raph.py"]
 
 

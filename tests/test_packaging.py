@@ -275,5 +275,5 @@ def find_heavy(names: list[str]) -> list[str]:
 
 
 def test_a_heavy_module_is_noticed() -> None:
-    names = ["tracegraph.runtime.cuda.device", "cuda", "cudas", "tracegraph.runtime.array"]
+    names = ["tracegraph.runtime.cuda.device", "cuda", "cudas", "tracegraph.runtime.arrays.array"]
     assert find_heavy(names) == ["tracegraph.runtime.cuda.device", "cuda"]

@@ -81,7 +81,7 @@ from tracegraph.recording.graph_hooks import (
     register_graph_replay_end_hook,
     register_graph_replay_start_hook,
 )
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.errors import (
     CaptureError,
     ConfigError,
@@ -97,10 +97,10 @@ from tracegraph.runtime.errors import (
     UnsupportedError,
     VerificationError,
 )
-from tracegraph.runtime.external_stream import ExternalStream
 from tracegraph.runtime.memory.pool_id import PoolId
 from tracegraph.runtime.memory.private_pool import graph_pool_handle
-from tracegraph.runtime.stream import (
+from tracegraph.runtime.streams.external_stream import ExternalStream
+from tracegraph.runtime.streams.stream import (
     Event,
     Stream,
     current_stream,

@@ -30,7 +30,7 @@ from tracegraph.randomness.random_calls import RandomCalls
 from tracegraph.replaying.captured_graph import MISS
 from tracegraph.replaying.probe_values import ProbeValues
 from tracegraph.runtime.memory.pool_id import PoolId
-from tracegraph.runtime.stream import is_tracing
+from tracegraph.runtime.streams.stream import is_tracing
 from tracegraph.saving.save_captures import (
     Collected,
     collect_captures,

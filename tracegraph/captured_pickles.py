@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracegraph.options import Options, list_keywords
-from tracegraph.runtime.handles import make_pickle_error
+from tracegraph.runtime.streams.handles import make_pickle_error
 
 
 def list_given(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tracegraph.buckets.bucketed_function import BucketedFunction
 from tracegraph.graphed_function import GraphedFunction
 from tracegraph.runtime.errors import ConfigError
 from tracegraph.runtime.memory.pool_id import PoolId
-from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.streams.stream import Stream
 from tracegraph.user_memory.mem_pool import MemPool
 
 P = ParamSpec("P")

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from tracegraph.constraints.frames import locate_function
 from tracegraph.runtime.errors import CaptureError, ConfigError, count_noun
 from tracegraph.runtime.memory.pool_id import PoolId
-from tracegraph.runtime.stream import Stream, default_stream
+from tracegraph.runtime.streams.stream import Stream, default_stream
 from tracegraph.user_memory.mem_pool import MemPool
 
 MODES = ("whole", "partial")

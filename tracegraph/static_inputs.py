@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from tracegraph.constraints.frames import hides_own_frames, locate_caller
 from tracegraph.jax_internals import is_key_dtype
-from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.arrays.array import Array, ArrayState
+from tracegraph.runtime.arrays.live_buffers import StaticInput, place
+from tracegraph.runtime.arrays.recorder import recorder_state
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.errors import CaptureError, ConfigError
-from tracegraph.runtime.live_buffers import StaticInput, place
-from tracegraph.runtime.recorder import recorder_state
 
 
 @hides_own_frames

@@ -40,7 +40,7 @@ from tracegraph.lowering.kernels.element_functions import ElementLines
 from tracegraph.lowering.kernels.few_rows_ends import indent
 from tracegraph.lowering.kernels.few_rows_problem import SHARED_BYTES, fill_grid
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 
 def write_attention(problem: Attention, processors: int) -> OwnKernel:

@@ -24,14 +24,14 @@ import dataclasses
 
 from tracegraph.lowering.kernels.device_head import HEAD
 from tracegraph.lowering.kernels.own_kernel import name_kernel
-from tracegraph.runtime.collective_nodes import (
+from tracegraph.runtime.definition.collective_nodes import (
     MAX_MEMBERS,
     ONE_SHOT_BYTES,
     CollectiveKind,
     Exchange,
 )
-from tracegraph.runtime.nodes import LaunchShape
-from tracegraph.runtime.signals import (
+from tracegraph.runtime.definition.nodes import LaunchShape
+from tracegraph.runtime.definition.signals import (
     BLOCKS,
     COUNTS_OFFSET,
     GENERATIONS_OFFSET,

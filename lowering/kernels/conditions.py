@@ -8,7 +8,7 @@ the driver brings with it.
 from __future__ import annotations
 
 from tracegraph.lowering.device_program import DeviceStep
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     ConditionHandle,
     KernelCode,

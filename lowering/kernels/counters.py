@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.kernels.conditions import FIRST_LINES
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
-from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
+from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 
 # Of a block: a value for each.
 MOST_VALUES = 256

@@ -76,7 +76,7 @@ from tracegraph.lowering.kernels.few_rows_tensor import (
 )
 from tracegraph.lowering.kernels.largest import BEST
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 
 def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:

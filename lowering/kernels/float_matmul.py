@@ -36,7 +36,7 @@ from tracegraph.lowering.kernels.device_head import HEAD
 from tracegraph.lowering.kernels.few_rows_ends import indent
 from tracegraph.lowering.kernels.float_matmul_source import BODY, FUNCTIONS
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 # The one compute capability with these instructions.
 ARCHITECTURE = "9.0"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.kernels.conditions import FIRST_LINES, SET_CONDITION
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     ConditionHandle,
     KernelCode,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from tracegraph.lowering.kernels.device_head import HEAD, TYPES
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 THREADS = 256
 

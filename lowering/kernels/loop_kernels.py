@@ -6,7 +6,7 @@ from tracegraph.lowering.kernels.conditions import CONDITIONS
 from tracegraph.lowering.kernels.counters import COUNT_AHEAD
 from tracegraph.lowering.kernels.slices import COPY_SLICE
 from tracegraph.lowering.kernels.waits import write_wait
-from tracegraph.runtime.nodes import KernelCode
+from tracegraph.runtime.definition.nodes import KernelCode
 
 # The compute capability from which on XLA's kernels wait, and so do ours: Note [Kernels that wait].
 FIRST_WITH_WAITS = 9.0

@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import re
 
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 # Products are rounded once, with the sum that they are added to; the rest is XLA's precision.
 OPTIONS = ("--std=c++17",)

@@ -37,7 +37,7 @@ from tracegraph.lowering.kernels.row_fusion_problem import (
 from tracegraph.lowering.kernels.row_fusion_source import BODY, FUNCTIONS, JOIN, TOTALS
 from tracegraph.lowering.kernels.tiled_attention import SHARED_LIMIT
 from tracegraph.lowering.kernels.tiled_attention_elements import FAST, open_functions
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 _FAST = {**FAST, "tanh": "tanh_fast", "logistic": "logistic_fast"}
 # Of shared memory, that a block has for the GPU's own use.

@@ -11,7 +11,7 @@ import math
 
 from tracegraph.lowering.device_program import DeviceStep, Step
 from tracegraph.lowering.kernels.conditions import FIRST_LINES
-from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
+from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 
 THREADS = 256
 # As many blocks as keep the memory of a large GPU busy.

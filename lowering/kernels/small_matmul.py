@@ -48,7 +48,7 @@ from tracegraph.lowering.kernels.few_rows_problem import (
 from tracegraph.lowering.kernels.few_rows_source import FUNCTIONS as ROW_FUNCTIONS
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, name_kernel
 from tracegraph.lowering.kernels.small_matmul_source import BODY, FUNCTIONS
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 STRIP, DEEP, SCRATCH_FLOATS = 16, 8, 32
 # By their time on an H100: rows that a block shares with few others, lines of the memory in whole.

@@ -53,7 +53,7 @@ from tracegraph.lowering.kernels.tiled_attention_source import (
     TURNS,
     UNIT_TEST,
 )
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 # Warps of a strip; each works on 16 rows at once, or where there is one on 32: half as many waits.
 _SHARERS = (4, 2, 1)

@@ -49,7 +49,7 @@ from tracegraph.lowering.kernels.tiled_attention_source import (
     ROW_KERNEL,
 )
 from tracegraph.lowering.kernels.tiled_attention_steps import RowSteps
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 # Warps of a strip, and most columns that one of them has, of all products together.
 _SHARERS, _MAX_COLUMNS = (1, 2, 4), 128

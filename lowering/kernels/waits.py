@@ -26,7 +26,7 @@ from tracegraph.lowering.device_program import (
     list_device_steps,
 )
 from tracegraph.lowering.kernels.conditions import FIRST_LINES
-from tracegraph.runtime.nodes import KernelCode, KernelNode
+from tracegraph.runtime.definition.nodes import KernelCode, KernelNode
 
 StepT = TypeVar("StepT", bound=Step)
 

@@ -15,8 +15,8 @@ from tracegraph.lowering.device_program import Step
 from tracegraph.lowering.planning.byte_map import ByteMap
 from tracegraph.lowering.planning.step_order import find_unordered
 from tracegraph.lowering.request import BufferSpec
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.nodes import BufferUse
 
 # The step that wrote a byte last (-1 for none), and the steps that have read it since.
 LastUses: TypeAlias = tuple[int, tuple[int, ...]]

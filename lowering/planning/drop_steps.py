@@ -19,7 +19,7 @@ from tracegraph.lowering.device_program import (
     ExecutableCall,
     Step,
 )
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode, KernelNode
 
 
 def drop_unread(program: DeviceProgram) -> DeviceProgram:

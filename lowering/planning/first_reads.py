@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
 from tracegraph.lowering.planning.byte_map import ByteMap
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import BufferUse
 
 
 def find_first_reads(

@@ -37,7 +37,7 @@ from tracegraph.lowering.device_program import (
 from tracegraph.lowering.planning.drop_steps import drop_steps
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.request import Role
-from tracegraph.runtime.nodes import BufferUse, CopyNode, KernelNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, KernelNode
 
 
 class Forwarded(NamedTuple):

@@ -18,8 +18,8 @@ import dataclasses
 
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, Role
-from tracegraph.runtime.library_nodes import CudnnNode, MatmulNode
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.library_nodes import CudnnNode, MatmulNode
+from tracegraph.runtime.definition.nodes import KernelNode
 
 # From here on a device points any number of nodes at an argument.
 SMALLEST_BYTES = 1 << 20

@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tracegraph.lowering.planning.lifetimes import Lifetime
 from tracegraph.lowering.planning.plan_text import format_lifetimes
+from tracegraph.runtime.definition.graph import ArenaSize
 from tracegraph.runtime.errors import InternalError, count_noun
-from tracegraph.runtime.graph import ArenaSize
 
 ALIGNMENT = 256
 # Other orders than the first are tried for so many buffers at most, and only where the arena takes

@@ -22,7 +22,7 @@ from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, Grap
 from tracegraph.lowering.planning.lifetimes import Lifetime
 from tracegraph.lowering.planning.memory_plan import align, plan_memory
 from tracegraph.lowering.planning.split_temporaries import Split, split_allocations
-from tracegraph.runtime.nodes import BufferUse, FillNode
+from tracegraph.runtime.definition.nodes import BufferUse, FillNode
 
 # Where values of an iteration are larger, kernels take longer than it takes to start the next one.
 RENAMED_BYTES = 4 << 20

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep, Step, list_uses
 from tracegraph.lowering.request import BYTE, BufferSpec
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 
 def rename_passing_values(program: DeviceProgram, limit_bytes: int) -> DeviceProgram:

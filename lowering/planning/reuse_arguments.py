@@ -36,7 +36,7 @@ from tracegraph.lowering.planning.memory_plan import align
 from tracegraph.lowering.planning.split_temporaries import Part, Split, split_allocations
 from tracegraph.lowering.planning.step_order import is_chain
 from tracegraph.lowering.request import BYTE, BufferSpec
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode
 
 # The share of all arguments that makes one of them, or a value, large.
 LARGE_SHARE = 64

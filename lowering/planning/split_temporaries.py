@@ -24,7 +24,7 @@ from tracegraph.lowering.device_program import GraphStep, Step
 from tracegraph.lowering.planning.byte_map import ByteMap
 from tracegraph.lowering.planning.lifetimes import Lifetime
 from tracegraph.lowering.planning.memory_plan import find_least_bytes
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 # XLA aligns to it; a part keeps its address modulo it, and so the alignment of each access.
 ALIGNMENT = 256

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, Step
-from tracegraph.runtime.nodes import CopyNode, FillNode, KernelNode
+from tracegraph.runtime.definition.nodes import CopyNode, FillNode, KernelNode
 
 _LEAST_US, _STAGED_US, _LIBRARY_US, _CONDITIONAL_US = 0.7, 1.0, 4.0, 8.0
 _BYTES_PER_US, _BLOCK_BYTES_PER_US = 5e6, 8e4

@@ -10,7 +10,7 @@ from tracegraph.lowering.xla.constants import index_literals, read_constant
 from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
 from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 _WHOLE_BYTES = ("PRED", "S8", "S16", "S32", "S64", "U8", "U16", "U32", "U64")
 _WHOLE_BYTES += ("F16", "BF16", "F32", "F64", "C64", "C128")

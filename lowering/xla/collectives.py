@@ -19,13 +19,13 @@ from tracegraph.lowering.xla.enums import read_names, read_value
 from tracegraph.lowering.xla.kernels import make_fill
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Scope
-from tracegraph.runtime.collective_nodes import (
+from tracegraph.runtime.definition.collective_nodes import (
     CollectiveKind,
     CollectiveNode,
     Exchange,
     NumberNode,
 )
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 _REDUCTIONS = {
     "REDUCTION_KIND_SUM": "SUM",

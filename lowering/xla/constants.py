@@ -12,7 +12,7 @@ from tracegraph.lowering.xla.allow_list import check_listed
 from tracegraph.lowering.xla.computations import Computations
 from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.runtime.packing import pack_bits
+from tracegraph.runtime.definition.packing import pack_bits
 
 _PREFIX = "buffer_for_"
 

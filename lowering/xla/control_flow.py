@@ -51,8 +51,8 @@ from tracegraph.lowering.xla.merge_siblings import merge_siblings, read_pieces
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
 from tracegraph.lowering.xla.trip_counts import find_trip_counts
-from tracegraph.runtime.graph_nodes import Construct, Turn
-from tracegraph.runtime.nodes import BufferUse, CopyNode
+from tracegraph.runtime.definition.graph_nodes import Construct, Turn
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode
 
 # Nodes are 0.2 KB of device memory each and take some microseconds to instantiate.
 UNROLLED_NODES = 1024

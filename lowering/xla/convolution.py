@@ -16,7 +16,7 @@ from typing import Any
 
 from tracegraph.lowering.xla.enums import read_name, read_value
 from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.runtime.cudnn_calls import (
+from tracegraph.runtime.definition.cudnn_calls import (
     Activation,
     Algorithm,
     B,
@@ -30,8 +30,8 @@ from tracegraph.runtime.cudnn_calls import (
     Y,
     Z,
 )
-from tracegraph.runtime.library_nodes import CudnnNode
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.library_nodes import CudnnNode
+from tracegraph.runtime.definition.nodes import BufferUse
 
 # XLA's element types that its convolutions with cuDNN have, with JAX's names.
 DTYPES = {

@@ -29,7 +29,7 @@ from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.xla.constants import read_literal
 from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.loop_fusions import list_fused
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 _INTEGERS = frozenset(["S32", "U32", "S64", "U64"])
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.ubjson import read_ubjson
-from tracegraph.runtime.cudnn_calls import CompiledGraph
-from tracegraph.runtime.library_nodes import CudnnNode
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.cudnn_calls import CompiledGraph
+from tracegraph.runtime.definition.library_nodes import CudnnNode
+from tracegraph.runtime.definition.nodes import BufferUse
 
 VERSION = "1.0"
 READ = frozenset(

@@ -13,7 +13,9 @@ from typing import Any, TypeAlias
 from tracegraph.lowering.xla.allow_list import check_listed
 from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.runtime.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.library_nodes import FfiCallNode
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.ffi.c_api import DataType
 from tracegraph.runtime.ffi.call import (
     ITEM_BYTES,
@@ -24,8 +26,6 @@ from tracegraph.runtime.ffi.call import (
     FfiCall,
     ScalarAttribute,
 )
-from tracegraph.runtime.library_nodes import FfiCallNode
-from tracegraph.runtime.nodes import BufferUse
 
 # Returns why a call cannot be in a graph, or an empty text.
 CheckCall: TypeAlias = Callable[[FfiCall | CudnnCall], str]

@@ -19,9 +19,9 @@ from tracegraph.lowering.xla.allow_list import check_listed
 from tracegraph.lowering.xla.enums import read_name, read_value
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Scope
-from tracegraph.runtime.library_calls import Scale, Transform
-from tracegraph.runtime.library_nodes import LibraryCallNode
-from tracegraph.runtime.nodes import BufferUse, CopyNode
+from tracegraph.runtime.definition.library_calls import Scale, Transform
+from tracegraph.runtime.definition.library_nodes import LibraryCallNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode
 
 # cuFFT's letters by XLA's types and element types; JAX's name of the target's dtype.
 FORMS = {

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from tracegraph.lowering.device_program import DeviceStep, GraphStep, list_uses
 from tracegraph.lowering.kernels.slices import MovingUse, Slice, copy_slice, read_slice
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT, align
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 # What all copies of a loop take at most.
 GATHERED_BYTES = 1 << 20

@@ -47,8 +47,8 @@ from tracegraph.lowering.planning.memory_plan import ALIGNMENT, align
 from tracegraph.lowering.xla.control_flow import rename_steps
 from tracegraph.lowering.xla.count_ahead import count_ahead, find_counters, read_additions
 from tracegraph.lowering.xla.loop_state import Loop, move_iteration, read_loop
-from tracegraph.runtime.graph_nodes import Construct, Turn
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
+from tracegraph.runtime.definition.graph_nodes import Construct, Turn
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode, KernelNode
 
 # In microseconds, on an H200; see `docs/design/control_flow.md`.
 TURN, NODE, COPY = 4.5, 1.0, 1.0

@@ -28,8 +28,8 @@ from tracegraph.lowering.xla.loop_fusions import read_loop_fusion
 from tracegraph.lowering.xla.machine_code import waits_first
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Launch, Scope
-from tracegraph.runtime.launch_limits import find_shape_problem, find_tile_problem
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.launch_limits import find_shape_problem, find_tile_problem
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     FillNode,
     KernelNode,

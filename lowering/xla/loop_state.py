@@ -12,7 +12,7 @@ from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, Grap
 from tracegraph.lowering.planning.first_reads import ByteSet, find_needed
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.planning.rename_turn import join_ranges
-from tracegraph.runtime.nodes import BufferUse, CopyNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode
 
 STATE_BYTES, STATE_PIECES = 1 << 16, 16
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from tracegraph.runtime.nodes import KernelCode
+from tracegraph.runtime.definition.nodes import KernelCode
 
 _ELF = b"\x7fELF\x02\x01"
 _INSTRUCTION = struct.Struct("<QQ")

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.xla.enums import read_name, read_value
 from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.nodes import BufferUse
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

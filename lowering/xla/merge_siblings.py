@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from tracegraph.lowering.device_program import DeviceStep, GraphStep, list_uses
 from tracegraph.lowering.kernels.piece_loops import SYMBOL, THREADS, PieceLoop, write_piece_loops
 from tracegraph.lowering.xla.piece_fusions import read_piece_fusion
-from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
+from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 
 # Two kernels take about as long as one that has to find its arrays.
 MIN_STEPS = 3

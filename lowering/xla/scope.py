@@ -10,9 +10,9 @@ from tracegraph.lowering.device_program import GraphStep
 from tracegraph.lowering.xla.ffi_call import CheckCall
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
 from tracegraph.lowering.xla.refusal import Refusal
+from tracegraph.runtime.definition.library_calls import LibraryCall
+from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, LaunchShape
 from tracegraph.runtime.errors import CudaError, UnsupportedError
-from tracegraph.runtime.library_calls import LibraryCall
-from tracegraph.runtime.nodes import BufferUse, KernelCode, LaunchShape
 
 # Returns how many bytes of workspace a call of a library needs.
 PlanCall: TypeAlias = Callable[[LibraryCall], int]

@@ -10,7 +10,7 @@ from tracegraph.lowering.device_program import DeviceStep, GraphStep
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
-from tracegraph.runtime.nodes import BufferUse, CopyNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,8 +41,8 @@ from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Scope
 from tracegraph.lowering.xla.slice_fusion import decode_slice_fusion
 from tracegraph.lowering.xla.triangular_solve import decode_triangular_solve
-from tracegraph.runtime.library_nodes import CudnnNode, MatmulNode
-from tracegraph.runtime.nodes import BufferUse, CopyNode
+from tracegraph.runtime.definition.library_nodes import CudnnNode, MatmulNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,9 +17,9 @@ from tracegraph.lowering.xla.allow_list import check_listed
 from tracegraph.lowering.xla.enums import read_name, read_value
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Scope
-from tracegraph.runtime.library_calls import TriangularSolve
-from tracegraph.runtime.library_nodes import LibraryCallNode
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.library_calls import TriangularSolve
+from tracegraph.runtime.definition.library_nodes import LibraryCallNode
+from tracegraph.runtime.definition.nodes import BufferUse
 
 DTYPES = {"F32": "float32", "F64": "float64", "C64": "complex64", "C128": "complex128"}
 ITEM_BYTES = {"F32": 4, "F64": 8, "C64": 8, "C128": 16}

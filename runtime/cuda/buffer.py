@@ -10,12 +10,13 @@ import jax
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import Array
-from tracegraph.runtime.array_parts import find_part_rows
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.array_parts import find_part_rows
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.memory.host_values import HostValues
 from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays
-from tracegraph.runtime.graph import BufferSlot, ReplayClock
+from tracegraph.runtime.definition.graph import BufferSlot, ReplayClock
+from tracegraph.runtime.definition.packing import pack
 from tracegraph.runtime.jax_interop import (
     HOST_KINDS,
     ArrayImpl,
@@ -26,7 +27,6 @@ from tracegraph.runtime.jax_interop import (
     to_plain,
     to_row_major,
 )
-from tracegraph.runtime.packing import pack
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 _is_ready = ArrayImpl.is_ready

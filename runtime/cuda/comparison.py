@@ -20,10 +20,15 @@ from tracegraph.runtime.cuda.driver.calls import KernelLaunch
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
 from tracegraph.runtime.cuda.measurement import FORMATS, FOUND, MEASURE_PIECES, join_pieces
 from tracegraph.runtime.cuda.memory.jax_arrays import allocate_together, is_prepared
+from tracegraph.runtime.definition.nodes import KernelCode, LaunchShape
+from tracegraph.runtime.definition.packing import (
+    PACKED_BITS,
+    count_packed_bytes,
+    is_packable,
+    unpack,
+)
 from tracegraph.runtime.device import FloatDifference
 from tracegraph.runtime.jax_interop import ArrayImpl
-from tracegraph.runtime.nodes import KernelCode, LaunchShape
-from tracegraph.runtime.packing import PACKED_BITS, count_packed_bytes, is_packable, unpack
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 THREADS = 256

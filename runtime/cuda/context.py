@@ -8,16 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.runtime.array_parts import PartRows
+from tracegraph.runtime.arrays.array_parts import PartRows
 from tracegraph.runtime.cuda.driver.calls import CopyRows
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.memory.held_memory import HeldMemory
 from tracegraph.runtime.cuda.memory.host_reads import HostRead, HostReads
 from tracegraph.runtime.cuda.memory.pinned_pages import find_pinned_allocator
 from tracegraph.runtime.cuda.memory.staging import Staging
+from tracegraph.runtime.definition.packing import is_packable
 from tracegraph.runtime.jax_interop import ArrayImpl, to_row_major
-from tracegraph.runtime.packing import is_packable
-from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.streams.stream import Stream
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 # Origins of arrays that are remembered.

@@ -16,17 +16,17 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cuda.gpu_targets import GPU_TARGETS
 from tracegraph.runtime.cuda.libraries.cublas import count_workspace_bytes
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
 from tracegraph.runtime.cuda.properties import find_compiler
-from tracegraph.runtime.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.code_target import CodeTarget, CompileKernel
+from tracegraph.runtime.definition.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.library_calls import LibraryCall, Transform
+from tracegraph.runtime.definition.library_nodes import MatmulNode
+from tracegraph.runtime.definition.nodes import KernelCode
 from tracegraph.runtime.errors import ConfigError, UnsupportedError
 from tracegraph.runtime.ffi.call import FfiCall
-from tracegraph.runtime.library_calls import LibraryCall, Transform
-from tracegraph.runtime.library_nodes import MatmulNode
-from tracegraph.runtime.nodes import KernelCode
 
 # JAX takes the text of a target since then.
 OLDEST_JAX = (0, 11)

@@ -13,7 +13,6 @@ import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.code_target import CodeTarget, CompileKernel
 from tracegraph.runtime.cuda.buffer import CudaBuffer
 from tracegraph.runtime.cuda.comparison import CudaComparison
 from tracegraph.runtime.cuda.context import CudaContext
@@ -46,25 +45,36 @@ from tracegraph.runtime.cuda.rebinding import find_patchers, list_rebindable
 from tracegraph.runtime.cuda.result_parts import cut_arrays
 from tracegraph.runtime.cuda.results import ResultPort, count_stock
 from tracegraph.runtime.cuda.streams import CudaStreams
-from tracegraph.runtime.cudnn_calls import CudnnCall
-from tracegraph.runtime.environment import check_dispatch, read_launch_blocking
-from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.ffi.call import FfiCall
-from tracegraph.runtime.graph import (
+from tracegraph.runtime.definition.code_target import CodeTarget, CompileKernel
+from tracegraph.runtime.definition.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.graph import (
     ExecutableGraph,
     GraphDefinition,
     Instance,
     ReplayClock,
 )
-from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform, TriangularSolve
-from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
+from tracegraph.runtime.definition.graph_nodes import list_nested
+from tracegraph.runtime.definition.library_calls import (
+    LibraryCall,
+    Scale,
+    Transform,
+    TriangularSolve,
+)
+from tracegraph.runtime.definition.library_nodes import (
+    CudnnNode,
+    FfiCallNode,
+    LibraryCallNode,
+    MatmulNode,
+)
+from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, Locate
+from tracegraph.runtime.environment import check_dispatch, read_launch_blocking
+from tracegraph.runtime.errors import UnsupportedError
+from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.node_timer import TimedGraph
-from tracegraph.runtime.nodes import BufferUse, KernelCode, Locate
 from tracegraph.runtime.plan_cache import find_fft_plans
-from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.streams.stream import Stream
 
 POISON = 0xFF
 # Where no memory is, for the nodes of a lent input before the first call.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
-from tracegraph.runtime.event import Event
+from tracegraph.runtime.streams.event import Event
 
 
 def make_event(driver: CudaDriver, event: Event) -> int:

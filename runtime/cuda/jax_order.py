@@ -42,8 +42,8 @@ from jax.experimental import buffer_callback
 
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.jax_interop import ArrayImpl, computing
-from tracegraph.runtime.stream import Stream, default_stream
-from tracegraph.runtime.stream_backend import check_device
+from tracegraph.runtime.streams.stream import Stream, default_stream
+from tracegraph.runtime.streams.stream_backend import check_device
 
 _is_ready = ArrayImpl.is_ready
 

@@ -18,14 +18,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tracegraph.runtime.collective_nodes import (
+from tracegraph.runtime.cuda.context import CudaContext
+from tracegraph.runtime.cuda.memory.jax_arrays import allocate_together
+from tracegraph.runtime.definition.collective_nodes import (
     CollectiveKind,
     CollectiveNode,
     Exchange,
     JointCollectiveNode,
 )
-from tracegraph.runtime.cuda.context import CudaContext
-from tracegraph.runtime.cuda.memory.jax_arrays import allocate_together
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.jax_interop import (
     ArrayImpl,
     computing,
@@ -34,7 +35,6 @@ from tracegraph.runtime.jax_interop import (
     list_parts,
     make_aval,
 )
-from tracegraph.runtime.nodes import BufferUse
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 _DTYPES = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tracegraph.runtime.definition.nodes import KernelCode
 from tracegraph.runtime.device import FloatDifference
-from tracegraph.runtime.nodes import KernelCode
 
 # By name, as NumPy has no bfloat16 of its own.
 FORMATS = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}

@@ -43,11 +43,11 @@ from tracegraph.runtime.cuda.timing_kernels import (
     make_reading,
     make_spin,
 )
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.graph_nodes import ConditionalNode, Node, list_nested
-from tracegraph.runtime.library_nodes import FfiCallNode
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, Node, list_nested
+from tracegraph.runtime.definition.library_nodes import FfiCallNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode, KernelNode, Locate
 from tracegraph.runtime.node_timer import NodeTime, TimedGraph
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, Locate
 
 # Launches of each chain; the median counts.
 REPEATS, REPEATS_OF_LONG = 7, 3

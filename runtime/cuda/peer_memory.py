@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegraph.runtime.cuda.context import CudaContext
+from tracegraph.runtime.definition.signals import PLACES_OFFSET, count_signal_bytes
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.signals import PLACES_OFFSET, count_signal_bytes
 
 
 class PeerMemory:

@@ -7,8 +7,8 @@ import re
 import uuid
 from typing import Any
 
-from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.cuda.driver.driver import CudaDriver, load_driver
+from tracegraph.runtime.definition.code_target import CodeTarget
 from tracegraph.runtime.device_properties import DeviceProperties
 
 # Of CUDA, that JAX has plugins for.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tracegraph.runtime.cuda.buffer import CudaBuffer
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
-from tracegraph.runtime.graph import MAX_PATCHED_NODES, GraphDefinition
+from tracegraph.runtime.definition.graph import MAX_PATCHED_NODES, GraphDefinition
 
 # A buffer of this size is worth any number of patched nodes.
 LARGE_BYTES = 1 << 20

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tracegraph.runtime.array import Array, ArrayState
-from tracegraph.runtime.array_parts import find_part_rows
+from tracegraph.runtime.arrays.array import Array, ArrayState
+from tracegraph.runtime.arrays.array_parts import find_part_rows
 from tracegraph.runtime.cuda.buffer import DeviceValue, DeviceView
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.memory.jax_arrays import allocate_together

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.arrays.array import Array, ArrayState
 from tracegraph.runtime.cuda.buffer import CudaBuffer, DeviceValue, DeviceView
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.memory.jax_arrays import allocate_arrays, make_first_arrays
-from tracegraph.runtime.graph import ReplayClock
+from tracegraph.runtime.definition.graph import ReplayClock
 from tracegraph.runtime.jax_interop import ArrayImpl
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer

@@ -20,29 +20,34 @@ from typing import Any
 import jax
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import Array, ArrayState
-from tracegraph.runtime.collective_nodes import JointCollectiveNode
+from tracegraph.runtime.arrays.array import Array, ArrayState
+from tracegraph.runtime.arrays.spread_buffer import (
+    GlobalType,
+    SpreadBuffer,
+    SpreadContext,
+    SpreadResult,
+)
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.cuda.joint_collectives import JointStage
 from tracegraph.runtime.cuda.peer_memory import PeerMemory, find_peer_memory
-from tracegraph.runtime.environment import read_launch_blocking
-from tracegraph.runtime.graph import (
+from tracegraph.runtime.definition.collective_nodes import JointCollectiveNode
+from tracegraph.runtime.definition.graph import (
     ExecutableGraph,
     GraphDefinition,
     Instance,
     ReplayClock,
     Stage,
 )
-from tracegraph.runtime.memory.private_pool import PrivatePool
-from tracegraph.runtime.nodes import BufferUse
-from tracegraph.runtime.placement import Peers, list_exchanged, list_groups, place_definition
-from tracegraph.runtime.spread_buffer import (
-    GlobalType,
-    SpreadBuffer,
-    SpreadContext,
-    SpreadResult,
+from tracegraph.runtime.definition.nodes import BufferUse
+from tracegraph.runtime.definition.placement import (
+    Peers,
+    list_exchanged,
+    list_groups,
+    place_definition,
 )
+from tracegraph.runtime.environment import read_launch_blocking
+from tracegraph.runtime.memory.private_pool import PrivatePool
 
 
 class SpreadGpus:

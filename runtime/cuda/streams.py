@@ -13,9 +13,9 @@ import os
 from tracegraph.runtime.cuda.events import make_event
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.event import Event
-from tracegraph.runtime.stream import Stream
-from tracegraph.runtime.stream_errors import make_handle_error
+from tracegraph.runtime.streams.event import Event
+from tracegraph.runtime.streams.stream import Stream
+from tracegraph.runtime.streams.stream_errors import make_handle_error
 
 # The driver's own names of default streams are 0, 1 and 2.
 FIRST_HANDLE = 3

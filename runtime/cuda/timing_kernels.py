@@ -5,7 +5,7 @@ They are kept as PTX, which every driver translates for its GPU: Note [Kernels t
 
 from __future__ import annotations
 
-from tracegraph.runtime.nodes import KernelCode, KernelNode, LaunchShape
+from tracegraph.runtime.definition.nodes import KernelCode, KernelNode, LaunchShape
 
 _SMALL = LaunchShape((1, 1, 1), (32, 1, 1))
 # A thread of `read_bytes` takes so many bytes in one load.

@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import Node
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.graph_nodes import Node
+from tracegraph.runtime.definition.nodes import CallNode
 from tracegraph.runtime.jax_interop import get_quick_call
-from tracegraph.runtime.nodes import CallNode
 
 
 def make_blocking(definition: GraphDefinition) -> GraphDefinition:

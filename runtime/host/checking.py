@@ -12,8 +12,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
-from tracegraph.runtime.graph import GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Node
+from tracegraph.runtime.definition.graph import GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import Node
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.graph import Detours, bind_stage
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer

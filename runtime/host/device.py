@@ -12,14 +12,17 @@ import numpy as np
 
 from tracegraph.runtime.allocators import MemorySource, open_allocator
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import Array
-from tracegraph.runtime.code_target import CodeTarget
-from tracegraph.runtime.cudnn_calls import CudnnCall
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.definition.code_target import CodeTarget
+from tracegraph.runtime.definition.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.graph import GraphDefinition, Instance, ReplayClock
+from tracegraph.runtime.definition.library_calls import LibraryCall
+from tracegraph.runtime.definition.library_nodes import MatmulNode
+from tracegraph.runtime.definition.nodes import KernelCode
 from tracegraph.runtime.environment import read_alloc_conf, read_launch_blocking
 from tracegraph.runtime.errors import InternalError
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_registration_problem
-from tracegraph.runtime.graph import GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.host.blocking import make_blocking
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.checking import POISON, CheckingGraph
@@ -34,8 +37,6 @@ from tracegraph.runtime.host.node_timer import HostTimer
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.host.properties import read_target
 from tracegraph.runtime.jax_interop import make_aval, to_immutable
-from tracegraph.runtime.library_calls import LibraryCall
-from tracegraph.runtime.library_nodes import MatmulNode
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 from tracegraph.runtime.memory.pinned.host_pages import PlainPages
@@ -43,8 +44,7 @@ from tracegraph.runtime.memory.providers.host import HostProvider
 from tracegraph.runtime.memory.providers.host_virtual import HostVirtualProvider
 from tracegraph.runtime.memory.providers.provider import NoEvents
 from tracegraph.runtime.node_timer import TimedGraph
-from tracegraph.runtime.nodes import KernelCode
-from tracegraph.runtime.stream import Stream, default_stream
+from tracegraph.runtime.streams.stream import Stream, default_stream
 
 
 class HostDevice:

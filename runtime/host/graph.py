@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from tracegraph.runtime.event_nodes import HostEvent
-from tracegraph.runtime.graph import GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Node
+from tracegraph.runtime.definition.event_nodes import HostEvent
+from tracegraph.runtime.definition.graph import GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import Node
+from tracegraph.runtime.definition.nodes import CallNode, CopyNode
 from tracegraph.runtime.host.buffer import HostBuffer
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.jax_interop import ArrayImpl, get_quick_call
-from tracegraph.runtime.nodes import CallNode, CopyNode
 
 _get_pointer = ArrayImpl.unsafe_buffer_pointer
 _is_deleted = ArrayImpl.is_deleted

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.runtime.graph_nodes import Node
+from tracegraph.runtime.definition.graph_nodes import Node
+from tracegraph.runtime.definition.nodes import BufferUse, CallNode, CopyNode
 from tracegraph.runtime.jax_interop import get_quick_call, to_immutable
 from tracegraph.runtime.node_timer import NodeTime, TimedGraph
-from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode
 
 # Calls of each node, as many as take so long; the median counts.
 MOST, LEAST = 50, 3

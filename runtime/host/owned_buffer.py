@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import Array
-from tracegraph.runtime.graph import BufferSlot, ReplayClock
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.definition.graph import BufferSlot, ReplayClock
 from tracegraph.runtime.host.buffer import MappedBytes
 from tracegraph.runtime.jax_interop import make_aval, to_immutable
 

@@ -7,7 +7,7 @@ import pathlib
 import platform
 from typing import Any
 
-from tracegraph.runtime.code_target import CodeTarget
+from tracegraph.runtime.definition.code_target import CodeTarget
 from tracegraph.runtime.device_properties import DeviceProperties
 from tracegraph.runtime.memory.providers.host import HostProvider
 

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from tracegraph.runtime.early_loads import CompletedNodes, find_writers
-from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node, list_nested
-from tracegraph.runtime.launch_limits import find_shape_problem, find_tile_problem
-from tracegraph.runtime.library_nodes import CudnnNode, MatmulNode
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.early_loads import CompletedNodes, find_writers
+from tracegraph.runtime.definition.graph import BufferSlot, GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import (
+    Body,
+    ConditionalNode,
+    Construct,
+    Node,
+    list_nested,
+)
+from tracegraph.runtime.definition.launch_limits import find_shape_problem, find_tile_problem
+from tracegraph.runtime.definition.library_nodes import CudnnNode, MatmulNode
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     CallNode,
     ConditionHandle,
@@ -40,7 +46,7 @@ def find_definition_problem(definition: GraphDefinition) -> str:
         definition: of any origin; its fields have the types of their annotations.
 
     Example:
-        >>> from tracegraph.runtime.graph import ArenaSize
+        >>> from tracegraph.runtime.definition.graph import ArenaSize
         >>> bare = GraphDefinition("f", ArenaSize(0), (), (), ("x",), ())
         >>> find_definition_problem(bare)
         'the static input x has no place in the arena'

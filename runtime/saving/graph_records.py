@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tracegraph.runtime import cudnn_calls, graph, graph_nodes, library_calls, library_nodes, nodes
+from tracegraph.runtime.definition import (
+    cudnn_calls,
+    graph,
+    graph_nodes,
+    library_calls,
+    library_nodes,
+    nodes,
+)
 from tracegraph.runtime.ffi import c_api, call
 
 # Not `CallNode`, whose executable is no plain value, nor `EventNode`: an event is the user's. Nor

@@ -69,7 +69,7 @@ class RecordCodec:
             equal.
 
     Example:
-        >>> from tracegraph.runtime.nodes import BufferUse, CopyNode
+        >>> from tracegraph.runtime.definition.nodes import BufferUse, CopyNode
         >>> codec = RecordCodec([BufferUse, CopyNode])
         >>> node = CopyNode("copy", BufferUse("a", 0, 8), BufferUse("b", 0, 8))
         >>> encoded = codec.encode(node)

@@ -81,8 +81,8 @@ def test_the_longest_chain_is_timed_beside_the_whole(tmp_path: pathlib.Path) -> 
 def test_a_chain_keeps_its_nodes_and_starts_them_early_where_they_wait() -> None:
     stage = _evaluate(
         "import json, longest_chain\n"
-        "from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Stage\n"
-        "from tracegraph.runtime.nodes import BufferUse, CopyNode, KernelNode\n"
+        "from tracegraph.runtime.definition.graph import ArenaSize, GraphDefinition, Stage\n"
+        "from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, KernelNode\n"
         "kernel = lambda name, waits: KernelNode(name, None, None, (), (), waits)\n"
         "copy = CopyNode('d', BufferUse('x', 0, 4), BufferUse('y', 0, 4))\n"
         "a, b, c, e = (kernel(name, name != 'a') for name in 'abce')\n"
@@ -98,7 +98,8 @@ def test_a_chain_keeps_its_nodes_and_starts_them_early_where_they_wait() -> None
 def test_a_chain_of_values_follows_what_was_written_last() -> None:
     found = _evaluate(
         "import json, longest_chain\n"
-        "from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode\n"
+        "from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode\n"
+        "from tracegraph.runtime.definition.nodes import KernelNode\n"
         "use = lambda name, offset=0: BufferUse(name, offset, 4)\n"
         "nodes = (\n"
         "    FillNode('long', use('a')),\n"
@@ -117,8 +118,8 @@ def test_a_chain_of_values_follows_what_was_written_last() -> None:
 def test_a_chain_with_a_loop_is_refused() -> None:
     refusal = _evaluate(
         "import json, longest_chain\n"
-        "from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Stage\n"
-        "from tracegraph.runtime.graph_nodes import ConditionalNode\n"
+        "from tracegraph.runtime.definition.graph import ArenaSize, GraphDefinition, Stage\n"
+        "from tracegraph.runtime.definition.graph_nodes import ConditionalNode\n"
         "loop = ConditionalNode.__new__(ConditionalNode)\n"
         "object.__setattr__(loop, 'name', 'while.1')\n"
         "stage = Stage(('a', loop), ((0, 1),))\n"

@@ -14,10 +14,15 @@ from tracegraph.runtime.cuda.driver.calls import Port
 from tracegraph.runtime.cuda.graphs.builder import Library
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
-from tracegraph.runtime.graph import GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
-from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
-from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
+from tracegraph.runtime.definition.graph import GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Node, list_nested
+from tracegraph.runtime.definition.library_nodes import (
+    CudnnNode,
+    FfiCallNode,
+    LibraryCallNode,
+    MatmulNode,
+)
+from tracegraph.runtime.definition.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
 
 ARENA_ADDRESS = 0x7F00_0000_0000
 # What the driver calls a node, by our kind; a library call is a graph of its own.

@@ -22,7 +22,7 @@ from tracegraph.lowering.request import CaptureRequest
 from tracegraph.lowering.tuning import UNTUNED, Tuning
 from tracegraph.replacements.match import Machine, Rule
 from tracegraph.replacements.rules import find_matches
-from tracegraph.runtime.code_target import CompileKernel
+from tracegraph.runtime.definition.code_target import CompileKernel
 from tracegraph.tracing.checked_graph import check_trace, finish_checks, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
 

@@ -20,9 +20,9 @@ from tracegraph.decorator import capture
 from tracegraph.lowering.lower_spread import SpreadLowering
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.nodes import BufferUse
-from tracegraph.runtime.placement import Peers, place_definition
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.nodes import BufferUse
+from tracegraph.runtime.definition.placement import Peers, place_definition
 from tracegraph.tracing.checked_graph import check_trace, finish_checks, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
 

@@ -23,7 +23,7 @@ from tests.deviceless.test_few_rows import (
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.xla.machine_code import ACQBULK, _find_text, _read_operations
 from tracegraph.replacements.rules import RULES
-from tracegraph.runtime.nodes import CopyNode, KernelNode
+from tracegraph.runtime.definition.nodes import CopyNode, KernelNode
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

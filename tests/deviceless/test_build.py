@@ -12,8 +12,8 @@ from tests.deviceless import building
 from tests.deviceless.corpus import find_program, lower
 from tests.deviceless.programs import PROGRAMS, Program
 from tracegraph.lowering.planning.memory_plan import verify_plan
-from tracegraph.runtime.graph import ArenaSize, GraphDefinition, Stage
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.graph import ArenaSize, GraphDefinition, Stage
+from tracegraph.runtime.definition.nodes import KernelNode
 
 # Below this, rounding each buffer up to 256 bytes is most of the arena.
 LARGE_BYTES = 1 << 18

@@ -22,10 +22,10 @@ from tracegraph.lowering.kernels.piece_loops import SYMBOL
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES
 from tracegraph.reports.explain_gpu import list_turns
-from tracegraph.runtime.code_target import CodeTarget
 from tracegraph.runtime.cuda.graphs.builder import check_constructs
-from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
-from tracegraph.runtime.nodes import KernelCode, KernelNode
+from tracegraph.runtime.definition.code_target import CodeTarget
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, list_nested
+from tracegraph.runtime.definition.nodes import KernelCode, KernelNode
 
 VECTOR = np.linspace(0, 1, 4096, dtype=np.float32)
 MATRIX = np.eye(64, dtype=np.float32)

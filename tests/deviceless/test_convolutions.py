@@ -15,8 +15,14 @@ from tests.convolutions import LAST, make_convolution
 from tests.deviceless import building, pipeline
 from tracegraph.lowering.lower import Lowered
 from tracegraph.reports.explain_gpu import count_nodes
-from tracegraph.runtime.cudnn_calls import Activation, Algorithm, Convolution, Direction, Window
-from tracegraph.runtime.library_nodes import CudnnNode
+from tracegraph.runtime.definition.cudnn_calls import (
+    Activation,
+    Algorithm,
+    Convolution,
+    Direction,
+    Window,
+)
+from tracegraph.runtime.definition.library_nodes import CudnnNode
 
 F32 = np.float32
 

@@ -31,7 +31,7 @@ from tracegraph.passes.inline_calls import InlineCalls
 from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.match import Machine
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
-from tracegraph.runtime.nodes import KernelCode, KernelNode
+from tracegraph.runtime.definition.nodes import KernelCode, KernelNode
 from tracegraph.tracing.trace import trace_function
 
 pytest.importorskip("cuda.bindings.nvrtc")

@@ -13,11 +13,11 @@ import pytest
 from tests.deviceless import building, pipeline
 from tests.ptx_kernels import PTX, SYMBOL, add_arrays
 from tracegraph.lowering.lower import Lowered
+from tracegraph.runtime.definition.library_nodes import FfiCallNode
+from tracegraph.runtime.definition.nodes import KernelCode, KernelNode
 from tracegraph.runtime.ffi.c_api import DataType
 from tracegraph.runtime.ffi.call import ArrayType, DictionaryAttribute, FfiCall, ScalarAttribute
 from tracegraph.runtime.ffi.checks import find_registration_problem
-from tracegraph.runtime.library_nodes import FfiCallNode
-from tracegraph.runtime.nodes import KernelCode, KernelNode
 
 SQUARE = np.ones((6, 6), np.float32)
 F66, F6 = ArrayType(DataType.F32, (6, 6)), ArrayType(DataType.F32, (6,))

@@ -18,7 +18,7 @@ from tracegraph.lowering.kernels.own_kernel import OPTIONS, write_listing
 from tracegraph.replacements.float_matmuls import FloatMatmuls
 from tracegraph.replacements.match import Machine
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.nodes import KernelNode
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -16,7 +16,7 @@ from tests.deviceless.test_partial import lower
 from tracegraph.graph_pictures.dot import draw_dot
 from tracegraph.graph_pictures.dump import describe_graph
 from tracegraph.graph_pictures.svg import draw_svg
-from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.definition.graph_nodes import list_nested
 
 WEIGHTS = {"a": np.ones((64, 128), np.float32), "b": np.ones((128, 32), np.float32)}
 BATCH = np.ones((16, 64), np.float32)

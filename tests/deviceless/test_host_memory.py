@@ -12,8 +12,8 @@ from tests.deviceless.pipeline import lower_for_gpu, make_capture_request
 from tests.offloading import add_there, make_arguments, train_layers, train_scan
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.saved_lowering import decode_lowered, encode_lowered
-from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
-from tracegraph.runtime.nodes import CopyNode, KernelNode
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, list_nested
+from tracegraph.runtime.definition.nodes import CopyNode, KernelNode
 
 WIDTH = 64
 LAYER_BYTES = 4 * WIDTH * WIDTH

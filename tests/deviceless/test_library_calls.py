@@ -16,9 +16,14 @@ from tests.deviceless import building, pipeline
 from tests.fakes.compilers import WORKSPACE_BYTES
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.workspaces import measure_workspaces
-from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
-from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform, TriangularSolve
-from tracegraph.runtime.library_nodes import LibraryCallNode
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, list_nested
+from tracegraph.runtime.definition.library_calls import (
+    LibraryCall,
+    Scale,
+    Transform,
+    TriangularSolve,
+)
+from tracegraph.runtime.definition.library_nodes import LibraryCallNode
 
 F32, F64, C64, C128 = np.float32, np.float64, np.complex64, np.complex128
 

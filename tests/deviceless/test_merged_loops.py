@@ -25,9 +25,9 @@ from tracegraph.lowering.kernels.merged_loops import SYMBOL
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.tuning import Tuning
 from tracegraph.lowering.xla.machine_code import _find_text, _read_operations, waits_first
-from tracegraph.runtime.code_target import CompiledSource
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
-from tracegraph.runtime.nodes import KernelCode, KernelNode
+from tracegraph.runtime.definition.code_target import CompiledSource
+from tracegraph.runtime.definition.nodes import KernelCode, KernelNode
 
 SHAPES = [(3,), (8, 8), (5, 7, 2), (128,)] * 4
 LARGE = (512, 512)

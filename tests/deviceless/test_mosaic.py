@@ -19,8 +19,8 @@ from tracegraph.runtime.cuda.libraries.mosaic import (
     find_library,
     find_mosaic,
 )
+from tracegraph.runtime.definition.library_nodes import FfiCallNode
 from tracegraph.runtime.ffi.call import FfiCall
-from tracegraph.runtime.library_nodes import FfiCallNode
 
 X = np.ones((128, 128), np.float32)
 

@@ -18,9 +18,9 @@ from tracegraph.capturing import capture_lowering
 from tracegraph.capturing.capture_lowering import lower_checked
 from tracegraph.capturing.unlowered import UNLOWERED_PRIMITIVES
 from tracegraph.lowering.lower import Lowered
+from tracegraph.runtime.definition.library_calls import LibraryCall
 from tracegraph.runtime.errors import CudaError, UnsupportedError
 from tracegraph.runtime.ffi.call import FfiCall
-from tracegraph.runtime.library_calls import LibraryCall
 from tracegraph.tracing.checked_graph import CheckedGraph, check_trace, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
 

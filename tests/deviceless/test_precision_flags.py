@@ -14,9 +14,9 @@ import tracegraph as tg
 from tests.fakes.compilers import make_compiler
 from tracegraph.capturing.capture_lowering import lower_checked
 from tracegraph.lowering.compiler import Compiler
-from tracegraph.runtime.cudnn_calls import Convolution
-from tracegraph.runtime.library_nodes import CudnnNode, MatmulNode
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.cudnn_calls import Convolution
+from tracegraph.runtime.definition.library_nodes import CudnnNode, MatmulNode
+from tracegraph.runtime.definition.nodes import KernelNode
 from tracegraph.tracing.checked_graph import check_trace, trace_call
 from tracegraph.tracing.prepared_call import prepare_call
 

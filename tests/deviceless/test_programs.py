@@ -12,7 +12,7 @@ import pytest
 from tests.deviceless import pipeline, topology
 from tests.deviceless.programs import PROGRAMS, Program
 from tests.fakes.machine_code import ALWAYS, LDG, WAIT
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.nodes import KernelNode
 
 
 def count_early_loads(image: bytes) -> int:

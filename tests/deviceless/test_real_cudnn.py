@@ -26,7 +26,7 @@ from tracegraph.runtime.cuda.libraries.cudnn_backend import (
     ValueType,
 )
 from tracegraph.runtime.cuda.libraries.cudnn_plans import PlanMaker, PlanParts
-from tracegraph.runtime.cudnn_calls import (
+from tracegraph.runtime.definition.cudnn_calls import (
     Activation,
     Algorithm,
     CompiledGraph,

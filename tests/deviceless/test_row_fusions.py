@@ -18,8 +18,8 @@ from tracegraph.replacements.matmul_updates import MatmulUpdates
 from tracegraph.replacements.row_fusions.rule import RowFusions
 from tracegraph.replacements.row_scatters import RowScatters
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
-from tracegraph.runtime.library_nodes import MatmulNode
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.library_nodes import MatmulNode
+from tracegraph.runtime.definition.nodes import KernelNode
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -25,11 +25,11 @@ from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import read_program
 from tracegraph.lowering.xla.schema import legal_compile_options, load_schema
 from tracegraph.lowering.xla.thunks import read_kind
-from tracegraph.runtime.collective_nodes import CollectiveNode, NumberNode
+from tracegraph.runtime.definition.collective_nodes import CollectiveNode, NumberNode
+from tracegraph.runtime.definition.graph_nodes import list_nested
+from tracegraph.runtime.definition.nodes import KernelNode
+from tracegraph.runtime.definition.placement import list_exchanged
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.nodes import KernelNode
-from tracegraph.runtime.placement import list_exchanged
 
 
 def body(x: Any) -> Any:

@@ -14,10 +14,14 @@ from jax.sharding import PartitionSpec as P
 from tests.deviceless import topology
 from tests.deviceless.building import check_built
 from tests.deviceless.spreading import Network, lower_over, make_mesh, make_type, place_all
-from tracegraph.runtime.collective_nodes import CollectiveKind, CollectiveNode, JointCollectiveNode
+from tracegraph.runtime.definition.collective_nodes import (
+    CollectiveKind,
+    CollectiveNode,
+    JointCollectiveNode,
+)
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.placement import list_exchanged
 from tracegraph.runtime.errors import CaptureError, UnsupportedError
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.placement import list_exchanged
 
 KIND = CollectiveKind
 

@@ -18,8 +18,8 @@ from tracegraph.lowering.xla.machine_code import ACQBULK, _find_text, _read_oper
 from tracegraph.replacements.few_rows.small_matmuls import SmallMatmuls
 from tracegraph.replacements.match import Machine
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
-from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.graph_nodes import list_nested
+from tracegraph.runtime.definition.nodes import KernelNode
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

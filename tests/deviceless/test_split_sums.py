@@ -12,7 +12,7 @@ from tests.fakes.compilers import make_compiler
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.lower import lower_request
 from tracegraph.lowering.tuning import KEEP_SUMS, UNTUNED, Tuning, join_options
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.nodes import KernelNode
 
 
 def multiply(x: Any, weights: Any, other: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.deviceless import building, pipeline
 from tracegraph.lowering.lower import Lowered
-from tracegraph.runtime.packing import PACKED_BITS, pack
+from tracegraph.runtime.definition.packing import PACKED_BITS, pack
 
 
 def lower(function: Callable[..., Any], device: Any, *arguments: Any) -> Lowered:

@@ -15,7 +15,7 @@ from tests.deviceless.programs import PROGRAMS, Program
 from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.xla.decode import read_program
 from tracegraph.lowering.xla.program import XlaProgram
-from tracegraph.runtime.nodes import BufferUse, CopyNode, KernelNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, KernelNode
 
 COMPARED = [p for p in PROGRAMS if p.name not in ("gpt_12x128", "all_passed_through")]
 # Before lowering takes constants and copied arguments out of the region.

@@ -17,8 +17,8 @@ from tests.deviceless.building import check_built, find_excess_bytes, find_fault
 from tests.deviceless.pipeline import lower_for_gpu, make_capture_request
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.lower import Lowered
-from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
+from tracegraph.runtime.definition.graph_nodes import list_nested
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode, KernelNode
 
 LAYERS, WIDTH, ROWS = 12, 64, 16
 # Nodes of each kind that are inside of loops, too.

@@ -17,8 +17,8 @@ from tracegraph.lowering.xla.machine_code import _find_text, _read_operations
 from tracegraph.replacements.attention.whole_rows import WholeRows
 from tracegraph.replacements.match import Machine
 from tracegraph.runtime.cuda.libraries.nvrtc import compile_source
-from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, list_nested
+from tracegraph.runtime.definition.nodes import KernelNode
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -14,8 +14,8 @@ from typing import Any
 from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.xla.program import AllocationKind, XlaProgram
 from tracegraph.lowering.xla.schema import load_schema
-from tracegraph.runtime.graph_nodes import DeviceNode
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, TensorMap
+from tracegraph.runtime.definition.graph_nodes import DeviceNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode, KernelNode, TensorMap
 
 THUNK = "xla.gpu.ThunkProto"
 # (argument index or bytes of a constant, offset, size), or with an allocation's name instead.

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 
 from tracegraph.lowering.compiler import Compiler
-from tracegraph.runtime.code_target import CodeTarget, CompileKernel
-from tracegraph.runtime.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.code_target import CodeTarget, CompileKernel
+from tracegraph.runtime.definition.cudnn_calls import CudnnCall
+from tracegraph.runtime.definition.library_calls import LibraryCall
+from tracegraph.runtime.definition.library_nodes import MatmulNode
 from tracegraph.runtime.ffi.call import FfiCall
 from tracegraph.runtime.ffi.checks import find_registration_problem
-from tracegraph.runtime.library_calls import LibraryCall
-from tracegraph.runtime.library_nodes import MatmulNode
 
 # A library that is not there plans nothing: made up, and not the same for all.
 WORKSPACE_BYTES = {"fft": 512, "scale": 0, "triangular_solve": 4096}

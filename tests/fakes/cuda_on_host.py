@@ -13,16 +13,16 @@ import pytest
 
 from tests.fakes.definitions import SIZE
 from tests.fakes.memory_driver import MemoryDriver
-from tracegraph.runtime import live_buffers
-from tracegraph.runtime.array import ArrayState
+from tracegraph.runtime.arrays import live_buffers
+from tracegraph.runtime.arrays.array import ArrayState
 from tracegraph.runtime.cuda import jax_order, measurement
 from tracegraph.runtime.cuda.device import CudaDevice
 from tracegraph.runtime.cuda.memory import jax_arrays
-from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 from tracegraph.runtime.jax_interop import make_aval, to_immutable
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
-from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 from tracegraph.runtime.replay import Replay
 
 STREAM = 0x5555

@@ -8,9 +8,9 @@ from tests.fakes.fake_driver import FakeDriver
 from tracegraph.runtime.cuda.driver.calls import KernelLaunch
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     CopyNode,
     FillNode,

@@ -11,7 +11,7 @@ from tests.fakes.definitions import SIZE
 from tests.fakes.fake_cudnn import Engine, Execution, FakeCudnn
 from tracegraph.runtime.cuda.libraries.cudnn import Cudnn
 from tracegraph.runtime.cuda.libraries.cudnn_backend import Kind
-from tracegraph.runtime.cudnn_calls import (
+from tracegraph.runtime.definition.cudnn_calls import (
     Algorithm,
     CompiledGraph,
     Convolution,
@@ -23,8 +23,8 @@ from tracegraph.runtime.cudnn_calls import (
     X,
     Y,
 )
-from tracegraph.runtime.library_nodes import CudnnNode
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.library_nodes import CudnnNode
+from tracegraph.runtime.definition.nodes import BufferUse
 
 X_TENSOR = Tensor("float32", (2, 8, 16, 16), (2048, 1, 128, 8))
 W_TENSOR = Tensor("float32", (16, 4, 3, 3), (36, 1, 12, 4))

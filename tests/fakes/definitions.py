@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.runtime.array import ArrayState
-from tracegraph.runtime.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Node
+from tracegraph.runtime.arrays.array import ArrayState
+from tracegraph.runtime.definition.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import Node
+from tracegraph.runtime.definition.nodes import BufferUse, CallNode, CopyNode
 from tracegraph.runtime.host.device import HostDevice
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.host import HostProvider
-from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode
 from tracegraph.runtime.replay import Replay
 
 SIZE = 4

@@ -13,9 +13,10 @@ import pytest
 import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost
 from tests.fakes.regions_as_kernels import capture_for_gpu
-from tracegraph.runtime import allocators, default_device, stream_backend
+from tracegraph.runtime import allocators, default_device
 from tracegraph.runtime.host import device as host_device
 from tracegraph.runtime.host.device import HostDevice
+from tracegraph.runtime.streams import stream_backend
 
 # What TRACEGRAPH_ALLOC_CONF says for each provider of a GPU.
 PROVIDERS = {

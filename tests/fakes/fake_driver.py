@@ -36,8 +36,8 @@ from tracegraph.runtime.cuda.driver.captured_nodes import CapturedNode
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.edge_calls import Edge, make_edge
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch, PackedParameters
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import TensorMap
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import TensorMap
 
 MAX_SHARED_BYTES = 227 * 1024
 

@@ -21,7 +21,7 @@ from tracegraph.runtime.cuda.driver.calls import (
     make_call_error,
 )
 from tracegraph.runtime.cuda.driver.edge_calls import Edge
-from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.definition.graph_nodes import Construct
 
 # The legacy and the per-thread default stream, as the driver's macros have them.
 DEFAULT_STREAMS = (0, 1, 2)

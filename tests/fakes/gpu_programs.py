@@ -28,9 +28,15 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec, Region, Role
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
-from tracegraph.runtime.graph_nodes import ConditionalNode, Construct, Node
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, LaunchShape
-from tracegraph.runtime.nodes import KernelCode as Code
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, Construct, Node
+from tracegraph.runtime.definition.nodes import (
+    BufferUse,
+    CopyNode,
+    FillNode,
+    KernelNode,
+    LaunchShape,
+)
+from tracegraph.runtime.definition.nodes import KernelCode as Code
 
 BYTE = np.dtype(np.uint8)
 CODE, ONE_BLOCK = Code("k", b"cubin"), LaunchShape((1, 1, 1), (32, 1, 1))

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.runtime.array import Array, ArrayState
-from tracegraph.runtime.graph import ReplayClock
+from tracegraph.runtime.arrays.array import Array, ArrayState
+from tracegraph.runtime.definition.graph import ReplayClock
 from tracegraph.runtime.jax_interop import make_aval
 
 

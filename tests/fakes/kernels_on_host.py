@@ -18,7 +18,7 @@ import pytest
 
 from tracegraph.lowering.kernels.merged_loops import SYMBOL
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 _SCHEDULER = pathlib.Path(__file__).with_name("thread_scheduler.cc")
 # What the source has of its own for a GPU, between this line and the end of the condition.

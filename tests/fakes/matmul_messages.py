@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 Field = descriptor_pb2.FieldDescriptorProto
 SCALARS = {"int": Field.TYPE_INT64, "float": Field.TYPE_DOUBLE, "bool": Field.TYPE_BOOL}

@@ -17,8 +17,8 @@ from tracegraph.lowering.kernels.conditions import set_flag, start_turns
 from tracegraph.lowering.planning.byte_edges import find_edges
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.xla.guard_loops import guard_loops
-from tracegraph.runtime.graph_nodes import Construct, Turn
-from tracegraph.runtime.nodes import BufferUse, KernelNode
+from tracegraph.runtime.definition.graph_nodes import Construct, Turn
+from tracegraph.runtime.definition.nodes import BufferUse, KernelNode
 
 FLAG, COUNTER = use("flag[0:1]"), use("counter[0:4]")
 COUNT = kernel("count", "counter[0:4]", "counter[0:4]")

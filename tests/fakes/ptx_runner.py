@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.nodes import KernelNode
 
 _CELLS: Mapping[str, Any] = {
     "u8": ctypes.c_uint8,

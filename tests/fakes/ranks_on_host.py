@@ -11,9 +11,9 @@ import numpy as np
 
 from tests.fakes.kernels_on_host import align_array, compile_with_launch
 from tracegraph.lowering.kernels.collectives import write_collective
-from tracegraph.runtime.collective_nodes import Exchange
-from tracegraph.runtime.placement import pack_table
-from tracegraph.runtime.signals import count_signal_bytes
+from tracegraph.runtime.definition.collective_nodes import Exchange
+from tracegraph.runtime.definition.placement import pack_table
+from tracegraph.runtime.definition.signals import count_signal_bytes
 
 # Blocks and threads of each GPU: fewer than there, so that elements come in several turns.
 BLOCKS, THREADS = 2, 8

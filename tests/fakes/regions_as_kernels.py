@@ -26,8 +26,8 @@ from tracegraph.lowering.request import BufferSpec, Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.recording import cuda_core, cuda_graph
 from tracegraph.runtime.cuda.jax_order import JaxOrder
-from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode
-from tracegraph.runtime.packing import PACKED_BITS, pack, unpack
+from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, KernelNode
+from tracegraph.runtime.definition.packing import PACKED_BITS, pack, unpack
 
 # The modules that ask which device graphs are for.
 DOORS = (captured_graphs, cuda_core, cuda_graph, graph_pair, load_file, static_inputs)

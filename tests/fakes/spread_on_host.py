@@ -26,8 +26,8 @@ from tracegraph.lowering.cut_collectives import cut_collectives
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.request import Region
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
-from tracegraph.runtime.collective_nodes import CollectiveKind, CollectiveNode, Exchange
 from tracegraph.runtime.cuda import joint_collectives, spread_gpus
+from tracegraph.runtime.definition.collective_nodes import CollectiveKind, CollectiveNode, Exchange
 from tracegraph.runtime.jax_interop import join_parts, make_aval
 
 

@@ -12,8 +12,8 @@ from tests.fakes.fake_driver import FakeDriver
 from tests.fakes.fake_state import MisuseError
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch, Port
 from tracegraph.runtime.cuda.driver.edge_calls import make_edge
+from tracegraph.runtime.definition.nodes import BufferUse, LaunchShape, TensorMap
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
-from tracegraph.runtime.nodes import BufferUse, LaunchShape, TensorMap
 
 STREAM = 0x5555
 COPY = CopyRange(0x100, 0x200, 4)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.kernels_on_host import align_array, run_kernel_on_host
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 _SIZE = 256
 # Each thread reads what the one across from it wrote, in its block or in the cluster's other one.

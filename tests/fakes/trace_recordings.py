@@ -8,7 +8,7 @@ from typing import Any
 from tests.paths import DATA
 from tracegraph.graph_pictures.graph_data import GraphData
 from tracegraph.graph_pictures.records import EdgeData, KernelData, NodeData, PartData
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 FOLDER = DATA / "traces"
 TRACE = FOLDER / "replays.trace.json.gz"

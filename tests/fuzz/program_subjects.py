@@ -24,7 +24,7 @@ from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.program import XlaProgram
 from tracegraph.lowering.xla.schema import EXECUTABLE
-from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.definition.graph import GraphDefinition
 
 # One of each thunk, a scatter that adds floats, a constant and a tensor map.
 TEXT = f"""

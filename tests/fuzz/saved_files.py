@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.fuzz.program_subjects import build, find_stray, make_subjects
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.graph_nodes import list_nested
 from tracegraph.runtime.errors import SavedFileError
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import list_nested
 from tracegraph.runtime.saving.check_definition import find_definition_problem
 from tracegraph.runtime.saving.graph_records import GRAPH_TYPES
 from tracegraph.runtime.saving.record_codec import ContentProblem, RecordCodec

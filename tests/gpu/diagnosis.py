@@ -30,9 +30,15 @@ from tracegraph.runtime.cuda.driver.calls import Port
 from tracegraph.runtime.cuda.graphs.builder import format_kinds
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node, list_nested
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.graph_nodes import (
+    Body,
+    ConditionalNode,
+    Construct,
+    Node,
+    list_nested,
+)
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode, KernelNode
 
 WORDS, ROWS, TIMEOUT_S = 64, 4, 90.0
 ROW = 4 * WORDS

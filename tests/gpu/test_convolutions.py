@@ -14,9 +14,9 @@ from jax import lax
 import tracegraph as tg
 from tests.convolutions import make_convolution
 from tests.gpu.reference import assert_replayed, copy_arguments
-from tracegraph.runtime.cudnn_calls import Convolution, Direction
-from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.library_nodes import CudnnNode
+from tracegraph.runtime.definition.cudnn_calls import Convolution, Direction
+from tracegraph.runtime.definition.graph_nodes import list_nested
+from tracegraph.runtime.definition.library_nodes import CudnnNode
 
 pytestmark = pytest.mark.usefixtures("gpu")
 

@@ -11,9 +11,9 @@ import pytest
 
 import tracegraph as tg
 from tests.gpu.reference import assert_replayed
-from tracegraph.runtime.cudnn_calls import CompiledGraph
-from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.library_nodes import CudnnNode
+from tracegraph.runtime.definition.cudnn_calls import CompiledGraph
+from tracegraph.runtime.definition.graph_nodes import list_nested
+from tracegraph.runtime.definition.library_nodes import CudnnNode
 
 pytestmark = pytest.mark.usefixtures("gpu")
 

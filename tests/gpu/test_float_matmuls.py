@@ -13,7 +13,7 @@ import tracegraph as tg
 from tests.gpu.reference import find_captured, jit_untried
 from tracegraph.capturing import fastest_variant
 from tracegraph.replacements import float_matmuls
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.nodes import KernelNode
 
 pytestmark = pytest.mark.usefixtures("gpu", "untried")
 

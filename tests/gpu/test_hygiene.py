@@ -17,8 +17,8 @@ from tests.gpu.reference import find_captured
 from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.nodes import KernelNode
 
 pytestmark = pytest.mark.usefixtures("gpu", "untried")
 MANY = 1 << 20

@@ -17,7 +17,7 @@ import tracegraph as tg
 from tests.gpu.subprocesses import run_python
 from tests.gpu.test_pools import SETTINGS
 from tracegraph.memory import caching_allocator_alloc, caching_allocator_delete
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.default_device import find_any_device
 
 pytestmark = pytest.mark.usefixtures("gpu", "untried")

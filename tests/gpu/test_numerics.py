@@ -16,8 +16,8 @@ from tests.gpu.reference import find_captured, jit_untried
 from tests.oracles.tree_equality import assert_same
 from tracegraph.capturing import fastest_variant
 from tracegraph.lowering.kernels import few_rows, few_rows_problem
-from tracegraph.runtime.library_nodes import MatmulNode
-from tracegraph.runtime.nodes import CopyNode
+from tracegraph.runtime.definition.library_nodes import MatmulNode
+from tracegraph.runtime.definition.nodes import CopyNode
 
 pytestmark = pytest.mark.usefixtures("gpu")
 

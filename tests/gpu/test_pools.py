@@ -19,7 +19,7 @@ import tracegraph as tg
 from tests.gpu.reference import assert_replayed
 from tests.gpu.subprocesses import run_python
 from tracegraph.memory import MemPool, empty_cache, memory_allocated, memory_reserved, use_mem_pool
-from tracegraph.runtime.graph import ArenaSize
+from tracegraph.runtime.definition.graph import ArenaSize
 from tracegraph.runtime.memory.sizes import round_exact
 
 pytestmark = pytest.mark.usefixtures("gpu")

@@ -11,7 +11,7 @@ import pytest
 
 import tracegraph as tg
 from tests.gpu.reference import assert_replayed
-from tracegraph.runtime.packing import PACKED_BITS
+from tracegraph.runtime.definition.packing import PACKED_BITS
 
 pytestmark = pytest.mark.usefixtures("gpu")
 

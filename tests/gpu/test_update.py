@@ -12,8 +12,8 @@ from tests.gpu.reference import assert_replayed, find_captured
 from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode, KernelNode
 
 pytestmark = pytest.mark.usefixtures("gpu")
 SIZE = 1000

@@ -16,7 +16,7 @@ import pytest
 
 import tracegraph as tg
 from tests.gpu.reference import find_captured
-from tracegraph.runtime.graph_nodes import list_nested
+from tracegraph.runtime.definition.graph_nodes import list_nested
 
 NEEDED = ("flax", "optax", "equinox", "diffrax")
 pytestmark = pytest.mark.usefixtures("gpu")

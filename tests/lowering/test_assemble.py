@@ -41,8 +41,8 @@ from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.planning.widen import widen
 from tracegraph.lowering.request import BufferSpec, OutputSpec, Place
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
+from tracegraph.runtime.definition.nodes import FillNode
 from tracegraph.runtime.errors import InternalError, UnsupportedError
-from tracegraph.runtime.nodes import FillNode
 
 PARAMETER, CONSTANT = AllocationKind.PARAMETER, AllocationKind.CONSTANT
 OUTPUT, TEMPORARY, UNUSED = (

@@ -10,9 +10,9 @@ from tests.fakes.gpu_programs import CODE, ONE_BLOCK, allocation, kernel, spec, 
 from tests.lowering.test_assemble import CONTENT, OUTPUT, PARAMETER, TEMP, X, Y, place
 from tests.oracles.error_lines import match
 from tracegraph.lowering.device_program import DeviceStep
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode, KernelNode, TensorMap
 from tracegraph.runtime.errors import InternalError, UnsupportedError
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode, KernelNode, TensorMap
 
 
 def fill_range(target: BufferUse) -> DeviceStep:

@@ -25,13 +25,13 @@ from tracegraph.lowering.planning.lanes import MOST
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.lowering.request import BufferSpec
+from tracegraph.runtime.definition.event_nodes import EventNode
+from tracegraph.runtime.definition.graph import GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, Construct, Node
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.nodes import KernelNode, LaunchShape
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.event import Event
-from tracegraph.runtime.event_nodes import EventNode
-from tracegraph.runtime.graph import GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import ConditionalNode, Construct, Node
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import KernelNode, LaunchShape
+from tracegraph.runtime.streams.event import Event
 
 LAYOUT = MatrixLayout("float32", 4, 4, 4)
 MATMUL = Matmul(LAYOUT, LAYOUT, LAYOUT, LAYOUT, 1.0, 0.0, "32F", "float32")

@@ -17,9 +17,9 @@ from tracegraph.lowering.device_program import BufferUse, Copy, DeviceProgram, E
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.lowering.request import BufferSpec, InputSpec, OutputSpec, Role
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.nodes import CallNode, CopyNode
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.nodes import CallNode, CopyNode
 
 jax.config.update("jax_platforms", "cpu")
 SHAPE, DTYPE = (16,), np.dtype(np.float32)

@@ -7,15 +7,14 @@ import pytest
 from tracegraph.lowering.cut_collectives import cut_collectives
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
 from tracegraph.lowering.xla.program import XlaProgram
-from tracegraph.runtime.collective_nodes import (
+from tracegraph.runtime.definition.collective_nodes import (
     CollectiveKind,
     CollectiveNode,
     Exchange,
     JointCollectiveNode,
 )
-from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     ConditionHandle,
     FillNode,
@@ -23,6 +22,7 @@ from tracegraph.runtime.nodes import (
     KernelNode,
     LaunchShape,
 )
+from tracegraph.runtime.errors import UnsupportedError
 
 ORDER = BufferUse("order", 0, 1)
 TWO_EACH = (0, 0, 1, 1)

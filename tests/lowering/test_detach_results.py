@@ -18,11 +18,11 @@ from tracegraph.lowering.device_program import (
 )
 from tracegraph.lowering.planning.stream_order import verify_order
 from tracegraph.lowering.request import InputSpec, Role
-from tracegraph.runtime.graph import MAX_PATCHED_NODES
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.library_calls import Scale
-from tracegraph.runtime.library_nodes import LibraryCallNode
-from tracegraph.runtime.nodes import BufferUse, KernelNode
+from tracegraph.runtime.definition.graph import MAX_PATCHED_NODES
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.library_calls import Scale
+from tracegraph.runtime.definition.library_nodes import LibraryCallNode
+from tracegraph.runtime.definition.nodes import BufferUse, KernelNode
 
 BRANCH = ConditionalStep(
     "branch", Construct.IF, ((kernel("then", "x", "y"),),), kernel("set", "x", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tracegraph.lowering.device_program import DeviceStep
-from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
+from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 
 HERE, THERE, EMPTY = BufferUse("a", 0, 8), BufferUse("b", 8, 8), BufferUse("c", 0, 0)
 NODE = KernelNode(

@@ -19,8 +19,8 @@ from tracegraph.lowering.element_loops import (
 )
 from tracegraph.lowering.merge_loops import MAX_ELEMENTS, MAX_PARAMETERS, MIN_STEPS, merge_loops
 from tracegraph.lowering.planning.stream_order import verify_order
-from tracegraph.runtime.code_target import CompiledSource
-from tracegraph.runtime.nodes import KernelCode, KernelNode, LaunchShape
+from tracegraph.runtime.definition.code_target import CompiledSource
+from tracegraph.runtime.definition.nodes import KernelCode, KernelNode, LaunchShape
 
 EACH, SINGLE = (ElementOperand("F32", is_single=flag) for flag in (False, True))
 UPDATE = LoopFunction(

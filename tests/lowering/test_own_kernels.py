@@ -17,9 +17,9 @@ from tracegraph.lowering.kernels.own_kernel import (
     write_listing,
 )
 from tracegraph.lowering.own_kernels import compile_own_kernels
-from tracegraph.runtime.code_target import CompiledSource
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import KernelCode, KernelNode, LaunchShape
+from tracegraph.runtime.definition.code_target import CompiledSource
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import KernelCode, KernelNode, LaunchShape
 
 SHAPE = LaunchShape((4, 1, 1), (128, 1, 1))
 KERNEL = OwnKernel("own", HEAD + "KERNEL(128) own() {\n  // |\n}\n", SHAPE, (1, 2))

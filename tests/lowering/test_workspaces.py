@@ -19,10 +19,10 @@ from tracegraph.lowering.planning.split_temporaries import split_allocations
 from tracegraph.lowering.workspaces import measure_workspaces
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
 from tracegraph.runtime.cuda.libraries.cublaslt import CublasLt
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import BufferUse
 
 LAYOUT = MatrixLayout("float32", 2, 2, 2)
 WORKSPACE_BYTES = 1 << 20

@@ -15,7 +15,7 @@ from tests.fakes.cuda_on_host import CudaOnHost, place
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.replaying import replayable_graph
 from tracegraph.runtime.cuda import buffer
-from tracegraph.runtime.stream_capture import thread_state
+from tracegraph.runtime.streams.stream_capture import thread_state
 
 NBYTES = {"first": 64 * 32 * 4, "left": 32 * 16 * 4, "right": 32 * 8 * 4}
 

@@ -11,7 +11,7 @@ import pytest
 import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost, place
 from tests.fakes.regions_as_kernels import capture_for_gpu
-from tracegraph.runtime.stream_capture import thread_state
+from tracegraph.runtime.streams.stream_capture import thread_state
 
 
 @pytest.fixture

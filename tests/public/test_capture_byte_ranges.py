@@ -17,7 +17,7 @@ from tests.oracles.error_lines import match
 from tracegraph.lowering import compile_gpu
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.xla.program import Allocation, AllocationKind, XlaProgram
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode
 
 BESIDE = Allocation("#beside", 4096, AllocationKind.TEMPORARY)
 

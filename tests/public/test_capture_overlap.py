@@ -18,7 +18,7 @@ from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.capturing import capture_lowering
 from tracegraph.lowering import compiler
 from tracegraph.lowering.kernels.loop_kernels import list_loop_kernels
-from tracegraph.runtime.nodes import KernelCode
+from tracegraph.runtime.definition.nodes import KernelCode
 
 SECONDS = 240.0
 X = np.arange(4, dtype=np.float32)

@@ -22,9 +22,9 @@ from tests.fakes.fake_state import FakePass
 from tests.oracles.error_lines import line
 from tests.raw_graphs import use_device
 from tracegraph.lowering import assemble
-from tracegraph.runtime import stream_backend
-from tracegraph.runtime.event_nodes import EventNode, HostEvent
-from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.definition.event_nodes import EventNode, HostEvent
+from tracegraph.runtime.streams import stream_backend
+from tracegraph.runtime.streams.stream import Stream
 
 X = jnp.arange(1.0, 5.0)
 

@@ -23,7 +23,7 @@ from tests.paths import ROOT
 from tracegraph.replaying import tree_watch
 from tracegraph.replaying.dict_tags import has_tags
 from tracegraph.replaying.dict_watch import has_watchers
-from tracegraph.runtime.stream_capture import thread_state
+from tracegraph.runtime.streams.stream_capture import thread_state
 
 LAYERS = tuple(f"{ROOT / name}/" for name in ("tracegraph", "runtime"))
 # Read by the fake driver only: the real one reads parameters from memory.

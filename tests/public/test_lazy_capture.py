@@ -18,7 +18,7 @@ import tracegraph as tg
 from tests.processes import run_program
 from tracegraph.capturing.lazy_call import LazyPipeline
 from tracegraph.replaying.captured_graph import CapturedGraph
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 
 
 class Gate:

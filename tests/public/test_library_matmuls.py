@@ -15,8 +15,8 @@ from tracegraph.capturing.variant import find_tuning
 from tracegraph.lowering.tuning import KEEP_SUMS, LIBRARY_ALONE, UNTUNED, Tuning
 from tracegraph.replacements.library_matmuls import count_own_matmuls
 from tracegraph.replacements.report import Replacement
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.nodes import KernelNode
 
 X = jnp.linspace(0.5, 2.0, 64).reshape(8, 8)
 NAME = "matmuls of the library"

@@ -17,9 +17,9 @@ from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.breaks import branching_graph
 from tracegraph.replaying.loaded_ahead import LoadedAhead
 from tracegraph.replaying.replayable_graph import ReplayableGraph
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.cuda import buffer
-from tracegraph.runtime.stream_capture import thread_state
+from tracegraph.runtime.streams.stream_capture import thread_state
 
 UP, DOWN = (
     np.linspace(1.0, 2.0, 64, dtype=np.float32),

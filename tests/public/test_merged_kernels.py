@@ -15,8 +15,8 @@ from tracegraph.lowering import plan_program
 from tracegraph.lowering.compiler import Compiler
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep
 from tracegraph.lowering.request import BufferSpec
+from tracegraph.runtime.definition.nodes import BufferUse, FillNode
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.nodes import BufferUse, FillNode
 
 X = jnp.linspace(0.5, 2.0, 16)
 

@@ -22,7 +22,7 @@ from tracegraph.buckets.bucket_calls import Served
 from tracegraph.buckets.padded import Padded
 from tracegraph.buckets.padded_call import pad_with_zeros
 from tracegraph.runtime.cuda.buffer import CudaBuffer
-from tracegraph.runtime.stream_capture import thread_state
+from tracegraph.runtime.streams.stream_capture import thread_state
 
 WEIGHTS = {"w": np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)}
 

@@ -18,7 +18,7 @@ import tracegraph as tg
 from tests.fakes.cuda_on_host import CudaOnHost
 from tests.raw_graphs import N, assert_value, fill, find_captured, record, use_device
 from tracegraph.recording import cuda_core
-from tracegraph.runtime.graph_nodes import ConditionalNode, Construct
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, Construct
 
 
 def make_module(device: CudaOnHost) -> Any:

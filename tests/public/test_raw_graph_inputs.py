@@ -17,7 +17,7 @@ from tests.raw_graphs import N, assert_value, fill, find_captured, record, use_d
 from tracegraph.capturing.traced_pipeline import TracedPipeline
 from tracegraph.replaying.block_replay import BlockReplay
 from tracegraph.replaying.captured_graph import CapturedGraph
-from tracegraph.runtime.live_buffers import StaticInput
+from tracegraph.runtime.arrays.live_buffers import StaticInput
 
 
 @pytest.fixture(params=["host", "cuda"], autouse=True)

@@ -20,7 +20,7 @@ from tests.fakes.cuda_on_host import CudaOnHost
 from tests.raw_graphs import N, assert_value, fill, record, use_device
 from tracegraph.graph_pictures import lines
 from tracegraph.lowering.xla.origins import Origins
-from tracegraph.runtime import stream_backend
+from tracegraph.runtime.streams import stream_backend
 
 
 @pytest.fixture(params=["host", "cuda"], autouse=True)

@@ -15,7 +15,7 @@ import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.processes import run_program
 from tracegraph.runtime.saving.saved_file import parse_file, write_file
-from tracegraph.runtime.stream_capture import thread_state
+from tracegraph.runtime.streams.stream_capture import thread_state
 
 
 @pytest.fixture

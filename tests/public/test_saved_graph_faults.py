@@ -18,11 +18,11 @@ import pytest
 
 import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
-from tracegraph.runtime.code_target import CodeTarget
+from tracegraph.runtime.definition.code_target import CodeTarget
 from tracegraph.runtime.host import device as host_device
 from tracegraph.runtime.saving import saved_file
 from tracegraph.runtime.saving.saved_file import parse_file, write_file
-from tracegraph.runtime.stream_capture import thread_state
+from tracegraph.runtime.streams.stream_capture import thread_state
 from tracegraph.saving import saved_target
 
 

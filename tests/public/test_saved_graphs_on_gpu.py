@@ -15,7 +15,7 @@ from tests.fakes.cuda_on_host import CudaOnHost, place
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.oracles.tree_equality import assert_same
 from tracegraph.lowering.saved_lowering import decode_lowered
-from tracegraph.runtime.stream_capture import thread_state
+from tracegraph.runtime.streams.stream_capture import thread_state
 
 X = np.linspace(0.5, 2.0, 16, dtype=np.float32).reshape(4, 4)
 

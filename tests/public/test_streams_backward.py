@@ -17,7 +17,7 @@ import pytest
 import tracegraph as tg
 from tracegraph.constraints import streams
 from tracegraph.passes.pipeline import DEFAULT_PASSES, rewrite_graph
-from tracegraph.runtime.stream_capture import tracing
+from tracegraph.runtime.streams.stream_capture import tracing
 from tracegraph.tracing.trace import trace_function
 
 W, X = jnp.linspace(0.1, 0.9, 12).reshape(3, 4), jnp.arange(1.0, 4.0)

@@ -14,7 +14,7 @@ from tests.fakes.compilers import make_compiler
 from tests.fakes.devices import use_device
 from tracegraph.lowering.pack_elements import pack_elements
 from tracegraph.lowering.request import BufferSpec, CaptureRequest, InputSpec, Role
-from tracegraph.runtime.packing import PACKED_BITS
+from tracegraph.runtime.definition.packing import PACKED_BITS
 
 # The host device, and a GPU over host memory.
 KINDS = ("host", "jax")

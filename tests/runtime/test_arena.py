@@ -15,8 +15,8 @@ import pytest
 from tests.fuzz.stepping import Stepper, step_through
 from tracegraph.runtime import arena as arena_module
 from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.definition.graph import ArenaSize
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.caching.used_blocks import UsedBlocks
 from tracegraph.runtime.memory.pool_id import new_pool_id

@@ -14,16 +14,16 @@ from tests.fakes.cuda_on_host import CudaOnHost, floats, kernel, make_device, pl
 from tests.fakes.definitions import make_call, make_copy, make_definition, make_stage
 from tests.oracles.garbage import find_garbage
 from tracegraph.runtime.arena import Arena
+from tracegraph.runtime.arrays.static_buffer import StaticBuffer
 from tracegraph.runtime.cuda.graphs.stages import CudaStage
+from tracegraph.runtime.definition.graph import GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.graph import GraphDefinition, Instance, ReplayClock
 from tracegraph.runtime.host.device import HostDevice
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
-from tracegraph.runtime.static_buffer import StaticBuffer
-from tracegraph.runtime.stream import Stream
-from tracegraph.runtime.stream_capture import thread_state
+from tracegraph.runtime.streams.stream import Stream
+from tracegraph.runtime.streams.stream_capture import thread_state
 
 # What one stage computes, in each way that a device has for it.
 HOST_STAGES = {

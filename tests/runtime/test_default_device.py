@@ -11,7 +11,7 @@ from tracegraph.runtime import default_device
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.host.device import HostDevice
-from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.streams.stream import Stream
 
 
 class Gpu:

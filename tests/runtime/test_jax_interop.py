@@ -14,8 +14,8 @@ from jax.experimental.layout import Format, Layout
 
 from tests.fakes.host_memory import NumpyBuffer, make_array
 from tracegraph import jax_internals
-from tracegraph.runtime import array_forwarding
-from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.arrays import array_forwarding
+from tracegraph.runtime.arrays.array import Array, ArrayState
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.jax_interop import (
     PRIVATE_NAMES,

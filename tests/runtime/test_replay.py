@@ -19,13 +19,13 @@ from tests.fakes.definitions import (
     replay_once,
     take_results,
 )
-from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.arrays.array import Array, ArrayState
+from tracegraph.runtime.definition.nodes import CallNode
 from tracegraph.runtime.errors import OutOfMemoryError, StaleOutputError
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.host import HostProvider
-from tracegraph.runtime.nodes import CallNode
 from tracegraph.runtime.replay import Replay
 
 jax.config.update("jax_platforms", "cpu")

@@ -12,7 +12,7 @@ import tracegraph as tg
 from tests.tracegraph.tracing.test_signature import DEFAULTS
 from tracegraph.options import Options, read_options
 from tracegraph.runtime.errors import CaptureError, ConfigError
-from tracegraph.runtime.stream import Stream, default_stream
+from tracegraph.runtime.streams.stream import Stream, default_stream
 
 jax.config.update("jax_platforms", "cpu")
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from tracegraph.breaks.node import LoadedPart, PartNode, Read
-from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.arrays.array import Array, ArrayState
 
 LoadedNodes: TypeAlias = dict[PartNode, LoadedPart]
 

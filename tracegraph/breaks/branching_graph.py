@@ -31,7 +31,7 @@ from tracegraph.replaying.argument_order import ArgumentOrder
 from tracegraph.replaying.argument_slots import StaticSlot
 from tracegraph.replaying.captured_graph import MISS
 from tracegraph.replaying.probe_values import ProbeValues
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray, to_plain
 from tracegraph.tracing.call_spec import make_call_spec

@@ -33,9 +33,9 @@ from tracegraph.constraints.traces import compare_traces
 from tracegraph.constraints.violation import make_capture_error
 from tracegraph.ir.graph import Graph
 from tracegraph.jax_internals import describe_physical, drop_unit_axes, is_array_aval
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.residence import Donation
 from tracegraph.runtime.jax_interop import unwrap_key
-from tracegraph.runtime.residence import Donation
 
 
 def run_path(

@@ -15,7 +15,7 @@ from tracegraph.constraints.trace_errors import translate_trace_error
 from tracegraph.jax_internals import eval_trace, make_array_aval, send_ops_to
 from tracegraph.probing.probe import binding_probes, watching_probes
 from tracegraph.randomness.draws import UnboundDraws, enter_trace, noting
-from tracegraph.runtime.stream_capture import suspended_tracing, tracing
+from tracegraph.runtime.streams.stream_capture import suspended_tracing, tracing
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.static_leaves import wrap_static_leaves
 

@@ -33,7 +33,7 @@ from tracegraph.options import Options
 from tracegraph.randomness.draws import UnboundDrawsSignal
 from tracegraph.randomness.random_calls import RandomCalls
 from tracegraph.replaying.padded_leaf import pad_leaves
-from tracegraph.runtime.stream import is_tracing
+from tracegraph.runtime.streams.stream import is_tracing
 from tracegraph.saving.save_captures import Collected
 from tracegraph.tracing.inner_call import InnerCall
 

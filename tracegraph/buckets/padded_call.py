@@ -22,8 +22,8 @@ from tracegraph.buckets.errors import (
 )
 from tracegraph.jax_internals import is_key_dtype
 from tracegraph.replaying.padded_leaf import Pad, defer_padding
-from tracegraph.runtime.array import Array
-from tracegraph.runtime.array_parts import find_part_rows
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.array_parts import find_part_rows
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.jax_interop import ArrayImpl
 

@@ -24,7 +24,7 @@ from tracegraph.replaying.replayable_graph import MISS, ReplayableGraph
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.saving.record_codec import ContentProblem, RecordCodec
 from tracegraph.runtime.saving.saved_file import raise_damage
-from tracegraph.runtime.stream import is_tracing
+from tracegraph.runtime.streams.stream import is_tracing
 from tracegraph.saving.loaded_errors import make_trace_error
 from tracegraph.saving.loaded_function import LoadedFunction
 from tracegraph.saving.loaded_graphs import LoadedEntry, LoadedParts

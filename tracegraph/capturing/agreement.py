@@ -25,9 +25,9 @@ import jax
 
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.jax_internals import find_key_value_store
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.placement import list_joint
 from tracegraph.runtime.errors import CaptureError
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.placement import list_joint
 
 WAIT_S = 300.0
 # The store is asked in pieces, so that an interrupt is seen between them.

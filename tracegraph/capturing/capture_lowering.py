@@ -26,11 +26,11 @@ from tracegraph.lowering.request import BufferSpec, CaptureRequest, Role
 from tracegraph.lowering.tuning import Tuning
 from tracegraph.lowering.warm_memory import warm_memory
 from tracegraph.options import LIVE_OUTPUTS, Options
+from tracegraph.runtime.definition.nodes import KernelCode
+from tracegraph.runtime.definition.packing import is_packable
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.late_import import import_late
-from tracegraph.runtime.nodes import KernelCode
-from tracegraph.runtime.packing import is_packable
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
 

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from tracegraph.runtime.arrays.state_home import StateHomes
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool, find_pool, join_pool
-from tracegraph.runtime.state_home import StateHomes
 
 
 class FunctionPool:

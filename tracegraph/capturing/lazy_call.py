@@ -33,7 +33,8 @@ from tracegraph.jax_internals import drop_unit_axes, make_function
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.replaying.spread_call import make_flat
 from tracegraph.replaying.spread_slots import consume_leaves, read_leaves
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.residence import Donation
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_launch_blocking
 from tracegraph.runtime.errors import CaptureError, TracegraphError
@@ -44,7 +45,6 @@ from tracegraph.runtime.jax_interop import (
     to_plain,
     unwrap_key,
 )
-from tracegraph.runtime.residence import Donation
 from tracegraph.tracing.checked_graph import FirstTrace, finish_checks
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.signature import is_leaf_tree

@@ -16,7 +16,7 @@ from tracegraph.replaying.block_replay import BlockReplay
 from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.partial_graph import PartialGraph
 from tracegraph.replaying.watched_graph import WatchedGraph
-from tracegraph.runtime.array import ArrayState
+from tracegraph.runtime.arrays.array import ArrayState
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.replay import Replay

@@ -29,13 +29,13 @@ from tracegraph.lowering.compiler import PhaseProgress
 from tracegraph.lowering.overlap import Overlap
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.replaying.spread_graph import SpreadGraph
-from tracegraph.runtime.array import ArrayState
+from tracegraph.runtime.arrays.array import ArrayState
+from tracegraph.runtime.arrays.spread_buffer import GlobalType
 from tracegraph.runtime.default_device import find_any_device, join_gpus
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.jax_interop import make_aval
 from tracegraph.runtime.late_import import import_late
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.spread_buffer import GlobalType
 from tracegraph.tracing.checked_graph import CheckedGraph, FirstTrace
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.user_memory.live_plans import watch_plan

@@ -13,7 +13,7 @@ from tracegraph.constraints.frames import locate_caller
 from tracegraph.runtime.default_device import find_jax_device
 from tracegraph.runtime.errors import CaptureError, ConfigError
 from tracegraph.runtime.jax_interop import to_plain
-from tracegraph.runtime.stream import is_tracing
+from tracegraph.runtime.streams.stream import is_tracing
 
 # What can be copied to a device.
 CopyOperand: TypeAlias = jax.Array | np.ndarray[Any, Any]

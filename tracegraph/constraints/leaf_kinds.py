@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import ShapedArray, Tracer
 
 from tracegraph.constraints.variable_trees import list_variable_leaves
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl
 
 _NUMBERS = (bool, int, float, complex)

@@ -13,7 +13,7 @@ from tracegraph.constraints.frames import locate_caller
 from tracegraph.runtime.default_device import find_jax_device
 from tracegraph.runtime.errors import CaptureError, ConfigError
 from tracegraph.runtime.gpu_count import count_gpus
-from tracegraph.runtime.stream import is_tracing, thread_state
+from tracegraph.runtime.streams.stream import is_tracing, thread_state
 
 
 def is_available() -> bool:

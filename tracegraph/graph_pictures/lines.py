@@ -11,11 +11,11 @@ from tracegraph.ir.origins import locate_origin
 from tracegraph.lowering.compiled_region import CompiledRegion
 from tracegraph.lowering.late_executable import find_compiled
 from tracegraph.lowering.lower import Lowered
+from tracegraph.runtime.definition.event_nodes import EventNode
+from tracegraph.runtime.definition.graph_nodes import Node
+from tracegraph.runtime.definition.nodes import CallNode
 from tracegraph.runtime.errors import shorten_list
-from tracegraph.runtime.event_nodes import EventNode
-from tracegraph.runtime.graph_nodes import Node
 from tracegraph.runtime.late_import import import_late
-from tracegraph.runtime.nodes import CallNode
 from tracegraph.tracing.checked_graph import CheckedGraph
 
 if TYPE_CHECKING:

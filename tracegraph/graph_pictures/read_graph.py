@@ -7,11 +7,16 @@ from collections.abc import Callable, Mapping
 
 from tracegraph.graph_pictures.graph_data import GraphData
 from tracegraph.graph_pictures.records import BufferData, EdgeData, KernelData, NodeData, PartData
-from tracegraph.runtime.event_nodes import EventNode, HostEvent
-from tracegraph.runtime.graph import BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
-from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
-from tracegraph.runtime.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
+from tracegraph.runtime.definition.event_nodes import EventNode, HostEvent
+from tracegraph.runtime.definition.graph import BufferSlot, GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Node, list_nested
+from tracegraph.runtime.definition.library_nodes import (
+    CudnnNode,
+    FfiCallNode,
+    LibraryCallNode,
+    MatmulNode,
+)
+from tracegraph.runtime.definition.nodes import BufferUse, CallNode, CopyNode, FillNode, KernelNode
 
 
 def read_graph(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 
 @dataclasses.dataclass(frozen=True)

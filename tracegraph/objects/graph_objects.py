@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl
 
 # Most nodes of a tree.

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from tracegraph.ir.graph import BACKWARD_SCOPE, Graph, Op
 from tracegraph.jax_internals import read_frames
 from tracegraph.runtime.source_lines import is_user_file
-from tracegraph.runtime.stream import SCOPE_PREFIX
+from tracegraph.runtime.streams.stream import SCOPE_PREFIX
 
 _FORWARD_SCOPE = "jvp("
 

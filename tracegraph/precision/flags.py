@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tracegraph.constraints.frames import locate_caller
 from tracegraph.jax_internals import make_setting
 from tracegraph.runtime.errors import ConfigError
-from tracegraph.runtime.stream import is_tracing
+from tracegraph.runtime.streams.stream import is_tracing
 
 ANCHOR = "precision-flag"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 
-from tracegraph.runtime.graph_nodes import Node
-from tracegraph.runtime.library_nodes import CudnnNode, LibraryCallNode, MatmulNode
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.graph_nodes import Node
+from tracegraph.runtime.definition.library_nodes import CudnnNode, LibraryCallNode, MatmulNode
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     CopyNode,
     FillNode,

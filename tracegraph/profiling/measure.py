@@ -23,23 +23,23 @@ from tracegraph.graph_pictures.graph_data import GraphData
 from tracegraph.graph_pictures.records import NodeData
 from tracegraph.profiling.launch_keys import make_launch_key
 from tracegraph.replaying.captured_graph import CapturedGraph
-from tracegraph.runtime.array import ArrayState
-from tracegraph.runtime.device import Device
-from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.event_nodes import EventNode, HostEvent
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import ConditionalNode, Node
-from tracegraph.runtime.library_nodes import FfiCallNode
-from tracegraph.runtime.memory.pool_id import new_pool_id
-from tracegraph.runtime.memory.private_pool import join_pool
-from tracegraph.runtime.node_timer import NodeTime, NodeTimer, TimedGraph
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.arrays.array import ArrayState
+from tracegraph.runtime.definition.event_nodes import EventNode, HostEvent
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, Node
+from tracegraph.runtime.definition.library_nodes import FfiCallNode
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     CallNode,
     ConditionHandle,
     CopyNode,
     KernelNode,
 )
+from tracegraph.runtime.device import Device
+from tracegraph.runtime.errors import OutOfMemoryError
+from tracegraph.runtime.memory.pool_id import new_pool_id
+from tracegraph.runtime.memory.private_pool import join_pool
+from tracegraph.runtime.node_timer import NodeTime, NodeTimer, TimedGraph
 from tracegraph.runtime.replay import Replay
 from tracegraph.verification.device_verification import place_values
 from tracegraph.verification.host_verification import copy_inputs

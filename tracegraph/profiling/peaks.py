@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from tracegraph.runtime.definition.graph_nodes import Node
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode
 from tracegraph.runtime.device_properties import DeviceProperties
-from tracegraph.runtime.graph_nodes import Node
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode
 
 # Dense TFLOP/s by the start of a GPU's name, from NVIDIA's data sheets. A longer start comes first.
 # Where a name is not here, no peak is stated.

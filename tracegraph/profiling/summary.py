@@ -12,7 +12,7 @@ from tracegraph.profiling.measure import Measured
 from tracegraph.profiling.peaks import Peaks, count_operations
 from tracegraph.profiling.profile import Profile
 from tracegraph.profiling.records import NodeProfile, PartProfile
-from tracegraph.runtime.graph_nodes import Node
+from tracegraph.runtime.definition.graph_nodes import Node
 
 # Shown as such, so that times can be compared.
 _SECONDS_OF_NOTE = 1.0

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from tracegraph.jax_internals import eval_trace, run_in
 from tracegraph.randomness.draws import Draws, hold_states
 from tracegraph.randomness.generator_state import GeneratorState
-from tracegraph.runtime.array import Array, ArrayState
-from tracegraph.runtime.live_buffers import StaticInput, place
+from tracegraph.runtime.arrays.array import Array, ArrayState
+from tracegraph.runtime.arrays.live_buffers import StaticInput, place
 
 
 class RecordedDraws(Draws):

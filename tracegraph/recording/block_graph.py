@@ -34,11 +34,11 @@ from tracegraph.recording.graph_hooks import INSTANTIATE
 from tracegraph.recording.recorded_pipeline import BlockTemplate, bind_outputs
 from tracegraph.recording.recording import RecordedBlock, Recording
 from tracegraph.replaying.captured_graph import CapturedGraph
-from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.arrays.array import Array, ArrayState
+from tracegraph.runtime.arrays.live_buffers import StateLeaves, StaticInput
 from tracegraph.runtime.device import Device, GraphExchange
-from tracegraph.runtime.live_buffers import StateLeaves, StaticInput
 from tracegraph.runtime.memory.pool_id import PoolId
-from tracegraph.runtime.stream_capture import is_tracing
+from tracegraph.runtime.streams.stream_capture import is_tracing
 
 
 class BlockGraph(AttachedGraph):

@@ -17,11 +17,11 @@ from tracegraph.graph_pictures.records import EdgeData, NodeData, PartData
 from tracegraph.recording.cuda_graph import CUDAGraph
 from tracegraph.recording.graph_errors import make_handle_error, make_poolless_error
 from tracegraph.replaying.captured_graph import CapturedGraph
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.default_device import find_device
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode
 from tracegraph.runtime.environment import read_check_replay
 from tracegraph.runtime.errors import ConfigError, UnsupportedError
-from tracegraph.runtime.graph_nodes import ConditionalNode
 from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.runtime.memory.pool_id import PoolId
 

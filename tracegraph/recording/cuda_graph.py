@@ -36,12 +36,12 @@ from tracegraph.recording.graph_hooks import (
 from tracegraph.recording.recorded_pipeline import BlockTemplate
 from tracegraph.recording.recording import RecordedBlock, Recording
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
+from tracegraph.runtime.arrays.live_buffers import StateLeaves
 from tracegraph.runtime.default_device import find_device
 from tracegraph.runtime.environment import read_check_replay
-from tracegraph.runtime.live_buffers import StateLeaves
 from tracegraph.runtime.memory.pool_id import PoolId
-from tracegraph.runtime.stream import Stream, current_stream
-from tracegraph.runtime.stream_capture import is_tracing
+from tracegraph.runtime.streams.stream import Stream, current_stream
+from tracegraph.runtime.streams.stream_capture import is_tracing
 from tracegraph.user_memory.mem_pool import MemPool
 
 _NO_KEYWORDS: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from tracegraph.recording.graph_hooks import (
     call_logged,
     check_hook,
 )
-from tracegraph.runtime.stream_backend import find_backend
+from tracegraph.runtime.streams.stream_backend import find_backend
 
 
 @dataclasses.dataclass(frozen=True)

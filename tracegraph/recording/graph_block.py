@@ -9,7 +9,7 @@ from tracegraph.constraints.frames import hide_own_frames
 from tracegraph.recording.cuda_graph import CUDAGraph
 from tracegraph.runtime.errors import ConfigError
 from tracegraph.runtime.memory.pool_id import PoolId
-from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.streams.stream import Stream
 from tracegraph.user_memory.mem_pool import MemPool
 
 

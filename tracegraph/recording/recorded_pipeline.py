@@ -16,10 +16,10 @@ from tracegraph.jax_internals import make_function
 from tracegraph.options import Options
 from tracegraph.recording.recording import RecordedBlock
 from tracegraph.replaying.captured_graph import CapturedGraph
+from tracegraph.runtime.arrays.graph_output import GraphOutput
+from tracegraph.runtime.arrays.live_buffers import StaticInput
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.graph_output import GraphOutput
 from tracegraph.runtime.jax_interop import to_immutable
-from tracegraph.runtime.live_buffers import StaticInput
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call
 from tracegraph.user_memory.live_plans import watch_plan
 

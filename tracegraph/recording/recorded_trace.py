@@ -31,10 +31,10 @@ from tracegraph.jax_internals import (
     send_ops_to,
 )
 from tracegraph.recording.graph_errors import make_device_error
-from tracegraph.runtime.array import Array, ArrayState
-from tracegraph.runtime.graph_output import GraphOutput
+from tracegraph.runtime.arrays.array import Array, ArrayState
+from tracegraph.runtime.arrays.graph_output import GraphOutput
+from tracegraph.runtime.arrays.recorder import recorder_state
 from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray, unwrap_key, wrap_key
-from tracegraph.runtime.recorder import recorder_state
 
 
 class RecordedTrace(JaxprTrace):

@@ -12,12 +12,12 @@ from tracegraph.randomness.draws import noting
 from tracegraph.randomness.recorded_draws import DrawTurns, RecordedDraws
 from tracegraph.recording.kept_traces import KeptTraces
 from tracegraph.recording.recorded_trace import RecordedTrace
-from tracegraph.runtime.graph_output import GraphOutput
+from tracegraph.runtime.arrays.graph_output import GraphOutput
+from tracegraph.runtime.arrays.live_buffers import StaticInput
+from tracegraph.runtime.arrays.recorder import recorder_state
 from tracegraph.runtime.jax_interop import find_sharding
-from tracegraph.runtime.live_buffers import StaticInput
-from tracegraph.runtime.recorder import recorder_state
-from tracegraph.runtime.stream import Stream
-from tracegraph.runtime.stream_capture import tracing
+from tracegraph.runtime.streams.stream import Stream
+from tracegraph.runtime.streams.stream_capture import tracing
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ cublasLt. Either way is XLA's own, so nothing is measured but the time.
 
 from __future__ import annotations
 
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.nodes import KernelNode
 
 # What XLA calls instructions for which it writes a kernel around a matmul.
 _OWN_KERNEL = "gemm_fusion"

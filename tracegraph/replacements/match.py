@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tracegraph.ir.graph import Graph, Op, Operand, Value
-from tracegraph.runtime.code_target import CompileKernel
+from tracegraph.runtime.definition.code_target import CompileKernel
 from tracegraph.runtime.device import Device
 
 # The first compute capability with clusters.

@@ -20,8 +20,8 @@ from tracegraph.jax_internals import bind_op
 from tracegraph.replacements.graph_view import count_depth
 from tracegraph.replacements.match import Match
 from tracegraph.replacements.wide_ops import WideOps
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode
 
 
 def find_split_sums(graph: Graph, definition: GraphDefinition) -> list[Match]:

@@ -16,10 +16,10 @@ import numpy as np
 
 from tracegraph.replaying.padded_leaf import PaddedLeaf
 from tracegraph.replaying.tree_watch import TreeWatch
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.static_buffer import PartBuffer, StaticBuffer
 from tracegraph.runtime.jax_interop import ArrayImpl, find_sharding, unwrap_key
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.static_buffer import PartBuffer, StaticBuffer
 from tracegraph.tracing.signature import LeafType, describe_leaf, describe_placed_leaf
 from tracegraph.tracing.static_leaves import find_static_kind
 

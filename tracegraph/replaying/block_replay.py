@@ -11,10 +11,10 @@ import jax
 from tracegraph.replaying.argument_slots import LeafSlot
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.private_copies import wait_for_arguments
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.live_buffers import StaticInput
+from tracegraph.runtime.arrays.static_buffer import StaticBuffer
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
-from tracegraph.runtime.live_buffers import StaticInput
-from tracegraph.runtime.static_buffer import StaticBuffer
 
 _is_deleted = ArrayImpl.is_deleted
 

@@ -10,8 +10,8 @@ from tracegraph.replaying.float_checks import check_results, is_checking_floats
 from tracegraph.replaying.probe_values import ProbeValues, join_trees
 from tracegraph.replaying.resident_results import ResidentRotation
 from tracegraph.replaying.result_builder import ResultBuilder
+from tracegraph.runtime.arrays.residence import Donation
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.residence import Donation
 from tracegraph.tracing.call_spec import ResultSpec
 
 

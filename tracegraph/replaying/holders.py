@@ -27,8 +27,8 @@ from typing import Any
 from tracegraph.replaying.identities import read_pointers
 from tracegraph.replaying.object_words import WORD, make_reader, pack_words, read_word
 from tracegraph.replaying.tree_watch import WATCH_TYPES, list_nodes
-from tracegraph.runtime.array import Array
-from tracegraph.runtime.leaf_set import LeafSet
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.leaf_set import LeafSet
 
 _ORDERED = collections.OrderedDict()
 # Watches hold views of dicts.

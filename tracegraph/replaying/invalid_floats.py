@@ -25,7 +25,7 @@ from tracegraph.constraints.violation import locate_op
 from tracegraph.ir.graph import STREAM_MARKS, Graph, Literal, Op, Operand, Value
 from tracegraph.ir.interpreter import apply_op
 from tracegraph.jax_internals import bind_op
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.errors import InvalidFloatError, shorten_list
 from tracegraph.runtime.jax_interop import to_plain
 from tracegraph.tracing.checked_graph import CheckedGraph

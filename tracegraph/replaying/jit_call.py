@@ -21,10 +21,10 @@ import numpy as np
 
 from tracegraph.jax_internals import make_function
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.residence import Donation
 from tracegraph.runtime.environment import read_launch_blocking
 from tracegraph.runtime.jax_interop import to_plain, unwrap_key
-from tracegraph.runtime.residence import Donation
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.signature import is_leaf_tree
 from tracegraph.tracing.static_leaves import wrap_static_leaves

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from typing import Any, TypeAlias
 
 from tracegraph.replaying.private_copies import is_late
-from tracegraph.runtime.array import Array
-from tracegraph.runtime.array_state import ArrayState
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.array_state import ArrayState
 from tracegraph.runtime.replay import Replay
 
 # Pairs of input index and value.

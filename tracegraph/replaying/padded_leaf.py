@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from tracegraph.replaying.private_copies import is_late
-from tracegraph.runtime.array import Array
-from tracegraph.runtime.array_parts import PartRows, find_part_rows
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.array_parts import PartRows, find_part_rows
 from tracegraph.runtime.jax_interop import ArrayImpl
 
 # From an array and a larger shape to the array with something behind it.

@@ -27,7 +27,7 @@ from tracegraph.lowering.lower import Lowered
 from tracegraph.replaying.captured_graph import MISS, CapturedGraph
 from tracegraph.replaying.private_copies import copy_together, wait_for_arguments
 from tracegraph.replaying.probe_values import ProbeValues
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.replay import Replay
 from tracegraph.tracing.checked_graph import CheckedGraph

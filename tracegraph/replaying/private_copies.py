@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl
 
 

@@ -17,10 +17,10 @@ from tracegraph.replaying.lent_state import LentState, Updates
 from tracegraph.replaying.loaded_ahead import LoadedAhead
 from tracegraph.replaying.private_copies import copy_together, wait_for_arguments
 from tracegraph.replaying.probe_values import ProbeValues
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.residence import Donation
 from tracegraph.runtime.jax_interop import ArrayImpl, unwrap_key
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.residence import Donation
 from tracegraph.tracing.call_spec import CallSpec, ResultSpec
 from tracegraph.tracing.signature import is_leaf_tree
 

@@ -15,10 +15,10 @@ import jax
 from tracegraph.replaying.argument_slots import SeenTree
 from tracegraph.replaying.holders import CAN_COUNT, HolderCounts
 from tracegraph.replaying.tree_watch import TreeWatch
+from tracegraph.runtime.arrays.leaf_set import LeafSet
+from tracegraph.runtime.arrays.residence import Donation
 from tracegraph.runtime.jax_interop import wrap_key
-from tracegraph.runtime.leaf_set import LeafSet
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.residence import Donation
 
 
 class ResidentPart:

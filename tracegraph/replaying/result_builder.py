@@ -15,9 +15,9 @@ import numpy as np
 
 from tracegraph.jax_internals import is_key_dtype
 from tracegraph.replaying.resident_results import ResidentPart, ResidentRotation
+from tracegraph.runtime.arrays.residence import Donation
 from tracegraph.runtime.jax_interop import wrap_key
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.residence import Donation
 from tracegraph.tracing.signature import is_leaf_tree
 from tracegraph.tracing.static_leaves import wrap_static_leaves
 

@@ -37,9 +37,9 @@ from tracegraph.replaying.invalid_floats import (
 from tracegraph.replaying.mismatch_error import make_mismatch_error
 from tracegraph.replaying.probe_values import ProbeValues
 from tracegraph.replaying.spread_slots import SpreadSlot, consume_leaves, read_leaves
+from tracegraph.runtime.arrays.residence import Donation
 from tracegraph.runtime.environment import read_launch_blocking
 from tracegraph.runtime.jax_interop import get_quick_call
-from tracegraph.runtime.residence import Donation
 from tracegraph.tracing.call_spec import CallSpec, make_call_spec
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall, prepare_call

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.residence import Donation
 from tracegraph.runtime.jax_interop import ArrayImpl, to_plain, unwrap_key
-from tracegraph.runtime.residence import Donation
 from tracegraph.tracing.signature import LeafType, describe_placed_leaf
 from tracegraph.tracing.static_leaves import wrap_static_leaves
 

@@ -22,7 +22,7 @@ from tracegraph.replaying.dict_tags import DictTags, has_tags
 from tracegraph.replaying.dict_watch import DictWatch, count_changes, read_count
 from tracegraph.replaying.identities import Identities
 from tracegraph.replaying.list_items import CAN_READ_LISTS, ListItems
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.jax_interop import ArrayImpl, PRNGKeyArray
 
 # Python 3.12 gave tags up and has watchers.

@@ -6,8 +6,8 @@ from collections import Counter
 
 from tracegraph.lowering.lower import Lowered
 from tracegraph.options import Options
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, list_nested
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.graph_nodes import ConditionalNode, list_nested
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.verification.expectation import expect
 from tracegraph.verification.report import VerificationReport

@@ -13,8 +13,8 @@ from tracegraph.constraints.spread import print_mesh, print_sharding
 from tracegraph.lowering.compile_spread import SpreadProgram
 from tracegraph.lowering.lower import Lowered
 from tracegraph.reports.summary import cut_lines, describe_call, describe_times
+from tracegraph.runtime.definition.placement import list_joint
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.placement import list_joint
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.result_names import name_results

@@ -33,9 +33,9 @@ from tracegraph.reports.explain_gpu import (
     list_turns,
 )
 from tracegraph.reports.recaptures import Recapture
+from tracegraph.runtime.definition.placement import list_joint
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import count_noun, shorten_list
-from tracegraph.runtime.placement import list_joint
 from tracegraph.tracing.checked_graph import CheckedGraph
 from tracegraph.tracing.prepared_call import PreparedCall
 

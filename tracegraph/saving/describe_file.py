@@ -12,9 +12,9 @@ from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.planning.short_names import shorten
 from tracegraph.reports.explain_gpu import count_nodes, list_turns
 from tracegraph.reports.summary import MAX_COLUMNS
+from tracegraph.runtime.definition.graph_nodes import list_nested
+from tracegraph.runtime.definition.nodes import KernelNode
 from tracegraph.runtime.errors import shorten_list
-from tracegraph.runtime.graph_nodes import list_nested
-from tracegraph.runtime.nodes import KernelNode
 from tracegraph.runtime.saving.record_codec import ContentProblem
 from tracegraph.runtime.saving.saved_file import raise_damage, read_file
 from tracegraph.saving.plain_values import unpack_dtype

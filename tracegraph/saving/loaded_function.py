@@ -18,9 +18,9 @@ from tracegraph.jax_internals import InvalidFloatSignal, eval_trace, read_settin
 from tracegraph.replaying.released_results import detach_results
 from tracegraph.replaying.replayable_graph import MISS, ReplayableGraph
 from tracegraph.runtime.device import Device
-from tracegraph.runtime.handles import make_pickle_error
 from tracegraph.runtime.memory.pool_id import PoolId
-from tracegraph.runtime.stream import is_tracing
+from tracegraph.runtime.streams.handles import make_pickle_error
+from tracegraph.runtime.streams.stream import is_tracing
 from tracegraph.saving.describe_parts import describe_parts
 from tracegraph.saving.first_calls import find_unproven, prove_graph
 from tracegraph.saving.loaded_errors import make_float_error, make_trace_error, make_unfit_error

@@ -13,7 +13,7 @@ from tracegraph.lowering.collector import hold_collector
 from tracegraph.lowering.lower import Lowered
 from tracegraph.options import Options
 from tracegraph.replaying.replayable_graph import ReplayableGraph
-from tracegraph.runtime.array import ArrayState
+from tracegraph.runtime.arrays.array import ArrayState
 from tracegraph.runtime.device import Device
 from tracegraph.runtime.errors import SavedFileError
 from tracegraph.runtime.replay import Replay

@@ -22,7 +22,7 @@ from tracegraph.options import Options
 from tracegraph.replaying.jit_call import JitCall
 from tracegraph.replaying.spread_call import SpreadCall
 from tracegraph.replaying.spread_graph import SpreadGraph
-from tracegraph.runtime.code_target import CodeTarget
+from tracegraph.runtime.definition.code_target import CodeTarget
 from tracegraph.runtime.errors import SavedFileError, shorten_list
 from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.runtime.saving.saved_file import write_file

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from tracegraph.constraints.mismatch import print_leaf_type
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
 from tracegraph.runtime.errors import SavedFileError, shorten_list
 from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.runtime.saving.record_codec import ContentProblem

@@ -11,7 +11,7 @@ from tracegraph.lowering.saved_lowering import SaveProblem
 from tracegraph.options import Options
 from tracegraph.reports.differences import print_value
 from tracegraph.runtime.saving.record_codec import ContentProblem
-from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.streams.stream import Stream
 from tracegraph.saving.plain_values import Names, pack_static, unpack_value
 from tracegraph.tracing.spellings import read_own_parameters
 

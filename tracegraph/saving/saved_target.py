@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from tracegraph.runtime.code_target import CodeTarget, print_cuda
+from tracegraph.runtime.definition.code_target import CodeTarget, print_cuda
 from tracegraph.runtime.errors import SavedFileError
 from tracegraph.runtime.saving.saved_file import ANCHOR, raise_damage
 

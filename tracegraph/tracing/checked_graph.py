@@ -34,7 +34,7 @@ from tracegraph.precision.flags import find_flags
 from tracegraph.probing.collect_probes import ProbeSpec
 from tracegraph.randomness.draws import UnboundDraws, UnboundDrawsSignal, enter_trace, noting
 from tracegraph.runtime.errors import CaptureError
-from tracegraph.runtime.stream_capture import tracing
+from tracegraph.runtime.streams.stream_capture import tracing
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.static_leaves import find_changed_results
 from tracegraph.tracing.trace import JaxTrace, Traced, build_traced, trace_jaxpr

@@ -30,8 +30,8 @@ from tracegraph.jax_internals import drop_open_trace
 from tracegraph.options import Options
 from tracegraph.randomness.draws import UnboundDraws, noting
 from tracegraph.randomness.errors import TracedDrawError
-from tracegraph.runtime.stream import current_stream
-from tracegraph.runtime.stream_capture import read_trace_memo
+from tracegraph.runtime.streams.stream import current_stream
+from tracegraph.runtime.streams.stream_capture import read_trace_memo
 from tracegraph.tracing.static_leaves import wrap_static_leaves
 
 # Of calls that draw keys; as many as a captured function keeps signatures.

@@ -15,8 +15,8 @@ from tracegraph.constraints.frames import locate_caller
 from tracegraph.constraints.spread import check_spread, find_spread
 from tracegraph.constraints.violation import make_capture_error
 from tracegraph.options import Options
-from tracegraph.runtime.array import Array
-from tracegraph.runtime.array_errors import make_donated_error
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.array_errors import make_donated_error
 from tracegraph.runtime.jax_interop import unwrap_key
 from tracegraph.tracing.signature import (
     BoundCall,

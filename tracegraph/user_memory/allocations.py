@@ -9,7 +9,7 @@ from tracegraph.runtime.default_device import find_any_device
 from tracegraph.runtime.errors import ConfigError, TracegraphError
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.caching.block import Block
-from tracegraph.runtime.stream import Stream, current_stream
+from tracegraph.runtime.streams.stream import Stream, current_stream
 
 # The blocks of `caching_allocator_alloc` that are not deleted yet, by address.
 _blocks: dict[int, tuple[Allocator, Block]] = {}

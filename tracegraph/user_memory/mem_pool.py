@@ -11,11 +11,11 @@ from typing import Any
 from tracegraph.runtime.allocators import make_pluggable_provider
 from tracegraph.runtime.default_device import find_any_device
 from tracegraph.runtime.errors import ConfigError
-from tracegraph.runtime.handles import Handle
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.pool_id import PoolId, new_pool_id
 from tracegraph.runtime.memory.private_pool import announce_pool, withdraw_pool
 from tracegraph.runtime.memory.providers.pluggable import PluggableAllocator
+from tracegraph.runtime.streams.handles import Handle
 
 
 class MemPool(Handle):

@@ -22,10 +22,10 @@ import numpy as np
 
 from tracegraph.lowering.collector import hold_collector
 from tracegraph.replaying.replayable_graph import ReplayableGraph
+from tracegraph.runtime.definition.packing import count_packed_bytes
 from tracegraph.runtime.device import MemoryComparison
 from tracegraph.runtime.errors import OutOfMemoryError
 from tracegraph.runtime.jax_interop import is_in_memory_of, to_plain, to_row_major, unwrap_key
-from tracegraph.runtime.packing import count_packed_bytes
 from tracegraph.verification.difference import measure_difference, relate
 from tracegraph.verification.expectation import Expectation
 from tracegraph.verification.reference_run import run_reference

@@ -21,7 +21,7 @@ from tracegraph.replaying.captured_graph import CapturedGraph
 from tracegraph.replaying.float_checks import is_checking_floats
 from tracegraph.replaying.jit_call import JitCall
 from tracegraph.runtime.jax_interop import to_plain
-from tracegraph.runtime.stream import synchronize
+from tracegraph.runtime.streams.stream import synchronize
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.verification.device_verification import place_values
 

@@ -23,10 +23,10 @@ import numpy as np
 from tracegraph.replaying.spread_call import SpreadCall
 from tracegraph.replaying.spread_graph import SpreadGraph
 from tracegraph.replaying.spread_slots import read_leaves
-from tracegraph.runtime.array import Array
+from tracegraph.runtime.arrays.array import Array
+from tracegraph.runtime.arrays.spread_buffer import place_value
 from tracegraph.runtime.errors import VerificationError, shorten_list
 from tracegraph.runtime.jax_interop import join_parts, list_parts, to_plain, unwrap_key
-from tracegraph.runtime.spread_buffer import place_value
 from tracegraph.tracing.prepared_call import PreparedCall
 from tracegraph.tracing.result_names import name_results
 from tracegraph.verification.difference import measure_difference

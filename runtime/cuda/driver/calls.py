@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import LaunchShape
 from tracegraph.runtime.errors import REPORT_FIX, CudaError, OutOfMemoryError
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import LaunchShape
 
 _FIX_LOST = "restart the process, its GPU context is lost; compute-sanitizer finds the kernel"
 _FIX_OTHER_GPU = "capture again on this GPU: the kernels were compiled for another one"

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from tracegraph.runtime.cuda.driver.calls import DriverCalls, FillRange, KernelLaunch
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 
 @dataclasses.dataclass(frozen=True)

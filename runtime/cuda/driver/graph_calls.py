@@ -18,7 +18,7 @@ from tracegraph.runtime.cuda.driver.calls import (
 )
 from tracegraph.runtime.cuda.driver.edge_calls import EdgeCalls
 from tracegraph.runtime.cuda.driver.parameters import KernelPatch, PackedParameters
-from tracegraph.runtime.nodes import TensorMap
+from tracegraph.runtime.definition.nodes import TensorMap
 
 TENSOR_MAP_BYTES = 128
 PORTABLE_CLUSTER_SIZE = 8

@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
-from tracegraph.runtime.code_target import FIRST_WITH_CHOICES
 from tracegraph.runtime.cuda.driver.calls import (
     Condition,
     CopyRange,
@@ -48,13 +47,14 @@ from tracegraph.runtime.cuda.graphs.node_actions import (
     make_action,
     make_launch,
 )
+from tracegraph.runtime.definition.code_target import FIRST_WITH_CHOICES
+from tracegraph.runtime.definition.event_nodes import EventNode
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Node, list_nested
+from tracegraph.runtime.definition.library_nodes import CudnnNode, FfiCallNode, MatmulNode
+from tracegraph.runtime.definition.nodes import KernelNode, LaunchShape, Locate
 from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError, UnsupportedError
-from tracegraph.runtime.event import Event
-from tracegraph.runtime.event_nodes import EventNode
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Node, list_nested
-from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, MatmulNode
-from tracegraph.runtime.nodes import KernelNode, LaunchShape, Locate
+from tracegraph.runtime.streams.event import Event
 
 # What must live as long as a graph.
 Held: TypeAlias = LoadedKernel | Library | Event

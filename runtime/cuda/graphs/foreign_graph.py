@@ -10,8 +10,8 @@ from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.graphs.builder import ErrorPlace
 from tracegraph.runtime.cuda.graphs.stages import BlockingStage, CudaStage
 from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.definition.graph import ExecutableGraph
 from tracegraph.runtime.environment import read_launch_blocking
-from tracegraph.runtime.graph import ExecutableGraph
 
 # What errors call it.
 FOREIGN = "a graph of cuda.core"

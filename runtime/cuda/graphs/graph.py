@@ -32,9 +32,9 @@ from tracegraph.runtime.cuda.graphs.node_actions import (
     make_action,
     move_action,
 )
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.nodes import BufferUse, KernelNode, Locate, TensorMap
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.nodes import BufferUse, KernelNode, Locate, TensorMap
 
 
 class _Executable:

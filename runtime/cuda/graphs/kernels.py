@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.graph_calls import PORTABLE_CLUSTER_SIZE
+from tracegraph.runtime.definition.nodes import KernelCode, LaunchShape
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
-from tracegraph.runtime.nodes import KernelCode, LaunchShape
 
 
 class LoadedLibrary:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.graphs.library_moves import DISTANCE_BYTES, Move, find_moves
 from tracegraph.runtime.cuda.graphs.node_actions import LibraryNode
+from tracegraph.runtime.definition.nodes import BufferUse, Locate
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.nodes import BufferUse, Locate
 
 
 class Library(Protocol):

@@ -8,11 +8,15 @@ from typing import TypeAlias
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, KernelLaunch
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.events import make_event
-from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.event_nodes import EventNode
-from tracegraph.runtime.graph_nodes import ConditionalNode, Node
-from tracegraph.runtime.library_nodes import CudnnNode, FfiCallNode, LibraryCallNode, MatmulNode
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.event_nodes import EventNode
+from tracegraph.runtime.definition.graph_nodes import ConditionalNode, Node
+from tracegraph.runtime.definition.library_nodes import (
+    CudnnNode,
+    FfiCallNode,
+    LibraryCallNode,
+    MatmulNode,
+)
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     ConditionHandle,
     CopyNode,
@@ -21,6 +25,7 @@ from tracegraph.runtime.nodes import (
     KernelParameter,
     Locate,
 )
+from tracegraph.runtime.errors import InternalError
 
 # What is captured while a library enqueues it.
 LibraryNode: TypeAlias = MatmulNode | FfiCallNode | LibraryCallNode | CudnnNode
@@ -62,7 +67,7 @@ def make_action(driver: CudaDriver, node: Node, function: int, locate: Locate) -
         InternalError: the node is of a kind that no graph can hold.
 
     Example:
-        >>> from tracegraph.runtime.nodes import BufferUse, FillNode
+        >>> from tracegraph.runtime.definition.nodes import BufferUse, FillNode
         >>> make_action(None, FillNode("zero", BufferUse("a", 0, 8)), 0, lambda use: 4096)
         FillRange(target_address=4096, value=0, element_bytes=4, count=2)
     """

@@ -11,10 +11,10 @@ from tracegraph.runtime.cuda.graphs.builder import ErrorPlace
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.memory.host_values import HostValues
 from tracegraph.runtime.cuda.results import ResultPort
-from tracegraph.runtime.graph import ExecutableGraph, Stage
-from tracegraph.runtime.nodes import CallNode
-from tracegraph.runtime.stream import current_stream, default_stream
-from tracegraph.runtime.stream_capture import thread_state
+from tracegraph.runtime.definition.graph import ExecutableGraph, Stage
+from tracegraph.runtime.definition.nodes import CallNode
+from tracegraph.runtime.streams.stream import current_stream, default_stream
+from tracegraph.runtime.streams.stream_capture import thread_state
 
 
 class LaunchableGraph(Protocol):

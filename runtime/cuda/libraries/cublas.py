@@ -25,12 +25,12 @@ from tracegraph.runtime.cuda.libraries.nvidia_bindings import (
     load_nvmath,
     read_memory_map,
 )
+from tracegraph.runtime.definition.library_calls import LibraryCall, Scale, TriangularSolve
+from tracegraph.runtime.definition.library_nodes import LibraryCallNode
+from tracegraph.runtime.definition.nodes import Locate
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.library_calls import LibraryCall, Scale, TriangularSolve
-from tracegraph.runtime.library_nodes import LibraryCallNode
 from tracegraph.runtime.memory.caching.block import Block
-from tracegraph.runtime.nodes import Locate
 
 # The letter of BLAS for each of JAX's dtypes.
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}

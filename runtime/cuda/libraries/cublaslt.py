@@ -26,10 +26,10 @@ from tracegraph.runtime.cuda.libraries.nvidia_bindings import (
     load_nvmath,
     read_memory_map,
 )
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.nodes import Locate
 from tracegraph.runtime.environment import read_cublas_workspace_bytes
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import Locate
 
 # JAX's dtype names, with the names of cudaDataType_t.
 DATA_TYPES = {

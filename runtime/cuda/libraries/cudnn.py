@@ -35,11 +35,11 @@ from tracegraph.runtime.cuda.libraries.nvidia_bindings import (
     find_loaded_libraries,
     read_memory_map,
 )
-from tracegraph.runtime.cudnn_calls import CompiledGraph, CudnnCall
+from tracegraph.runtime.definition.cudnn_calls import CompiledGraph, CudnnCall
+from tracegraph.runtime.definition.library_nodes import CudnnNode
+from tracegraph.runtime.definition.nodes import BufferUse, Locate
 from tracegraph.runtime.errors import CudaError, UnsupportedError
-from tracegraph.runtime.library_nodes import CudnnNode
 from tracegraph.runtime.memory.allocator import Allocator
-from tracegraph.runtime.nodes import BufferUse, Locate
 
 NAME = "libcudnn"
 # The file that XLA looks for where nothing has loaded it yet.

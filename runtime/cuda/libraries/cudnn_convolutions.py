@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from tracegraph.runtime.cuda.libraries.cudnn_backend import Attribute, Kind, Values
-from tracegraph.runtime.cudnn_calls import (
+from tracegraph.runtime.definition.cudnn_calls import (
     Activation,
     B,
     Convolution,

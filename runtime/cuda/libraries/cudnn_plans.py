@@ -25,7 +25,7 @@ from tracegraph.runtime.cuda.libraries.cudnn_backend import (
     Values,
 )
 from tracegraph.runtime.cuda.libraries.cudnn_convolutions import describe_convolution
-from tracegraph.runtime.cudnn_calls import CompiledGraph, Convolution, CudnnCall
+from tracegraph.runtime.definition.cudnn_calls import CompiledGraph, Convolution, CudnnCall
 
 # cudnnBackendHeurMode_t: the recommended one, and what is left when it has nothing.
 _HEURISTIC_MODES = (3, 2)

@@ -20,10 +20,10 @@ from tracegraph.runtime.cuda.libraries.nvidia_bindings import (
     load_nvmath,
     read_memory_map,
 )
+from tracegraph.runtime.definition.library_calls import Transform
+from tracegraph.runtime.definition.library_nodes import LibraryCallNode
+from tracegraph.runtime.definition.nodes import Locate
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.library_calls import Transform
-from tracegraph.runtime.library_nodes import LibraryCallNode
-from tracegraph.runtime.nodes import Locate
 from tracegraph.runtime.plan_cache import PlanCache
 
 # The sign of the exponent.

@@ -38,6 +38,8 @@ from typing import Protocol
 
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.libraries.mosaic import TARGET, find_mosaic
+from tracegraph.runtime.definition.library_nodes import FfiCallNode
+from tracegraph.runtime.definition.nodes import Locate
 from tracegraph.runtime.errors import CudaError
 from tracegraph.runtime.ffi.c_api import ExecutionStage
 from tracegraph.runtime.ffi.call import FfiCall
@@ -46,10 +48,8 @@ from tracegraph.runtime.ffi.context import CallContext, HandlerScratch, Interfac
 from tracegraph.runtime.ffi.frames import Frame
 from tracegraph.runtime.ffi.states import States
 from tracegraph.runtime.ffi.waiting_solvers import find_wait
-from tracegraph.runtime.library_nodes import FfiCallNode
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.caching.block import Block
-from tracegraph.runtime.nodes import Locate
 
 PLATFORM = "CUDA"
 # What may stand in a graph; a graph inside is looked into.

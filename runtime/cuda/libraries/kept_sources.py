@@ -10,7 +10,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 
-from tracegraph.runtime.code_target import CompiledSource
+from tracegraph.runtime.definition.code_target import CompiledSource
 from tracegraph.runtime.installed_packages import find_libraries, list_packages
 from tracegraph.runtime.saving.kernel_store import KernelStore, find_store
 

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from tracegraph.runtime.code_target import CompiledSource
 from tracegraph.runtime.cuda.libraries.kept_sources import find_or_compile
+from tracegraph.runtime.definition.code_target import CompiledSource
 from tracegraph.runtime.errors import CudaError, UnsupportedError
 
 _guard = threading.Lock()

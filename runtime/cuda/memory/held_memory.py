@@ -8,7 +8,7 @@ from typing import Any
 
 from tracegraph.runtime.cuda.jax_order import JaxOrder
 from tracegraph.runtime.cuda.memory.events import CudaEvents
-from tracegraph.runtime.stream import Stream
+from tracegraph.runtime.streams.stream import Stream
 
 
 class HeldMemory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-from tracegraph.runtime.graph import BufferSlot
+from tracegraph.runtime.definition.graph import BufferSlot
 from tracegraph.runtime.memory.pinned.host_allocator import CachingHostAllocator
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.kernels_on_host import align_array
 from tests.fakes.ranks_on_host import Edit, RanksOnHost
 from tracegraph.lowering.kernels import collectives
-from tracegraph.runtime.collective_nodes import CollectiveKind, Exchange
+from tracegraph.runtime.definition.collective_nodes import CollectiveKind, Exchange
 
 KIND = CollectiveKind
 DTYPES = {

@@ -11,7 +11,7 @@ from tests.fakes.condition_kernels import make_kernels
 from tests.fakes.ptx_runner import run_node
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.kernels.conditions import set_branch
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 HANDLE = 77
 

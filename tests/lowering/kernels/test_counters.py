@@ -11,7 +11,7 @@ from tests.fakes.condition_kernels import make_kernels
 from tests.fakes.ptx_runner import run_node
 from tracegraph.lowering.kernels.counters import MOST_VALUES, count_values
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 FIRST = 7
 KINDS = [("int32", 5, 1), ("int32", 3, -2), ("int64", 1 << 40, 3), ("uint32", (1 << 32) - 2, 1)]

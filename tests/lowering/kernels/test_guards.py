@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.ptx_runner import run_node
 from tracegraph.lowering.device_program import DeviceStep
 from tracegraph.lowering.kernels.guards import end_turn, keep_state
-from tracegraph.runtime.nodes import BufferUse, ConditionHandle, KernelNode
+from tracegraph.runtime.definition.nodes import BufferUse, ConditionHandle, KernelNode
 
 HANDLE = 77
 # Pieces of 16, 4 and 1 bytes per word; one of them begins in the middle.

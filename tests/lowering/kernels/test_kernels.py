@@ -24,7 +24,7 @@ from tracegraph.lowering.kernels.piece_loops import Piece, PieceLoop, write_piec
 from tracegraph.lowering.kernels.slices import COPY_SLICE, MovingUse, copy_slice
 from tracegraph.runtime.cuda.comparison import COMPARE_PIECES
 from tracegraph.runtime.cuda.measurement import MEASURE_PIECES
-from tracegraph.runtime.nodes import BufferUse, ConditionHandle, KernelNode
+from tracegraph.runtime.definition.nodes import BufferUse, ConditionHandle, KernelNode
 
 FLAG, COUNTER = BufferUse("flag", 8, 1), BufferUse("counter", 0, 4)
 STEPS = {

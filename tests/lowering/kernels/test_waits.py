@@ -23,8 +23,8 @@ from tracegraph.lowering.kernels.guards import end_turn, keep_state
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
 from tracegraph.lowering.kernels.waits import add_waits
 from tracegraph.lowering.xla.machine_code import waits_first
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 
 FLAG, COUNTER, PIECE = BufferUse("a", 0, 1), BufferUse("b", 0, 4), BufferUse("c", 0, 64)
 TARGET = BufferUse("d", 0, 64)

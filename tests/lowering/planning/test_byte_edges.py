@@ -12,8 +12,8 @@ from tests.fakes.gpu_programs import kernel, spec, use
 from tracegraph.lowering.device_program import DeviceStep, ExecutableCall, Step
 from tracegraph.lowering.planning.byte_edges import find_edges, lay_apart, verify_edges
 from tracegraph.lowering.planning.step_order import find_ancestors, reduce_edges
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.nodes import BufferUse
 
 # Two buffers that share the bytes from 40 to 64 of the arena.
 ADDRESSES = {"a": 0, "b": 40, "c": 256}

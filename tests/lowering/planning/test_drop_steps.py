@@ -11,7 +11,7 @@ from tests.fakes.gpu_programs import copy, fill, kernel, make_frame, spec
 from tracegraph.lowering.device_program import ConditionalStep, DeviceProgram
 from tracegraph.lowering.planning.drop_steps import drop_steps, drop_unread
 from tracegraph.lowering.planning.stream_order import verify_order
-from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.definition.graph_nodes import Construct
 
 
 def program(*steps: Any) -> DeviceProgram:

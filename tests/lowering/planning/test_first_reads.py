@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.gpu_programs import kernel, use
 from tracegraph.lowering.device_program import ConditionalStep
 from tracegraph.lowering.planning.first_reads import find_first_reads
-from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.definition.graph_nodes import Construct
 
 
 def branch(*bodies: list[Any], reads: str = "flag", writes: str = "") -> ConditionalStep:

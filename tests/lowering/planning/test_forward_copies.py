@@ -18,8 +18,8 @@ from tracegraph.lowering.planning.forward_copies import forward_copies
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import find_least_bytes
 from tracegraph.lowering.planning.stream_order import verify_order
+from tracegraph.runtime.definition.graph_nodes import Construct
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.graph_nodes import Construct
 
 BIG, SMALL = 1024, 256
 # A piece of x, and one of y, at a multiple of 256.

@@ -14,7 +14,7 @@ from tracegraph.lowering.planning.lent_inputs import SMALLEST_BYTES, find_lent
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import find_plan_problems, plan_memory
 from tracegraph.lowering.request import Role
-from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.definition.graph_nodes import Construct
 
 LARGE = SMALLEST_BYTES
 READ = f"x[0:{LARGE}]"

@@ -14,8 +14,8 @@ from tracegraph.lowering.planning.byte_edges import find_edges
 from tracegraph.lowering.planning.rename_turn import join_ranges, rename_turn
 from tracegraph.lowering.xla.control_flow import rename_steps
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import BufferUse
 
 # A step reads the state and writes a temporary; the next makes the new state of it; the last saves
 # the temporary, which only the step after the loop reads.

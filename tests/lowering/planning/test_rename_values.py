@@ -13,8 +13,8 @@ from tracegraph.lowering.device_program import ConditionalStep, DeviceProgram, D
 from tracegraph.lowering.planning import rename_values
 from tracegraph.lowering.planning.rename_values import rename_passing_values
 from tracegraph.lowering.planning.stream_order import verify_order
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import BufferUse
 
 LIMIT = 1 << 20
 

@@ -14,7 +14,7 @@ from tracegraph.lowering.planning import memory_plan, reuse_arguments, split_tem
 from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import find_least_bytes
 from tracegraph.lowering.planning.stream_order import verify_order
-from tracegraph.runtime.graph_nodes import Construct
+from tracegraph.runtime.definition.graph_nodes import Construct
 
 # Arguments that are updated, and temporaries.
 ARGUMENTS, TEMPORARIES = "pq", "tuvw"

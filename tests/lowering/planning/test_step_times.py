@@ -10,9 +10,9 @@ import pytest
 from tests.fakes.gpu_programs import copy, kernel
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep
 from tracegraph.lowering.planning.step_times import estimate_microseconds
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import BufferUse, LaunchShape
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.nodes import BufferUse, LaunchShape
 
 MATRIX = MatrixLayout("float32", 4, 4, 4)
 

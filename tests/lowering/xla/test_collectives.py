@@ -9,14 +9,14 @@ import pytest
 from tests.fakes.xla_programs import Place, make_program, shaped
 from tracegraph.lowering.device_program import DeviceStep, list_device_steps
 from tracegraph.lowering.xla.decode import decode_executable
-from tracegraph.runtime.collective_nodes import (
+from tracegraph.runtime.definition.collective_nodes import (
     CollectiveKind,
     CollectiveNode,
     Exchange,
     NumberNode,
 )
+from tracegraph.runtime.definition.nodes import BufferUse, FillNode
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.nodes import BufferUse, FillNode
 
 KIND = CollectiveKind
 FLAT = "COLLECTIVE_OP_GROUP_MODE_FLATTENED_ID"

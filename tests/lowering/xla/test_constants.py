@@ -14,8 +14,8 @@ from tracegraph.lowering.xla.constants import read_literal
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.schema import COMPUTATION
+from tracegraph.runtime.definition.packing import pack_bits
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.packing import pack_bits
 
 LAYOUT = "layout { minor_to_major: 0 tail_padding_alignment_in_elements: 1 }"
 

@@ -22,9 +22,9 @@ from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Iteration
 from tracegraph.lowering.xla.slice_fusion import find_view
 from tracegraph.lowering.xla.trip_counts import TripCounts
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import BufferUse
 
 COPY = make_copy((1, 0, 32), (3, 0, 32), 32, name="put")
 BACK = make_copy((3, 0, 32), (0, 0, 32), 32, name="back")

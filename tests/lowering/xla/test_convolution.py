@@ -13,7 +13,7 @@ from tests.fakes.xla_recordings import read_files
 from tracegraph.lowering.device_program import DeviceStep, list_device_steps
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.schema import build_schema
-from tracegraph.runtime.cudnn_calls import (
+from tracegraph.runtime.definition.cudnn_calls import (
     Activation,
     Algorithm,
     B,
@@ -27,9 +27,9 @@ from tracegraph.runtime.cudnn_calls import (
     Y,
     Z,
 )
+from tracegraph.runtime.definition.library_nodes import CudnnNode
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.library_nodes import CudnnNode
-from tracegraph.runtime.nodes import BufferUse
 
 SIZE = 4096
 ALLOCATIONS = "".join(f"values {{ index: {index} size: {SIZE} }} " for index in (5, 6, 7, 8, 9))

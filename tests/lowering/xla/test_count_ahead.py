@@ -23,8 +23,8 @@ from tracegraph.lowering.xla.count_ahead import (
     read_additions,
 )
 from tracegraph.lowering.xla.scope import Scope
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import BufferUse, KernelNode
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import BufferUse, KernelNode
 
 COUNTER, STEP, TURNS, COUNT = BufferUse("state", 68, 4), 3, 2, 5
 PLACE = "state[68:72]"

@@ -11,10 +11,10 @@ from tests.fakes.xla_programs import make_program, name_thunk, shaped
 from tests.paths import DATA
 from tracegraph.lowering.device_program import DeviceStep, list_device_steps
 from tracegraph.lowering.xla.decode import decode_executable
-from tracegraph.runtime.cudnn_calls import CompiledGraph
+from tracegraph.runtime.definition.cudnn_calls import CompiledGraph
+from tracegraph.runtime.definition.library_nodes import CudnnNode
+from tracegraph.runtime.definition.nodes import BufferUse, FillNode
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.library_nodes import CudnnNode
-from tracegraph.runtime.nodes import BufferUse, FillNode
 
 FLOAT = {"data_type": "FLOAT"}
 GRAPH: dict[str, Any] = {

@@ -17,9 +17,9 @@ from tracegraph.lowering.read_region import read_region
 from tracegraph.lowering.xla import decode
 from tracegraph.lowering.xla.decode import decode_executable, read_program
 from tracegraph.lowering.xla.program import Allocation, AllocationKind
+from tracegraph.runtime.definition.library_nodes import MatmulNode
+from tracegraph.runtime.definition.nodes import BufferUse, KernelNode, LaunchShape
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.library_nodes import MatmulNode
-from tracegraph.runtime.nodes import BufferUse, KernelNode, LaunchShape
 
 
 def catch_refusal(program: Any) -> UnsupportedError:

@@ -10,6 +10,8 @@ import pytest
 from tests.fakes.xla_programs import make_program
 from tracegraph.lowering.device_program import DeviceStep, list_device_steps
 from tracegraph.lowering.xla.decode import decode_executable
+from tracegraph.runtime.definition.library_nodes import FfiCallNode
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import UnsupportedError
 from tracegraph.runtime.ffi.c_api import DataType
 from tracegraph.runtime.ffi.call import (
@@ -19,8 +21,6 @@ from tracegraph.runtime.ffi.call import (
     FfiCall,
     ScalarAttribute,
 )
-from tracegraph.runtime.library_nodes import FfiCallNode
-from tracegraph.runtime.nodes import BufferUse
 
 ATTRIBUTES = """
   attrs { key: "b" value { scalar { b: true } } }

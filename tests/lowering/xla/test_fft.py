@@ -10,10 +10,10 @@ from tests.fakes.xla_programs import make_program, name_thunk
 from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.xla import fft
 from tracegraph.lowering.xla.decode import decode_executable
+from tracegraph.runtime.definition.library_calls import LibraryCall, Scale, Transform
+from tracegraph.runtime.definition.library_nodes import LibraryCallNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode
 from tracegraph.runtime.errors import CudaError, UnsupportedError
-from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform
-from tracegraph.runtime.library_nodes import LibraryCallNode
-from tracegraph.runtime.nodes import BufferUse, CopyNode
 
 SOURCE, TARGET = BufferUse("#1", 0, 32), BufferUse("#0", 0, 32)
 WORK = 256

@@ -15,7 +15,7 @@ from tracegraph.lowering.device_program import DeviceStep, GraphStep
 from tracegraph.lowering.kernels.slices import MovingUse, copy_slice, read_slice
 from tracegraph.lowering.xla import gather_slices as module
 from tracegraph.lowering.xla.gather_slices import gather_slices
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 PIECE, TURNS, COUNT = 256, 3, 4
 ARRAY, COUNTER = BufferUse("array", 0, PIECE * TURNS * COUNT), BufferUse("counter", 0, 4)

@@ -32,7 +32,7 @@ from tracegraph.lowering.planning.byte_edges import find_edges
 from tracegraph.lowering.xla import count_ahead, loop_state
 from tracegraph.lowering.xla import guard_loops as module
 from tracegraph.lowering.xla.guard_loops import MOST_PER_TURN, choose_guarded
-from tracegraph.runtime.graph_nodes import Construct, Turn
+from tracegraph.runtime.definition.graph_nodes import Construct, Turn
 
 DOUBLE = kernel("double", "x", "x")
 

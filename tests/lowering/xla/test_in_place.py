@@ -31,7 +31,7 @@ from tracegraph.lowering.planning.lifetimes import find_lifetimes
 from tracegraph.lowering.planning.memory_plan import plan_memory
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.program import XlaProgram
-from tracegraph.runtime.nodes import KernelNode
+from tracegraph.runtime.definition.nodes import KernelNode
 
 RESULT, X = (0, 0, 32), (1, 0, 32)
 # Few places, so that each is used again.

@@ -13,8 +13,7 @@ from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.xla.computations import Computations
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.kernels import find_overwritten
-from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     FillNode,
     KernelCode,
@@ -23,6 +22,7 @@ from tracegraph.runtime.nodes import (
     Swizzle,
     TensorMap,
 )
+from tracegraph.runtime.errors import UnsupportedError
 
 A, B, OUT = BufferUse("#1", 0, 32), BufferUse("#2", 0, 32), BufferUse("#0", 0, 32)
 

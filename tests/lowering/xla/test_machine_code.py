@@ -20,7 +20,7 @@ from tests.fakes.machine_code import (
     make_waiting_image,
 )
 from tracegraph.lowering.xla.machine_code import waits_first
-from tracegraph.runtime.nodes import KernelCode
+from tracegraph.runtime.definition.nodes import KernelCode
 
 IMAGE = make_waiting_image("k")
 

@@ -19,8 +19,8 @@ from tests.fakes.matmul_messages import (
 )
 from tracegraph.lowering.xla.matmul import EPILOGUES, decode_matmul
 from tracegraph.lowering.xla.refusal import Refusal
-from tracegraph.runtime.library_nodes import MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.library_nodes import MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.nodes import BufferUse
 
 F8 = {"dtype": "F8E4M3FN"}
 

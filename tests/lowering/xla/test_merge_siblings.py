@@ -21,7 +21,7 @@ from tracegraph.lowering.xla.merge_siblings import (
     merge_siblings,
 )
 from tracegraph.lowering.xla.scope import Scope
-from tracegraph.runtime.nodes import BufferUse, KernelNode
+from tracegraph.runtime.definition.nodes import BufferUse, KernelNode
 
 # Of 64 bytes: each element is added to one of another array, and takes its place.
 LOOP = PieceLoop(16, (Piece(0, 0, 16, 16), Piece(1, 0, 4, 4)), (("add", 0, 1),), ((2, 2),))

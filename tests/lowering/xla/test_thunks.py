@@ -26,8 +26,8 @@ from tracegraph.lowering.xla.container import read_executable
 from tracegraph.lowering.xla.decode import decode_executable
 from tracegraph.lowering.xla.kernels import decode_custom_kernel
 from tracegraph.lowering.xla.scope import Scope
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, FillNode
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.nodes import BufferUse, CopyNode, FillNode
 
 
 def decode(*thunks: str) -> tuple[DeviceStep, ...]:

@@ -11,10 +11,10 @@ from tests.lowering.xla.test_fft import shape
 from tracegraph.lowering.device_program import list_device_steps
 from tracegraph.lowering.xla import triangular_solve
 from tracegraph.lowering.xla.decode import decode_executable
+from tracegraph.runtime.definition.library_calls import TriangularSolve
+from tracegraph.runtime.definition.library_nodes import LibraryCallNode
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.library_calls import TriangularSolve
-from tracegraph.runtime.library_nodes import LibraryCallNode
-from tracegraph.runtime.nodes import BufferUse
 
 A, B = BufferUse("#3", 0, 16), BufferUse("#3", 256, 32)
 

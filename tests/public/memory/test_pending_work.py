@@ -35,7 +35,7 @@ from tests.fakes.devices import PROVIDERS
 from tests.fakes.fake_driver import FakeDriver
 from tests.fakes.fake_memory import FakeMemory
 from tests.fakes.memory_driver import MemoryDriver
-from tracegraph.runtime.array import ArrayState
+from tracegraph.runtime.arrays.array import ArrayState
 from tracegraph.runtime.memory.caching.block import Block
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool

@@ -22,7 +22,7 @@ from tests.fakes.cuda_on_host import (
 from tests.fakes.definitions import make_definition, make_stage
 from tests.fakes.devices import ones
 from tests.oracles import error_lines
-from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.arrays.array import Array, ArrayState
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.replay import Replay

@@ -15,7 +15,7 @@ from tests.fakes.devices import add_in_two_regions, ones, use_device
 from tests.fakes.pluggable_library import PluggableLibrary
 from tests.oracles import error_lines
 from tracegraph.memory import MemPool, empty_cache, memory_reserved
-from tracegraph.runtime.graph import ArenaSize
+from tracegraph.runtime.definition.graph import ArenaSize
 from tracegraph.runtime.memory.sizes import round_exact
 
 N = 1000

@@ -14,8 +14,8 @@ from tests.fakes.cuda_on_host import CudaOnHost, kernel, make_cuda_replay
 from tests.fakes.definitions import make_definition, make_stage
 from tracegraph.runtime.arena import Arena
 from tracegraph.runtime.cuda.memory import jax_arrays
+from tracegraph.runtime.definition.graph import ArenaSize
 from tracegraph.runtime.errors import OutOfMemoryError
-from tracegraph.runtime.graph import ArenaSize
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.waiting import allow_waiting

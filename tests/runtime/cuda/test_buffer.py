@@ -21,7 +21,7 @@ from tests.fakes.cuda_on_host import (
 )
 from tests.fakes.definitions import make_copy, make_definition, make_stage, take_results
 from tests.processes import run_program
-from tracegraph.runtime.array import Array, ArrayState
+from tracegraph.runtime.arrays.array import Array, ArrayState
 from tracegraph.runtime.cuda import buffer as buffer_module
 from tracegraph.runtime.cuda import jax_order
 from tracegraph.runtime.errors import CudaError

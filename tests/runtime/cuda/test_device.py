@@ -22,12 +22,12 @@ from tests.fakes.cuda_on_host import (
 )
 from tests.fakes.definitions import make_copy, make_definition, make_stage
 from tests.oracles import error_lines
-from tracegraph.runtime.array import ArrayState
+from tracegraph.runtime.arrays.array import ArrayState
 from tracegraph.runtime.cuda import device as device_module
 from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider
+from tracegraph.runtime.definition.graph import GraphDefinition, ReplayClock
 from tracegraph.runtime.errors import ConfigError, CudaError, OutOfMemoryError, TracegraphError
-from tracegraph.runtime.graph import GraphDefinition, ReplayClock
 from tracegraph.runtime.memory.pool_id import new_pool_id
 from tracegraph.runtime.memory.private_pool import PrivatePool
 from tracegraph.runtime.memory.providers.segment import Segment

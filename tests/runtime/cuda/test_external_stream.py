@@ -14,11 +14,11 @@ import pytest
 
 from tests.fakes.cuda_on_host import CudaOnHost, floats, kernel, make_cuda_replay, make_device
 from tests.fakes.definitions import make_definition, make_stage
-from tracegraph.runtime import stream_backend
 from tracegraph.runtime.cuda.streams import is_readable
 from tracegraph.runtime.errors import ConfigError
-from tracegraph.runtime.external_stream import ExternalStream
-from tracegraph.runtime.stream import Event, Stream, default_stream, stream
+from tracegraph.runtime.streams import stream_backend
+from tracegraph.runtime.streams.external_stream import ExternalStream
+from tracegraph.runtime.streams.stream import Event, Stream, default_stream, stream
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import numpy as np
 
 from tests.fakes.cuda_on_host import CudaOnHost, floats, make_cuda_replay
 from tests.runtime.cuda.test_buffer import run
-from tracegraph.runtime.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.nodes import BufferUse, CopyNode
+from tracegraph.runtime.definition.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode
 
 F32 = np.dtype(np.float32)
 

@@ -11,10 +11,10 @@ import functools
 import jax, ml_dtypes, numpy as np
 import pytest
 from tests.fakes.cuda_on_host import STREAM, make_device
-from tracegraph.runtime.collective_nodes import (
+from tracegraph.runtime.definition.collective_nodes import (
     CollectiveKind as Kind, CollectiveNode, Exchange, JointCollectiveNode)
 from tracegraph.runtime.cuda import joint_collectives
-from tracegraph.runtime.nodes import BufferUse
+from tracegraph.runtime.definition.nodes import BufferUse
 
 patch = pytest.MonkeyPatch()
 gpus = [make_device(patch, index=index) for index in range(4)]

@@ -17,14 +17,12 @@ import pytest
 from tests.fakes.cuda_on_host import SHAPE, CudaOnHost, count_work, kernel, make_cuda_replay
 from tests.fakes.definitions import make_definition, make_stage
 from tests.fakes.memory_driver import MemoryDriver
-from tracegraph.runtime.array import ArrayState
+from tracegraph.runtime.arrays.array import ArrayState
 from tracegraph.runtime.cuda.driver.calls import make_call_error
 from tracegraph.runtime.cuda.node_timer import MOST, REPEATS, SHORT, CudaTimer, _join_ranges
-from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node
-from tracegraph.runtime.node_timer import TimedGraph
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Construct, Node
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     ConditionHandle,
     CopyNode,
@@ -32,6 +30,8 @@ from tracegraph.runtime.nodes import (
     KernelCode,
     KernelNode,
 )
+from tracegraph.runtime.errors import CudaError
+from tracegraph.runtime.node_timer import TimedGraph
 from tracegraph.runtime.replay import Replay
 
 

@@ -11,8 +11,8 @@ from tests.fakes.cuda_on_host import CudaOnHost, make_device
 from tracegraph.runtime.cuda import peer_memory
 from tracegraph.runtime.cuda.context import CudaContext
 from tracegraph.runtime.cuda.peer_memory import find_peer_memory
+from tracegraph.runtime.definition.signals import COUNTS_OFFSET, count_signal_bytes
 from tracegraph.runtime.errors import UnsupportedError
-from tracegraph.runtime.signals import COUNTS_OFFSET, count_signal_bytes
 
 
 class Place:

@@ -25,7 +25,7 @@ from tests.fakes.cuda_on_host import (
 from tests.fakes.definitions import make_copy, make_definition, make_stage
 from tests.fakes.fake_state import MisuseError
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.array import ArrayState
+from tracegraph.runtime.arrays.array import ArrayState
 from tracegraph.runtime.cuda import jax_order
 from tracegraph.runtime.cuda.memory import jax_arrays
 from tracegraph.runtime.cuda.memory.jax_provider import JaxProvider

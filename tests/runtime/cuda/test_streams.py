@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.fakes.cuda_on_host import STREAM, CudaOnHost, make_device
-from tracegraph.runtime import stream_backend
 from tracegraph.runtime.errors import CudaError, ReplayError
-from tracegraph.runtime.stream import (
+from tracegraph.runtime.streams import stream_backend
+from tracegraph.runtime.streams.stream import (
     Event,
     Stream,
     current_stream,
@@ -20,7 +20,7 @@ from tracegraph.runtime.stream import (
     stream,
     synchronize,
 )
-from tracegraph.runtime.stream_backend import register_backend
+from tracegraph.runtime.streams.stream_backend import register_backend
 
 
 @pytest.fixture

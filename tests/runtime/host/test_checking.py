@@ -20,9 +20,9 @@ from tests.fakes.definitions import (
     make_stage,
     replay_once,
 )
-from tracegraph.runtime.graph import GraphDefinition
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.nodes import CallNode
 from tracegraph.runtime.host.checking import draw_order, find_scratch
-from tracegraph.runtime.nodes import CallNode
 
 jax.config.update("jax_platforms", "cpu")
 X = np.arange(1, 5, dtype=np.float32)

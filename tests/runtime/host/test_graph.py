@@ -20,7 +20,7 @@ from tests.fakes.definitions import (
     make_stage,
     replay_once,
 )
-from tracegraph.runtime.nodes import CallNode
+from tracegraph.runtime.definition.nodes import CallNode
 
 jax.config.update("jax_platforms", "cpu")
 X = np.arange(4, dtype=np.float32)

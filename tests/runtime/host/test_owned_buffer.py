@@ -12,7 +12,7 @@ import pytest
 
 import tracegraph as tg
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.graph import ArenaSize, BufferSlot, ReplayClock
+from tracegraph.runtime.definition.graph import ArenaSize, BufferSlot, ReplayClock
 from tracegraph.runtime.host.owned_buffer import OwnedBuffer
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.pool_id import new_pool_id

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.bytes_provider import ManualEvents
 from tracegraph.runtime.arena import Arena
-from tracegraph.runtime.graph import ArenaSize
+from tracegraph.runtime.definition.graph import ArenaSize
 from tracegraph.runtime.memory.allocator import Allocator
 from tracegraph.runtime.memory.caching.caching_allocator import CachingAllocator
 from tracegraph.runtime.memory.caching.direct_allocator import DirectAllocator

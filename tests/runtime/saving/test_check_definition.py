@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.runtime.saving.test_record_codec import KERNEL, MAP, SETTER, USE
-from tracegraph.runtime.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Turn
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Construct, Turn
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     CallNode,
     ConditionHandle,

@@ -12,13 +12,22 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tracegraph.runtime import graph_nodes, library_nodes
-from tracegraph.runtime.collective_nodes import CollectiveNode, JointCollectiveNode, NumberNode
-from tracegraph.runtime.event_nodes import EventNode
-from tracegraph.runtime.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Turn
-from tracegraph.runtime.library_nodes import LibraryCallNode, Matmul, MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition import graph_nodes, library_nodes
+from tracegraph.runtime.definition.collective_nodes import (
+    CollectiveNode,
+    JointCollectiveNode,
+    NumberNode,
+)
+from tracegraph.runtime.definition.event_nodes import EventNode
+from tracegraph.runtime.definition.graph import ArenaSize, BufferSlot, GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Construct, Turn
+from tracegraph.runtime.definition.library_nodes import (
+    LibraryCallNode,
+    Matmul,
+    MatmulNode,
+    MatrixLayout,
+)
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     CallNode,
     ConditionHandle,

@@ -14,8 +14,8 @@ from tracegraph.capturing.partition import partition_graph
 from tracegraph.lowering.request import CaptureRequest
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
 from tracegraph.passes.resolve_donation import ResolveDonation
-from tracegraph.runtime.stream import Event, Stream, current_stream, stream
-from tracegraph.runtime.stream_capture import tracing
+from tracegraph.runtime.streams.stream import Event, Stream, current_stream, stream
+from tracegraph.runtime.streams.stream_capture import tracing
 from tracegraph.tracing.trace import trace_function
 
 jax.config.update("jax_platforms", "cpu")

@@ -19,7 +19,7 @@ from tracegraph.capturing.flat_function import FlatFunction
 from tracegraph.capturing.partition_check import Cut, check_partition
 from tracegraph.lowering.request import InputSpec, OutputSpec, Region, Role
 from tracegraph.runtime.errors import InternalError
-from tracegraph.runtime.stream import Stream, current_stream, stream
+from tracegraph.runtime.streams.stream import Stream, current_stream, stream
 
 X = jnp.arange(1.0, 5.0)
 TABLE = np.arange(4, dtype=np.float32)

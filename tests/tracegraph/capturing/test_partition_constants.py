@@ -13,7 +13,7 @@ import tracegraph as tg
 from tests.tracegraph.capturing.test_partition import X, call_back, describe, evaluate, partition
 from tracegraph.capturing import partition as partition_module
 from tracegraph.lowering.request import Role
-from tracegraph.runtime.stream import Stream, current_stream, stream
+from tracegraph.runtime.streams.stream import Stream, current_stream, stream
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import tracegraph as tg
 from tracegraph.capturing.partition import partition_graph
 from tracegraph.lowering.request import Region
 from tracegraph.passes.pipeline import DEFAULT_PASSES, run_passes
-from tracegraph.runtime.stream import Stream, stream
+from tracegraph.runtime.streams.stream import Stream, stream
 from tracegraph.tracing.trace import LostTraceError, trace_count, trace_function
 
 X = np.arange(4, dtype=np.float32)

@@ -6,11 +6,10 @@ from tests.fakes.cuda_on_host import SHAPE, kernel
 from tests.fakes.definitions import make_definition, make_stage
 from tracegraph.graph_pictures.graph_data import GraphData
 from tracegraph.graph_pictures.read_graph import read_graph
-from tracegraph.runtime.ffi.call import FfiCall
-from tracegraph.runtime.graph import GraphDefinition, Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct
-from tracegraph.runtime.library_nodes import FfiCallNode
-from tracegraph.runtime.nodes import (
+from tracegraph.runtime.definition.graph import GraphDefinition, Stage
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Construct
+from tracegraph.runtime.definition.library_nodes import FfiCallNode
+from tracegraph.runtime.definition.nodes import (
     BufferUse,
     ConditionHandle,
     CopyNode,
@@ -18,6 +17,7 @@ from tracegraph.runtime.nodes import (
     KernelCode,
     KernelNode,
 )
+from tracegraph.runtime.ffi.call import FfiCall
 
 
 def use(name: str, offset: int = 0, nbytes: int = 16) -> BufferUse:

@@ -17,7 +17,7 @@ from tracegraph.graph_pictures.records import (
     PartData,
 )
 from tracegraph.runtime.cuda.driver.calls import Port
-from tracegraph.runtime.nodes import CopyNode
+from tracegraph.runtime.definition.nodes import CopyNode
 
 MIXED = read(make_mixed())
 

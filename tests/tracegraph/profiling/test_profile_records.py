@@ -20,12 +20,12 @@ from tracegraph.profiling.measure import Measured
 from tracegraph.profiling.peaks import Peaks, count_operations, find_peaks
 from tracegraph.profiling.profile import Profile
 from tracegraph.profiling.summary import summarise_profile
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Construct, Node
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.nodes import BufferUse, ConditionHandle, FillNode, KernelNode
 from tracegraph.runtime.device_properties import DeviceProperties
 from tracegraph.runtime.errors import ConfigError
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
 from tracegraph.runtime.node_timer import NodeTime
-from tracegraph.runtime.nodes import BufferUse, ConditionHandle, FillNode, KernelNode
 
 GOLDEN = ROOT / "tests" / "golden" / "profile_of_a_gpu_graph.txt"
 PEAKS = Peaks(1e12, {"bf16": 1e15})

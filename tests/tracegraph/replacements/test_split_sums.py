@@ -15,7 +15,7 @@ from tracegraph.ir.graph import Graph
 from tracegraph.replacements.match import Match
 from tracegraph.replacements.place_errors import measure_options, measure_places
 from tracegraph.replacements.split_sums import find_split_sums
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode, MatrixLayout
 
 X, W = np.ones((6, 32), np.float32), np.ones((32, 4), np.float32)
 

@@ -22,7 +22,7 @@ from tracegraph.replacements.few_rows import rule as few_rows_rule
 from tracegraph.replacements.match import Machine
 from tracegraph.replacements.rules import RULES
 from tracegraph.replacements.splice import splice_matches
-from tracegraph.runtime.nodes import LaunchShape
+from tracegraph.runtime.definition.nodes import LaunchShape
 
 WIDTH, HIDDEN, HEADS, GROUPS, LENGTH = 64, 96, 4, 2, 40
 EACH = WIDTH // HEADS

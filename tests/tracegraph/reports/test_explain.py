@@ -22,8 +22,8 @@ from tracegraph.reports import summary
 from tracegraph.reports.explain_gpu import count_nodes, list_turns
 from tracegraph.reports.report import PARTS, Report, read_parts
 from tracegraph.reports.summary import MAX_COLUMNS, MAX_LINES
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Turn
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Construct, Turn
 from tracegraph.tracing import checked_graph
 
 X = jnp.ones((2, 3))

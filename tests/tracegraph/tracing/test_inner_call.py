@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from tracegraph.options import read_options
-from tracegraph.runtime.stream import Stream, stream
-from tracegraph.runtime.stream_capture import tracing
+from tracegraph.runtime.streams.stream import Stream, stream
+from tracegraph.runtime.streams.stream_capture import tracing
 from tracegraph.tracing.inner_call import InnerCall
 
 X = jnp.arange(3.0)

@@ -21,8 +21,8 @@ from tracegraph.runtime.cuda.driver.calls import (
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.edge_calls import make_edge
 from tracegraph.runtime.cuda.driver.parameters import PackedParameters
+from tracegraph.runtime.definition.graph_nodes import Construct
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.graph_nodes import Construct
 
 CUBIN = b"\x7fELF"
 

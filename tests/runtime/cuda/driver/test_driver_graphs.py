@@ -20,9 +20,9 @@ from tracegraph.runtime.cuda.driver.calls import (
 )
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.driver.edge_calls import make_edge
+from tracegraph.runtime.definition.graph_nodes import Construct
+from tracegraph.runtime.definition.nodes import LaunchShape
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.graph_nodes import Construct
-from tracegraph.runtime.nodes import LaunchShape
 
 
 def test_a_kernel_node_has_parameters(api: FakeBindings) -> None:

@@ -12,7 +12,7 @@ from tests.gpu.driver_calls import CHANGES, Call, RecordedBindings, find_slow_no
 from tracegraph.runtime.cuda.driver.driver import CudaDriver
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
-from tracegraph.runtime.graph import Stage
+from tracegraph.runtime.definition.graph import Stage
 
 
 def test_slow_nodes_are_found() -> None:

@@ -23,10 +23,10 @@ from tracegraph.lowering.xla.guard_loops import guard_loops
 from tracegraph.runtime.cuda.graphs.builder import check_constructs
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
+from tracegraph.runtime.definition.graph import GraphDefinition
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Construct, GraphNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode, KernelNode
 from tracegraph.runtime.errors import CudaError, InternalError, UnsupportedError
-from tracegraph.runtime.graph import GraphDefinition
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, GraphNode
-from tracegraph.runtime.nodes import BufferUse, CopyNode, KernelNode
 
 FLAG, COUNTER = BufferUse("flag", 0, 1), BufferUse("counter", 0, 4)
 TYPES = {

@@ -30,10 +30,10 @@ from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange, Port
 from tracegraph.runtime.cuda.driver.edge_calls import Edge
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.graph_nodes import Node
+from tracegraph.runtime.definition.nodes import CallNode, CopyNode, FillNode, LaunchShape
 from tracegraph.runtime.errors import CudaError, InternalError, OutOfMemoryError
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.graph_nodes import Node
-from tracegraph.runtime.nodes import CallNode, CopyNode, FillNode, LaunchShape
 
 
 def test_nodes_and_edges_are_those_of_the_stage() -> None:

@@ -22,9 +22,9 @@ from tests.fakes.cuda_stages import (
 from tests.fakes.fake_driver import FakeDriver
 from tests.oracles import error_lines
 from tracegraph.runtime.cuda.driver.calls import CopyRange, FillRange
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.nodes import CopyNode, FillNode, KernelCode, KernelNode
 from tracegraph.runtime.errors import CudaError, InternalError
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.nodes import CopyNode, FillNode, KernelCode, KernelNode
 
 
 def test_update_changes_only_nodes_that_moved() -> None:

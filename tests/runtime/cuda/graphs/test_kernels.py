@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes.fake_driver import FakeDriver
 from tracegraph.runtime.cuda.graphs.kernels import KernelLoader, LoadedKernel
+from tracegraph.runtime.definition.nodes import KernelCode, LaunchShape
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.nodes import KernelCode, LaunchShape
 
 ADD = KernelCode("add", b"first image")
 MUL = KernelCode("mul", b"first image")

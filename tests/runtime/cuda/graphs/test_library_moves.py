@@ -22,9 +22,9 @@ from tests.runtime.cuda.test_lent_buffers import count_blocks, lend
 from tracegraph.runtime.cuda.driver.calls import FillRange, KernelLaunch
 from tracegraph.runtime.cuda.driver.captured_nodes import CapturedNode
 from tracegraph.runtime.cuda.graphs.library_moves import DISTANCE_BYTES, find_moves
+from tracegraph.runtime.definition.library_nodes import MatmulNode
+from tracegraph.runtime.definition.nodes import BufferUse, LaunchShape
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.library_nodes import MatmulNode
-from tracegraph.runtime.nodes import BufferUse, LaunchShape
 from tracegraph.runtime.replay import Replay
 
 SHAPE = LaunchShape((4, 1, 1), (128, 1, 1))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.cuda_on_host import floats, kernel, make_cuda_replay, make_device, place
 from tests.fakes.definitions import make_definition, make_stage, take_results
-from tracegraph.runtime.stream import Stream, stream
+from tracegraph.runtime.streams.stream import Stream, stream
 
 # y = 2x + s with the new s, s = s + 1; z is a temporary.
 DEFINITION = make_definition(

@@ -23,11 +23,11 @@ from tests.fakes.definitions import make_call, make_definition, make_stage
 from tests.fakes.failed_arrays import make_failed_array
 from tracegraph.runtime.cuda.graphs.stages import CudaStage, EagerStage
 from tracegraph.runtime.cuda.jax_order import JaxOrder
+from tracegraph.runtime.definition.graph import Stage
+from tracegraph.runtime.definition.nodes import CallNode
 from tracegraph.runtime.errors import CudaError
-from tracegraph.runtime.graph import Stage
-from tracegraph.runtime.nodes import CallNode
 from tracegraph.runtime.replay import Replay
-from tracegraph.runtime.stream import Stream, default_stream, stream
+from tracegraph.runtime.streams.stream import Stream, default_stream, stream
 
 DOUBLE = make_definition(make_stage(kernel("double", "x", "y")))
 

@@ -27,9 +27,9 @@ from tracegraph.runtime.cuda.libraries.nvidia_bindings import (
     load_nvmath,
     read_memory_map,
 )
+from tracegraph.runtime.definition.library_nodes import Matmul, MatmulNode, MatrixLayout
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import CudaError, UnsupportedError
-from tracegraph.runtime.library_nodes import Matmul, MatmulNode, MatrixLayout
-from tracegraph.runtime.nodes import BufferUse
 
 MAP = "7f0000-7f1000 r-xp 00000000 08:01 42        /opt/cu13/libcublasLt.so.13"
 SECOND = "7e0000-7e1000 r--p 00000000 08:01 43        /usr/lib/libcublasLt.so.12"

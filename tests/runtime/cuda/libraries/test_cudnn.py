@@ -17,9 +17,9 @@ from tracegraph.runtime.cuda.graphs.library_moves import DISTANCE_BYTES
 from tracegraph.runtime.cuda.libraries import cudnn
 from tracegraph.runtime.cuda.libraries.cudnn import load_cudnn
 from tracegraph.runtime.cuda.libraries.cudnn_backend import Kind
-from tracegraph.runtime.cudnn_calls import Algorithm, W, X, Y
+from tracegraph.runtime.definition.cudnn_calls import Algorithm, W, X, Y
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Construct, Node
 from tracegraph.runtime.errors import CudaError, UnsupportedError
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node
 from tracegraph.runtime.replay import Replay
 
 

@@ -29,7 +29,7 @@ from tracegraph.runtime.cuda.libraries.cudnn_convolutions import (
     EPILOGUE_DTYPES,
     SUM_DTYPES,
 )
-from tracegraph.runtime.cudnn_calls import (
+from tracegraph.runtime.definition.cudnn_calls import (
     ITEM_BYTES,
     Activation,
     Algorithm,

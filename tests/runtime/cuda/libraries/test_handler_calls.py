@@ -17,6 +17,9 @@ from tests.fakes.ffi_handlers import (
     read_number,
     take_report,
 )
+from tracegraph.runtime.definition.graph_nodes import Body, ConditionalNode, Construct, Node
+from tracegraph.runtime.definition.library_nodes import FfiCallNode
+from tracegraph.runtime.definition.nodes import BufferUse
 from tracegraph.runtime.errors import CudaError, OutOfMemoryError
 from tracegraph.runtime.ffi import recorder
 from tracegraph.runtime.ffi.c_api import DataType, ErrorCode, ExecutionStage
@@ -24,10 +27,7 @@ from tracegraph.runtime.ffi.call import ArrayType, FfiCall
 from tracegraph.runtime.ffi.context import CallContext, InterfaceError, count_living
 from tracegraph.runtime.ffi.frames import Frame
 from tracegraph.runtime.ffi.handler import Handler
-from tracegraph.runtime.graph_nodes import Body, ConditionalNode, Construct, Node
-from tracegraph.runtime.library_nodes import FfiCallNode
 from tracegraph.runtime.node_timer import TimedGraph
-from tracegraph.runtime.nodes import BufferUse
 
 FLOATS = ArrayType(DataType.F32, (SIZE,))
 

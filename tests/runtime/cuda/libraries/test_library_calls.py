@@ -15,10 +15,15 @@ from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import Scope
 from tracegraph.runtime.cuda.libraries.cublas import MIB, CuBlas, count_workspace_bytes
 from tracegraph.runtime.cuda.libraries.cufft import CuFft
+from tracegraph.runtime.definition.library_calls import (
+    LibraryCall,
+    Scale,
+    Transform,
+    TriangularSolve,
+)
+from tracegraph.runtime.definition.library_nodes import LibraryCallNode
+from tracegraph.runtime.definition.nodes import BufferUse, CopyNode
 from tracegraph.runtime.errors import CudaError, UnsupportedError
-from tracegraph.runtime.library_calls import LibraryCall, Scale, Transform, TriangularSolve
-from tracegraph.runtime.library_nodes import LibraryCallNode
-from tracegraph.runtime.nodes import BufferUse, CopyNode
 from tracegraph.runtime.plan_cache import PlanCache
 
 FORWARD = Transform("C2C", False, (8,), (8,), (8,), 3)

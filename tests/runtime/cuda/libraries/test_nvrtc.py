@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.oracles.error_lines import match
-from tracegraph.runtime.code_target import CompiledSource
 from tracegraph.runtime.cuda.libraries import kept_sources, nvrtc
+from tracegraph.runtime.definition.code_target import CompiledSource
 from tracegraph.runtime.errors import CudaError, UnsupportedError
 from tracegraph.runtime.saving.saved_file import read_file, write_file
 

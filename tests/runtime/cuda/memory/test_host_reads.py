@@ -16,7 +16,7 @@ import pytest
 from tests.definitions_anew import note_definitions
 from tests.fakes.cuda_on_host import CudaOnHost, floats, kernel, make_cuda_replay, make_device
 from tests.fakes.definitions import make_copy, make_definition, make_stage
-from tracegraph.runtime.array import ArrayState
+from tracegraph.runtime.arrays.array import ArrayState
 from tracegraph.runtime.cuda import context
 from tracegraph.runtime.errors import CudaError, ReplayError
 from tracegraph.runtime.replay import Replay

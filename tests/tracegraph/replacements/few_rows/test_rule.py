@@ -23,7 +23,7 @@ from tracegraph.replacements.few_rows.rule import FewRowMatmuls
 from tracegraph.replacements.match import Machine, Match, Rule
 from tracegraph.replacements.rules import open_graph
 from tracegraph.replacements.splice import splice_matches
-from tracegraph.runtime.code_target import CompiledSource
+from tracegraph.runtime.definition.code_target import CompiledSource
 from tracegraph.tracing.trace import trace_function
 
 WIDTH, HIDDEN, HEADS = 256, 192, 4

@@ -1,0 +1,1 @@
+"""Arrays in the memory of graphs: what a call returns, and the buffers below it."""
