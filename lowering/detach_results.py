@@ -28,9 +28,9 @@ from tracegraph.lowering.device_program import (
     index_users,
     move_step,
 )
-from tracegraph.lowering.kernels.conditions import COUNTER_BYTES
-from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
-from tracegraph.lowering.kernels.waits import add_waits
+from tracegraph.lowering.kernels.loops.conditions import COUNTER_BYTES
+from tracegraph.lowering.kernels.loops.slices import MovingUse, copy_slice
+from tracegraph.lowering.kernels.loops.waits import add_waits
 from tracegraph.lowering.request import BufferSpec
 from tracegraph.runtime.definition.event_nodes import EventNode
 from tracegraph.runtime.definition.graph import MAX_PATCHED_NODES

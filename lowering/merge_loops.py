@@ -25,7 +25,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from tracegraph.lowering.device_program import DeviceProgram, DeviceStep, Step, list_uses
 from tracegraph.lowering.element_loops import ElementLoop, LoopFunction
-from tracegraph.lowering.kernels.merged_loops import (
+from tracegraph.lowering.kernels.loops.merged_loops import (
     OPTIONS,
     SYMBOL,
     THREADS,

@@ -36,7 +36,7 @@ from tracegraph.lowering.device_program import (
     GraphStep,
     list_device_steps,
 )
-from tracegraph.lowering.kernels.conditions import (
+from tracegraph.lowering.kernels.loops.conditions import (
     COUNTER_BYTES,
     count_turn,
     set_branch,

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tracegraph.lowering.device_program import DeviceStep, GraphStep
-from tracegraph.lowering.kernels.counters import MOST_VALUES, count_values
+from tracegraph.lowering.kernels.loops.counters import MOST_VALUES, count_values
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.xla.constants import read_literal
 from tracegraph.lowering.xla.enums import read_name

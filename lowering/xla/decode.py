@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracegraph.lowering.device_program import GraphStep, list_device_steps
-from tracegraph.lowering.kernels.waits import add_waits
+from tracegraph.lowering.kernels.loops.waits import add_waits
 from tracegraph.lowering.xla.allocations import (
     read_allocations,
     read_outputs,

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from tracegraph.lowering.device_program import DeviceStep, GraphStep, list_uses
-from tracegraph.lowering.kernels.slices import MovingUse, Slice, copy_slice, read_slice
+from tracegraph.lowering.kernels.loops.slices import MovingUse, Slice, copy_slice, read_slice
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT, align
 from tracegraph.runtime.definition.nodes import BufferUse
 

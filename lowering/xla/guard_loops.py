@@ -40,8 +40,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep
-from tracegraph.lowering.kernels.counters import COUNT_AHEAD
-from tracegraph.lowering.kernels.guards import end_turn, keep_state
+from tracegraph.lowering.kernels.loops.counters import COUNT_AHEAD
+from tracegraph.lowering.kernels.loops.guards import end_turn, keep_state
 from tracegraph.lowering.planning.first_reads import ByteSet, find_needed, follow_back
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT, align
 from tracegraph.lowering.xla.control_flow import rename_steps

@@ -18,7 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tracegraph.lowering.device_program import DeviceStep, GraphStep, list_uses
-from tracegraph.lowering.kernels.piece_loops import SYMBOL, THREADS, PieceLoop, write_piece_loops
+from tracegraph.lowering.kernels.loops.piece_loops import (
+    SYMBOL,
+    THREADS,
+    PieceLoop,
+    write_piece_loops,
+)
 from tracegraph.lowering.xla.piece_fusions import read_piece_fusion
 from tracegraph.runtime.definition.nodes import BufferUse, KernelCode, KernelNode, LaunchShape
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tracegraph.lowering.kernels.piece_loops import OPERATIONS, Piece, PieceLoop
+from tracegraph.lowering.kernels.loops.piece_loops import OPERATIONS, Piece, PieceLoop
 from tracegraph.lowering.xla.enums import read_name
 from tracegraph.lowering.xla.loop_fusions import list_fused
 

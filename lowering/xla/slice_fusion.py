@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegraph.lowering.device_program import DeviceStep, GraphStep
-from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
+from tracegraph.lowering.kernels.loops.slices import MovingUse, copy_slice
 from tracegraph.lowering.xla.refusal import Refusal
 from tracegraph.lowering.xla.scope import DecodeSequence, Iteration, Scope
 from tracegraph.runtime.definition.nodes import BufferUse, CopyNode

@@ -17,8 +17,8 @@ from tests.deviceless.test_partial import lower
 from tests.fakes.compilers import Target
 from tests.fakes.gated_scans import differentiate_gates, make_gates
 from tracegraph.lowering import compile_gpu
-from tracegraph.lowering.kernels.loop_kernels import list_loop_kernels
-from tracegraph.lowering.kernels.piece_loops import SYMBOL
+from tracegraph.lowering.kernels.loops.loop_kernels import list_loop_kernels
+from tracegraph.lowering.kernels.loops.piece_loops import SYMBOL
 from tracegraph.lowering.lower import Lowered
 from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES
 from tracegraph.reports.explain_gpu import list_turns

@@ -20,8 +20,8 @@ from tests.deviceless.pipeline import (
 )
 from tests.deviceless.topology import find_assembler
 from tests.fakes.kernels_on_host import run_compiler
-from tracegraph.lowering.kernels import few_rows, few_rows_problem
-from tracegraph.lowering.kernels.few_rows_problem import FewRows, MatrixGroup
+from tracegraph.lowering.kernels.matmuls import few_rows, few_rows_problem
+from tracegraph.lowering.kernels.matmuls.few_rows_problem import FewRows, MatrixGroup
 from tracegraph.lowering.kernels.own_kernel import OPTIONS, write_listing
 from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOperand
 from tracegraph.lowering.lower import Lowered

@@ -13,7 +13,7 @@ import pytest
 
 from tests.deviceless.pipeline import lower_with_own_kernels, make_replaced_request
 from tests.deviceless.topology import find_assembler
-from tracegraph.lowering.kernels.float_matmul import FloatMatmul, write_float_matmul
+from tracegraph.lowering.kernels.matmuls.float_matmul import FloatMatmul, write_float_matmul
 from tracegraph.lowering.kernels.own_kernel import OPTIONS, write_listing
 from tracegraph.replacements.float_matmuls import FloatMatmuls
 from tracegraph.replacements.match import Machine

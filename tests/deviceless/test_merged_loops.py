@@ -21,7 +21,7 @@ from tests.deviceless.pipeline import make_capture_request
 from tests.fakes.compilers import make_compiler
 from tests.fakes.kernels_on_host import run_on_host
 from tracegraph.lowering.compiler import Compiler
-from tracegraph.lowering.kernels.merged_loops import SYMBOL
+from tracegraph.lowering.kernels.loops.merged_loops import SYMBOL
 from tracegraph.lowering.lower import Lowered, lower_request
 from tracegraph.lowering.tuning import Tuning
 from tracegraph.lowering.xla.machine_code import _find_text, _read_operations, waits_first

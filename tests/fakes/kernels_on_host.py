@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracegraph.lowering.kernels.merged_loops import SYMBOL
+from tracegraph.lowering.kernels.loops.merged_loops import SYMBOL
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.runtime.definition.nodes import LaunchShape
 

@@ -13,7 +13,7 @@ from typing import Any
 from tests.fakes.gpu_programs import copy, fill, kernel, shuffle_order, use
 from tests.fakes.xla_programs import ADDITION, read_computation
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep, GraphStep, list_uses
-from tracegraph.lowering.kernels.conditions import set_flag, start_turns
+from tracegraph.lowering.kernels.loops.conditions import set_flag, start_turns
 from tracegraph.lowering.planning.byte_edges import find_edges
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.xla.guard_loops import guard_loops

@@ -1,6 +1,6 @@
 """Runs the PTX of kernels that load, select and store, thread after thread, on host memory.
 
-Of the language it knows what `lowering/kernels/guards.py` and `lowering/kernels/counters.py` write;
+Of the language it knows what `guards.py` and `counters.py` of `lowering/kernels/loops/` write;
 anything else is an error.
 """
 

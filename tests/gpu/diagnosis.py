@@ -22,9 +22,9 @@ from jax import lax
 
 import tracegraph as tg
 from tests.gpu.subprocesses import run_python
-from tracegraph.lowering.kernels import conditions
-from tracegraph.lowering.kernels.guards import end_turn, keep_state
-from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
+from tracegraph.lowering.kernels.loops import conditions
+from tracegraph.lowering.kernels.loops.guards import end_turn, keep_state
+from tracegraph.lowering.kernels.loops.slices import MovingUse, copy_slice
 from tracegraph.runtime.cuda.device import find_cuda_device
 from tracegraph.runtime.cuda.driver.calls import Port
 from tracegraph.runtime.cuda.graphs.builder import format_kinds

@@ -13,7 +13,7 @@ from jax import lax
 import tracegraph as tg
 from tests.fakes.gated_scans import differentiate_gates, make_gates
 from tests.gpu.reference import find_captured
-from tracegraph.lowering.kernels.piece_loops import SYMBOL
+from tracegraph.lowering.kernels.loops.piece_loops import SYMBOL
 from tracegraph.runtime.definition.code_target import CodeTarget
 from tracegraph.runtime.definition.graph_nodes import ConditionalNode, list_nested
 from tracegraph.runtime.definition.nodes import KernelNode

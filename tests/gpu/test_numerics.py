@@ -15,7 +15,7 @@ import tracegraph as tg
 from tests.gpu.reference import find_captured, jit_untried
 from tests.oracles.tree_equality import assert_same
 from tracegraph.capturing import fastest_variant
-from tracegraph.lowering.kernels import few_rows, few_rows_problem
+from tracegraph.lowering.kernels.matmuls import few_rows, few_rows_problem
 from tracegraph.runtime.definition.library_nodes import MatmulNode
 from tracegraph.runtime.definition.nodes import CopyNode
 

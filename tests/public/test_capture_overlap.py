@@ -17,7 +17,7 @@ import tracegraph as tg
 from tests.fakes.regions_as_kernels import capture_for_gpu
 from tracegraph.capturing import capture_lowering
 from tracegraph.lowering import compiler
-from tracegraph.lowering.kernels.loop_kernels import list_loop_kernels
+from tracegraph.lowering.kernels.loops.loop_kernels import list_loop_kernels
 from tracegraph.runtime.definition.nodes import KernelCode
 
 SECONDS = 240.0

@@ -39,7 +39,7 @@ prepare_reading: Callable[[], None] = import_late(
     "tracegraph.lowering.xla.decode", "prepare_reading"
 )
 list_loop_kernels: Callable[[str], list[KernelCode]] = import_late(
-    "tracegraph.lowering.kernels.loop_kernels", "list_loop_kernels"
+    "tracegraph.lowering.kernels.loops.loop_kernels", "list_loop_kernels"
 )
 read_region = import_late("tracegraph.lowering.read_region", "read_region")
 plan_program = import_late("tracegraph.lowering.plan_program", "plan_program")

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
-from tracegraph.lowering.kernels.float_matmul import (
+from tracegraph.lowering.kernels.matmuls.float_matmul import (
     ARCHITECTURE,
     FloatMatmul,
     choose_split,

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tracegraph.ir.graph import Op, Operand, Value
+from tracegraph.lowering.kernels.attention.tiled import RowValue
 from tracegraph.lowering.kernels.element_functions import FLOAT, ElementOp
-from tracegraph.lowering.kernels.tiled_attention import RowValue
 from tracegraph.replacements.element_reader import TYPES, Element, ElementReader, UnreadableError
 from tracegraph.replacements.indices import (
     Index,

@@ -14,7 +14,7 @@ from tracegraph.lowering.device_program import (
     GraphStep,
     list_device_steps,
 )
-from tracegraph.lowering.kernels.slices import MovingUse
+from tracegraph.lowering.kernels.loops.slices import MovingUse
 from tracegraph.lowering.xla import control_flow
 from tracegraph.lowering.xla.control_flow import TURN_NODES, UNROLLED_NODES, choose_per_turn
 from tracegraph.lowering.xla.decode import decode_executable

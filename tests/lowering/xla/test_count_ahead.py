@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from tests.fakes.gpu_programs import kernel
 from tests.fakes.xla_programs import ADDITION, message_class, read_computation
 from tracegraph.lowering.device_program import ConditionalStep, GraphStep
-from tracegraph.lowering.kernels.conditions import set_flag
+from tracegraph.lowering.kernels.loops.conditions import set_flag
 from tracegraph.lowering.planning.memory_plan import ALIGNMENT
 from tracegraph.lowering.xla import count_ahead as module
 from tracegraph.lowering.xla.count_ahead import (

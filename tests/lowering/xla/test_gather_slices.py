@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.gpu_programs import kernel
 from tracegraph.lowering.device_program import DeviceStep, GraphStep
-from tracegraph.lowering.kernels.slices import MovingUse, copy_slice, read_slice
+from tracegraph.lowering.kernels.loops.slices import MovingUse, copy_slice, read_slice
 from tracegraph.lowering.xla import gather_slices as module
 from tracegraph.lowering.xla.gather_slices import gather_slices
 from tracegraph.runtime.definition.nodes import BufferUse

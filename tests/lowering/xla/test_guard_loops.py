@@ -25,9 +25,9 @@ from tracegraph.lowering.device_program import (
     GraphStep,
     list_device_steps,
 )
-from tracegraph.lowering.kernels import counters, guards
-from tracegraph.lowering.kernels.conditions import start_turns
-from tracegraph.lowering.kernels.counters import count_values
+from tracegraph.lowering.kernels.loops import counters, guards
+from tracegraph.lowering.kernels.loops.conditions import start_turns
+from tracegraph.lowering.kernels.loops.counters import count_values
 from tracegraph.lowering.planning.byte_edges import find_edges
 from tracegraph.lowering.xla import count_ahead, loop_state
 from tracegraph.lowering.xla import guard_loops as module

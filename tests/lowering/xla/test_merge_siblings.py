@@ -11,8 +11,8 @@ import pytest
 
 from tests.fakes.gpu_programs import kernel, use
 from tracegraph.lowering.device_program import DeviceStep, GraphStep
-from tracegraph.lowering.kernels import piece_loops
-from tracegraph.lowering.kernels.piece_loops import SYMBOL, THREADS, Piece, PieceLoop
+from tracegraph.lowering.kernels.loops import piece_loops
+from tracegraph.lowering.kernels.loops.piece_loops import SYMBOL, THREADS, Piece, PieceLoop
 from tracegraph.lowering.xla import merge_siblings as module
 from tracegraph.lowering.xla.merge_siblings import (
     MAX_ARGUMENTS,

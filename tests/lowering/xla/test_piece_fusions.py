@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import text_format
 
 from tests.fakes.xla_programs import message_class, read_computation
-from tracegraph.lowering.kernels.piece_loops import Piece, PieceLoop
+from tracegraph.lowering.kernels.loops.piece_loops import Piece, PieceLoop
 from tracegraph.lowering.xla.piece_fusions import read_piece_fusion
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from tracegraph.ir.graph import Op, Operand, Value
-from tracegraph.lowering.kernels.attention_problem import Cached, CacheUpdate
+from tracegraph.lowering.kernels.attention.over_cache_problem import Cached, CacheUpdate
 from tracegraph.replacements.attention.softmax_chain import ELEMENT, TIME
 from tracegraph.replacements.element_reader import ElementReader, UnreadableError
 from tracegraph.replacements.indices import (

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tracegraph.ir.graph import Op, Operand, Value
-from tracegraph.lowering.kernels.tiled_attention import Lines
+from tracegraph.lowering.kernels.attention.tiled import Lines
 from tracegraph.replacements.attention.softmax_chain import ELEMENT, list_free
 from tracegraph.replacements.element_reader import ElementReader
 from tracegraph.replacements.indices import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
+from tracegraph.lowering.kernels.attention.tiled import ResultLines, TiledAttention
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
-from tracegraph.lowering.kernels.tiled_attention import ResultLines, TiledAttention
 from tracegraph.replacements.attention.gradients import Factor
 from tracegraph.replacements.attention.products import ROW
 from tracegraph.replacements.attention.softmax_chain import ELEMENT

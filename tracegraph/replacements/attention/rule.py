@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from tracegraph.ir.graph import Graph, Op, Value
-from tracegraph.lowering.kernels.attention import write_attention
-from tracegraph.lowering.kernels.attention_problem import (
+from tracegraph.lowering.kernels.attention.over_cache import write_attention
+from tracegraph.lowering.kernels.attention.over_cache_problem import (
     Attention,
     Cached,
     find_attention_problem,

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from tracegraph.ir.graph import Graph, Op, Operand, Value
-from tracegraph.lowering.kernels.tiled_attention import (
+from tracegraph.lowering.kernels.attention.tiled import (
     Lines,
     ResultLines,
     TiledAttention,
@@ -18,8 +18,8 @@ from tracegraph.lowering.kernels.tiled_attention import (
     find_output_problem,
     find_tiled_problem,
 )
-from tracegraph.lowering.kernels.tiled_attention_columns import write_columns
-from tracegraph.lowering.kernels.tiled_attention_rows import write_rows
+from tracegraph.lowering.kernels.attention.tiled_columns import write_columns
+from tracegraph.lowering.kernels.attention.tiled_rows import write_rows
 from tracegraph.replacements.attention.gradients import (
     Factor,
     Gradients,

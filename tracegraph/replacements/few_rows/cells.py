@@ -22,7 +22,7 @@ from jax import lax
 
 from tracegraph.ir.graph import Graph, Literal, Op, Operand, Value
 from tracegraph.jax_internals import bind_op
-from tracegraph.lowering.kernels.small_matmul import MAX_MATRICES
+from tracegraph.lowering.kernels.matmuls.small_matmul import MAX_MATRICES
 from tracegraph.replacements.bodies import split_scan
 from tracegraph.replacements.few_rows.endings import ELEMENTWISE
 from tracegraph.replacements.few_rows.row_reader import expand_shape

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from tracegraph.ir.graph import Op, Operand, Value
-from tracegraph.lowering.kernels.largest import write_largest
+from tracegraph.lowering.kernels.matmuls.largest import write_largest
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.replacements.few_rows.row_reader import RowShape
 from tracegraph.replacements.graph_view import GraphView

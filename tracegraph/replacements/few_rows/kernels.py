@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tracegraph.ir.graph import Op, Operand, Value
-from tracegraph.lowering.kernels.few_rows_problem import FewRows, MatrixGroup
+from tracegraph.lowering.kernels.matmuls.few_rows_problem import FewRows, MatrixGroup
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.row_functions import RowFunction
 from tracegraph.replacements.few_rows.choices import Choice, list_chosen, make_choice

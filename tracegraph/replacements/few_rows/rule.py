@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from tracegraph.ir.graph import Graph
-from tracegraph.lowering.kernels.few_rows import count_candidates, write_few_rows
-from tracegraph.lowering.kernels.few_rows_problem import MAX_SUMS, count_sums, find_problem
+from tracegraph.lowering.kernels.matmuls.few_rows import count_candidates, write_few_rows
+from tracegraph.lowering.kernels.matmuls.few_rows_problem import MAX_SUMS, count_sums, find_problem
 from tracegraph.replacements.few_rows.kernels import RowKernels, match_groups
 from tracegraph.replacements.few_rows.row_matmuls import Sizes, find_row_matmuls, group_matmuls
 from tracegraph.replacements.graph_view import GraphView

@@ -7,7 +7,7 @@ import dataclasses
 from jax import lax
 
 from tracegraph.ir.graph import Graph, Value
-from tracegraph.lowering.kernels.small_matmul import (
+from tracegraph.lowering.kernels.matmuls.small_matmul import (
     MAX_MATRICES,
     find_problem,
     write_small_matmul,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tracegraph.ir.graph import Op, Operand, Value
 from tracegraph.lowering.kernels.element_functions import FLOAT, ElementOp
-from tracegraph.lowering.kernels.row_fusion_problem import EIGHT, MAX_ELEMENTS, RowInput
+from tracegraph.lowering.kernels.row_fusions.problem import EIGHT, MAX_ELEMENTS, RowInput
 from tracegraph.replacements.element_reader import TYPES, Element, UnreadableError
 from tracegraph.replacements.indices import Index, flatten_index, make_variable
 from tracegraph.replacements.places import Indices

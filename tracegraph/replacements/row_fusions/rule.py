@@ -13,8 +13,8 @@ import numpy as np
 from tracegraph.ir.graph import Graph, Op, Operand, Value
 from tracegraph.lowering.kernels.element_functions import ElementFunction
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
-from tracegraph.lowering.kernels.row_fusion import write_row_fusion
-from tracegraph.lowering.kernels.row_fusion_problem import (
+from tracegraph.lowering.kernels.row_fusions.kernel import write_row_fusion
+from tracegraph.lowering.kernels.row_fusions.problem import (
     EIGHT,
     MAX_COLUMNS,
     MAX_ELEMENTS,

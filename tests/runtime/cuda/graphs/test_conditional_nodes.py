@@ -17,8 +17,8 @@ from tests.fakes.definitions import make_copy, make_definition, make_stage, repl
 from tests.fakes.fake_driver import FakeDriver
 from tests.fakes.ptx_runner import run_node
 from tracegraph.lowering.device_program import ConditionalStep, DeviceStep
-from tracegraph.lowering.kernels import conditions
-from tracegraph.lowering.kernels.slices import MovingUse, copy_slice
+from tracegraph.lowering.kernels.loops import conditions
+from tracegraph.lowering.kernels.loops.slices import MovingUse, copy_slice
 from tracegraph.lowering.xla.guard_loops import guard_loops
 from tracegraph.runtime.cuda.graphs.builder import check_constructs
 from tracegraph.runtime.cuda.graphs.graph import CudaGraph

@@ -1,0 +1,1 @@
+"""Kernels of attention: of few rows over a cache, and of whole sequences in tiles."""

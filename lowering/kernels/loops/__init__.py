@@ -1,0 +1,1 @@
+"""Kernels of loops and branches: conditions, counters, slices, and loops that become one."""

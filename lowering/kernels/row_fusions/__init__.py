@@ -1,0 +1,1 @@
+"""Kernels that compute along rows: norms, losses, activations, and their gradients."""
