@@ -226,11 +226,10 @@ class CudaBuffer:
         known = {id(expected): expected}
         # With one dimension there is only one layout.
         has_layouts = len(self.shape) > 1
-        # The last array that was found to be made, Note [Arrays that were never made].
-        made: Callable[[], Any] = _find_nothing
+        # Arrays that were found to be made, by address: Note [Arrays that were never made].
+        made: dict[int, Callable[[], Any]] = {}
 
         def take(value: Any) -> None:
-            nonlocal made
             sharding = value.sharding
             if id(sharding) not in known:
                 if not is_here(value, expected):
@@ -242,11 +241,13 @@ class CudaBuffer:
             if has_layouts and not is_row_major(value):
                 self.write(value)
                 return
-            if value is not made():
+            if value is not made.get(address, _find_nothing)():
                 # As in `JaxOrder.await_array`; an array that was made once stays so.
                 if _is_ready(value):
                     _wait(value)
-                    made = weakref.ref(value)
+                    if len(made) == MAX_KNOWN:
+                        made.clear()
+                    made[address] = weakref.ref(value)
                 else:
                     await_array(value)
             if address != self._bound:

@@ -51,7 +51,7 @@ def test_an_array_is_looked_at_once(device: CudaOnHost, monkeypatch: pytest.Monk
     first, second = place([1] * 4), place([2] * 4)
     for value in (first, first, second, second, first):
         take(value)
-    assert [value is first for value in asked] == [True, False, True]
+    assert [value is first for value in asked] == [True, False]
     # It is not kept alive, and one that is deleted is refused.
     reference = weakref.ref(second)
     asked.clear()
@@ -61,3 +61,28 @@ def test_an_array_is_looked_at_once(device: CudaOnHost, monkeypatch: pytest.Monk
     first.delete()
     with pytest.raises(RuntimeError, match="deleted"):
         take(first)
+
+
+def test_another_array_at_the_same_address_is_looked_at(
+    device: CudaOnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(buffer_module, "_wait", asked.append)
+    take = make_cuda_replay(device, DOUBLE).inputs[0].make_writer()
+    values = [place([number] * 4) for number in range(3)]
+    address = values[0].unsafe_buffer_pointer()
+    monkeypatch.setattr(buffer_module, "_get_pointer", lambda _: address)
+    for value in (*values, *values):
+        take(value)
+    assert list(map(id, asked)) == list(map(id, (*values, *values)))
+
+
+def test_so_many_arrays_are_remembered(device: CudaOnHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(buffer_module, "_wait", asked.append)
+    monkeypatch.setattr(buffer_module, "MAX_KNOWN", 2)
+    take = make_cuda_replay(device, DOUBLE).inputs[0].make_writer()
+    first, second, third = (place([number] * 4) for number in range(3))
+    for value in (first, second, first, second, third, third, first):
+        take(value)
+    assert list(map(id, asked)) == list(map(id, (first, second, third, first)))
